@@ -20,6 +20,7 @@ from codegen.emit.image import CSource, emit
 from codegen.image.target import resolve
 from codegen.ir import Module
 from codegen.layouts.demands import Demands, Split
+from codegen.layouts.independent_rows import independent_rows
 from codegen.passes.accumulate import accumulated
 from codegen.passes.alone import alone
 from codegen.passes.apart import with_apart
@@ -174,7 +175,8 @@ def _built(
             for symbol, (kernel, signature) in levels.plan.kernels
         ],
         constants=levels.source.constants,
-        manifest=manifest_of(levels.plan, target, levels.finished, levels.operations),
+        manifest=manifest_of(levels.plan, target, levels.finished, levels.operations,
+                             independent_rows(graph)),
         notes=notes_of(levels),
         index_words=len(levels.plan.scalars),
         target=target,

@@ -15,6 +15,7 @@ from codegen.explain.reasons import tables
 from codegen.image.manifest import ENTRY, FORMAT, INTERFACE
 from codegen.image.target import describe
 from codegen.ir import Entry, Feed
+from codegen.layouts.independent_rows import IndependentRows
 from codegen.plan.exprs import exprs
 from codegen.plan.grammar import (
     Array,
@@ -49,11 +50,13 @@ if TYPE_CHECKING:
 
 
 def manifest_of(
-    plan: Plan, target: str, finished: Plan | None = None, graph: Sequence[OperationRow] = ()
+    plan: Plan, target: str, finished: Plan | None = None, graph: Sequence[OperationRow] = (),
+    rows_of: Sequence[IndependentRows] = (),
 ) -> dict[str, Any]:
     """Return the manifest: what a runtime must know before and while it runs the image. finished:
     the same plan after hoisting, which says what is computed when. graph: the rows of the operation
-    graph, to which the numbers under `rows` point; the notes hold the rows themselves."""
+    graph, to which the numbers under `rows` point; the notes hold the rows themselves. rows_of: of
+    each entry, or of a program without entries, the dim along which calls may be joined."""
     steps = operations(plan.steps)
     rows = [_operation(k, step) for k, step in enumerate(steps)]
     if plan.checks:
@@ -87,6 +90,7 @@ def manifest_of(
         "states": [{"input": s.input, "path": s.path, "new": s.new, "begins": s.begins}
                    for s in plan.states],
         "entries": [_entry(e) for e in plan.entries],
+        "independent_rows": [_independent(rows) for rows in rows_of],
         "conditions": conditions_of(plan),
         "routes": routes_of(plan),
         "operations": rows,
@@ -259,6 +263,15 @@ def _entry(e: Entry) -> dict[str, Any]:
             "reads": list(e.reads), "rebinds": list(e.rebinds),
             "updates": list(e.updates), "scalars": list(e.scalars),
             "feeds": list(e.feeds), "saves": list(e.saves), "returns": e.returns}
+
+
+def _independent(rows: IndependentRows) -> dict[str, Any]:
+    """The dim whose rows are independent, or why none is, and where in the source that is seen."""
+    if rows.dim:
+        return {"dim": rows.dim}
+    where = {"place": line_of(rows.place), "text": rows.place.source_line().strip()}  \
+        if rows.place else {}
+    return {"because": rows.because, **where}
 
 
 def _feed(feed: Feed, plan: Plan) -> dict[str, Any]:

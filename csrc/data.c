@@ -137,7 +137,7 @@ int spmd_call_start(spmd_job *job, const spmd_call *call)
     int status = spmd_job_set_scalars(job, call->scalar);
     if (status == SPMD_OK)
         status = parts_scatter(job, call->put, call->puts);
-    return status == SPMD_OK ? spmd_job_start(job, call->given) : status;
+    return status == SPMD_OK ? spmd_run_start(job, call->given, call->here != 0) : status;
 }
 
 int spmd_call_get(spmd_job *job, const spmd_call *call)

@@ -292,7 +292,9 @@ typedef struct spmd_transfer {
     spmd_global global;
 } spmd_transfer;
 
-/* A prepared run: what spmd_job_set_scalars, _scatter, _start, _gather and _replace take. */
+/* A prepared run: what spmd_job_set_scalars, _scatter, _start, _gather and _replace take. here: the
+ * thread that starts it and then waits for it may run the ranks itself, which saves waking a worker:
+ * where one worker would have them all. It looks for signals between compute phases only. */
 typedef struct spmd_call {
     const int64_t *scalar;
     const uint8_t *given;
@@ -300,6 +302,7 @@ typedef struct spmd_call {
     int64_t puts, gets;
     const uint32_t *pair;
     int64_t pairs;
+    int64_t here;
 } spmd_call;
 
 /* Sets the scalars, puts the arrays, starts the run; then wait as for any other. */

@@ -503,6 +503,7 @@ void spmd_job_abort(spmd_job *job, int64_t code, int64_t rank, const char *text)
     if (spmd_arena_abort(job->arena, &failure))
         spmd_job_ring(job);
     pthread_mutex_lock(&job->lock);
+    spmd_here_leave(job);
     pthread_cond_broadcast(&job->news);
     pthread_mutex_unlock(&job->lock);
 }

@@ -186,6 +186,7 @@ typedef struct spmd_worker {
     uint64_t advances; /* stages entered since the job was loaded */
     int64_t spins;     /* tries of an exchange at once: one rank, and a core for every thread */
     int64_t most_spins; /* the same while nobody shares its core */
+    int64_t left;      /* ranks that have not finished this run */
     int64_t owes_until; /* after a failure, when its ranks leave at the latest; 0: not known yet */
     spmd_bell *bell;
     int64_t idle_since, yields; /* of the wait under way */
@@ -198,6 +199,10 @@ typedef struct spmd_worker {
     spmd_term *term;   /* room for what is folded: two for every rank of this arena */
     _Atomic uint64_t still; /* the job's `advances` that a whole fruitless sweep began with */
 } spmd_worker;
+
+/* Whether the run under way is made by the thread of the host language that waits for it, and
+ * whether that one is at it. */
+typedef enum { SPMD_ELSEWHERE, SPMD_HERE_NEXT, SPMD_HERE_NOW } spmd_here;
 
 /* The members of a group that share this arena, and one leader for each arena that has members.
  * Where one arena holds all, the team is the group. */
@@ -361,6 +366,8 @@ struct spmd_job {
     _Atomic int64_t run;    /* runs started */
     _Atomic int64_t active; /* workers that have not finished this run */
     bool closing;
+    spmd_here here;
+    int64_t run_here; /* the latest run that no worker makes */
     const spmd_call *const *calls; /* while this process follows, by number */
     int64_t call;         /* of these the one that runs */
     uint32_t led, heard;  /* what `followed` will be; orders that this process has heard */
@@ -408,6 +415,8 @@ static inline const spmd_limits *spmd_job_limits(const spmd_job *job)
 /* run.c */
 int spmd_workers_start(spmd_job *job);
 int spmd_workers_stop(spmd_job *job);
+int spmd_run_start(spmd_job *job, const uint8_t *given, bool here);
+void spmd_here_leave(spmd_job *job); /* the caller holds the lock */
 bool spmd_job_runs(const spmd_job *job);
 
 /* data.c and follow.c */

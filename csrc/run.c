@@ -12,6 +12,7 @@
 #include <time.h>
 
 #define STACK_BYTES (8 * 1024 * 1024) /* compute phases are the user's code */
+#define STACK_USED (512 * 1024)       /* of it, at most, by who calls the engine */
 #define SPINS 1000 /* between two looks at whether the job was aborted */
 #define NOTICE_NS 20000000 /* within which the host language sees another process' failure */
 #define LEAVE_NS 200000000
@@ -86,21 +87,41 @@ static int64_t worker_sweep(spmd_worker *worker, bool *moved)
     return aborted && !owes ? -1 : finished;
 }
 
-static void worker_run(spmd_worker *worker)
+static void worker_begin(spmd_worker *worker)
 {
-    spmd_job *job = worker->job;
-    int64_t left = worker->count;
-    bool moved = true;
+    const spmd_job *job = worker->job;
 
+    spmd_core_begin(worker);
     worker->most_spins = worker->count == 1 && !job->parted && !job->crowded ? SPINS : 0;
     worker->spins = worker->most_spins;
     worker->owes_until = 0;
-    while (left > 0) {
+    worker->left = worker->count;
+}
+
+/* Whether the host language has something to do for a run that goes on, or looks up at this time. */
+static bool host_is_due(spmd_job *job, int64_t end)
+{
+    return spmd_text_waits(&job->text) || spmd_set_waits(job) || spmd_frames_wait(job) ||
+           spmd_now() >= end;
+}
+
+/* Until its ranks are done, or the job is aborted; before that in a thread of the host language
+ * (end: not 0), where this is due. true: the run is over. */
+static bool worker_run(spmd_worker *worker, int64_t end)
+{
+    spmd_job *job = worker->job;
+    bool moved = true;
+
+    while (worker->left > 0) {
         uint64_t advances = atomic_load(&job->advances);
         int64_t finished = worker_sweep(worker, &moved);
         if (finished < 0)
             break;
-        left -= finished;
+        worker->left -= finished;
+        if (end && worker->left > 0 && host_is_due(job, end)) {
+            spmd_wait_over(worker);
+            return false;
+        }
         if (moved) {
             atomic_fetch_add(&job->advances, 1);
             spmd_wait_over(worker);
@@ -111,8 +132,9 @@ static void worker_run(spmd_worker *worker)
         spmd_wait(worker);
     }
     spmd_wait_over(worker);
-    if (left == 0)
+    if (worker->left == 0)
         atomic_store(&worker->still, FINISHED_WORKER);
+    return true;
 }
 
 /* Looks, without the lock of the job, while its latest run is this one, for SPMD_NEXT_NS at most.
@@ -147,13 +169,13 @@ static void spin_for_news(const spmd_job *job)
     } while (spmd_now() < end);
 }
 
-/* Sleeps until there is another run than this one. false: there will be none. */
-static bool worker_wait(spmd_worker *worker, int64_t run)
+/* Waits for a run after this one that it has to make, which is `run` then. false: there is none. */
+static bool worker_wait(spmd_worker *worker, int64_t *run)
 {
     spmd_job *job = worker->job;
 
     pthread_mutex_lock(&job->lock);
-    while (!job->closing && job->run == run) {
+    while (!job->closing && (job->run == *run || job->run == job->run_here)) {
         if (worker == job->worker && job->follows) {
             spmd_order_take(job);
             continue;
@@ -162,7 +184,8 @@ static bool worker_wait(spmd_worker *worker, int64_t run)
         pthread_cond_wait(&job->go, &job->lock);
         worker->sleeps = false;
     }
-    bool closing = job->closing;
+    bool closing = job->closing; /* no run is under way */
+    *run = job->run;
     pthread_mutex_unlock(&job->lock);
     return !closing;
 }
@@ -174,10 +197,9 @@ static void *worker_main(void *argument)
     int64_t run = 0;
 
     prctl(PR_SET_TIMERSLACK, 1000UL); /* the usual 50 us would double a short sleep */
-    while (job->run != run || worker_wait(worker, run)) {
-        run = job->run;
-        spmd_core_begin(worker);
-        worker_run(worker);
+    while (worker_wait(worker, &run)) {
+        worker_begin(worker);
+        worker_run(worker, 0);
         /* Asked before the run is over: then the host language may follow at once. */
         bool is_order = job->follows;
         if (atomic_fetch_sub(&job->active, 1) == 1) {
@@ -281,6 +303,67 @@ int spmd_workers_stop(spmd_job *job)
     return SPMD_OK;
 }
 
+/* ---- a run in the thread that waits for it -------------------------------------------------- */
+
+/* Whether compute phases have about as much stack in this thread as in that of a worker. */
+static bool stack_is_roomy(void)
+{
+    static _Thread_local int known; /* 1: it is, -1: it is not */
+    pthread_attr_t attributes;
+    void *base = NULL;
+    size_t bytes = 0;
+
+    if (!known && pthread_getattr_np(pthread_self(), &attributes) == 0) {
+        pthread_attr_getstack(&attributes, &base, &bytes);
+        pthread_attr_destroy(&attributes);
+        known = (char *)&bytes - (char *)base > STACK_BYTES - STACK_USED ? 1 : -1;
+    }
+    return known > 0;
+}
+
+/* The caller holds the lock, and no run is under way. */
+static bool may_run_here(const spmd_job *job)
+{
+    return job->threads == 1 && job->count == job->world.ranks && !job->follows &&
+           stack_is_roomy();
+}
+
+/* Makes the run that was started here, or goes on with it. false: workers make it. */
+static bool here_run(spmd_job *job, int64_t end)
+{
+    spmd_worker *worker = job->worker;
+    pthread_t own = worker->thread;
+
+    pthread_mutex_lock(&job->lock);
+    bool mine = job->here == SPMD_HERE_NEXT;
+    if (mine)
+        job->here = SPMD_HERE_NOW;
+    pthread_mutex_unlock(&job->lock);
+    if (!mine)
+        return false;
+    worker->thread = pthread_self(); /* which is moved between cores */
+    bool over = worker_run(worker, end);
+    worker->thread = own;
+    spmd_keeps_for(NULL);
+    pthread_mutex_lock(&job->lock);
+    job->here = over ? SPMD_ELSEWHERE : SPMD_HERE_NEXT;
+    if (over) {
+        atomic_fetch_sub(&job->active, 1);
+        pthread_cond_broadcast(&job->news);
+    }
+    pthread_mutex_unlock(&job->lock);
+    return true;
+}
+
+/* An aborted run that nobody goes on with is over. */
+void spmd_here_leave(spmd_job *job)
+{
+    if (job->here == SPMD_HERE_NEXT) {
+        job->here = SPMD_ELSEWHERE;
+        atomic_fetch_sub(&job->active, 1);
+    }
+}
+
 /* Words at exchange sites keep growing over runs, so only what is private to a rank is reset: a
  * process may start its next run while others still finish this one. */
 static void rank_reset(const spmd_job *job, spmd_hosted *hosted)
@@ -303,6 +386,11 @@ static void rank_reset(const spmd_job *job, spmd_hosted *hosted)
 
 int spmd_job_start(spmd_job *job, const uint8_t *given)
 {
+    return spmd_run_start(job, given, false);
+}
+
+int spmd_run_start(spmd_job *job, const uint8_t *given, bool here)
+{
     if (!job->started || job->started != job->threads)
         return SPMD_RANGE;
     pthread_mutex_lock(&job->lock);
@@ -317,15 +405,22 @@ int spmd_job_start(spmd_job *job, const uint8_t *given)
         for (int64_t k = 0; k < job->threads; k++)
             atomic_store(&job->worker[k].still, 0);
         job->crowded = spmd_job_crowded(job);
+        here = here && may_run_here(job);
         for (int64_t k = 0; k < job->threads; k++)
-            if (job->worker[k].sleeps)
+            if (job->worker[k].sleeps && !here)
                 spmd_core_choose(&job->worker[k]);
         job->active = job->threads;
         job->text.due = 0;
         atomic_store(&job->frames_wait, 0);
         job->frames_come = false;
+        job->here = here ? SPMD_HERE_NEXT : SPMD_ELSEWHERE;
+        if (here) {
+            job->run_here = job->run + 1;
+            worker_begin(job->worker);
+        }
         job->run++;
-        pthread_cond_broadcast(&job->go);
+        if (!here)
+            pthread_cond_broadcast(&job->go);
     }
     pthread_mutex_unlock(&job->lock);
     return busy ? SPMD_BUSY : SPMD_OK;
@@ -346,7 +441,8 @@ int spmd_job_wait(spmd_job *job, int64_t timeout_ms)
     if (!job->arena)
         return SPMD_IDLE;
     int64_t end = spmd_now() + (timeout_ms < LONGEST_MS ? timeout_ms : LONGEST_MS) * 1000000;
-    spin_for_news(job);
+    if (!here_run(job, end))
+        spin_for_news(job);
     pthread_mutex_lock(&job->lock);
     int state = job_state(job);
     while (state == SPMD_RUNNING && !spmd_text_waits(&job->text) && !spmd_set_waits(job) &&

@@ -238,14 +238,22 @@ def _serve_options(serve: Parser) -> None:
                        help="where it listens; default: 127.0.0.1; 0.0.0.0 for other machines")
     serve.add_argument("--port", metavar="PORT", type=texts.port, default=8000,
                        help="default: 8000; 0: one that is free, which is printed")
+    serve.add_argument("--grpc-port", metavar="PORT", type=texts.port,
+                       help="answer gRPC too, at this port; 0: one that is free, which is printed")
     serve.add_argument("--allow", metavar="ENTRY", action="append", default=[],
-                       help="an entry that changes state and may be called; others may not")
+                       help="an entry that changes state and may be called; load: requests may "
+                       "load another image or state")
+    serve.add_argument("--load-from", metavar="FOLDER", action="append", default=[],
+                       help="a folder below which files of loads may be, beside the image's")
     serve.add_argument("--token-file", metavar="FILE",
                        help="a token in each line, of which every request needs one")
     serve.add_argument("--tls-cert", metavar="FILE.pem", help="the certificate, for HTTPS")
     serve.add_argument("--tls-key", metavar="FILE.pem", help="its key")
     serve.add_argument("--queue", metavar="N", type=texts.count, default=256,
                        help="requests that may wait; one more is refused; default: 256")
+    serve.add_argument("--wait", metavar="TIME", type=texts.duration, default=0.0,
+                       help="how long a request waits for others with which it is joined: 2ms, "
+                       "500us; default: 0")
     serve.add_argument("--timeout", metavar="SECONDS", type=texts.seconds, default=60.0,
                        help="until a request is answered; it may ask for less; 0: no limit; "
                        "default: 60")

@@ -55,6 +55,12 @@ class Face:
         for k, _ in self.inputs:
             self.given[k] = 0
 
+    def rows(self) -> dict[str, Any]:
+        """Return what the image says of joining calls: {"dim": …}, or {"because": …} and where."""
+        rows = self.manifest.get("independent_rows", ())[self.number or 0:]
+        found: dict[str, Any] = rows[0] if rows else {"because": "an older image does not say it"}
+        return found
+
     def settable(self) -> list[str]:
         """Return the names of the scalars that users set: without dims, which inputs say."""
         dims = bounded_dims(self.manifest)

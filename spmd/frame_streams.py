@@ -34,6 +34,10 @@ class FrameQueue:
         if not self.is_closed:
             self._items.put((name, array) if self.is_named else array)
 
+    def look(self) -> None:
+        """Do what is to be done again and again while the call runs. What this, or put(), raises
+        ends the call."""
+
     def during(self, call: Callable[[], Any]) -> Any:
         """Make a call. Whatever becomes of it, no more frames come behind it."""
         try:

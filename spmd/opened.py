@@ -184,6 +184,10 @@ class Opened:
         """
         return self._streamed(self._face, arguments)
 
+    def _saving_into(self, frames: FrameQueue, arguments: dict[str, Any]) -> Any:
+        """Call the program here and now; frames take what it saves, as soon as it is saved."""
+        return self._in_turn(self._face, arguments, frames)
+
     def _in_turn(
         self, face: Face, arguments: dict[str, Any], frames: FrameQueue | None = None
     ) -> Any:
@@ -331,12 +335,12 @@ class Opened:
         if self._group.leads:
             arguments = {name: whole(value) for name, value in arguments.items()}
             self._group.tell(self._job, ("call", face.number, arguments, only))
-        with self._launch.streaming(Streaming(face, frames.put) if frames else None):
+        with self._launch.streaming(Streaming(face, frames) if frames else None):
             return self._called(face, arguments, only)
 
     def _repeated_stream(self, call: PreparedCall, held: list[Any], frames: FrameQueue) -> Any:
         """Run a call that was prepared, and hand over what it saves."""
-        stream = Streaming(call.face, frames.put)
+        stream = Streaming(call.face, frames)
         stream.check(call.job.setup)
         try:
             stream.begin(call.job, None)

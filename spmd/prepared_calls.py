@@ -8,7 +8,9 @@ general way would do, or says that it cannot.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from _thread import get_ident
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,18 @@ from spmd.launch.job import Job
 from spmd.launch.setup import EVERY_RANK, LINE
 
 _from_buffer = ffi.from_buffer
+_BRIEF: set[int] = set()  # threads
+
+
+@contextmanager
+def brief_calls() -> Iterator[None]:
+    """While this lasts, calls of this thread are known to be short: it may run the ranks itself, so
+    that no other has to be woken; a signal that comes meanwhile waits for the end of a call."""
+    _BRIEF.add(get_ident())
+    try:
+        yield
+    finally:
+        _BRIEF.discard(get_ident())
 
 
 class PreparedCall:
@@ -134,7 +148,15 @@ class PreparedCall:
             if scalar["loads"] and words[k] != number and name not in self._settable:
                 return None
             words[k] = number
+        self.pointer.here = self._may_run_here()
         return held if self._is_loaded() or self._load() else None
+
+    def _may_run_here(self) -> bool:
+        """Return whether this thread may run the ranks itself, and nobody has to look after the run
+        meanwhile."""
+        job = self.job
+        return (get_ident() in _BRIEF and job.look is None and job.look_feeds is None
+                and job.look_frames is None)
 
     def _is_loaded(self) -> bool:
         """Return whether what depends on scalars was evaluated with the scalars of this call."""
@@ -211,6 +233,9 @@ class LedCall(PreparedCall):
         self._shared = ffi.cast("int64_t *", base)
         self.pointer.scalar = self._shared
         self._bytes = 8 * count
+
+    def _may_run_here(self) -> bool:
+        return False  # this thread leads others
 
     def _load(self) -> bool:
         return False  # all processes must: in the general way

@@ -256,8 +256,19 @@ def _face_rows(m: dict[str, Any], face: Face, numbers: bool = True) -> Iterator[
     for f in m["feeds"]:
         if f["name"] in face.feeds:
             yield from _feed_rows(f)
+    if face.dims:
+        yield f"rows        {rows_text(face)}"
     for name in face.saves if face.number is not None else ():
         yield f"frames      {name}"
+
+
+def rows_text(face: Face) -> str:
+    """Return whether requests of a server may be joined, and if not, why."""
+    row = face.rows()
+    if "dim" in row:
+        return f"independent along {row['dim']}: requests may be joined"
+    where = f"  ({row['place']}: {row['text']})" if "place" in row else ""
+    return f"requests are not joined: {row['because']}{where}"
 
 
 def _used(row: dict[str, Any]) -> str:

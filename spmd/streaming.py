@@ -8,7 +8,6 @@ for whoever reads them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from codegen.user.series import nothing_saved
 from spmd.arrays import numpy_dtype
 from spmd.engine import ffi, lib
 from spmd.faces import Face
+from spmd.frame_streams import FrameQueue
 from spmd.launch.job import Job
 from spmd.launch.saving import Saving
 from spmd.launch.setup import EVERY_RANK, Setup
@@ -53,11 +53,11 @@ class _Frame:
 
 
 class Streaming:
-    """What a call does for its stream, in one process. put: is given the name of a save and each of
-    its frames, as an array of its own."""
+    """What a call does for its stream, in one process. queue: is given the name of a save and each
+    of its frames, as an array of its own; what it raises ends the call."""
 
-    def __init__(self, face: Face, put: Callable[[str, np.ndarray], None]) -> None:
-        self.face, self.put = face, put
+    def __init__(self, face: Face, queue: FrameQueue) -> None:
+        self.face, self.queue = face, queue
         self._series: dict[int, _Series] = {}
         self._frames: dict[int, _Frame] = {}  # by their place in the order of all saves
         self._next = 0  # the place of the frame that is put next
@@ -104,6 +104,7 @@ class Streaming:
         frame = ffi.new("spmd_frame *")
         job = self._job
         assert job is not None
+        self.queue.look()
         some = True
         while some:  # not all of one series first: its ring would fill up, and others wait
             some = False
@@ -131,7 +132,7 @@ class Streaming:
         while (first := self._frames.get(self._next)) is not None and not first.missing:
             del self._frames[self._next]
             self._next += 1
-            self.put(first.name, first.array)
+            self.queue.put(first.name, first.array)
 
     def end(self) -> None:
         """The call is over: later ones hand over no frames."""

@@ -131,6 +131,15 @@ def seconds(text: str) -> float:
     return number
 
 
+def duration(text: str) -> float:
+    """Return a number of seconds, written as 2ms, 500us or 1.5s; 0 needs no unit. Raises
+    ValueError."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(us|ms|s)", "0s" if text == "0" else text)
+    if not found:
+        raise ValueError(f"{text!r} is not a time such as 2ms, 500us or 1.5s")
+    return float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]]
+
+
 def port(text: str) -> int:
     """Return the number of a port, from 0 to 65535. Raises ValueError."""
     if not is_number(text) or int(text) > 65535:

@@ -60,8 +60,9 @@ GROUPS = (
     ("Feeding: consumers, which fill the rings of ranks", ("spmd/feeding/consumers/*.py",),
      "consumer asking"),
     ("Feeding: what starts it", ("spmd/feeding/starting/*.py",), "connect local_feeding serving"),
-    ("Serving: images over HTTP, and clients that call them", ("spmd/serving/*.py",),
-     "__init__ serve_command web_application served_models call_queue infer_messages tensors"),
+    ("Serving: images over HTTP and gRPC, and clients that call them", ("spmd/serving/*.py",),
+     "__init__ serve_command web_application grpc_service inference_server model_repository "
+     "served_models served_job call_queue infer_messages tensors"),
     ("Files of arrays", ("spmd/files/*.py",), "inputs"),
     ("Verifying images", ("spmd/verify/*.py",), "images"),
     ("Measuring", ("spmd/bench/*.py",), "collectives"),

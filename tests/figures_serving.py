@@ -21,7 +21,7 @@ import numpy as np
 import spmd
 from spmd import nn
 from tests.conftest import Launch
-from tests.serving.serving_kit import JSON_LENGTH, serving
+from tests.serving.serving_kit import JSON_LENGTH, ending_with_us, serving
 
 ROUNDS, SECONDS, CLIENTS = 9, 1.0, 32
 BARE = """
@@ -138,7 +138,7 @@ def main() -> None:
 
 def measure(port: int, x: np.ndarray) -> None:
     request = request_of(x)
-    with Launch([sys.executable, "-c", BARE, 150 + 8 * len(x)]) as bare:
+    with Launch(ending_with_us([sys.executable, "-c", BARE, 150 + 8 * len(x)])) as bare:
         assert bare.process.stdout is not None
         ports = (port, int(bare.process.stdout.readline()))
         times, rates = [], []

@@ -74,6 +74,10 @@ class Kernel(Stated):
             for v, dims in zip(op.operands, self.along, strict=True)
         ]
 
+    def depends(self, op: Op, window: Window, at: Localizer) -> list[Window | None]:
+        """All of each: that ranks may call it on parts of arrays is what its user says."""
+        return [*super().needs(op, window, at)]
+
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
         """It is called for each member: their dim is one more loop, before those of its
         signature."""

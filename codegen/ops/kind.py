@@ -156,6 +156,12 @@ class Kind:
         """The part of each operand for this part of the result; () for 0-d operands."""
         return [tuple(map(whole, v.type.shape)) for v in op.operands]
 
+    def depends(self, op: Op, window: Window, at: Localizer) -> list[Window | None]:
+        """The part of each operand on which this part of the result depends, whoever has it: what a
+        rank needs, unless ranks exchange more. None: of indices that count 0, 1, 2, …, as `at`
+        knows already."""
+        return [*self.needs(op, window, at)]
+
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
@@ -183,7 +189,7 @@ class Kind:
     @cached_property
     def _exprs(self) -> tuple[Expr, ...]:
         held = [getattr(self, f.name) for f in fields(self)]  # type: ignore[arg-type]
-        return tuple(_exprs_in(held))
+        return tuple(exprs_in(held))
 
     def said(self) -> dict[str, Any]:
         """The fields by name, without those that have their default."""
@@ -200,14 +206,15 @@ class Stated(Kind):
         return list(self.types)
 
 
-def _exprs_in(what: object) -> Iterator[Expr]:
+def exprs_in(what: object) -> Iterator[Expr]:
+    """Return every Expr in a field of a kind."""
     if isinstance(what, Expr):
         yield what
     elif isinstance(what, ArrayType):
         yield from what.shape
     elif isinstance(what, tuple | list):
         for part in what:
-            yield from _exprs_in(part)
+            yield from exprs_in(part)
 
 
 def dropped(shape: Sequence[Expr], dims: Iterable[int]) -> Shape:

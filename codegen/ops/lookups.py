@@ -290,6 +290,11 @@ class Gather(Kind):
                      for d, e in enumerate(x.type.shape))
         return [held, *[points] * len(index)]
 
+    def depends(self, op: Op, window: Window, at: Localizer) -> list[Window | None]:
+        _, along = self._counted_points(op, window, at)
+        held, *points = self.needs(op, window, at)
+        return [held, *(None if d in along else part for d, part in zip(self.dims, points))]
+
     def _counted_points(
         self, op: Op, window: Window, at: Localizer
     ) -> tuple[Window, dict[int, int]]:
@@ -477,6 +482,11 @@ class Scatter(Kind):
             for j, e in enumerate(index[0].type.shape))
         rest = tuple(c for d, c in enumerate(window) if d not in self.dims)
         return [window, (*rest[: self.at], *part, *rest[self.at :]), *[part] * len(index)]
+
+    def depends(self, op: Op, window: Window, at: Localizer) -> list[Window | None]:
+        along = self._counted_dims(op, window, at).values()
+        x, v, *points = self.needs(op, window, at)
+        return [x, v, *(None if d in along else part for d, part in zip(self.dims, points))]
 
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer

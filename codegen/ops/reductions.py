@@ -315,6 +315,9 @@ class Cumulative(Lane):
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         return [window]
 
+    def depends(self, op: Op, window: Window, at: Localizer) -> list[Window | None]:
+        return [*super().needs(op, window, at)]
+
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:

@@ -1,22 +1,30 @@
-"""Calls that wait for the job: a bounded queue, and one thread that makes them in order.
+"""Calls that wait for the job: a bounded queue; a thread makes them in order, or the event loop.
 
 In: calls, each with the seconds that it may take. Out: their results, inside an event loop. Always
 holds: a call whose request is cancelled, or over its deadline, leaves the queue unless it has
-begun; the queue never holds more than its bound.
+begun; the queue never holds more than its bound; a joined call passes none that may change state.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from typing import Any
 
 from codegen.errors import PeerError
+from spmd.prepared_calls import brief_calls
+from spmd.serving.joined_calls import ModelCall, Result, results_of
 
+BRIEF_S = 1e-3  # calls of at most so long are made by the event loop itself
+TRIED_S = 0.02  # what takes longer in the thread is not tried in the event loop
+MOST_KNOWN = 1024  # keys of calls, of which is known how long they take
+WATCH_S = 0.01  # whether the client goes is asked of calls that take longer
 TELL_S = 1e-3  # so long after the last ones, results are handed over though other calls wait
 
 
@@ -32,12 +40,19 @@ class DrainingError(PeerError):
     """The server ends: it answers what waits, and takes no more."""
 
 
-class Waiting:
-    """A call in the queue. call: None once it has begun, or nobody waits for it."""
+class GoneError(PeerError):
+    """The client of a call has gone."""
 
-    def __init__(self, call: Callable[[], Any], future: asyncio.Future[Any]) -> None:
-        self.call: Callable[[], Any] | None = call
-        self.future = future
+
+class Waiting:
+    """A call in the queue. call: None once it has begun, or nobody waits for it; since: when it
+    came."""
+
+    def __init__(self, call: ModelCall, future: asyncio.Future[Any]) -> None:
+        self.call: ModelCall | None = call
+        self.future, self.since = future, time.monotonic()
+        self._watch: asyncio.Future[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def end(self, value: Any, error: BaseException | None) -> None:
         """Hand over what has become of the call, if somebody still waits for it."""
@@ -47,6 +62,25 @@ class Waiting:
             self.future.set_result(value)
         else:
             self.future.set_exception(error)
+
+
+    def watch(self, seconds: float, gone: Callable[[], Awaitable[Any]] | None) -> None:
+        """From now on, end the wait for the call when gone() returns, or in so many seconds."""
+        self._timer = self.future.get_loop().call_later(seconds, self.end, None, TimeoutError())
+        if gone is not None:
+            self._watch = asyncio.ensure_future(gone())
+            self._watch.add_done_callback(lambda watch: watch.cancelled() or self.end(
+                None, GoneError("the client has gone")))
+
+    def forget(self) -> None:
+        """Nobody waits for the call any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+
+
+Begun = tuple[Waiting, ModelCall]
 
 
 def _tell(ended: list[tuple[Waiting, Any, BaseException | None]]) -> None:
@@ -60,11 +94,14 @@ def _tell(ended: list[tuple[Waiting, Any, BaseException | None]]) -> None:
 
 
 class CallQueue:
-    """A queue of at most so many waiting calls. Close it: its thread ends after the call that it
-    makes."""
+    """A queue of at most so many waiting calls. wait: seconds that the first of them waits for
+    others with which it is joined. Close it: its thread ends after the call that it makes."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, wait: float = 0.0) -> None:
         self.most, self.draining, self._closed = most, False, False
+        self._wait, self._wakes = wait, False
+        # seconds that a row takes in calls of a key
+        self._row_took: dict[Hashable, float] = {}
         self._waiting: deque[Waiting] = deque()
         self._running = 0
         self._changed = threading.Condition()
@@ -89,7 +126,7 @@ class CallQueue:
             raise DrainingError("this server ends", expected="another server, or this one later",
                                 found="a request after SIGTERM")
 
-    def add(self, call: Callable[[], Any]) -> Waiting:
+    def add(self, call: ModelCall) -> Waiting:
         """Add a call. Raises FullError, and DrainingError."""
         self.check_open()
         loop = asyncio.get_running_loop()
@@ -100,39 +137,152 @@ class CallQueue:
                                 found=str(len(self._waiting)),
                                 remedy="the same request later; --queue N of spmd serve")
             self._waiting.append(waiting)
-        # The thread is woken once the loop has read all requests that are there: each time that
-        # one of the two waits for the other costs more than a short call.
-        loop.call_soon(self._wake)
+        # Calls begin once the loop has read all requests that are there.
+        if not self._wakes:
+            self._wakes = True
+            loop.call_soon(self._wake)
         return waiting
 
-    async def result(self, waiting: Waiting, seconds: float) -> Any:
+    async def result(self, waiting: Waiting, seconds: float,
+                     gone: Callable[[], Awaitable[Any]] | None = None) -> Any:
         """Wait until the call has been made; return what it returned, or raise what it raised.
-        Raises DeadlineError once the seconds are over."""
+        Raises DeadlineError once the seconds are over, and GoneError once gone(), which is asked
+        for calls that take longer than a moment, returns."""
+        loop = asyncio.get_running_loop()
+        moment = min(seconds, WATCH_S)  # most calls take less: one timer is enough for them
+        timer = loop.call_later(moment, self._look_after, waiting, seconds - moment, gone)
         try:
-            async with asyncio.timeout(seconds):
-                return await waiting.future
+            return await waiting.future
         except TimeoutError:
             raise self._late(waiting, seconds) from None
         finally:
+            timer.cancel()
+            waiting.forget()
             self._withdraw(waiting)
 
+    def _look_after(self, waiting: Waiting, seconds: float,
+                    gone: Callable[[], Awaitable[Any]] | None) -> None:
+        """End the wait for a call at its deadline, in so many seconds, and where its client goes.
+        """
+        if seconds <= 0:
+            waiting.end(None, TimeoutError())
+        else:
+            waiting.watch(seconds, gone)
+
     def _wake(self) -> None:
+        """Make the next call here, in the event loop, if it is brief; else wake the thread: that
+        the two wait for each other takes longer than a short call."""
+        self._wakes = False
         with self._changed:
-            self._changed.notify()
+            batch = self._joined() if self._waiting and not self._running else []
+            if not batch or not self._is_brief(batch) or self._seconds_more(batch):
+                self._changed.notify()
+                return
+            begun = self._taken(batch)
+        with brief_calls():
+            results = self._results(begun, here=True)
+        for (waiting, _), result in zip(begun, results):
+            waiting.end(*result)
+        with self._changed:
+            self._running = 0
+            if self._waiting and not self._wakes:
+                self._wakes = True
+                asyncio.get_running_loop().call_soon(self._wake)
+
+    def _is_brief(self, batch: list[Waiting]) -> bool:
+        """Return whether the call of these is known to be short. What independent rows take depends
+        on how many they are, not on what is in them."""
+        calls = [waiting.call for waiting in batch if waiting.call is not None]
+        seconds = self._row_took.get(calls[0].key, math.inf)
+        return seconds * max(1, sum(call.rows for call in calls)) < BRIEF_S
+
+    def _results(self, begun: list[Begun], here: bool) -> list[Result]:
+        """Make a call, joined if these are several, and note how long it takes. here: in the event
+        loop."""
+        calls = [call for _, call in begun]
+        began, key = time.monotonic(), calls[0].key
+        results = results_of(calls)
+        if key is not None:
+            seconds = time.monotonic() - began
+            self._note(key, seconds, max(1, sum(call.rows for call in calls)), here)
+        return results
+
+    def _note(self, key: Hashable, seconds: float, rows: int, here: bool) -> None:
+        """Note how long a call took. Other programs may have had the core meanwhile, and in the
+        thread it waited for the event loop: so that a call is long is believed slowly here, and
+        what the thread has found is tried here now and then."""
+        took = seconds / rows
+        known = self._row_took.get(key, took)
+        if here:
+            took = min(took, 4 * known)
+        elif seconds < TRIED_S:
+            took = 0.9 * min(took, known)
+        if len(self._row_took) >= MOST_KNOWN:
+            self._row_took.clear()
+        self._row_took[key] = took
 
     def _late(self, waiting: Waiting, seconds: float) -> DeadlineError:
         has_begun = waiting.call is None
         return DeadlineError(
             f"the call has no result after {seconds:g} s", expected="a result by the deadline",
-            found="a call that still runs: its result is dropped, what it does to state stays"
+            found="a call that still runs: its result is dropped"
             if has_begun else f"a call that waits behind {len(self._waiting) - 1} others",
             remedy="a longer timeout in the request, at most --timeout SECONDS of spmd serve")
 
     def _withdraw(self, waiting: Waiting) -> None:
+        if waiting.call is None:
+            return
         with self._changed:
             if waiting.call is not None:
                 self._waiting.remove(waiting)
                 waiting.call = None
+
+    def _begin(self) -> list[Begun]:
+        """Take the first call out of the queue, and those behind it that are joined with it. Wait
+        until there is one, and none runs, or the queue is closed."""
+        while not self._closed:
+            batch = self._joined() if self._waiting and not self._running else []
+            seconds = self._seconds_more(batch) if batch else None
+            if seconds == 0:
+                return self._taken(batch)
+            self._changed.wait(seconds)
+        return []
+
+    def _taken(self, batch: list[Waiting]) -> list[Begun]:
+        """Take these calls out of the queue: they run from now on."""
+        begun = []
+        for waiting in batch:
+            assert waiting.call is not None
+            begun.append((waiting, waiting.call))
+            self._waiting.remove(waiting)
+            waiting.call = None
+        self._running = len(begun)
+        return begun
+
+    def _joined(self) -> list[Waiting]:
+        """Return the calls that the next one is made of."""
+        batch = [self._waiting[0]]
+        first = batch[0].call
+        assert first is not None
+        rows = first.rows
+        for waiting in itertools.islice(self._waiting, 1, None):
+            call = waiting.call
+            if first.key is None or rows >= first.most or call is None or call.key is None:
+                break
+            if call.key == first.key and rows + call.rows <= first.most:
+                batch.append(waiting)
+                rows += call.rows
+        return batch
+
+    def _seconds_more(self, batch: list[Waiting]) -> float:
+        """Return how long these still wait for others: 0 where no other can be joined with them."""
+        calls = [waiting.call for waiting in batch]
+        first, rows = calls[0], sum(call.rows for call in calls if call is not None)
+        others = len(self._waiting) > len(batch)
+        if not self._wait or first is None or first.key is None or rows >= first.most or others \
+                or self.draining:
+            return 0.0
+        return max(batch[0].since + self._wait - time.monotonic(), 0.0)
 
     def _serve(self) -> None:
         ended: list[tuple[Waiting, Any, BaseException | None]] = []
@@ -143,20 +293,12 @@ class CallQueue:
                 if ended and (not self._waiting or time.monotonic() - told > TELL_S):
                     _tell(ended)
                     ended, told = [], time.monotonic()
-                while not self._waiting and not self._closed:
-                    self._changed.wait()
-                if self._closed:
-                    return
-                waiting = self._waiting.popleft()
-                call, waiting.call, self._running = waiting.call, None, 1
-            assert call is not None
-            value, error = None, None
-            try:
-                value = call()
-            except BaseException as caught:
-                error = caught
-            ended.append((waiting, value, error))
-            del waiting, call, value, error
+                begun = self._begin()
+            if not begun:
+                return
+            results = self._results(begun, here=False)
+            ended += [(waiting, *result) for (waiting, _), result in zip(begun, results)]
+            del begun, results
 
     def close(self) -> None:
         """End the thread. Calls that still wait are not made."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,27 +19,38 @@ from spmd.serving import tensors
 HEADER = "Inference-Header-Content-Length"
 KIND = "Spmd-Error"  # the header of an answer that names the class of its error
 MICROSECONDS = 1e6
+_as_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
+@dataclass
 class InferRequest:
-    """A request for inference, read from its body.
+    """A request for inference.
 
     arrays: its inputs, by name. wanted: by the names of the outputs that it asks for, whether each
-    comes as bytes; None where it asks for all. timeout: seconds, or None."""
+    comes as bytes; None where it asks for all, binary: as bytes. timeout: seconds, or None."""
 
-    def __init__(self, body: bytes, length: str | None) -> None:
-        head, tail = parted(body, length)
-        self.id = _of_kind(head, "id", str)
-        parameters = _of_kind(head, "parameters", dict) or {}
-        self.timeout = _seconds(parameters.get("timeout"))
-        self.binary = _is_true(parameters, "binary_data_output", False)
-        self.arrays = arrays_of(_rows(head, "inputs"), tail)
-        self.wanted: dict[str, bool] | None = None
-        if head.get("outputs") is not None:
-            self.wanted = {
-                _name(row): _is_true(_of_kind(row, "parameters", dict) or {}, "binary_data",
-                                     self.binary)
-                for row in _rows(head, "outputs")}
+    arrays: dict[str, np.ndarray]
+    wanted: dict[str, bool] | None = None
+    binary: bool = False
+    timeout: float | None = None
+    id: str | None = None
+
+
+def read_request(body: bytes, length: str | None) -> InferRequest:
+    """Return the request in a body; length: of its JSON, as parted() takes it."""
+    head, tail = parted(body, length)
+    return infer_request(head, arrays_of(_rows(head, "inputs"), tail))
+
+
+def infer_request(head: dict[str, Any], arrays: dict[str, np.ndarray]) -> InferRequest:
+    """Return the request that a JSON object makes of these arrays."""
+    parameters = parameters_of(head)
+    binary = _is_true(parameters, "binary_data_output", False)
+    wanted = None
+    if head.get("outputs") is not None:
+        wanted = {_name(row): _is_true(parameters_of(row), "binary_data", binary)
+                  for row in _rows(head, "outputs")}
+    return InferRequest(arrays, wanted, binary, seconds_of(parameters), _of_kind(head, "id", str))
 
 
 def parted(body: bytes, length: str | None) -> tuple[dict[str, Any], memoryview]:
@@ -52,7 +64,7 @@ def parted(body: bytes, length: str | None) -> tuple[dict[str, Any], memoryview]
                              expected="the bytes of the JSON at the beginning of the body")
         size = int(length)
     try:
-        head = json.loads(body[:size])
+        head = json.loads(body[:size].decode())
     except (ValueError, RecursionError) as error:
         raise InputError("the body is no JSON", expected="a JSON object with inputs",
                          found=str(error)[:200] or "deeply nested lists") from None
@@ -73,7 +85,7 @@ def arrays_of(rows: Iterable[dict[str, Any]], tail: memoryview) -> dict[str, np.
             raise InputError(f"tensor {name} is there twice", expected="each tensor once")
         dtype = tensors.checked_dtype(name, row.get("datatype"))
         shape = tensors.checked_shape(name, row.get("shape"))
-        size = (_of_kind(row, "parameters", dict) or {}).get("binary_data_size")
+        size = parameters_of(row).get("binary_data_size")
         if size is None:
             arrays[name] = tensors.from_list(name, dtype, shape, row.get("data"))
             continue
@@ -104,7 +116,7 @@ def message(
         else:
             row["data"] = tensors.as_list(name, array)
         rows.append(row)
-    text = json.dumps({**head, key: rows}, allow_nan=False, separators=(",", ":")).encode()
+    text = _as_json({**head, key: rows}).encode()
     return b"".join((text, *tail)), len(text) if tail else None
 
 
@@ -139,8 +151,14 @@ def _is_true(parameters: dict[str, Any], key: str, default: bool) -> bool:
     return value
 
 
-def _seconds(microseconds: Any) -> float | None:
-    """Return the timeout of a request, which is in microseconds."""
+def parameters_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a request, or of a tensor."""
+    return _of_kind(row, "parameters", dict) or {}
+
+
+def seconds_of(parameters: dict[str, Any]) -> float | None:
+    """Return the timeout of a request, which its parameters have in microseconds."""
+    microseconds = parameters.get("timeout")
     if microseconds is None:
         return None
     if type(microseconds) is not int or not 0 < microseconds < 1 << 63:

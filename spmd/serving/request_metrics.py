@@ -7,15 +7,16 @@ imports prometheus_client. Always holds: labels are models that exist, and statu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from spmd.serving.call_queue import CallQueue
+from spmd.serving.joined_calls import Make, ModelCall, Outputs
 
 BUCKETS = (.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60)
+ROWS = tuple(1 << k for k in range(17))
 
 
 class RequestMetrics:
@@ -23,31 +24,50 @@ class RequestMetrics:
 
     def __init__(self, queue: CallQueue) -> None:
         self._registry = CollectorRegistry()
+        self._timed: dict[str, tuple[Make, Make]] = {}
+        self._known: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._requests = Counter("spmd_requests", "Requests for inference, by their status.",
                                  ("model", "status"), registry=self._registry)
         self._seconds = Histogram("spmd_request_seconds", "From request to answer.", ("model",),
                                   buckets=BUCKETS, registry=self._registry)
         self._calls = Histogram("spmd_call_seconds", "Calls of the image.", ("model",),
                                 buckets=BUCKETS, registry=self._registry)
+        self._rows = Histogram("spmd_call_rows", "Rows of a call: of all requests that are joined.",
+                               ("model",), buckets=ROWS, registry=self._registry)
         waiting = Gauge("spmd_requests_waiting", "Requests that wait for their call.",
                         registry=self._registry)
         waiting.set_function(lambda: len(queue))
 
     def count(self, model: str, status: int, seconds: float) -> None:
         """Count a request that has been answered. model: "" where there is no such model."""
-        self._requests.labels(model, str(status)).inc()
-        self._seconds.labels(model).observe(seconds)
+        found = self._known.get((model, status))
+        if found is None:
+            found = self._known[model, status] = (self._requests.labels(model, str(status)),
+                                                  self._seconds.labels(model))
+        found[0].inc()
+        found[1].observe(seconds)
 
-    def timed(self, model: str, call: Callable[[], Any]) -> Callable[[], Any]:
-        """Return the same call, which counts how long it takes."""
-        def timed_call() -> Any:
+    def timed(self, model: str, call: ModelCall) -> ModelCall:
+        """Have a call count how long it takes, and its rows; return it."""
+        known = self._timed.get(model)
+        if known is None or known[0] != call.make:
+            known = self._timed[model] = call.make, self._timed_make(model, call.make)
+        call.make = known[1]
+        return call
+
+    def _timed_make(self, model: str, make: Make) -> Make:
+        seconds, row_counts = self._calls.labels(model), self._rows.labels(model)
+
+        def timed(arguments: dict[str, Any], rows: int) -> tuple[str, Outputs]:
             began = time.perf_counter()
             try:
-                return call()
+                return make(arguments, rows)
             finally:
-                self._calls.labels(model).observe(time.perf_counter() - began)
+                seconds.observe(time.perf_counter() - began)
+                if rows:
+                    row_counts.observe(rows)
 
-        return timed_call
+        return timed
 
     def text(self) -> tuple[bytes, str]:
         """Return all metrics, and the media type of their text."""

@@ -7,33 +7,35 @@ signal no new call is taken, and what waits is answered; a second one ends the s
 from __future__ import annotations
 
 import argparse
+import gc
 import ipaddress
 import os
 import re
 import socket
 import ssl
 import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from codegen.errors import EnvironmentFault, InputError, UsageError
-from codegen.user.entry_methods import not_given
-from spmd.faces import needed_of
-from spmd.image import Image
-from spmd.launch import loader
 from spmd.launch.launchers import launcher
 from spmd.launch.options import OPTIONS
 from spmd.launch.processes import Processes
-from spmd.looking import image_or_built
 from spmd.report import is_shortage
 from spmd.serving.call_queue import CallQueue
-from spmd.serving.served_models import ServedModel, models_of
+from spmd.serving.model_repository import ModelRepository
+from spmd.serving.refusals import Access
+from spmd.serving.served_job import JobFiles, Opening, OpenJob, open_job
+from spmd.serving.served_models import ServedModel
 from spmd.texts import MOST_SECONDS
 
 try:
     import uvicorn
 
-    from spmd.serving.web_application import InferenceServer
+    from spmd.serving.inference_server import InferenceServer
+    from spmd.serving.web_application import WebApplication
 except ImportError as error:
     if is_shortage(error):
         raise
@@ -41,6 +43,11 @@ except ImportError as error:
                            expected="starlette, uvicorn and prometheus-client",
                            found=f"no {error.name}", remedy="pip install 'spmd[serve]'") from None
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from spmd.serving.grpc_service import GrpcService
+
+Stop = Callable[[float], Awaitable[None]]  # ends what listens, within some seconds
 BACKLOG = 2048  # connections that may wait for the server to accept them
 CLOSING_S = 10  # for the last answers to be read, and for clients to close their connections
 
@@ -52,41 +59,56 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
                          found=f"{launcher()[1]} processes of a launcher", remedy="leave it out")
     tokens = _tokens(asked.token_file) if asked.token_file else []
     _check_tls(asked.tls_cert, asked.tls_key)
-    data, parameters = image_or_built(asked.image, asked.set, asked.no_cache)
-    if others := [name for name in asked.set if name not in parameters]:
-        raise UsageError(f"--set {others[0]}: no parameter of a program that is built now",
-                         expected="scalars in requests", found=f"--set {others[0]}=…")
-    checked = loader.check(data)
-    image, stem = Image(checked), Path(re.sub(r"\.py:\w+$", ".py", asked.image)).stem
-    if (needed := needed_of(checked.manifest)) and asked.state is None:
-        raise not_given(checked.manifest["program"], needed)
-    options = {name: getattr(asked, name) for name in OPTIONS if hasattr(asked, name)}
-    with _listening(asked.host, asked.port) as listening, image.open(**options) as opened:
-        models = models_of(image, opened, stem, asked.allow)
-        if not models:
-            raise UsageError(f"{asked.image} has nothing to serve", found="feeds",
-                             expected="an entry, or a program, without feeds")
-        queue = CallQueue(asked.queue)
+    options = {name: getattr(asked, name) for name in OPTIONS
+               if hasattr(asked, name) and name != "state"}
+    opening = partial(open_job, options=options, no_cache=asked.no_cache)
+    with _listening(asked.host, asked.port) as listening:
+        files = JobFiles(asked.image, asked.state, asked.set)
+        repository = _repository(asked, opening(files, lambda _: None), opening)
+        queue = CallQueue(asked.queue, asked.wait)
         try:
-            server = InferenceServer(models, queue, most_bytes=asked.max_body,
+            server = InferenceServer(repository, queue, most_bytes=asked.max_body,
                                      timeout=asked.timeout or MOST_SECONDS)
-            scheme = "https" if asked.tls_cert else "http"
-            _say(f"{scheme}://{_address(listening)}", models)
-            host = ipaddress.ip_address(listening.getsockname()[0])
-            if not tokens and not host.is_loopback:
-                print("other machines can reach this server, and it asks for no token: "
-                      "--token-file FILE", file=sys.stderr, flush=True)
             return _served(server, listening, tokens, asked)
         finally:
             queue.close()
+            repository.close()
+
+
+def _repository(asked: argparse.Namespace, job: OpenJob, opening: Opening) -> ModelRepository:
+    """Return the models of a job that was opened. Raises UsageError where it has none."""
+    try:
+        path = re.sub(r"\.py:\w+$", ".py", asked.image)
+        folder = os.path.dirname(path) or "."
+        found = ModelRepository(Path(path).stem, job, opening, allowed=asked.allow,
+                                folders=[folder, *asked.load_from])
+        if not found.models:
+            raise UsageError(f"{asked.image} has nothing to serve", found="feeds",
+                             expected="an entry, or a program, without feeds")
+        return found
+    except BaseException:
+        job.opened.close()
+        raise
 
 
 class _DrainingServer(uvicorn.Server):
-    """A server that ends once its queue is idle. ended_by: the first signal."""
+    """A server that ends once its queue is idle. begin: starts what belongs to it, in its event
+    loop, and returns what stops that; ended_by: the first signal."""
 
-    def __init__(self, config: uvicorn.Config, queue: CallQueue) -> None:
+    def __init__(self, config: uvicorn.Config, queue: CallQueue,
+                 begin: Callable[[], Coroutine[Any, Any, Stop]]) -> None:
         super().__init__(config)
-        self._queue, self.ended_by = queue, 0
+        self._queue, self._begin, self.ended_by = queue, begin, 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, over HTTP and what else there is."""
+        await super().startup(sockets)
+        self._stop = await self._begin()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what listens, once the last answers have been read."""
+        await self._stop(CLOSING_S)
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Begin to drain. A second signal ends the process: calls that still run are lost."""
@@ -103,13 +125,51 @@ class _DrainingServer(uvicorn.Server):
 
 def _served(server: InferenceServer, listening: socket.socket, tokens: list[str],
             asked: argparse.Namespace) -> int:
+    access = Access(tokens)
     config = uvicorn.Config(
-        server.application(tokens), log_level="critical", access_log=False, lifespan="off",
-        ws="none", server_header=False, date_header=False, ssl_certfile=asked.tls_cert,
-        ssl_keyfile=asked.tls_key, timeout_graceful_shutdown=CLOSING_S)
-    runs = _DrainingServer(config, server.queue)
+        WebApplication(server).guarded(access), log_level="critical", access_log=False,
+        lifespan="off", ws="none", server_header=False, date_header=False,
+        ssl_certfile=asked.tls_cert, ssl_keyfile=asked.tls_key,
+        timeout_graceful_shutdown=CLOSING_S)
+    service = None if asked.grpc_port is None else _grpc_service(server, access)
+
+    async def begin() -> Stop:
+        stop: Stop = _nothing
+        _say(server.repository.models)
+        if service is not None:
+            port, stop = await service.started(asked.host, asked.grpc_port, asked.tls_cert,
+                                               asked.tls_key)
+            print(f"grpc{'s' * bool(asked.tls_cert)}://{_address(asked.host, port)}")
+        scheme = "https" if asked.tls_cert else "http"
+        print(f"{scheme}://{_address(*listening.getsockname()[:2])}", flush=True)
+        host = ipaddress.ip_address(listening.getsockname()[0])
+        if not tokens and not host.is_loopback:
+            print("other machines can reach this server, and it asks for no token: "
+                  "--token-file FILE", file=sys.stderr, flush=True)
+        return stop
+
+    gc.collect()
+    gc.freeze()  # what is there stays: the collector need not look at it again
+    runs = _DrainingServer(config, server.queue, begin)
     runs.run(sockets=[listening])
     return 128 + runs.ended_by
+
+
+async def _nothing(_: float) -> None:
+    """Stop nothing: only HTTP is served."""
+
+
+def _grpc_service(server: InferenceServer, access: Access) -> GrpcService:
+    """Return the service for gRPC. Raises EnvironmentFault where its packages are missing."""
+    try:
+        from spmd.serving.grpc_service import GrpcService  # may be missing: an extra of its own
+    except ImportError as error:
+        if is_shortage(error):
+            raise
+        raise EnvironmentFault("spmd serve --grpc-port needs the packages of the extra grpc",
+                               expected="grpcio and protobuf", found=f"no {error.name}",
+                               remedy="pip install 'spmd[grpc]'") from None
+    return GrpcService(server, access)
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -129,16 +189,14 @@ def _listening(host: str, port: int) -> socket.socket:
                                remedy="--port 0, for any that is free") from None
 
 
-def _address(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
+def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _say(address: str, models: dict[str, ServedModel]) -> None:
+def _say(models: dict[str, ServedModel]) -> None:
     for model in models.values():
         entry = model.name.rpartition(".")[2]
         print(f"{model.name}: {f'needs --allow {entry}' if model.refusal else 'ready'}")
-    print(address, flush=True)
 
 
 def _tokens(path: str) -> list[str]:

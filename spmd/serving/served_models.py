@@ -1,14 +1,15 @@
 """Models of a server: the entries of an open image, or its program where it has no entries.
 
-In: an image, its open job, names of entries that may change state. Out: models by name, each with
-its metadata in the protocol's words. Always holds: what a model computes is a call of the job.
+In: an image, its job, names of entries that may change state. Out: models by name, each with its
+metadata in the protocol's words. Always holds: what a model computes is a call of the job.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,23 +17,40 @@ from codegen.errors import UsageError
 from codegen.suggest import meant
 from codegen.user import named
 from spmd.faces import Face, faces_of
-from spmd.image import Image, Opened, OpenedEntity
-from spmd.serving.infer_messages import InferRequest
+from spmd.image import Image
+from spmd.serving import tensors
+from spmd.serving.infer_messages import InferRequest, infer_request, parted
+from spmd.serving.joined_calls import JoinedRows, ModelCall, Outputs
+from spmd.serving.sent_frames import SentFrames
+from spmd.serving.served_job import ServedJob
 from spmd.serving.tensors import NAMES
+from spmd.streaming import check_saves
 
 PLATFORM = "spmd"
+HEAD = ("model_name", "model_version", "id")  # in answers of `generate`, beside outputs
+GENERATE_KEYS = ("id", "parameters")  # of a body of `generate`, beside inputs and scalars
+
+
+class Answer(NamedTuple):
+    """What a call has given. version: of the job that was called; outputs: name and array of each,
+    and whether it goes as bytes."""
+
+    version: str
+    outputs: list[tuple[str, np.ndarray, bool]]
 
 
 class ServedModel:
-    """One entry, or a program without entries. version: the beginning of the image's digest;
-    refusal: the error of each request where it may not be called, else None."""
+    """One entry, or a program without entries, of the job that is there now. refusal: the error of
+    each request where it may not be called, else None."""
 
-    def __init__(self, name: str, face: Face, call: Callable[..., Any], version: str,
-                 refusal: UsageError | None = None) -> None:
-        self.name, self.version, self.refusal = name, version, refusal
-        self._face, self._call = face, call
+    def __init__(self, name: str, face: Face, job: ServedJob, refusal: UsageError | None = None
+                 ) -> None:
+        self.name, self.job, self.refusal = name, job, refusal
+        self.saves = face.saves
+        self._face = face
         self._scalars = frozenset(face.settable())
         self._outputs = [array["name"] for _, array in face.outputs]
+        self._rows = JoinedRows.of(face)
 
     def metadata(self) -> dict[str, Any]:
         """Return what the protocol says of a model. Scalars are inputs of shape []; parameters say
@@ -41,16 +59,19 @@ class ServedModel:
         inputs = [_tensor(array, {"optional": True} if array["default"] or "optional" in array
                           else {}) for _, array in self._face.inputs]
         inputs += [_scalar(rows[name]) for name in self._face.settable()]
+        version = self.job.version
         return {
-            "name": self.name, "versions": [self.version], "platform": PLATFORM, "inputs": inputs,
+            "name": self.name, "versions": [] if version is None else [version],
+            "platform": PLATFORM, "inputs": inputs,
             "outputs": [_tensor(array, {}) for _, array in self._face.outputs],
             "parameters": {"entry": self._face.name, "returns": json.dumps(self._face.returns)},
         }
 
-    def prepared(self, request: InferRequest) -> Callable[[], list[tuple[str, np.ndarray, bool]]]:
-        """Return the call that a request asks for: it returns each output that is there, by
-        name, and whether it goes as bytes. Raises UsageError, as the call would, for a name that
-        the model does not know."""
+    def prepared(self, request: InferRequest, version: str | None = None,
+                 frames: SentFrames | None = None) -> ModelCall:
+        """Return the call that a request asks for: it gives each output that is there. version: of
+        the only job that may be called; frames: takes what the call saves. Raises UsageError, as
+        the call would, for a name that the model does not know."""
         self._face.check_names(request.arrays)
         wanted = request.wanted
         arguments: dict[str, Any] = {
@@ -60,16 +81,56 @@ class ServedModel:
             wanted = {name: binary for asked, binary in wanted.items()
                       for name in named.asked(asked, self._outputs, "outputs")}
             if self._face.takes_only:
-                arguments["only"] = tuple(wanted)
+                arguments["only"] = tuple(sorted(wanted))
 
-        def call() -> list[tuple[str, np.ndarray, bool]]:
-            outputs: list[Any] = [None] * len(self._outputs)
-            _collect(self._face.returns, self._call(**arguments), outputs)
-            return [(name, np.asarray(array), request.binary if wanted is None else wanted[name])
-                    for name, array in zip(self._outputs, outputs)
-                    if array is not None and (wanted is None or name in wanted)]
+        def finish(called: str, outputs: Outputs) -> Answer:
+            return Answer(called, [
+                (name, np.asarray(array), request.binary if wanted is None else wanted[name])
+                for name, array in zip(self._outputs, outputs)
+                if array is not None and (wanted is None or name in wanted)])
 
-        return call
+        make = self._make
+        if version is not None or frames is not None:
+            make = partial(make, version=version, frames=frames)
+        rows = key = None
+        if self._rows is not None and (rows := self._rows.rows_of(request.arrays)) is not None:
+            key = self._rows.key_of(request.arrays)
+        if rows is None or key is None:
+            return ModelCall(make, finish, arguments)
+        return ModelCall(make, finish, arguments, self._rows, rows,
+                         (self.name, version, key, arguments.get("only")))
+
+    def _make(self, arguments: dict[str, Any], _: int, version: str | None = None,
+              frames: SentFrames | None = None) -> tuple[str, Outputs]:
+        outputs: Outputs = [None] * len(self._outputs)
+        called, value = self.job.call(self._face.name or None, arguments, version, frames)
+        _collect(self._face.returns, value, outputs)
+        return called, outputs
+
+    def generate_request(self, body: bytes) -> InferRequest:
+        """Return the request that a body of `generate` is: inputs and scalars by name, numbers and
+        lists, beside GENERATE_KEYS. Raises InputError, and UsageError for a name that the
+        model does not know."""
+        head, _ = parted(body, None)
+        values = {name: value for name, value in head.items() if name not in GENERATE_KEYS}
+        self._face.check_names(values)
+        rows = {row["name"]: row for row in self.metadata()["inputs"]}
+        arrays = {}
+        for name, value in values.items():
+            datatype = rows[name]["datatype"] if name in rows else "INT64"  # of the build: refused
+            arrays[name] = tensors.from_nested(name, tensors.checked_dtype(name, datatype), value)
+        return infer_request({k: head[k] for k in GENERATE_KEYS if k in head}, arrays)
+
+    def check_generates(self, streams: bool) -> None:
+        """Raise UsageError where `generate` cannot answer for the model: an output or a save is
+        called as other parts of answers are; and, for generate_stream, nothing is saved."""
+        if streams:
+            check_saves(self._face)
+        names = [*self.saves, *self._outputs]
+        if taken := [name for name in names if name in HEAD]:
+            raise UsageError(f"generate cannot answer for {self.name}: {taken[0]} is a name of "
+                             "its own", expected=f"outputs and saves but {', '.join(HEAD)}",
+                             found=", ".join(names), remedy="/infer, which says outputs only")
 
 
 def _tensor(array: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
@@ -104,23 +165,19 @@ def _collect(tree: Any, value: Any, outputs: list[Any]) -> None:
         outputs[tree] = value
 
 
-def models_of(image: Image, opened: Opened, stem: str,
-              allowed: Collection[str]) -> dict[str, ServedModel]:
+def models_of(image: Image, job: ServedJob, allowed: Collection[str]) -> dict[str, ServedModel]:
     """Return the models of an image by name, as digits.infer. Those that take batches of a feed are
     left out. allowed: entries that change state and may be called. Raises UsageError for an entry
     that does not exist."""
-    version = image.digest[:12]
-    if not isinstance(opened, OpenedEntity):
-        if allowed:
-            raise _no_such_entry(image, allowed, {})
-        face = Face(image.manifest)
-        return {} if face.feeds else {stem: ServedModel(stem, face, opened, version)}
     faces = faces_of(image.manifest)
     if unknown := [name for name in allowed if name not in faces]:
         raise _no_such_entry(image, unknown, faces)
+    if not faces:
+        face = Face(image.manifest)
+        return {} if face.feeds else {job.name: ServedModel(job.name, face, job)}
     found = {}
     for entry, face in faces.items():
-        name = f"{stem}.{entry}"
+        name = f"{job.name}.{entry}"
         refusal = None
         if changes_state(face) and entry not in allowed:
             refusal = UsageError(f"{name} changes the state of the image",
@@ -128,7 +185,7 @@ def models_of(image: Image, opened: Opened, stem: str,
                                  found=f"one without --allow {entry}",
                                  remedy=f"spmd serve IMAGE --allow {entry}")
         if not face.feeds:
-            found[name] = ServedModel(name, face, opened.entries[entry], version, refusal)
+            found[name] = ServedModel(name, face, job, refusal)
     return found
 
 

@@ -7,6 +7,7 @@ holds: what a message says raises InputError or gives an array of exactly that d
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,12 @@ NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # 
 
 def datatype_of(array: np.ndarray) -> str | None:
     """Return the protocol's name of an array's dtype; None where it has none."""
-    row = dtypes.from_numpy(array.dtype) if array.dtype.kind not in "USO" else None
+    return _datatype(array.dtype)
+
+
+@lru_cache(maxsize=64)
+def _datatype(dtype: np.dtype) -> str | None:
+    row = dtypes.from_numpy(dtype) if dtype.kind not in "USO" else None
     return None if row is None else NAMES[row.name]
 
 
@@ -78,6 +84,13 @@ def from_list(name: str, dtype: np.dtype, shape: tuple[int, ...], data: Any) -> 
         return array.astype(dtype).reshape(shape)
 
 
+def from_nested(name: str, dtype: np.dtype, value: Any) -> np.ndarray:
+    """Return the array that a number, or lists in lists, is: its shape is theirs."""
+    array = _numbers(name, dtype, value if isinstance(value, list) else [value])
+    with np.errstate(all="ignore"):
+        return array.astype(dtype).reshape(array.shape if isinstance(value, list) else ())
+
+
 def _numbers(name: str, dtype: np.dtype, data: list[Any]) -> np.ndarray:
     """Return numbers as NumPy reads them, if this dtype holds their kind and their range."""
     try:
@@ -124,9 +137,16 @@ def as_list(name: str, array: np.ndarray) -> list[Any]:
     return numbers
 
 
+def as_nested(name: str, array: np.ndarray) -> Any:
+    """Return a number, or lists in lists, for JSON. Raises InputError for complex numbers."""
+    flat = np.empty(array.size, object)
+    flat[:] = as_list(name, array)
+    return flat.reshape(array.shape).tolist()
+
+
 def as_bytes(array: np.ndarray) -> bytes:
     """Return the elements as bytes, row-major and little-endian."""
-    return np.ascontiguousarray(array).tobytes()
+    return array.tobytes()
 
 
 def brief(value: Any) -> str:

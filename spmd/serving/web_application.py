@@ -1,206 +1,221 @@
 """The Open Inference Protocol over HTTP: which request does what, and what is answered.
 
-In: models, a queue, limits. Out: an application for any ASGI server. Always holds: a wrong request
-is answered by a status of 400 and above, and {"error": …} with the sentences that the call itself
+In: a server of models. Out: an application for any ASGI server. Always holds: a wrong request is
+answered by a status of 400 and above, and {"error": …} with the sentences that the call itself
 would have raised.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-import time
-from collections.abc import Callable, Collection, Mapping
+import json
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from codegen.errors import (
-    CheckError,
-    EnvironmentFault,
-    InputError,
-    MeshError,
-    PeerError,
-    SpmdError,
-    UsageError,
+from codegen.errors import InputError, SpmdError, UsageError
+from spmd.serving import tensors
+from spmd.serving.infer_messages import (
+    HEADER,
+    KIND,
+    InferRequest,
+    message,
+    parameters_of,
+    parted,
+    read_request,
 )
-from spmd import __version__, report
-from spmd.serving.call_queue import CallQueue, DeadlineError, DrainingError, FullError
-from spmd.serving.infer_messages import HEADER, KIND, InferRequest, message
-from spmd.serving.request_metrics import RequestMetrics
-from spmd.serving.served_models import ServedModel, unknown_model
+from spmd.serving.inference_server import InferenceServer
+from spmd.serving.refusals import Access, Refusal, said, status_of
+from spmd.serving.sent_frames import SentFrame
+from spmd.serving.served_models import Answer
 
+LENGTH = HEADER.lower().encode()
 BODY_S = 30.0  # for a whole body to come
 RETRY_S = 5  # later a client may ask again
-GONE = 499  # the status, in metrics, of a request whose client has gone
 HEALTH = ("/v2/health/live", "/v2/health/ready")
-# The status of an error; the first class that fits counts.
-STATUSES: tuple[tuple[type[BaseException], int], ...] = (
-    (FullError, 429), (DeadlineError, 504), (DrainingError, 503),
-    (InputError, 400), (UsageError, 400), (CheckError, 400), (MeshError, 400),
-    (EnvironmentFault, 503), (PeerError, 503), (MemoryError, 503),
-)
+MODEL = "/v2/models/{model}"
+LOADS = "/v2/repository/models/{model}"
 
 
-class Refusal(Exception):
-    """An answer other than 200: its status, and the error that its body says."""
+def _text(value: Any) -> bytes:
+    """Return JSON, in ASCII: whatever a request says as its id can be said again."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
-    def __init__(self, status: int, error: SpmdError, headers: Mapping[str, str] | None = None
-                 ) -> None:
-        super().__init__(str(error))
-        self.status, self.error, self.headers = status, error, headers or {}
+
+class _Json(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return _text(content)
 
 
 def refused(error: BaseException) -> Response:
     """Return the answer that says an error."""
-    headers: dict[str, str] = {}
-    if isinstance(error, Refusal):
-        status, headers, error = error.status, dict(error.headers), error.error
-    else:
-        status = next((code for kind, code in STATUSES if isinstance(error, kind)), 500)
+    status = status_of(error)
+    headers = dict(error.headers) if isinstance(error, Refusal) else {}
     if status in (429, 503):
         headers["Retry-After"] = str(RETRY_S)
-    headers[KIND] = next((kind.__name__ for kind in type(error).mro()
-                          if kind.__module__ == "spmd"), "InternalError")
-    text = str(error) if isinstance(error, SpmdError) else (
-        report.error_text(error).removeprefix("spmd: "))
-    return JSONResponse({"error": text}, status, headers)
+    headers[KIND], text = said(error)
+    return _Json({"error": text}, status, headers)
 
 
-class InferenceServer:
-    """Answers the requests for some models, whose calls go through one queue.
+class WebApplication:
+    """The pages of a server."""
 
-    most_bytes: bytes that a request's body may have. timeout: seconds that a call may take."""
+    def __init__(self, server: InferenceServer) -> None:
+        self.server = server
 
-    def __init__(self, models: Mapping[str, ServedModel], queue: CallQueue, *,
-                 most_bytes: int, timeout: float) -> None:
-        self.models, self.queue = models, queue
-        self.most_bytes, self.timeout = most_bytes, timeout
-        self.metrics = RequestMetrics(queue)
-
-    def application(self, tokens: Collection[str] = ()) -> ASGIApp:
-        """Return the application. tokens: of which each request needs one; without any, requests
-        need none, but those of web pages are refused."""
-        model = "/v2/models/{model}"
+    def guarded(self, access: Access) -> ASGIApp:
+        """Return the application, for requests that may have access."""
         rows: list[tuple[str, str, Callable[[Request], Any]]] = [
-            ("POST", "/infer", self._infer), ("GET", "/ready", self._model_ready),
-            ("GET", "", self._metadata)]
-        routes = [Route(f"{model}{version}{path}", act, methods=[method])
+            ("POST", "/infer", self._infer), ("POST", "/generate", self._generate),
+            ("POST", "/generate_stream", self._generate_stream),
+            ("GET", "/ready", self._model_ready), ("GET", "", self._metadata)]
+        routes = [Route(f"{MODEL}{version}{path}", act, methods=[method])
                   for method, path, act in rows for version in ("", "/versions/{version}")]
         routes += [Route(path, act, methods=[method]) for method, path, act in (
-            ("GET", "/v2", self._server), ("GET", HEALTH[0], self._live),
+            ("GET", "/v2", self._about), ("GET", HEALTH[0], self._live),
             ("GET", HEALTH[1], self._ready), ("POST", "/v2/repository/index", self._index),
+            ("POST", f"{LOADS}/load", self._load), ("POST", f"{LOADS}/unload", self._unload),
             ("GET", "/metrics", self._metrics))]
         app = Starlette(routes=routes, exception_handlers={
             Refusal: _answer, SpmdError: _answer, HTTPException: _no_such_page})
-        return _Guarded(app, tokens)
+        return _Guarded(app, access)
 
     # ---- what is there
 
-    async def _server(self, _: Request) -> Response:
-        return JSONResponse({"name": "spmd", "version": __version__,
-                             "extensions": ["binary_tensor_data"]})
+    async def _about(self, _: Request) -> Response:
+        return _Json(self.server.about())
 
     async def _live(self, _: Request) -> Response:
-        return JSONResponse({"live": True})
+        return _Json({"live": True})
 
     async def _ready(self, _: Request) -> Response:
-        self.queue.check_open()
-        return JSONResponse({"ready": True})
+        self.server.check_ready()
+        return _Json({"ready": True})
 
-    async def _index(self, _: Request) -> Response:
-        return JSONResponse([
-            {"name": model.name, "version": model.version,
-             "state": "UNAVAILABLE" if model.refusal else "READY",
-             "reason": str(model.refusal or "")} for model in self.models.values()])
+    async def _index(self, request: Request) -> Response:
+        ready = (await self._object(request)).get("ready", False)
+        return _Json(self.server.repository.index(ready is True))
 
     async def _metadata(self, request: Request) -> Response:
-        return JSONResponse(self._model_of(request).metadata())
+        return _Json(self.server.repository.model(*_asked_model(request)).metadata())
 
     async def _model_ready(self, request: Request) -> Response:
-        model = self._callable_model(request)
-        self.queue.check_open()
-        return JSONResponse({"name": model.name, "ready": True})
+        name, version = _asked_model(request)
+        self.server.check_ready(name, version)
+        return _Json({"name": name, "ready": True})
 
     async def _metrics(self, _: Request) -> Response:
-        text, kind = self.metrics.text()
+        text, kind = self.server.metrics.text()
         return Response(text, media_type=kind)
 
-    def _model_of(self, request: Request) -> ServedModel:
-        name, version = request.path_params["model"], request.path_params.get("version")
-        model = self.models.get(name)
-        if model is None:
-            raise Refusal(404, unknown_model(name, self.models))
-        if version not in (None, model.version):
-            raise Refusal(404, UsageError(f"{name} has no version {version!r}",
-                                          expected=model.version, found=version))
-        return model
+    # ---- loads
 
-    def _callable_model(self, request: Request) -> ServedModel:
-        model = self._model_of(request)
-        if model.refusal is not None:
-            raise Refusal(403, model.refusal)
-        return model
+    async def _load(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        parameters = parameters_of(await self._object(request))
+        version = await self.server.load(name, parameters)
+        return _Json({"name": name, "version": version, "state": "READY"})
+
+    async def _unload(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        await self.server.unload(name)
+        return _Json({"name": name, "state": "UNAVAILABLE"})
+
+    async def _object(self, request: Request) -> dict[str, Any]:
+        """Return the JSON object of a body that may be left out."""
+        body = await self._body(request)
+        return parted(body, None)[0] if body.strip() else {}
 
     # ---- calls
 
     async def _infer(self, request: Request) -> Response:
-        began, model, status = time.perf_counter(), "", GONE
+        name, version = _asked_model(request)
         try:
-            found = self._callable_model(request)
-            model = found.name
-            response = await self._answered(found, request)
-            status = response.status_code
+            with self.server.request(name, version) as model:
+                asked = read_request(await self._body(request), header_of(
+                    request.scope["headers"], LENGTH))
+                answer = await self.server.infer(model, asked, version, request.receive)
+                head = _head(name, answer.version, asked)
+                body, length = message(head, "outputs", answer.outputs)
         except Exception as error:
-            response = refused(error)
-            status = response.status_code
-        finally:
-            self.metrics.count(model, status, time.perf_counter() - began)
-        return response
-
-    async def _answered(self, model: ServedModel, request: Request) -> Response:
-        self.queue.check_open()
-        asked = InferRequest(await self._body(request), request.headers.get(HEADER))
-        call = model.prepared(asked)
-        seconds = min(asked.timeout or self.timeout, self.timeout)
-        waiting = self.queue.add(self.metrics.timed(model.name, call))
-        gone = asyncio.ensure_future(request.receive())  # nothing comes but that the client goes
-        gone.add_done_callback(lambda _: waiting.end(None, Refusal(
-            GONE, PeerError("the client has gone"))))
-        try:
-            outputs = await self.queue.result(waiting, seconds)
-        finally:
-            gone.cancel()
-        head: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
-        if asked.id is not None:
-            head["id"] = asked.id
-        body, length = message(head, "outputs", outputs)
+            return refused(error)
         if length is None:
             return Response(body, media_type="application/json")
         return Response(body, media_type="application/octet-stream", headers={HEADER: str(length)})
 
+    async def _generate(self, request: Request) -> Response:
+        """Answer with the outputs of a call, and lists of what it has saved."""
+        frames: dict[str, list[Any]] = {}
+        head: dict[str, Any] = {}
+        try:
+            async with aclosing(self._parts(request, streams=False)) as parts:
+                async for part, asked in parts:
+                    row = _for_json(request, part, asked)
+                    if isinstance(part, Answer):
+                        head = row
+                    else:
+                        frames.setdefault(part.name, []).append(row[part.name])
+        except Exception as error:
+            return refused(error)
+        return _Json({**head, **frames})
+
+    async def _generate_stream(self, request: Request) -> Response:
+        """Answer with an event for each frame, then one for the outputs."""
+        events = self._events(request)
+        try:
+            first = await anext(events)
+        except Exception as error:  # before anything has been sent
+            return refused(error)
+        return _EventStream(first, events)
+
+    async def _events(self, request: Request) -> AsyncGenerator[dict[str, Any], None]:
+        async with aclosing(self._parts(request, streams=True)) as parts:
+            async for part, asked in parts:
+                yield _for_json(request, part, asked)
+
+    async def _parts(
+        self, request: Request, streams: bool
+    ) -> AsyncGenerator[tuple[SentFrame | Answer, InferRequest], None]:
+        """Give each frame of a call, then its answer; with each, the request."""
+        name, version = _asked_model(request)
+        with self.server.request(name, version) as model:
+            asked = model.generate_request(await self._body(request))
+            model.check_generates(streams)
+            call = self.server.stream(model, asked, version, request.receive)
+            async with aclosing(call) as parts:
+                async for part in parts:
+                    yield part, asked
+
     async def _body(self, request: Request) -> bytes:
         """Return the body of a request. Raises Refusal for one that is too long, or compressed, or
         whose rest does not come."""
-        coding = request.headers.get("content-encoding", "identity")
+        headers = request.scope["headers"]
+        coding = header_of(headers, b"content-encoding") or "identity"
         if coding != "identity":
             raise Refusal(415, InputError("the body is compressed", found=coding, expected="a body "
                                           "without Content-Encoding"), {"Connection": "close"})
-        length = request.headers.get("content-length", "")
-        if length.isdigit() and int(length[:19]) > self.most_bytes:
+        length = header_of(headers, b"content-length") or ""
+        if length.isdigit() and int(length[:19]) > self.server.most_bytes:
             raise self._too_long(length)
-        parts, size = [], 0
+        parts, size, more = [], 0, True
         try:
             async with asyncio.timeout(BODY_S):
-                async for part in request.stream():
-                    parts.append(part)
-                    size += len(part)
-                    if size > self.most_bytes:
+                while more:
+                    piece = await request.receive()
+                    if piece["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    parts.append(piece.get("body", b""))
+                    size, more = size + len(parts[-1]), piece.get("more_body", False)
+                    if size > self.server.most_bytes:
                         raise self._too_long(f"{size} or more")
         except (TimeoutError, ClientDisconnect):
             raise Refusal(400, InputError(
@@ -211,9 +226,14 @@ class InferenceServer:
 
     def _too_long(self, size: str) -> Refusal:
         return Refusal(413, InputError(
-            "the body is too long", expected=f"at most {self.most_bytes} bytes",
+            "the body is too long", expected=f"at most {self.server.most_bytes} bytes",
             found=f"{size} bytes", remedy="binary tensors, which are shorter than JSON; or "
             "--max-body SIZE of spmd serve"), {"Connection": "close"})
+
+
+def header_of(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
+    """Return the header of a request that has this name, in small letters; None: there is none."""
+    return next((value.decode("latin-1") for key, value in headers if key == name), None)
 
 
 async def _answer(_: Request, error: Exception) -> Response:
@@ -230,32 +250,61 @@ async def _no_such_page(request: Request, error: Exception) -> Response:
         getattr(error, "headers", None)))
 
 
-class _Guarded:
-    """An application of which each request, but those for health, needs one of some tokens. Without
-    tokens, web pages are refused: what a browser shows could reach a server of this machine."""
+def _asked_model(request: Request) -> tuple[str, str | None]:
+    """Return the model and the version that a path names; None: any version."""
+    return request.path_params["model"], request.path_params.get("version")
 
-    def __init__(self, app: ASGIApp, tokens: Collection[str]) -> None:
-        self._app, self._tokens = app, [token.encode() for token in tokens]
+
+def _head(name: str, version: str, asked: InferRequest) -> dict[str, Any]:
+    """Return what an answer begins with."""
+    head = {"model_name": name, "model_version": version}
+    return head if asked.id is None else {**head, "id": asked.id}
+
+
+def _for_json(request: Request, part: SentFrame | Answer, asked: InferRequest) -> dict[str, Any]:
+    """Return the JSON object that a frame, or an answer of `generate`, is."""
+    arrays = [(name, array) for name, array, _ in part.outputs] if isinstance(part, Answer) else [
+        (part.name, part.array)]
+    return {**_head(request.path_params["model"], part.version, asked),
+            **{name: tensors.as_nested(name, array) for name, array in arrays}}
+
+
+class _EventStream(Response):
+    """Server-sent events: JSON objects, as they come. An error behind the first one is an event,
+    too."""
+
+    def __init__(self, first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None]) -> None:
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        del self.headers["content-length"]
+        self._first, self._events = first, events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(event: dict[str, Any]) -> None:
+            await send({"type": "http.response.body", "body": b"data: %s\n\n" % _text(event),
+                        "more_body": True})
+
+        await send({"type": "http.response.start", "status": self.status_code,
+                    "headers": self.raw_headers})
+        async with aclosing(self._events) as events:
+            try:
+                await sent(self._first)
+                async for event in events:
+                    await sent(event)
+            except Exception as error:
+                await sent({"error": said(error)[1]})
+        await send({"type": "http.response.body", "body": b""})
+
+
+class _Guarded:
+    """An application of which each request, but those for health, needs access."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         wrong = None
         if scope["type"] == "http" and scope["path"] not in HEALTH:
-            wrong = self._wrong(dict(scope["headers"]))
+            headers = dict(scope["headers"])
+            wrong = self._access.refusal(headers.get(b"authorization", b""),
+                                         headers.get(b"origin"))
         await (self._app if wrong is None else refused(wrong))(scope, receive, send)
-
-    def _wrong(self, headers: dict[bytes, bytes]) -> Refusal | None:
-        if not self._tokens:
-            return None if b"origin" not in headers else Refusal(403, UsageError(
-                "a web page asks, and this server has no tokens", expected="no header Origin",
-                found=headers[b"origin"].decode("latin-1"),
-                remedy="--token-file FILE of spmd serve"))
-        kind, _, token = headers.get(b"authorization", b"").partition(b" ")
-        # Each token is compared: how long that takes says nothing of any.
-        same = [hmac.compare_digest(token, known) for known in self._tokens]
-        if kind.lower() == b"bearer" and any(same):
-            return None
-        return Refusal(401, UsageError(
-            "the request has no token of this server",
-            expected="Authorization: Bearer TOKEN, with a line of its --token-file",
-            found="another token" if token else "no token",
-            remedy="spmd.connect(url, token=…)"), {"WWW-Authenticate": "Bearer"})

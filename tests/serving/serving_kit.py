@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from spmd.feeding.host.children import PR_SET_PDEATHSIG
 from tests.conftest import PATIENCE, Launch, until
 
 JSON_LENGTH = "Inference-Header-Content-Length"
@@ -69,11 +72,19 @@ class Answer:
         return str(self.json["error"])
 
 
+def ending_with_us(argv: list[object]) -> list[object]:
+    """The command as one that the kernel ends when this process, which starts it, is killed."""
+    begin = ("import ctypes, os, sys\n"
+             f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(signal.SIGKILL)}, 0, 0, 0)\n"
+             f"os.getppid() == {os.getpid()} and os.execv(sys.argv[1], sys.argv[1:])")
+    return [sys.executable, "-c", begin, *argv]
+
+
 @contextmanager
 def serving(image: object, *words: object) -> Iterator[Server]:
     """A server of an image, at a port that is free, with these options."""
     argv = [sys.executable, "-m", "spmd", "serve", image, "--port", "0", *words]
-    with Launch(argv) as launch:
+    with Launch(ending_with_us(argv)) as launch:
         assert launch.process.stdout is not None
         lines: list[str] = []
         for line in launch.process.stdout:

@@ -124,7 +124,8 @@ def test_calls_from_elsewhere_are_calls_here(image, server):
 
 
 def test_what_the_protocol_says_of_models(server):
-    assert server.asked("GET", "/v2").json["extensions"] == ["binary_tensor_data"]
+    assert server.asked("GET", "/v2").json["extensions"] == [
+        "binary_tensor_data", "model_repository", "generate"]
     for page in ("/v2/health/live", "/v2/health/ready", "/v2/models/things.least/ready"):
         assert server.asked("GET", page).status == 200
     index = server.asked("POST", "/v2/repository/index", b"").json

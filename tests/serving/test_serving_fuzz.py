@@ -44,6 +44,12 @@ ODD: list[Any] = [
     [0, 2**40], [1] * 9, [[[1.0, 2.0]]], {"binary_data_size": -1}, {"binary_data_size": 2**62},
     {"binary_data_size": True}, {"binary_data": 1}, {"timeout": 1}, {"timeout": 2**70},
 ]
+# By their types, which a message of protobuf holds to.
+TYPED: list[Any] = [
+    0, -1, 1, 2, 3, 2**31 - 1, 2**62, -2**63, 1.5, float("nan"), float("inf"), 1e30, "", "x", "y",
+    "q", "only", "FP64", "BYTES", "BOOL", "FP32", "\0", "é" * 40, b"", b"1", b"\0" * 8, b"\xff" * 8,
+    b"\0" * 16, [], {},
+]
 LENGTHS = ["", "0", "-1", "1e3", "9" * 30, "٣", "1", "None", "50 "]
 
 
@@ -54,8 +60,9 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(p for key, item in inner for p in places(item, (*path, key)))]
 
 
-def changed(chance: random.Random, value: Any) -> Any:
-    """A JSON value with one or two of its parts replaced, left out, or there twice."""
+def changed(chance: random.Random, value: Any, typed: bool = False) -> Any:
+    """A JSON value with one or two of its parts replaced, left out, or there twice. typed: what is
+    replaced keeps its type."""
     whole = {"all": copy.deepcopy(value)}
     for _ in range(chance.randint(1, 2)):
         path = chance.choice(places(whole)[1:])
@@ -68,27 +75,46 @@ def changed(chance: random.Random, value: Any) -> Any:
         elif what < 0.3 and isinstance(holder, list):
             holder.append(copy.deepcopy(holder[path[-1]]))
         else:
-            holder[path[-1]] = copy.deepcopy(chance.choice(ODD))
+            known = [odd for odd in TYPED if type(odd) is type(holder[path[-1]])] if typed else ODD
+            holder[path[-1]] = copy.deepcopy(chance.choice(known))
     return whole["all"]
+
+
+def damaged(chance: random.Random, data: bytes) -> bytes:
+    """Bytes, of which every fourth time some are others, or missing."""
+    what = chance.random()
+    if what < 0.15 and data:
+        changes = bytearray(data)
+        for _ in range(chance.randint(1, 4)):
+            changes[chance.randrange(len(data))] = chance.randrange(256)
+        return bytes(changes)
+    return data[:chance.randrange(len(data))] if what < 0.25 and data else data
 
 
 def malformed(chance: random.Random) -> tuple[bytes, dict[str, str]]:
     """A body, and headers."""
     base, tail = chance.choice(BASES)
-    head = json.dumps(changed(chance, base)).encode()
-    what = chance.random()
-    if what < 0.15:
-        head = bytearray(head)
-        for _ in range(chance.randint(1, 4)):
-            head[chance.randrange(len(head))] = chance.randrange(256)
-    elif what < 0.25:
-        head = head[:chance.randrange(len(head))]
+    head = damaged(chance, json.dumps(changed(chance, base)).encode())
     if chance.random() < 0.2:
         tail = tail[:chance.randrange(len(tail) + 1)] + chance.randbytes(chance.randrange(9))
     headers = {JSON_LENGTH: str(len(head))} if tail else {}
     if chance.random() < 0.1:
         headers[JSON_LENGTH] = chance.choice(LENGTHS)
-    return bytes(head) + tail, headers
+    return head + tail, headers
+
+
+def malformed_page(chance: random.Random, model: str) -> tuple[str, bytes, dict[str, str]]:
+    """A page, a body and headers: of a call, of one of `generate`, or of a load."""
+    what = chance.random()
+    if what < 0.7:
+        return f"models/{model}/infer", *malformed(chance)
+    if what < 0.9:
+        page, base = f"models/{model}/generate", {"x": [[1, 2]], "by": 3, "on": [True], "id": "k",
+                                                  "parameters": {"timeout": 10**7}}
+    else:
+        page = f"repository/models/{model}/load"
+        base = {"parameters": {"image": "none.img", "state": "none.npz", "config": '{"a": 1}'}}
+    return page, damaged(chance, json.dumps(changed(chance, base)).encode()), {}
 
 
 def fuzz_messages(server: Server, model: str, count: int, seed: int) -> set[int]:
@@ -96,12 +122,13 @@ def fuzz_messages(server: Server, model: str, count: int, seed: int) -> set[int]
     chance, statuses = random.Random(seed), set()
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     for _ in range(count):
-        body, headers = malformed(chance)
-        connection.request("POST", f"/v2/models/{model}/infer", body,
+        page, body, headers = malformed_page(chance, model)
+        connection.request("POST", f"/v2/{page}", body,
                            {k: v.encode() for k, v in headers.items()})
         answer = connection.getresponse()
         text = answer.read()
-        assert answer.status in (200, 400, 504), (answer.status, text, body, headers)
+        known = (200, 400, 403, 409) if page.endswith("load") else (200, 400, 504)
+        assert answer.status in known, (answer.status, text, page, body, headers)
         assert answer.status == 200 or list(json.loads(text)) == ["error"], (text, body)
         statuses.add(answer.status)
     connection.close()
@@ -126,16 +153,71 @@ def fuzz_bytes(server: Server, model: str, count: int, seed: int) -> None:
                     connection.recv(100)
 
 
+def fuzz_grpc(server: Server, model: str, count: int, seed: int) -> set[str]:
+    """Messages that are nearly proper, and bytes that are none. Returns all codes."""
+    import grpc
+
+    from spmd.serving.grpc_messages import CLASSES, SERVICE
+
+    chance, codes = random.Random(seed), set()
+    raw: dict[str, Any] = {"model_name": model, "id": "k", "inputs": [
+        {"name": "x", "datatype": "FP32", "shape": [1, 2]}], "outputs": [{"name": "y"}],
+        "raw_input_contents": [b"\0\0\x80\x3f" * 2]}
+    listed = {"model_name": model, "parameters": {"timeout": {"int64_param": 10**7}}, "inputs": [
+        {"name": "x", "datatype": "FP32", "shape": [1, 2], "contents": {"fp32_contents": [1, 2]}},
+        {"name": "by", "datatype": "INT64", "shape": [], "contents": {"int64_contents": [3]}}]}
+    load = {"model_name": model, "parameters": {"state": {"string_param": "none.npz"},
+                                                "config": {"bytes_param": b"{}"}}}
+    bases = [("ModelInfer", raw), ("ModelInfer", listed), ("RepositoryModelLoad", load)]
+    with grpc.insecure_channel(server.lines[-1].removeprefix("grpc://")) as channel:
+        for _ in range(count):
+            method, base = chance.choice(bases)
+            kind = CLASSES[f"{method}Request"]
+            try:
+                data = kind(**changed(chance, base, typed=True)).SerializeToString()
+            except (ValueError, TypeError):  # out of the range of the field
+                continue
+            data = damaged(chance, data) if chance.random() < 0.5 else data
+            if method == "ModelInfer" and chance.random() < 0.2:  # of a stream each has an answer
+                stream = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
+                assert len(list(stream(iter([data, data]), timeout=PATIENCE))) == 2
+                continue
+            try:
+                channel.unary_unary(f"/{SERVICE}/{method}")(data, timeout=PATIENCE)
+                codes.add("OK")
+            except grpc.RpcError as error:
+                code = error.code().name
+                assert code in ("INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION",
+                                "PERMISSION_DENIED", "DEADLINE_EXCEEDED"), (
+                    code, error.details(), method, data)
+                codes.add(code)
+    return codes
+
+
 @pytest.mark.parametrize("count", [3000])
 def test_no_request_is_a_defect(count, built):
     image = built(PROGRAM)
-    with serving(image, "--ranks", 2) as server:
+    with serving(image, "--ranks", 2, "--allow", "load") as server:
         began = time.monotonic()
-        assert {200, 400} <= fuzz_messages(server, image.stem, count, 1)
+        assert {200, 400, 409} <= fuzz_messages(server, image.stem, count, 1)
         fuzz_bytes(server, image.stem, count // 10, 2)
         print(f"{time.monotonic() - began:.1f} s")
-        text = server.asked("GET", "/metrics").body.decode()
-        assert 'status="400"' in text and 'status="500"' not in text
-        x = np.ones((2, 2), np.float32)
-        assert np.array_equal(spmd.connect(server.url)[image.stem](x=x)["y"], 2 * x)
-        assert server.launch.process.poll() is None
+        still_serves(server, image.stem)
+
+
+@pytest.mark.parametrize("count", [1000])
+def test_no_message_of_grpc_is_a_defect(count, built):
+    pytest.importorskip("grpc")
+    image = built(PROGRAM)
+    with serving(image, "--ranks", 2, "--allow", "load", "--grpc-port", 0) as server:
+        codes = fuzz_grpc(server, image.stem, count, 3)
+        assert {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION"} <= codes
+        still_serves(server, image.stem)
+
+
+def still_serves(server: Server, model: str) -> None:
+    text = server.asked("GET", "/metrics").body.decode()
+    assert 'status="400"' in text and 'status="500"' not in text
+    x = np.ones((2, 2), np.float32)
+    assert np.array_equal(spmd.connect(server.url)[model](x=x)["y"], 2 * x)
+    assert server.launch.process.poll() is None

@@ -1,0 +1,116 @@
+"""What a server does for requests, whichever protocol brings them: calls, streams, loads.
+
+In: models, a queue, limits; then requests. Out: answers, or errors that refusals have a status
+for. Always holds: a request is counted once, and a call goes through the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from spmd import __version__
+from spmd.serving.call_queue import CallQueue, GoneError, Waiting
+from spmd.serving.infer_messages import InferRequest
+from spmd.serving.joined_calls import ModelCall
+from spmd.serving.model_repository import ModelRepository
+from spmd.serving.refusals import GONE, status_of
+from spmd.serving.request_metrics import RequestMetrics
+from spmd.serving.sent_frames import SentFrame, SentFrames
+from spmd.serving.served_models import Answer, ServedModel
+
+Gone = Callable[[], Awaitable[Any]]
+EXTENSIONS = ("binary_tensor_data", "model_repository", "generate")
+
+
+class InferenceServer:
+    """Answers the requests for the models of one image, whose calls go through one queue.
+
+    most_bytes: bytes that a request's body may have. timeout: seconds that a call may take."""
+
+    def __init__(self, repository: ModelRepository, queue: CallQueue, *,
+                 most_bytes: int, timeout: float) -> None:
+        self.repository, self.queue = repository, queue
+        self.most_bytes, self.timeout = most_bytes, timeout
+        self.metrics = RequestMetrics(queue)
+
+    def about(self) -> dict[str, Any]:
+        """Return what the protocol says of a server."""
+        return {"name": "spmd", "version": __version__, "extensions": list(EXTENSIONS)}
+
+    def check_ready(self, model: str | None = None, version: str | None = None) -> None:
+        """Raise what a call, of this model or of any, would be refused with now."""
+        self.queue.check_open()
+        if model is None:
+            self.repository.job.check(None)
+        else:
+            self.repository.callable_model(model, version)
+
+    # ---- calls
+
+    @contextmanager
+    def request(self, name: str, version: str | None) -> Iterator[ServedModel]:
+        """Give the model of a request; count the request by what becomes of it inside."""
+        began, label, status = time.perf_counter(), "", GONE
+        try:
+            model = self.repository.callable_model(name, version)
+            label = name
+            self.queue.check_open()
+            yield model
+            status = 200
+        except Exception as error:
+            status = status_of(error)
+            raise
+        finally:
+            self.metrics.count(label, status, time.perf_counter() - began)
+
+    async def infer(self, model: ServedModel, asked: InferRequest, version: str | None,
+                    gone: Gone | None = None) -> Answer:
+        """Make a call. gone: returns once the client does not wait any more."""
+        waiting = self._added(model, model.prepared(asked, version))
+        answer: Answer = await self.queue.result(waiting, self._seconds(asked), gone)
+        return answer
+
+    async def stream(self, model: ServedModel, asked: InferRequest, version: str | None,
+                     gone: Gone | None = None
+                     ) -> AsyncGenerator[SentFrame | Answer, None]:
+        """Make a call; give each frame that it saves, then its answer. A call
+        whose frames nobody waits for is ended: state is as it was before."""
+        frames = SentFrames(self.most_bytes)
+        waiting = self._added(model, model.prepared(asked, version, frames))
+        result = asyncio.ensure_future(self.queue.result(waiting, self._seconds(asked),
+                                                         gone))
+        result.add_done_callback(lambda ended: frames.end(
+            GoneError("the client has gone") if ended.cancelled() else ended.exception()))
+        try:
+            while (frame := await frames.arrived()) is not None:
+                yield frame
+            answer: Answer = await result
+            yield answer
+        finally:
+            result.cancel()
+
+    def _added(self, model: ServedModel, call: ModelCall) -> Waiting:
+        return self.queue.add(self.metrics.timed(model.name, call))
+
+    def _seconds(self, asked: InferRequest) -> float:
+        return min(asked.timeout or self.timeout, self.timeout)
+
+    # ---- loads
+
+    async def load(self, name: str, parameters: Mapping[str, Any]) -> str:
+        """Load files, as parameters name them; return the version that is there then. It goes on
+        where the client goes."""
+        self.queue.check_open()
+        version: str = await asyncio.to_thread(
+            self.repository.load, name, parameters, self.queue.check_open)
+        return version
+
+    async def unload(self, name: str) -> None:
+        """Close the job: its models are not there any more."""
+        self.queue.check_open()
+        await asyncio.to_thread(self.repository.unload, name)
+

@@ -6,7 +6,7 @@ element type, whose length is what the stage with most of them needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -20,9 +20,13 @@ Buffers = Mapping[str, Any]
 
 class Packing:
     """Where the leaves of each stage lie. lengths: of the buffers, by the name of the dtype; ends:
-    how much of these each stage has. Always holds: nothing else of a row is read or written."""
+    how much of these each stage has. Always holds: nothing else of a row is read or written.
 
-    def __init__(self, stages: Sequence[Sequence[ArrayType]]) -> None:
+    most: of a number of elements that differs between ranks, the largest one.
+    """
+
+    def __init__(self, stages: Sequence[Sequence[ArrayType]],
+                 most: Callable[[Expr], Expr] = lambda e: e) -> None:
         self.places: list[list[tuple[str, Any, Any, tuple[Any, ...]]]] = []
         ends: list[dict[str, Expr]] = []
         for types in stages:
@@ -39,7 +43,7 @@ class Packing:
         self.ends = [{name: _extent(e) for name, e in end.items()} for end in ends]
         names = dict.fromkeys(name for end in ends for name in end)
         self.lengths = {
-            name: _extent(reduce(expr.maximum, [e.get(name, expr.const(0)) for e in ends]))
+            name: _extent(reduce(expr.maximum, [most(e.get(name, expr.const(0))) for e in ends]))
             for name in names}
 
     def read(self, buffers: Buffers, index: tuple[Any, ...], stage: int, version: Any = 0

@@ -19,7 +19,7 @@ from codegen.trace.array import as_value
 from codegen.trace.context import Context
 from codegen.trace.expecting import expect
 from codegen.trace.numpy.creation import arange, unwritten
-from spmd.pipelining.stage_rows import axes_of, handed_on, layout_of_batch, layout_of_rows
+from spmd.pipelining.stage_rows import handed_on, layout_of_batch, layout_of_rows
 
 PLACES = ("block", "round", "v", "microbatch")
 MOST_RANKS = 1 << 24
@@ -93,10 +93,10 @@ class StagePlaces:
         if self.ranks is None:
             return handed_on(self.axis, data, step, arrays, words)
         local = self._there_and_back if self.back_and_forth else self._around
-        layouts = tuple(layout_of_rows(self.axis, data, x.ndim) for x in arrays.values())
+        layouts = tuple(layout_of_rows(self.axis, data, x) for x in arrays.values())
         mapped = spmd.shard_map(
             lambda *parts: tuple(local(x, step) for x in parts), in_layouts=layouts,
-            mesh=axes_of(self.axis, data), out_layouts=layouts)
+            out_layouts=layouts)
         return dict(zip(arrays, mapped(*arrays.values()), strict=True))
 
     def _around(self, x: Any, step: int) -> Any:

@@ -28,7 +28,8 @@ from spmd.pipelining.flight import Flight, batch_types, like_batch
 from spmd.pipelining.layer_costs import Cut, check_cut, costs_of
 from spmd.pipelining.microbatches import Microbatches
 from spmd.pipelining.ring_ticks import RingTicks, checked_ring, tables_of_ring
-from spmd.pipelining.stage_code import Masked, StageCode, code_of, stages_of, type_of
+from spmd.pipelining.split_axes import SplitAxes
+from spmd.pipelining.stage_code import Masked, StageCode, code_of, stages_of
 from spmd.pipelining.stage_cuts import cut, cut_text
 from spmd.pipelining.stage_places import StagePlaces
 from spmd.pipelining.stage_updates import Updates
@@ -183,15 +184,17 @@ class TrainingPipeline:
         self.every = 1  # steps that flush, until an update
         if schedule.flushes and isinstance(schedule.accumulate, int):
             self.every = schedule.accumulate // schedule.microbatches
+        self.split = SplitAxes(context, [w for _, w in self.layers],
+                               (axis, *context.facts.get((self.key, "data"), ())))
         types = context.facts.get(self.key)
         counts = by == "operations"
         self.lacks_types = counts and types is None
         costs, unit = costs_of(self, by, like_batch(self, types) if counts and types else None)
         self.positions = cut(costs, schedule.stages)
         self.cut = cut_text(costs, self.positions, unit)
-        self.stages = stages_of(self.layers, self.positions)
-        self.weights = Packing([[type_of(x) for x in flatten(s.parameters)[1]]
-                                for s in self.stages])
+        self.stages = stages_of(self.layers, self.positions, self.split)
+        self.types = [flatten(s.types)[1] for s in self.stages]
+        self.weights = self.split.packing(list(map(self.split.local, self.types)))
         self.updates = Updates(self, optimizer)
         self.note = row_of(self, place)
         rows.append(self.note)
@@ -205,7 +208,7 @@ class TrainingPipeline:
         buffers = self.new(self.weights, ())
         for stage in self.stages:
             leaves = [as_array(x) for x in flatten(stage.parameters)[1]]
-            self.weights.write(buffers, (self.places.row(stage.number),), stage.number, leaves)
+            self.write(buffers, stage.number, dict(enumerate(leaves)))
         state: State = {"weights": buffers, "moments": self.updates.init(buffers),
                         "steps": spmd.asarray(np.int64(0))}
         if self.every > 1:  # gradients of earlier steps wait for an update
@@ -228,6 +231,7 @@ class TrainingPipeline:
         state = self.places.marked(self._own(state))
         y = y if mask is None else Masked(y, mask)
         batches = Microbatches.of(self, x, y, self.schedule.microbatches)
+        self.tell(batches.data)
         if self.lacks_types or not self.schedule.flushes and "cycle" not in state:
             if self.key in self.context.facts:  # its init has begun with all that a state needs
                 raise UsageError(
@@ -296,7 +300,7 @@ class TrainingPipeline:
         found = []
         for stage in self.stages:
             row = self.places.row(stage.number)
-            leaves = self.weights.read(state["weights"], (row,), stage.number)
+            leaves = self.leaves(state["weights"], stage.number)
             for leaf in leaves:
                 self.places.stay(self.context, leaf, row)
             found += fill(flatten(stage.parameters)[0], iter(leaves), fresh=True)
@@ -307,9 +311,11 @@ class TrainingPipeline:
         pipeline."""
         _check_view(self.context)
         self.context.enter_library()
-        names = {"weights": self.weights.lengths, "moments": self.updates.moments.lengths,
+        names = {"weights": self.weights, "moments": self.updates.moments,
                  "steps": None, **({"pending": None} if self.every > 1 else {})}
-        found = state_fault(state, names, self.schedule.stages)
+        found = state_fault(state, {
+            name: packing and {k: self.split.extent(n) for k, n in packing.lengths.items()}
+            for name, packing in names.items()}, self.schedule.stages)
         if found:
             raise UsageError("no state of this pipeline", place=user_place(), found=found,
                              expected="what its init, step or drain returns",
@@ -320,18 +326,35 @@ class TrainingPipeline:
 
     # ---- what its parts call
 
-    def new(self, packing: Packing, between: tuple[Any, ...], layout: tuple[Any, ...] = ()
-            ) -> dict[str, Any]:
-        """Return buffers with a row for each stage, and dims between that and their lengths. Nobody
-        has written into them."""
-        return {name: unwritten((self.schedule.stages, *between, n), name,
-                                (self.axis, *layout, *(None,) * (len(between) - len(layout)), None))
-                for name, n in packing.lengths.items()}
+    def new(self, packing: Packing, between: tuple[Any, ...], layout: tuple[Any, ...] = (),
+            times: int = 1) -> dict[str, Any]:
+        """Return buffers with a row for each stage, and dims between that and their lengths, which
+        are `times` what a packing needs. Nobody has written into them."""
+        entries = (self.axis, *layout, *(None,) * (len(between) - len(layout)), self.split.entry)
+        return {name: unwritten((self.schedule.stages, *between, self.split.extent(n * times)),
+                                name, entries) for name, n in packing.lengths.items()}
+
+    def leaves(self, buffers: dict[str, Any], stage: int) -> list[Any]:
+        """Return what buffers (stage, …) have for the weights of a stage, as global arrays."""
+        return self.split.read(self.weights, buffers, self.places.row(stage), stage,
+                               self.types[stage])
+
+    def write(self, buffers: dict[str, Any], stage: int, leaves: dict[int, Any]) -> None:
+        """Write what buffers (stage, …) have for some weights of a stage, by their numbers."""
+        self.split.write(self.weights, buffers, self.places.row(stage), stage, leaves,
+                         self.types[stage])
+
+    def tell(self, data: str | None) -> None:
+        """Begin the capture again where the axis that splits the batch was taken for one of those
+        that split weights."""
+        if data in self.split.names:
+            self.context.facts[self.key, "data"] = (data,)
+            raise CapturedAgain
 
     def code(self, batches: Microbatches) -> StageCode:
         """Return the code of the stages for microbatches of this type: of each step its own, since
         layers may read numbers of Python that have changed."""
-        made = code_of(self.context, self.axis, self.stages, batches.x_types, batches.y_types,
+        made = code_of(self.split, self.axis, self.stages, batches.x_types, batches.y_types,
                        splits_backward=self.schedule.splits_backward)
         self.note["kept"], self.note["rows"] = kept_bytes(made), row_bytes(self, made)
         return made

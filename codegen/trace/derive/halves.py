@@ -89,17 +89,18 @@ class Halves:
 
 def capture_halves(
     context: Context, f: Callable[..., Any], weights: Any, arguments: Sequence[Any],
-    wanted: Sequence[bool], backward: bool = True,
+    wanted: Sequence[bool], backward: bool = True, local: bool = True,
 ) -> Halves:
     """Return the halves of f(weights, *arguments), captured once.
 
-    weights, arguments: trees of ArrayTypes, local ones of a rank's view. wanted: for each of the
-    arguments, whether the backward half returns the gradients of its leaves that are floats.
-    backward: False for a backward half that is empty.
+    weights, arguments: trees of ArrayTypes. local: whether these are of a rank's view; else f gets
+    global arrays, which lie as their types say. wanted: for each of the arguments, whether the
+    backward half returns the gradients of its leaves that are floats. backward: False for a
+    backward half that is empty.
     """
     axes = frozenset(context.mesh.names)
     tree, types = flatten((weights, tuple(arguments)))
-    context.rank_view += 1
+    view, context.rank_view = context.rank_view, context.rank_view + 1 if local else 0
     logs, context.write_logs = context.write_logs, [*context.write_logs, {}]
     try:
         with context.block(types) as block:
@@ -133,7 +134,7 @@ def capture_halves(
             slopes = back([wrap(context, v) for v in cotangents])
             gradients = [as_value(context, leaf) for leaf in flatten(slopes)[1]]
     finally:
-        context.rank_view -= 1
+        context.rank_view = view
         context.write_logs = logs
     count = len(flatten(weights)[1])
     names = block.args[:count], block.args[count:len(types)]

@@ -1,0 +1,189 @@
+"""Axes of the mesh that split the weights of layers, and so the work in each stage.
+
+In: functions of global arrays, captured once, whose weights lie over these axes. Out: Halves in the
+view of one rank, which computes its part. Always holds: without such axes functions are captured in
+a rank's view at once; other axes, of stages and of the data, are never crossed in a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import spmd
+from codegen.copies import Copier
+from codegen.ir import ArrayType, Input, Module, Op, Output, Region, Value
+from codegen.layouts.cuts import layout_of
+from codegen.mesh import Layout, LayoutEntry, Mesh
+from codegen.passes.partition import partition
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+from codegen.trace.array import Array, as_array, local_type
+from codegen.trace.context import Context
+from codegen.trace.derive.halves import Halves, capture_halves
+from codegen.trace.number import expr_of, number
+from codegen.trace.state import flatten
+from spmd.optim.transformation import map_trees
+from spmd.pipelining.flat_buffers import Packing
+
+
+class SplitAxes:
+    """The axes that split weights. entry: of the last dim of buffers, which has for each rank along
+    them as much as the one with most needs."""
+
+    def __init__(self, context: Context, weights: Any, others: Sequence[str]) -> None:
+        """others: axes that split something else."""
+        arrays = [x for x in flatten(weights)[1] if isinstance(x, Array)]
+        named = {a for x in arrays for e in x.type.layout or () for a in e}
+        axes = tuple(a for a in context.mesh.axes if a.name in named.difference(others))
+        self.context, self.mesh = context, Mesh(axes)
+        self.names = self.mesh.names
+        self.entry: Any = (None, *self.names)[-1] if len(axes) < 2 else self.names
+
+    def __bool__(self) -> bool:
+        return bool(self.names)
+
+    # ---- types
+
+    def type_of(self, x: Any) -> ArrayType:
+        """Return the type of an array, or that type without other axes than these: a local one
+        where there are none."""
+        given = x if isinstance(x, ArrayType) else as_array(x).type
+        if not self:
+            return ArrayType(given.dtype, given.shape)
+        layout = tuple(self._kept(e) for e in given.layout or ((),) * given.ndim)
+        return ArrayType(given.dtype, given.shape, layout)
+
+    def _kept(self, entry: LayoutEntry) -> LayoutEntry:
+        return tuple(a for a in entry if a in self.names)
+
+    def types_of(self, tree: Any) -> Any:
+        """Return the tree with types in the place of arrays."""
+        return map_trees(self.type_of, tree)
+
+    def local(self, types: Sequence[ArrayType]) -> list[ArrayType]:
+        """Return the types of what a rank has of arrays."""
+        return [local_type(self.mesh, t) if self else t for t in types]
+
+    # ---- buffers
+
+    def packing(self, stages: Sequence[Sequence[ArrayType]]) -> Packing:
+        """Return where the leaves of each stage lie. stages: their types on a rank."""
+        return Packing(stages, self._most)
+
+    def _most(self, e: Expr) -> Expr:
+        """Return the largest of the numbers of elements that ranks have: the first one's."""
+        return e.subst({a.coord_sym: expr.const(0) for a in self.mesh.axes})
+
+    def extent(self, length: Any) -> Any:
+        """Return the extent of an array of so many elements on each rank."""
+        if not self:
+            return length
+        own = expr_of(length)
+        assert own is not None, "a length is an integer, or a formula"
+        return number(own * self.mesh.size(self.names))
+
+    # ---- arrays of a stage, in and out of buffers
+
+    def read(self, packing: Packing, buffers: Mapping[str, Any], row: Any, stage: int,
+             types: Sequence[ArrayType]) -> list[Array]:
+        """Return the leaves of a stage as global arrays, of its row of each buffer (stage, …)."""
+        if not self:
+            return packing.read(buffers, (row,), stage)
+        names = list(packing.ends[stage])
+
+        def local(*rows: Any) -> Any:
+            return tuple(packing.read(dict(zip(names, rows)), (), stage))
+
+        mapped = spmd.shard_map(
+            local, in_layouts=((self.entry,),) * len(names), check_vma=False,
+            out_layouts=tuple(map(self._spec, types)))
+        return list(mapped(*(buffers[name][row] for name in names))) if types else []
+
+    def write(self, packing: Packing, buffers: Mapping[str, Any], row: Any, stage: int,
+              leaves: Mapping[int, Any], types: Sequence[ArrayType]) -> None:
+        """Write some leaves of a stage, global arrays by their numbers, into its row of each buffer
+        (stage, …)."""
+        if not self:
+            for k, leaf in leaves.items():
+                buffer, where = packing.part(buffers, (row,), stage, k)
+                buffer[where] = leaf.reshape(-1)
+            return
+        names = list(dict.fromkeys(packing.places[stage][k][0] for k in leaves))
+
+        def local(*operands: Any) -> Any:
+            rows = dict(zip(names, operands))
+            for k, leaf in zip(leaves, operands[len(names):]):
+                buffer, where = packing.part(rows, (), stage, k)
+                buffer[where] = leaf.reshape(-1)
+            return tuple(rows.values())
+
+        lie = ((self.entry,),) * len(names)
+        mapped = spmd.shard_map(
+            local, out_layouts=lie,
+            in_layouts=(*lie, *(self._spec(types[k]) for k in leaves)))
+        rows = [buffers[name][row] for name in names]
+        for name, whole in zip(names, mapped(*rows, *leaves.values()) if leaves else ()):
+            buffers[name][row] = whole
+
+    def _spec(self, t: ArrayType) -> tuple[Any, ...]:
+        return tuple(e if e else None for e in layout_of(Value("", t)))
+
+    # ---- code
+
+    def halves(
+        self, f: Callable[..., Any], weights: Any, arguments: Sequence[Any],
+        wanted: Sequence[bool], backward: bool = True, outs: Sequence[ArrayType] | None = None,
+        whole: bool = False,
+    ) -> tuple[Halves, list[ArrayType]]:
+        """Return the halves of f(weights, *arguments) on one rank, and the types of what f returns
+        as global arrays. weights, arguments: trees of types, as of type_of. wanted, backward: as of
+        capture_halves. outs: how what f returns lies; None: as it is computed, or, where that is to
+        be whole, on each rank."""
+        found = capture_halves(self.context, f, weights, arguments, wanted, backward,
+                               local=not self)
+        if not self:
+            return found, found.out_types
+        outs = outs or [_whole(v.type) if whole else v.type for v in found.outs]
+        slopes = [v.type for v in found.weights]
+        for tree, count in zip(arguments, found.wanted):
+            slopes += [t for t in flatten(tree)[1] if t.dtype.kind in "fc"] if count else []
+        own, ahead, made = self._partitioned(
+            found.ahead, found.weights + found.arguments, found.outs + found.kept,
+            [*outs, *(v.type for v in found.kept)])
+        weights, arguments = own[:len(found.weights)], own[len(found.weights):]
+        outs_made, kept = made[:len(outs)], made[len(outs):]
+        known, later, gradients = self._partitioned(
+            found.later, found.weights + found.kept + found.cotangents, found.gradients,
+            slopes if backward else [])
+        instead = Copier(self.context.unique,
+                         dict(zip(known, (*weights, *kept))), {})
+        later = instead.ops(later)
+        return replace(
+            found, weights=weights, arguments=arguments, outs=outs_made, kept=kept,
+            cotangents=known[len(weights) + len(kept):], ahead=tuple(ahead), later=tuple(later),
+            gradients=tuple(map(instead.of, gradients))), outs
+
+    def _partitioned(
+        self, ops: Sequence[Op], names: Sequence[Value], results: Sequence[Value],
+        types: Sequence[ArrayType],
+    ) -> tuple[tuple[Value, ...], Sequence[Op], tuple[Value, ...]]:
+        """Return what a rank has of named arrays, the ops that compute its part of the results, and
+        these. types: how the results lie."""
+        inputs = tuple(Input(v, layout_of(v), v.type.shape) for v in names)
+        outputs = tuple(Output(str(k), v, _layout(t), v.type.shape)
+                        for k, (v, t) in enumerate(zip(results, types, strict=True)))
+        graph = Module("layer", "graph", self.mesh, (), (), inputs, Region((), tuple(ops), ()),
+                       outputs)
+        program = partition(graph)
+        return (tuple(i.value for i in program.inputs), program.body.ops,
+                tuple(o.value for o in program.outputs))
+
+
+def _layout(t: ArrayType) -> Layout:
+    return t.layout or ((),) * t.ndim
+
+
+def _whole(t: ArrayType) -> ArrayType:
+    return replace(t, layout=((),) * t.ndim)

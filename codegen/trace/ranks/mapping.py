@@ -7,6 +7,7 @@ Always holds: a split dim of a result has the local extents of balanced blocks.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -97,9 +98,11 @@ def _global_extent(
 ) -> Expr | None:
     """The extent of a dim whose balanced blocks have these local extents; None: there is none."""
     n, k = mesh.size(entry), mesh.position(entry)
-    for candidate in known:
-        if same_extent(block_extent(candidate, n, k), extent):
-            return candidate
+    blocks = {candidate: block_extent(candidate, n, k) for candidate in known}
+    for same in (operator.eq, same_extent):  # one that is said with the same formula comes first
+        for candidate, own in blocks.items():
+            if same(own, extent):
+                return candidate
     var = Sym("member", "var", expr.const(0), n - 1)
     at_member = extent.subst(mesh.at(entry, expr.symbol(var)))
     total = estimate.prefix_sum(at_member, var, n)

@@ -22,7 +22,8 @@ class Packing:
     """Where the leaves of each stage lie. lengths: of the buffers, by the name of the dtype; ends:
     how much of these each stage has. Always holds: nothing else of a row is read or written.
 
-    most: of a number of elements that differs between ranks, the largest one.
+    most: of a number of elements that differs between ranks, the largest one, for which there is
+    room.
     """
 
     def __init__(self, stages: Sequence[Sequence[ArrayType]],
@@ -35,7 +36,7 @@ class Packing:
             for t in types:
                 begin = end.get(t.dtype.name, expr.const(0))
                 size = reduce(lambda a, b: a * b, t.shape, expr.const(1))
-                end[t.dtype.name] = begin + size
+                end[t.dtype.name] = begin + most(size)
                 shape = tuple(map(_extent, t.shape))
                 places.append((t.dtype.name, _extent(begin), _extent(begin + size), shape))
             self.places.append(places)
@@ -43,7 +44,7 @@ class Packing:
         self.ends = [{name: _extent(e) for name, e in end.items()} for end in ends]
         names = dict.fromkeys(name for end in ends for name in end)
         self.lengths = {
-            name: _extent(reduce(expr.maximum, [most(e.get(name, expr.const(0))) for e in ends]))
+            name: _extent(reduce(expr.maximum, [e.get(name, expr.const(0)) for e in ends]))
             for name in names}
 
     def read(self, buffers: Buffers, index: tuple[Any, ...], stage: int, version: Any = 0

@@ -23,9 +23,11 @@ from codegen.trace.array import Array, as_array, local_type
 from codegen.trace.context import Context
 from codegen.trace.derive.halves import Halves, capture_halves
 from codegen.trace.number import expr_of, number
+from codegen.trace.ranks.mapping import laid
 from codegen.trace.state import flatten
 from spmd.optim.transformation import map_trees
 from spmd.pipelining.flat_buffers import Packing
+from spmd.pipelining.stage_places import StageRow
 
 
 class SplitAxes:
@@ -86,49 +88,54 @@ class SplitAxes:
 
     # ---- arrays of a stage, in and out of buffers
 
-    def read(self, packing: Packing, buffers: Mapping[str, Any], row: Any, stage: int,
+    def read(self, packing: Packing, buffers: Mapping[str, Any], row: StageRow, stage: int,
              types: Sequence[ArrayType]) -> list[Array]:
         """Return the leaves of a stage as global arrays, of its row of each buffer (stage, …)."""
         if not self:
-            return packing.read(buffers, (row,), stage)
+            return packing.read(buffers, (row.number,), stage)
         names = list(packing.ends[stage])
 
         def local(*rows: Any) -> Any:
-            return tuple(packing.read(dict(zip(names, rows)), (), stage))
+            def copy(j: Any, leaves: Any) -> Any:
+                for leaf, own in zip(leaves, packing.read(dict(zip(names, rows)), (j,), stage)):
+                    leaf[j] = own
+                return leaves
 
-        mapped = spmd.shard_map(
-            local, in_layouts=((self.entry,),) * len(names), check_vma=False,
-            out_layouts=tuple(map(self._spec, types)))
-        return list(mapped(*(buffers[name][row] for name in names))) if types else []
+            has = rows[0].shape[0]  # 1 on the ranks that have the row, or 0
+            leaves = spmd.fori_loop(0, has, copy, tuple(
+                spmd.empty((has, *shape), name) for name, *_, shape in packing.places[stage]))
+            return tuple(map(row.part, leaves, types))
 
-    def write(self, packing: Packing, buffers: Mapping[str, Any], row: Any, stage: int,
+        mapped = spmd.shard_map(local, check_vma=False,
+                                out_layouts=tuple(_spec(row.home(t)) for t in types))
+        found = mapped(*(row.of(buffers[k]) for k in names)) if types else ()
+        return [laid(x, _layout(t)) for x, t in zip(found, types)]
+
+    def write(self, packing: Packing, buffers: Mapping[str, Any], row: StageRow, stage: int,
               leaves: Mapping[int, Any], types: Sequence[ArrayType]) -> None:
         """Write some leaves of a stage, global arrays by their numbers, into its row of each buffer
         (stage, …)."""
         if not self:
             for k, leaf in leaves.items():
-                buffer, where = packing.part(buffers, (row,), stage, k)
+                buffer, where = packing.part(buffers, (row.number,), stage, k)
                 buffer[where] = leaf.reshape(-1)
             return
         names = list(dict.fromkeys(packing.places[stage][k][0] for k in leaves))
+        rows = [row.of(buffers[name]) for name in names]
 
         def local(*operands: Any) -> Any:
-            rows = dict(zip(names, operands))
-            for k, leaf in zip(leaves, operands[len(names):]):
-                buffer, where = packing.part(rows, (), stage, k)
-                buffer[where] = leaf.reshape(-1)
-            return tuple(rows.values())
+            def copy(j: Any, rows: Any) -> Any:
+                for k, leaf in zip(leaves, operands[len(names):]):
+                    buffer, where = packing.part(dict(zip(names, rows)), (j,), stage, k)
+                    buffer[where] = leaf[j].reshape(-1)
+                return rows
 
-        lie = ((self.entry,),) * len(names)
-        mapped = spmd.shard_map(
-            local, out_layouts=lie,
-            in_layouts=(*lie, *(self._spec(types[k]) for k in leaves)))
-        rows = [buffers[name][row] for name in names]
-        for name, whole in zip(names, mapped(*rows, *leaves.values()) if leaves else ()):
-            buffers[name][row] = whole
+            return spmd.fori_loop(0, operands[0].shape[0], copy, operands[:len(names)])
 
-    def _spec(self, t: ArrayType) -> tuple[Any, ...]:
-        return tuple(e if e else None for e in layout_of(Value("", t)))
+        mapped = spmd.shard_map(local, out_layouts=tuple(_spec(x.type.layout) for x in rows))
+        parts = [laid(x[None], (row.entry, *_layout(types[k]))) for k, x in leaves.items()]
+        for name, whole in zip(names, mapped(*rows, *parts) if leaves else ()):
+            buffers[name][row.number] = whole[0]
 
     # ---- code
 
@@ -183,6 +190,11 @@ class SplitAxes:
 
 def _layout(t: ArrayType) -> Layout:
     return t.layout or ((),) * t.ndim
+
+
+def _spec(layout: Layout) -> tuple[Any, ...]:
+    """Return a layout as users write it."""
+    return tuple(entry or None for entry in layout)
 
 
 def _whole(t: ArrayType) -> ArrayType:

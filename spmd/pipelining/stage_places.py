@@ -6,23 +6,65 @@ what neighbours hand on. Always holds: the number of ranks is known at launch on
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import spmd
 from codegen.errors import UsageError
+from codegen.ir import ArrayType
 from codegen.layouts.cuts import owned
+from codegen.mesh import Layout, LayoutEntry
 from codegen.places import user_place
 from codegen.suggest import meant
 from codegen.trace.array import as_value
 from codegen.trace.context import Context
 from codegen.trace.expecting import expect
 from codegen.trace.numpy.creation import arange, unwritten
+from codegen.trace.ranks.mapping import laid
 from spmd.pipelining.stage_rows import handed_on, layout_of_batch, layout_of_rows
 
 PLACES = ("block", "round", "v", "microbatch")
 MOST_RANKS = 1 << 24
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """The row of a stage in arrays (stage, …). number: an integer that may be symbolic; entry: of a
+    dim that only the ranks that have the row have, or (), where nobody knows them while building.
+    """
+
+    number: Any
+    entry: LayoutEntry
+    axis: str
+
+    def of(self, x: Any) -> Any:
+        """Return the row of an array as an array of its own (1, …)."""
+        own = x[self.number][None]
+        return laid(own, (self.entry, *own.read().type.layout[1:]))
+
+    def home(self, t: ArrayType) -> Layout:
+        """Return how an array lies that only the ranks that have the row have, if one of its dims
+        is not split otherwise; else its own layout."""
+        layout = list(t.layout or ((),) * t.ndim)
+        if () in layout:
+            layout[layout.index(())] = self.entry
+        return tuple(layout)
+
+    def part(self, x: Any, t: ArrayType) -> Any:
+        """Return a rank's part of an array that lies so. x: (1, …) on ranks that have the row, else
+        (0, …)."""
+        home = self.home(t)
+        if not self.entry:
+            return x[0]
+        if self.entry in home:
+            dim = home.index(self.entry)
+            merged = np.moveaxis(x, 0, dim)
+            shape = [*merged.shape[:dim], merged.shape[dim] * merged.shape[dim + 1],
+                     *merged.shape[dim + 2:]]
+            return merged.reshape(shape)
+        return spmd.psum(np.sum(x, axis=0), self.axis)
 
 
 class StagePlaces:
@@ -77,11 +119,19 @@ class StagePlaces:
         rows[slice(None) if self.follows else self.row(stage)] = x
         return rows
 
-    def stay(self, context: Context, leaf: Any, row: Any) -> None:
-        """Let an array that is read of a row lie, as an output, where that row lies."""
-        if self.ranks is None and leaf.ndim:
-            entry = owned((self.axis,), self.stages, row, context.mesh)
-            leaf.home = (entry, *((),) * (leaf.ndim - 1))
+    def stage_row(self, context: Context, stage: int) -> StageRow:
+        """Return the row of a stage, with the ranks that have it."""
+        if self.ranks is not None:
+            return StageRow(self.row(stage), (), self.axis)
+        entry = owned((self.axis,), self.stages, stage, context.mesh)
+        return StageRow(stage, entry, self.axis)
+
+    def stay(self, context: Context, leaf: Any, t: ArrayType, stage: int) -> None:
+        """Let an array of this type, which is read of the row of a stage, lie as an output where
+        that row lies, if a dim of it is not split otherwise."""
+        row = self.stage_row(context, stage)
+        if row.entry and t.ndim:
+            leaf.home = row.home(t)
 
     def handed_on(self, arrays: dict[str, Any], step: int, data: str | None, words: Any
                   ) -> dict[str, Any]:

@@ -299,10 +299,9 @@ class TrainingPipeline:
         state = self._own(state)
         found = []
         for stage in self.stages:
-            row = self.places.row(stage.number)
             leaves = self.leaves(state["weights"], stage.number)
-            for leaf in leaves:
-                self.places.stay(self.context, leaf, row)
+            for leaf, t in zip(leaves, self.types[stage.number], strict=True):
+                self.places.stay(self.context, leaf, t, stage.number)
             found += fill(flatten(stage.parameters)[0], iter(leaves), fresh=True)
         return found
 
@@ -336,13 +335,13 @@ class TrainingPipeline:
 
     def leaves(self, buffers: dict[str, Any], stage: int) -> list[Any]:
         """Return what buffers (stage, …) have for the weights of a stage, as global arrays."""
-        return self.split.read(self.weights, buffers, self.places.row(stage), stage,
-                               self.types[stage])
+        row = self.places.stage_row(self.context, stage)
+        return self.split.read(self.weights, buffers, row, stage, self.types[stage])
 
     def write(self, buffers: dict[str, Any], stage: int, leaves: dict[int, Any]) -> None:
         """Write what buffers (stage, …) have for some weights of a stage, by their numbers."""
-        self.split.write(self.weights, buffers, self.places.row(stage), stage, leaves,
-                         self.types[stage])
+        row = self.places.stage_row(self.context, stage)
+        self.split.write(self.weights, buffers, row, stage, leaves, self.types[stage])
 
     def tell(self, data: str | None) -> None:
         """Begin the capture again where the axis that splits the batch was taken for one of those

@@ -93,25 +93,24 @@ class SplitAxes:
         """Return the leaves of a stage as global arrays, of its row of each buffer (stage, …)."""
         if not self:
             return packing.read(buffers, (row.number,), stage)
-        names = list(packing.ends[stage])
 
-        def local(*rows: Any) -> Any:
+        def local(*arrays: Any) -> Any:
             def copy(j: Any, leaves: Any) -> Any:
-                for leaf, own in zip(leaves, packing.read(dict(zip(names, rows)), (j,), stage)):
-                    leaf[j] = own
+                own = packing.read(dict(zip(buffers, arrays)), (row.position,), stage)
+                for leaf, x in zip(leaves, own):
+                    leaf[j] = x
                 return leaves
 
-            has = rows[0].shape[0]  # 1 on the ranks that have the row, or 0
-            leaves = spmd.fori_loop(0, has, copy, tuple(
-                spmd.empty((has, *shape), name) for name, *_, shape in packing.places[stage]))
-            return tuple(map(row.part, leaves, types))
+            leaves = spmd.fori_loop(0, row.has, copy, tuple(
+                spmd.empty((row.has, *shape), name) for name, *_, shape in packing.places[stage]))
+            return tuple(map(row.merged, leaves, types))
 
         mapped = spmd.shard_map(local, check_vma=False,
                                 out_layouts=tuple(_spec(row.home(t)) for t in types))
-        found = mapped(*(row.of(buffers[k]) for k in names)) if types else ()
+        found = mapped(*buffers.values()) if types else ()
         return [laid(x, _layout(t)) for x, t in zip(found, types)]
 
-    def write(self, packing: Packing, buffers: Mapping[str, Any], row: StageRow, stage: int,
+    def write(self, packing: Packing, buffers: dict[str, Any], row: StageRow, stage: int,
               leaves: Mapping[int, Any], types: Sequence[ArrayType]) -> None:
         """Write some leaves of a stage, global arrays by their numbers, into its row of each buffer
         (stage, …)."""
@@ -120,22 +119,23 @@ class SplitAxes:
                 buffer, where = packing.part(buffers, (row.number,), stage, k)
                 buffer[where] = leaf.reshape(-1)
             return
-        names = list(dict.fromkeys(packing.places[stage][k][0] for k in leaves))
-        rows = [row.of(buffers[name]) for name in names]
 
         def local(*operands: Any) -> Any:
-            def copy(j: Any, rows: Any) -> Any:
-                for k, leaf in zip(leaves, operands[len(names):]):
-                    buffer, where = packing.part(dict(zip(names, rows)), (j,), stage, k)
+            own = [row.apart(x, types[k]) for k, x in zip(leaves, operands[len(buffers):])]
+
+            def copy(j: Any, arrays: Any) -> Any:
+                for k, leaf in zip(leaves, own):
+                    buffer, where = packing.part(
+                        dict(zip(buffers, arrays)), (row.position,), stage, k)
                     buffer[where] = leaf[j].reshape(-1)
-                return rows
+                return arrays
 
-            return spmd.fori_loop(0, operands[0].shape[0], copy, operands[:len(names)])
+            return spmd.fori_loop(0, row.has, copy, operands[:len(buffers)])
 
-        mapped = spmd.shard_map(local, out_layouts=tuple(_spec(x.type.layout) for x in rows))
-        parts = [laid(x[None], (row.entry, *_layout(types[k]))) for k, x in leaves.items()]
-        for name, whole in zip(names, mapped(*rows, *parts) if leaves else ()):
-            buffers[name][row.number] = whole[0]
+        mapped = spmd.shard_map(local, out_layouts=tuple(x.layout for x in buffers.values()))
+        parts = [laid(x, row.home(types[k])) for k, x in leaves.items()]
+        if parts:
+            buffers |= dict(zip(buffers, mapped(*buffers.values(), *parts)))
 
     # ---- code
 

@@ -14,15 +14,16 @@ import numpy as np
 import spmd
 from codegen.errors import UsageError
 from codegen.ir import ArrayType
-from codegen.layouts.cuts import owned
+from codegen.layouts.cuts import block, owned
 from codegen.mesh import Layout, LayoutEntry
 from codegen.places import user_place
 from codegen.suggest import meant
+from codegen.symbolic import expr
 from codegen.trace.array import as_value
 from codegen.trace.context import Context
 from codegen.trace.expecting import expect
+from codegen.trace.number import expr_of, number
 from codegen.trace.numpy.creation import arange, unwritten
-from codegen.trace.ranks.mapping import laid
 from spmd.pipelining.stage_rows import handed_on, layout_of_batch, layout_of_rows
 
 PLACES = ("block", "round", "v", "microbatch")
@@ -31,40 +32,40 @@ MOST_RANKS = 1 << 24
 
 @dataclass(frozen=True)
 class StageRow:
-    """The row of a stage in arrays (stage, …). number: an integer that may be symbolic; entry: of a
-    dim that only the ranks that have the row have, or (), where nobody knows them while building.
-    """
+    """The row of a stage in arrays (stage, …), which a rank has whose `has` is 1, else 0. number,
+    position: in the array, and among the rows of that rank; integers that may be symbolic. entry:
+    of a dim that only this rank has; (), where nobody knows it while building."""
 
     number: Any
+    position: Any
+    has: Any
     entry: LayoutEntry
     axis: str
 
-    def of(self, x: Any) -> Any:
-        """Return the row of an array as an array of its own (1, …)."""
-        own = x[self.number][None]
-        return laid(own, (self.entry, *own.read().type.layout[1:]))
-
     def home(self, t: ArrayType) -> Layout:
-        """Return how an array lies that only the ranks that have the row have, if one of its dims
-        is not split otherwise; else its own layout."""
+        """Return how an array lies that only the rank of this row has, if one of its dims is not
+        split otherwise; else its own layout."""
         layout = list(t.layout or ((),) * t.ndim)
         if () in layout:
             layout[layout.index(())] = self.entry
         return tuple(layout)
 
-    def part(self, x: Any, t: ArrayType) -> Any:
-        """Return a rank's part of an array that lies so. x: (1, …) on ranks that have the row, else
-        (0, …)."""
-        home = self.home(t)
-        if not self.entry:
-            return x[0]
-        if self.entry in home:
-            dim = home.index(self.entry)
-            merged = np.moveaxis(x, 0, dim)
-            shape = [*merged.shape[:dim], merged.shape[dim] * merged.shape[dim + 1],
-                     *merged.shape[dim + 2:]]
-            return merged.reshape(shape)
-        return spmd.psum(np.sum(x, axis=0), self.axis)
+    def merged(self, x: Any, t: ArrayType) -> Any:
+        """Return a rank's part of an array that lies so. x: (has, …)."""
+        if not self.entry or self.entry not in self.home(t):
+            return spmd.psum(np.sum(x, axis=0), self.axis)
+        dim = self.home(t).index(self.entry)
+        moved = np.moveaxis(x, 0, dim)
+        extent = moved.shape[dim] * moved.shape[dim + 1]
+        return moved.reshape((*moved.shape[:dim], extent, *moved.shape[dim + 2:]))
+
+    def apart(self, x: Any, t: ArrayType) -> Any:
+        """Return (has, …), or (1, …), of a rank's part of an array that lies so."""
+        if not self.entry or self.entry not in self.home(t):
+            return x[None]
+        dim = self.home(t).index(self.entry)
+        extent = t.shape[dim].value
+        return np.moveaxis(x.reshape((*x.shape[:dim], self.has, extent, *x.shape[dim + 1:])), dim, 0)
 
 
 class StagePlaces:
@@ -120,11 +121,15 @@ class StagePlaces:
         return rows
 
     def stage_row(self, context: Context, stage: int) -> StageRow:
-        """Return the row of a stage, with the ranks that have it."""
+        """Return the row of a stage."""
+        row = self.row(stage)
+        low, high = block((self.axis,), expr.const(self.stages)).bounds(context.mesh)
+        at = expr.as_expr(expr_of(row))
         if self.ranks is not None:
-            return StageRow(self.row(stage), (), self.axis)
+            has = expr.ge(at, low) * expr.lt(at, high)
+            return StageRow(row, number(at - low), number(has), (), self.axis)
         entry = owned((self.axis,), self.stages, stage, context.mesh)
-        return StageRow(stage, entry, self.axis)
+        return StageRow(row, number(at - low), number(entry.has), entry, self.axis)
 
     def stay(self, context: Context, leaf: Any, t: ArrayType, stage: int) -> None:
         """Let an array of this type, which is read of the row of a stage, lie as an output where

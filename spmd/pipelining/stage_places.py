@@ -6,7 +6,9 @@ what neighbours hand on. Always holds: the number of ranks is known at launch on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ from codegen.trace.numpy.creation import arange, unwritten
 from spmd.pipelining.stage_rows import handed_on, layout_of_batch, layout_of_rows
 
 PLACES = ("block", "round", "v", "microbatch")
-MOST_RANKS = 1 << 24
+MOST_RANKS, BASE = 1 << 24, 1 << 12  # along all axes of a mark, and along one of several
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class StagePlaces:
     stage k * ranks + r, or, for "v" and an odd k, stage k * ranks + ranks - 1 - r.
     """
 
-    def __init__(self, axis: str, stages: int, place: str) -> None:
+    def __init__(self, axis: str, stages: int, place: str, split: Sequence[str]) -> None:
+        """split: the axes that split weights."""
         if place not in PLACES:
             raise UsageError(f"place={place!r}", place=user_place(),
                              expected=f"one of {', '.join(PLACES)}", remedy=meant(place, PLACES))
@@ -88,6 +91,9 @@ class StagePlaces:
             spmd.require(self.ranks <= stages, f"place={place!r}: ranks must divide stages")
             spmd.require(stages % self.ranks == 0, f"place={place!r}: ranks must divide stages")
             self.rounds = stages // self.ranks
+        # what a state says of the ranks on which it lies, and along which axes these are
+        self.marks = {name: axes for name, axes in (
+            ("ranks", () if self.ranks is None else (axis,)), ("split_ranks", tuple(split))) if axes}
 
     def row(self, stage: int) -> Any:
         """Return the row of a stage, an integer that may be symbolic."""
@@ -175,21 +181,27 @@ class StagePlaces:
     # ---- states that outlive a run
 
     def marked(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a state with the number of ranks on which its rows have their order.
+        """Return a state with the numbers of ranks for which its arrays lie as they do.
 
-        A checkpoint has what changes from step to step: so this number does, by MOST_RANKS.
+        A checkpoint has what changes from step to step: so these numbers do, by MOST_RANKS.
         """
-        if self.ranks is None:
-            return state
-        before = state.get("ranks", spmd.asarray(np.int64(0)) + self.ranks - MOST_RANKS)
-        return {**state, "ranks": before + MOST_RANKS}
+        for name, axes in self.marks.items():
+            first = spmd.asarray(np.int64(0)) + _sizes(axes) - MOST_RANKS
+            state = {**state, name: state.get(name, first) + MOST_RANKS}
+        return state
 
     def expect_same(self, context: Context, state: dict[str, Any]) -> None:
         """End the run where a state comes from a run on another number of ranks."""
-        if self.ranks is None:
-            return
-        ranks = state["ranks"] % MOST_RANKS
-        expect(context, as_value(context, ranks == self.ranks),
-               "the stages of this state lie as on ", as_value(context, ranks),
-               f' ranks along "{self.axis}"\n  expected: as many ranks in this run\n'
-               '  try:      place="block", whose states go on on any number')
+        remedies = {"ranks": 'place="block", whose stages go on on any number of ranks',
+                    "split_ranks": "pipe.params, whose arrays are whole, on another number of ranks"}
+        for name, axes in self.marks.items():
+            before = state[name] % MOST_RANKS
+            expect(context, as_value(context, before == _sizes(axes)),
+                   "the arrays of this state lie as on ", as_value(context, before // BASE ** (
+                       len(axes) - 1)), f' ranks along "{axes[0]}"\n'
+                   f"  expected: as many ranks in this run\n  try:      {remedies[name]}")
+
+
+def _sizes(axes: Sequence[str]) -> Any:
+    """Return the numbers of ranks along some axes as one integer."""
+    return reduce(lambda total, axis: total * BASE + spmd.axis_size(axis), axes, 0)

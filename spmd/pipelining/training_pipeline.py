@@ -176,7 +176,9 @@ class TrainingPipeline:
         rows = context.notes.setdefault("pipelines", [])
         self.number = len(rows)
         self.key = f"pipeline {self.number}"  # a function of the program may make several
-        self.places = StagePlaces(axis, schedule.stages, place)
+        self.split = SplitAxes(context, [w for _, w in self.layers],
+                               (axis, *context.facts.get((self.key, "data"), ())))
+        self.places = StagePlaces(axis, schedule.stages, place, self.split.names)
         self.ring = checked_ring(schedule) if place == "microbatch" else None
         self.tables: TickTables = tables_of_ring(self.ring) if self.ring else tables_of(schedule)
         self.versions = max(schedule.versions(s) for s in range(schedule.stages))
@@ -184,8 +186,6 @@ class TrainingPipeline:
         self.every = 1  # steps that flush, until an update
         if schedule.flushes and isinstance(schedule.accumulate, int):
             self.every = schedule.accumulate // schedule.microbatches
-        self.split = SplitAxes(context, [w for _, w in self.layers],
-                               (axis, *context.facts.get((self.key, "data"), ())))
         types = context.facts.get(self.key)
         counts = by == "operations"
         self.lacks_types = counts and types is None

@@ -13,6 +13,7 @@ from typing import Any
 from codegen.errors import ImageError, UsageError, under
 from codegen.image import manifest as reader
 from codegen.image.elf import printable
+from codegen.printer import axes_text
 from codegen.symbolic.meaning import names_in
 from spmd.launch.memory import bytes_text
 from spmd.schedules import Schedule
@@ -71,6 +72,16 @@ class PipelineNotes:
             yield f'{name} is made for place="{suits}", on half as many ranks as stages'
         if not self.schedule.flushes:
             yield crossed_text(self.schedule)
+        yield from self._axes()
+
+    def _axes(self) -> Iterator[str]:
+        """Yield which axes split layers, and which ones do not."""
+        axes = self.row.get("axes", {})
+        if split := axes.get("split"):
+            yield f"layers are split over {axes_text(split)}, as their parameters lie"
+        for name in axes.get("alike", ()):
+            yield (f'all ranks along "{printable(name)}" compute the same: no parameter lies along '
+                   f'it; try layout=(None, "{printable(name)}") for one of each layer')
 
     def traffic(self) -> Iterator[str]:
         """Yield what a step sends from rank to rank, in this way and in the other one."""

@@ -72,9 +72,9 @@ class SplitAxes:
 
     def packing(self, stages: Sequence[Sequence[ArrayType]]) -> Packing:
         """Return where the leaves of each stage lie. stages: their types on a rank."""
-        return Packing(stages, self._most)
+        return Packing(stages, self.most)
 
-    def _most(self, e: Expr) -> Expr:
+    def most(self, e: Expr) -> Expr:
         """Return the largest of the numbers of elements that ranks have: the first one's."""
         return e.subst({a.coord_sym: expr.const(0) for a in self.mesh.axes})
 

@@ -20,7 +20,7 @@ from codegen.trace.array import as_array
 from codegen.trace.context import CapturedAgain, Context, eager_current, require_context
 from codegen.trace.numpy.creation import unwritten
 from codegen.trace.state import fill, flatten
-from spmd.pipelining.build_notes import kept_bytes, row_bytes, row_of
+from spmd.pipelining.build_notes import kept_bytes, other_axes, row_bytes, row_of
 from spmd.pipelining.checked_arguments import check_parameters, state_fault
 from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flat_buffers import Packing
@@ -355,6 +355,7 @@ class TrainingPipeline:
         layers may read numbers of Python that have changed."""
         made = code_of(self.split, self.axis, self.stages, batches.x_types, batches.y_types,
                        splits_backward=self.schedule.splits_backward)
-        self.note["kept"], self.note["rows"] = kept_bytes(made), row_bytes(self, made)
+        self.note["kept"], self.note["rows"] = kept_bytes(self, made), row_bytes(self, made)
+        self.note["axes"] = other_axes(self, batches.data)
         return made
 

@@ -13,15 +13,18 @@ from typing import Any
 
 import spmd
 from codegen.copies import Copier
-from codegen.ir import ArrayType, Input, Module, Op, Output, Region, Value
+from codegen.ir import ArrayType, Input, Module, Op, Output, Region, Value, walk
+from codegen.kit import Builder
 from codegen.layouts.cuts import layout_of
 from codegen.mesh import Layout, LayoutEntry, Mesh
+from codegen.ops import Branch, Exchange, Fold, Loop
 from codegen.passes.partition import partition
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, local_type
 from codegen.trace.context import Context
 from codegen.trace.derive.halves import Halves, capture_halves
+from codegen.trace.derive.needed import opened
 from codegen.trace.number import expr_of, number
 from codegen.trace.ranks.mapping import laid
 from codegen.trace.state import flatten
@@ -164,12 +167,11 @@ class SplitAxes:
         known, later, gradients = self._partitioned(
             found.later, found.weights + found.kept + found.cotangents, found.gradients,
             slopes if backward else [])
-        instead = Copier(self.context.unique,
-                         dict(zip(known, (*weights, *kept))), {})
-        later = instead.ops(later)
+        instead = Copier(self.context.unique, dict(zip(known, (*weights, *kept))), {})
         return replace(
             found, weights=weights, arguments=arguments, outs=outs_made, kept=kept,
-            cotangents=known[len(weights) + len(kept):], ahead=tuple(ahead), later=tuple(later),
+            cotangents=known[len(weights) + len(kept):], ahead=tuple(ahead),
+            later=tuple(instead.ops(later)),
             gradients=tuple(map(instead.of, gradients))), outs
 
     def _partitioned(
@@ -179,13 +181,36 @@ class SplitAxes:
         """Return what a rank has of named arrays, the ops that compute its part of the results, and
         these. types: how the results lie."""
         inputs = tuple(Input(v, layout_of(v), v.type.shape) for v in names)
+        body = opened(Region((), tuple(ops), tuple(results)))
         outputs = tuple(Output(str(k), v, _layout(t), v.type.shape)
-                        for k, (v, t) in enumerate(zip(results, types, strict=True)))
-        graph = Module("layer", "graph", self.mesh, (), (), inputs, Region((), tuple(ops), ()),
-                       outputs)
-        program = partition(graph)
-        return (tuple(i.value for i in program.inputs), program.body.ops,
+                        for k, (v, t) in enumerate(zip(body.results, types, strict=True)))
+        program = partition(Module("layer", "graph", self.mesh, (), (), inputs,
+                                   replace(body, results=()), outputs))
+        return (tuple(i.value for i in program.inputs), self._together(program.body).ops,
                 tuple(o.value for o in program.outputs))
+
+    def _together(self, region: Region) -> Region:
+        """Return a region in which the ranks take an arm, or end a loop, together where they meet in
+        it: what decides is alike on all of them, and the compiler sees that it is."""
+        work = Builder()
+
+        def agreed(value: Value) -> Value:
+            fn = "or" if value.type.dtype.kind == "b" else "max"
+            return work.emit(Fold(self.names, fn), (value,))
+
+        for op in region.ops:
+            op = op.mapped(self._together)
+            meet = any(isinstance(o.what, Exchange) for r in op.regions for o in walk(r))
+            if meet and isinstance(op.what, Branch) and op.what.on is None:
+                op = replace(op, operands=tuple(map(agreed, op.operands)))
+            elif meet and isinstance(op.what, Loop) and len(op.regions) > 1:
+                test, body = op.regions
+                with work.inside() as ops:
+                    work.ops += test.ops
+                    results = tuple(map(agreed, test.results))
+                op = replace(op, regions=(Region(test.args, tuple(ops), results), body))
+            work.ops.append(op)
+        return region.with_ops(work.ops)
 
 
 def _layout(t: ArrayType) -> Layout:

@@ -78,7 +78,7 @@ class StagePlaces:
     stage k * ranks + r, or, for "v" and an odd k, stage k * ranks + ranks - 1 - r.
     """
 
-    def __init__(self, axis: str, stages: int, place: str, split: Sequence[str]) -> None:
+    def __init__(self, axis: str, stages: int, place: str, split: Sequence[str] = ()) -> None:
         """split: the axes that split weights."""
         if place not in PLACES:
             raise UsageError(f"place={place!r}", place=user_place(),

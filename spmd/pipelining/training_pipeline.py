@@ -52,7 +52,8 @@ def pipeline(
       other one what the one before returns, a tree of arrays of any shapes; the last one takes
       (parameters, h, y) and returns the loss of a microbatch, a mean over its examples. Parameters
       are trees of arrays of floats. An array that two layers have is one weight.
-    - axis: the mesh axis whose ranks hold stages; another axis that splits x is for the data.
+    - axis: the mesh axis whose ranks hold stages; another axis that splits x is for the data. A
+      further one over which parameters lie splits what layers compute and hold, as these lie.
     - stages: how many groups the layers are cut into. Results depend on the groups, not on how many
       ranks hold them. cut: by what the largest group is least: "parameters"; "operations" of a
       microbatch, forward and backward; or a list with the seconds of each layer.

@@ -13,7 +13,6 @@ from typing import Any
 from codegen.errors import ImageError, UsageError, under
 from codegen.image import manifest as reader
 from codegen.image.elf import printable
-from codegen.printer import axes_text
 from codegen.symbolic.meaning import names_in
 from spmd.launch.memory import bytes_text
 from spmd.schedules import Schedule
@@ -78,7 +77,8 @@ class PipelineNotes:
         """Yield which axes split layers, and which ones do not."""
         axes = self.row.get("axes", {})
         if split := axes.get("split"):
-            yield f"layers are split over {axes_text(split)}, as their parameters lie"
+            over = ", ".join(f'"{printable(name)}"' for name in split)
+            yield f"layers are split over {over}, as their parameters lie"
         for name in axes.get("alike", ()):
             yield (f'all ranks along "{printable(name)}" compute the same: no parameter lies along '
                    f'it; try layout=(None, "{printable(name)}") for one of each layer')

@@ -146,7 +146,7 @@ class SplitAxes:
         self, f: Callable[..., Any], weights: Any, arguments: Sequence[Any],
         wanted: Sequence[bool], backward: bool = True, outs: Sequence[ArrayType] | None = None,
         whole: bool = False,
-    ) -> tuple[Halves, list[ArrayType]]:
+    ) -> tuple[Halves, Sequence[ArrayType]]:
         """Return the halves of f(weights, *arguments) on one rank, and the types of what f returns
         as global arrays. weights, arguments: trees of types, as of type_of. wanted, backward: as of
         capture_halves. outs: how what f returns lies; None: as it is computed, or, where that is to
@@ -190,8 +190,8 @@ class SplitAxes:
                 tuple(o.value for o in program.outputs))
 
     def _together(self, region: Region) -> Region:
-        """Return a region in which the ranks take an arm, or end a loop, together where they meet in
-        it: what decides is alike on all of them, and the compiler sees that it is."""
+        """Return a region in which the ranks take an arm, or end a loop, together where they meet
+        in it: what decides is alike on all of them, and the compiler sees that it is."""
         work = Builder()
 
         def agreed(value: Value) -> Value:

@@ -20,6 +20,7 @@ from codegen.places import is_ours, put_place, user_place
 from codegen.places import last as last_step
 from codegen.trace.array import Array, as_array
 from codegen.trace.blame import MISTAKES
+from codegen.trace.context import Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.derive.backward_parts import BackwardParts, backward_parts
 from codegen.trace.derive.halves import Halves
@@ -221,7 +222,7 @@ def code_of(split: SplitAxes, axis: str, stages: Sequence[Stage], x: Any, y: Any
     stages lie. y: None where the last layer is called without targets.
     splits_backward: whether W is an action of its own."""
     halves: list[Halves] = []
-    outs: list[list[ArrayType]] = []  # what each stage hands on, as global arrays
+    outs: list[Sequence[ArrayType]] = []  # what each stage hands on, as global arrays
     like: list[int] = []
     known: dict[Any, int] = {}
     h: Any = split.types_of(x)

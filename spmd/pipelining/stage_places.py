@@ -66,8 +66,8 @@ class StageRow:
         if not self.entry or self.entry not in self.home(t):
             return x[None]
         dim = self.home(t).index(self.entry)
-        extent = t.shape[dim].value
-        return np.moveaxis(x.reshape((*x.shape[:dim], self.has, extent, *x.shape[dim + 1:])), dim, 0)
+        shape = (*x.shape[:dim], self.has, t.shape[dim].value, *x.shape[dim + 1:])
+        return np.moveaxis(x.reshape(shape), dim, 0)
 
 
 class StagePlaces:
@@ -92,8 +92,8 @@ class StagePlaces:
             spmd.require(stages % self.ranks == 0, f"place={place!r}: ranks must divide stages")
             self.rounds = stages // self.ranks
         # what a state says of the ranks on which it lies, and along which axes these are
-        self.marks = {name: axes for name, axes in (
-            ("ranks", () if self.ranks is None else (axis,)), ("split_ranks", tuple(split))) if axes}
+        marks = {"ranks": () if self.ranks is None else (axis,), "split_ranks": tuple(split)}
+        self.marks = {name: axes for name, axes in marks.items() if axes}
 
     def row(self, stage: int) -> Any:
         """Return the row of a stage, an integer that may be symbolic."""
@@ -130,7 +130,8 @@ class StagePlaces:
         """Return the row of a stage."""
         row = self.row(stage)
         low, high = block((self.axis,), expr.const(self.stages)).bounds(context.mesh)
-        at = expr.as_expr(expr_of(row))
+        at = expr_of(row)
+        assert at is not None, "a row is an integer, or a formula"
         if self.ranks is not None:
             has = expr.ge(at, low) * expr.lt(at, high)
             return StageRow(row, number(at - low), number(has), (), self.axis)
@@ -193,7 +194,7 @@ class StagePlaces:
     def expect_same(self, context: Context, state: dict[str, Any]) -> None:
         """End the run where a state comes from a run on another number of ranks."""
         remedies = {"ranks": 'place="block", whose stages go on on any number of ranks',
-                    "split_ranks": "pipe.params, whose arrays are whole, on another number of ranks"}
+                    "split_ranks": "what pipe.params gives, on another number of ranks"}
         for name, axes in self.marks.items():
             before = state[name] % MOST_RANKS
             expect(context, as_value(context, before == _sizes(axes)),

@@ -52,8 +52,7 @@ def pipeline(
       other one what the one before returns, a tree of arrays of any shapes; the last one takes
       (parameters, h, y) and returns the loss of a microbatch, a mean over its examples. Parameters
       are trees of arrays of floats. An array that two layers have is one weight.
-    - axis: the mesh axis whose ranks hold stages; another axis that splits x is for the data. A
-      further one over which parameters lie splits what layers compute and hold, as these lie.
+    - axis: whose ranks hold stages; another one may split x, and one more the parameters of layers.
     - stages: how many groups the layers are cut into. Results depend on the groups, not on how many
       ranks hold them. cut: by what the largest group is least: "parameters"; "operations" of a
       microbatch, forward and backward; or a list with the seconds of each layer.
@@ -178,7 +177,7 @@ class TrainingPipeline:
         self.number = len(rows)
         self.key = f"pipeline {self.number}"  # a function of the program may make several
         self.split = SplitAxes(context, [w for _, w in self.layers],
-                               (axis, *context.facts.get((self.key, "data"), ())))
+                               (axis, *context.facts.get(f"data of {self.key}", ())))
         self.places = StagePlaces(axis, schedule.stages, place, self.split.names)
         self.ring = checked_ring(schedule) if place == "microbatch" else None
         self.tables: TickTables = tables_of_ring(self.ring) if self.ring else tables_of(schedule)
@@ -311,11 +310,11 @@ class TrainingPipeline:
         pipeline."""
         _check_view(self.context)
         self.context.enter_library()
-        names = {"weights": self.weights, "moments": self.updates.moments,
-                 "steps": None, **({"pending": None} if self.every > 1 else {})}
-        found = state_fault(state, {
-            name: packing and {k: self.split.extent(n) for k, n in packing.lengths.items()}
-            for name, packing in names.items()}, self.schedule.stages)
+        names: dict[str, Any] = {
+            name: {k: self.split.extent(n) for k, n in packing.lengths.items()}
+            for name, packing in (("weights", self.weights), ("moments", self.updates.moments))}
+        names |= {"steps": None, **({"pending": None} if self.every > 1 else {})}
+        found = state_fault(state, names, self.schedule.stages)
         if found:
             raise UsageError("no state of this pipeline", place=user_place(), found=found,
                              expected="what its init, step or drain returns",
@@ -348,7 +347,7 @@ class TrainingPipeline:
         """Begin the capture again where the axis that splits the batch was taken for one of those
         that split weights."""
         if data in self.split.names:
-            self.context.facts[self.key, "data"] = (data,)
+            self.context.facts[f"data of {self.key}"] = (data,)
             raise CapturedAgain
 
     def code(self, batches: Microbatches) -> StageCode:

@@ -21,9 +21,9 @@ from codegen.ops import Branch, Exchange, Fold, Loop
 from codegen.passes.partition import partition
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace.array import Array, as_array, local_type
+from codegen.trace.array import Array, as_array, local_type, not_given
 from codegen.trace.context import Context
-from codegen.trace.derive.halves import Halves, capture_halves
+from codegen.trace.derive.halves import Halves, capture_halves, reads_of
 from codegen.trace.derive.needed import opened
 from codegen.trace.number import expr_of, number
 from codegen.trace.ranks.mapping import laid
@@ -40,7 +40,7 @@ class SplitAxes:
     def __init__(self, context: Context, weights: Any, others: Sequence[str]) -> None:
         """others: axes that split something else."""
         arrays = [x for x in flatten(weights)[1] if isinstance(x, Array)]
-        named = {a for x in arrays for e in x.type.layout or () for a in e}
+        named = {a for x in arrays for e in x.read().type.layout or () for a in e}
         axes = tuple(a for a in context.mesh.axes if a.name in named.difference(others))
         self.context, self.mesh = context, Mesh(axes)
         self.names = self.mesh.names
@@ -54,7 +54,7 @@ class SplitAxes:
     def type_of(self, x: Any) -> ArrayType:
         """Return the type of an array, or that type without other axes than these: a local one
         where there are none."""
-        given = x if isinstance(x, ArrayType) else as_array(x).type
+        given = x if isinstance(x, ArrayType) else as_array(x).read().type
         if not self:
             return ArrayType(given.dtype, given.shape)
         layout = tuple(self._kept(e) for e in given.layout or ((),) * given.ndim)
@@ -155,6 +155,7 @@ class SplitAxes:
                                local=not self)
         if not self:
             return found, found.out_types
+        _check_given(found)
         outs = outs or [_whole(v.type) if whole else v.type for v in found.outs]
         slopes = [v.type for v in found.weights]
         for tree, count in zip(arguments, found.wanted):
@@ -211,6 +212,19 @@ class SplitAxes:
                 op = replace(op, regions=(Region(test.args, tuple(ops), results), body))
             work.ops.append(op)
         return region.with_ops(work.ops)
+
+
+def _check_given(halves: Halves) -> None:
+    """Raise ProgramError where the code reads what is not among its arguments."""
+    given = {*halves.weights, *halves.arguments, *halves.cotangents}
+    for op in (*halves.ahead, *halves.later):
+        for value in reads_of(op):
+            if value not in given:
+                raise not_given(value, op.place)
+        given.update(op.results)
+    for value in (*halves.outs, *halves.gradients):
+        if value not in given:
+            raise not_given(value)
 
 
 def _layout(t: ArrayType) -> Layout:

@@ -245,3 +245,17 @@ def test_a_state_goes_on_on_as_many_ranks_of_a_split_axis(tmp_path):
         net.load(path)
         with pytest.raises(spmd.CheckError, match='lie as on 2 ranks along "model"'):
             net.train()
+
+
+def test_a_split_layer_that_reads_an_array_of_the_program_is_refused():
+    @spmd.program(mesh=("stage", "model"))
+    def train():
+        x = batch()
+        shift = 2 * x[:1]
+        layers = network(narrow, 2, True)
+        layers[1] = (lambda w, h: narrow(w, h) + shift, layers[1][1])
+        pipe = spmd.pipeline(layers, stages=2, microbatches=4, optimizer=optim.sgd(0.1))
+        return pipe.step(pipe.init(), x, x)[1]
+
+    with pytest.raises(spmd.ProgramError, match="an array of the program that it is not given"):
+        train.capture()

@@ -8,6 +8,8 @@ import pytest
 import spmd
 from codegen import compile as compiler
 from codegen.image import manifest
+from codegen.ir import walk
+from codegen.ops import Move
 from spmd import nn, optim, pipeline_notes
 from spmd.launch.sizes import mesh_symbols
 from spmd.pipelining.layer_costs import operations
@@ -153,6 +155,7 @@ def test_a_rank_does_and_holds_its_part(kind):
         return pipe.step(pipe.init(), x, x)[1]
 
     body = compiler.lower(train.capture()).program.body
+    assert not any(isinstance(op.what, Move) and "model" in op.what.axes for op in walk(body))
     image = manifest.read(spmd.build(train).data)
     done, held, kept = [], [], []
     for ranks in (1, 2, 4):

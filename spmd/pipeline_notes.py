@@ -71,6 +71,17 @@ class PipelineNotes:
             yield f'{name} is made for place="{suits}", on half as many ranks as stages'
         if not self.schedule.flushes:
             yield crossed_text(self.schedule)
+        yield from self._axes()
+
+    def _axes(self) -> Iterator[str]:
+        """Yield which axes split layers, and which ones do not."""
+        axes = self.row.get("axes", {})
+        if split := axes.get("split"):
+            over = ", ".join(f'"{printable(name)}"' for name in split)
+            yield f"layers are split over {over}, as their parameters lie"
+        for name in axes.get("alike", ()):
+            yield (f'all ranks along "{printable(name)}" compute the same: no parameter lies along '
+                   f'it; try layout=(None, "{printable(name)}") for one of each layer')
 
     def traffic(self) -> Iterator[str]:
         """Yield what a step sends from rank to rank, in this way and in the other one."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from codegen import dtypes
-from codegen.errors import MissingError, ProgramError, TracedValueError, UnsupportedError
+from codegen.errors import MissingError, Place, ProgramError, TracedValueError, UnsupportedError
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import Layout, Mesh, as_written, local_extent
 from codegen.ops import Relayout, Symbolic
@@ -323,11 +323,7 @@ def local_type(mesh: Mesh, t: ArrayType) -> ArrayType:
 def shard_of_captured(context: Context, value: Value) -> Value:
     """This rank's shard of a global value that the open shard_map met by closure."""
     if not context.captured and any(block.apart for block in context.blocks):
-        raise ProgramError(
-            "the code of a stage uses an array of the program that it is not given",
-            expected="a layer of (parameters, h), or an optimizer, that reads nothing else of the "
-            "program but constants", found=str(value.type),
-            remedy="that array among the parameters of the layer, or a part of x")
+        raise not_given(value)
     if not context.captured:
         raise ProgramError(
             "the default of an input uses an array of the program",
@@ -337,6 +333,15 @@ def shard_of_captured(context: Context, value: Value) -> Value:
     if value not in captured:
         captured[value] = Value(value.name, local_type(context.mesh, value.type))
     return captured[value]
+
+
+def not_given(value: Value, place: Place | None = None) -> ProgramError:
+    """Return the error of code that stands apart from a program, and reads a value of it."""
+    return ProgramError(
+        "the code of a stage uses an array of the program that it is not given", place=place,
+        expected="a layer of (parameters, h), or an optimizer, that reads nothing else of the "
+        "program but constants", found=str(value.type),
+        remedy="that array among the parameters of the layer, or a part of x")
 
 
 def constant(e: Expr, what: str, remedy: str) -> int:

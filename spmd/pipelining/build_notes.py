@@ -41,9 +41,17 @@ def row_bytes(pipe: TrainingPipeline, code: StageCode) -> dict[str, Any]:
     return {name: to_json(size) for name, size in found.items()}
 
 
-def kept_bytes(code: StageCode) -> list[Any]:
-    """Return how many bytes each stage keeps of a microbatch, as formulas in JSON."""
-    return [to_json(_sum(map(_bytes, half.kept_types))) for half in code.halves]
+def kept_bytes(pipe: TrainingPipeline, code: StageCode) -> list[Any]:
+    """Return how many bytes a rank of each stage keeps of a microbatch, as formulas in JSON."""
+    return [to_json(pipe.split.most(_sum(map(_bytes, half.kept_types)))) for half in code.halves]
+
+
+def other_axes(pipe: TrainingPipeline, data: str | None) -> dict[str, list[str]]:
+    """Return the axes that split weights, and those along which all ranks compute the same. data:
+    the axis that splits the batch."""
+    others = [a for a in pipe.context.mesh.names if a not in (pipe.axis, data)]
+    return {"split": [a for a in others if a in pipe.split.names],
+            "alike": [a for a in others if a not in pipe.split.names]}
 
 
 def _length(n: Any) -> expr.Expr:

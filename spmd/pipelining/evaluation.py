@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def evaluated(pipe: TrainingPipeline, state: State, x: Any, y: Any) -> Any:
     """Return the loss of a batch, or, where y is None, what the last layer returns without it."""
     batch = Microbatches.of(pipe, x, x if y is None else y, 1)
-    code = code_of(pipe.context, pipe.axis, pipe.stages, batch.x_types,
+    pipe.tell(batch.data)
+    code = code_of(pipe.split, pipe.axis, pipe.stages, batch.x_types,
                    None if y is None else batch.y_types, backward=False)
     stages = len(pipe.stages)
     out = pipe.new(code.activations, (batch.ranks,), (batch.data,))

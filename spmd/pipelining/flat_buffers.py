@@ -6,7 +6,7 @@ element type, whose length is what the stage with most of them needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -20,9 +20,14 @@ Buffers = Mapping[str, Any]
 
 class Packing:
     """Where the leaves of each stage lie. lengths: of the buffers, by the name of the dtype; ends:
-    how much of these each stage has. Always holds: nothing else of a row is read or written."""
+    how much of these each stage has. Always holds: nothing else of a row is read or written.
 
-    def __init__(self, stages: Sequence[Sequence[ArrayType]]) -> None:
+    most: of a number of elements that differs between ranks, the largest one, for which there is
+    room.
+    """
+
+    def __init__(self, stages: Sequence[Sequence[ArrayType]],
+                 most: Callable[[Expr], Expr] = lambda e: e) -> None:
         self.places: list[list[tuple[str, Any, Any, tuple[Any, ...]]]] = []
         ends: list[dict[str, Expr]] = []
         for types in stages:
@@ -31,7 +36,7 @@ class Packing:
             for t in types:
                 begin = end.get(t.dtype.name, expr.const(0))
                 size = reduce(lambda a, b: a * b, t.shape, expr.const(1))
-                end[t.dtype.name] = begin + size
+                end[t.dtype.name] = begin + most(size)
                 shape = tuple(map(_extent, t.shape))
                 places.append((t.dtype.name, _extent(begin), _extent(begin + size), shape))
             self.places.append(places)

@@ -23,7 +23,7 @@ from spmd.pipelining.ticks import Ticks
 if TYPE_CHECKING:
     from spmd.pipelining.training_pipeline import State, TrainingPipeline
 
-IN_FLIGHT = ("x", "y", "mask", "cycle", "steps", "ranks")
+IN_FLIGHT = ("x", "y", "mask", "cycle", "steps", "ranks", "split_ranks")
 
 
 def batch_types(x: Any, y: Any) -> Any:

@@ -58,8 +58,8 @@ def _size(x: Any) -> int:
 
 def _operations(pipe: TrainingPipeline, batch: Microbatches) -> list[float]:
     """Return how many operations each layer has, forward and backward."""
-    each = stages_of(pipe.layers, range(len(pipe.layers) + 1))
-    code = code_of(pipe.context, pipe.axis, each, batch.x_types, batch.y_types)
+    each = stages_of(pipe.layers, range(len(pipe.layers) + 1), pipe.split)
+    code = code_of(pipe.split, pipe.axis, each, batch.x_types, batch.y_types)
     return [float(operations((*half.ahead, *half.later), {})) for half in code.halves]
 
 

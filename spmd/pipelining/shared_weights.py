@@ -64,12 +64,10 @@ class SharedWeights:
     def summed_across(self, pipe: TrainingPipeline, gradients: dict[str, Any]) -> dict[str, Any]:
         """Return the gradients of all stages, those of shared weights summed over their copies."""
         for copies in self.across:
-            parts = [pipe.weights.part(gradients, (pipe.places.row(s),), s, k) for s, k in copies]
-            total = sum(buffer[where] for buffer, where in parts[1:])
-            buffer, where = parts[0]
-            total = total + buffer[where]
-            for buffer, where in parts:
-                buffer[where] = total
+            parts = [pipe.leaves(gradients, s)[k] for s, k in copies]
+            total = sum(parts[1:]) + parts[0]
+            for s, k in copies:
+                pipe.write(gradients, s, {k: total})
         return gradients
 
     def summed_within(self, stage: int, gradients: list[Any]) -> list[Any]:

@@ -23,14 +23,14 @@ from codegen.trace.blame import MISTAKES
 from codegen.trace.context import Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.derive.backward_parts import BackwardParts, backward_parts
-from codegen.trace.derive.halves import Halves, capture_halves
+from codegen.trace.derive.halves import Halves
 from codegen.trace.number import Number
 from codegen.trace.state import fill, flatten
 from codegen.user.signatures import check_call
 from spmd.nn.layers import DropoutKey, dropout_key
-from spmd.optim.transformation import map_trees
 from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.layer_texts import function_name, place_of_function, types_text
+from spmd.pipelining.split_axes import SplitAxes
 
 
 class Masked(NamedTuple):
@@ -45,7 +45,7 @@ KEY = DropoutKey(*[ArrayType(INT64, ())] * 2)
 
 @dataclass(frozen=True)
 class Stage:
-    """Some layers in a row. types: of the parameters, as local arrays. begin: the number of the
+    """Some layers in a row. types: of the parameters, as of SplitAxes. begin: the number of the
     first of them; before: the function of the layer before it. first, last: whether it is the first
     stage, or gives the loss."""
 
@@ -126,13 +126,13 @@ class Stage:
                 error.also += (f"layer {n}, {function_name(f)}, is in", place),
 
 
-def stages_of(layers: Sequence[tuple[Callable[..., Any], Any]], positions: Sequence[int]
-              ) -> list[Stage]:
+def stages_of(layers: Sequence[tuple[Callable[..., Any], Any]], positions: Sequence[int],
+              split: SplitAxes) -> list[Stage]:
     """Return layers, pairs (function, parameters), as stages. positions: where each stage begins,
     and where the last one ends."""
     last = len(positions) - 2
     return [Stage(tuple(f for f, _ in layers[a:b]), [w for _, w in layers[a:b]],
-                  [types_of(w) for _, w in layers[a:b]], s, a,
+                  [split.types_of(w) for _, w in layers[a:b]], s, a,
                   layers[a - 1][0] if a else None, s == 0, s == last)
             for s, (a, b) in enumerate(zip(positions, positions[1:]))]
 
@@ -199,17 +199,6 @@ class StageCode:
         return fill(self.halves[stage].out, iter(leaves), fresh=True)
 
 
-def type_of(x: Any) -> ArrayType:
-    """Return the type of a leaf as a local array."""
-    array = x if isinstance(x, Array) else as_array(x)
-    return ArrayType(array.type.dtype, array.type.shape)
-
-
-def types_of(tree: Any) -> Any:
-    """Return the tree with types in the place of arrays."""
-    return map_trees(type_of, tree)
-
-
 def kind_of(tree: Any) -> str:
     """Return a text that is equal for trees of one structure, with leaves of the same types."""
     shape, leaves = flatten(tree)
@@ -227,26 +216,32 @@ def _check_index(context: Context, axis: str, ops: Sequence[Op]) -> None:
                 remedy="a parameter of the layer, or a number that its function has, in its place")
 
 
-def code_of(context: Context, axis: str, stages: Sequence[Stage], x: Any, y: Any,
+def code_of(split: SplitAxes, axis: str, stages: Sequence[Stage], x: Any, y: Any,
             backward: bool = True, splits_backward: bool = False) -> StageCode:
     """Return the code of stages for microbatches x and targets y, trees of types. axis: along which
     stages lie. y: None where the last layer is called without targets.
     splits_backward: whether W is an action of its own."""
     halves: list[Halves] = []
+    outs: list[Sequence[ArrayType]] = []  # what each stage hands on, as global arrays
     like: list[int] = []
     known: dict[Any, int] = {}
-    h: Any = x
+    h: Any = split.types_of(x)
+    key_types, y = split.types_of(KEY), None if y is None else split.types_of(y)
     for stage in stages:
-        arguments = [h, *([KEY] if backward else []),
+        arguments = [h, *([key_types] if backward else []),
                      *([y] if stage.last and y is not None else [])]
         wanted = [not stage.first, False, False][:len(arguments)]
         own = stage.types
         key = (*map(id, stage.functions), kind_of(own), kind_of(arguments), stage.first, stage.last)
         like.append(known.setdefault(key, stage.number))
-        made = halves[like[-1]] if like[-1] < stage.number else capture_halves(
-            context, stage if backward else stage.without_dropout, own, arguments, wanted, backward)
+        if like[-1] < stage.number:
+            made, out = halves[like[-1]], outs[like[-1]]
+        else:
+            made, out = split.halves(stage if backward else stage.without_dropout, own, arguments,
+                                     wanted, backward, whole=stage.last)
         halves.append(made)
-        _check_index(context, axis, (*made.ahead, *made.later))
+        outs.append(out)
+        _check_index(split.context, axis, (*made.ahead, *made.later))
         if stage.last and y is not None and (made.out.kind != "leaf" or made.out_types[0].shape
                            or made.out_types[0].dtype.kind != "f"):
             raise ShapeError("the last layer of a pipeline gives the loss of a microbatch",
@@ -255,13 +250,13 @@ def code_of(context: Context, axis: str, stages: Sequence[Stage], x: Any, y: Any
                              f"{stage.begin + len(stage.functions) - 1}, "
                              f"{function_name(stage.functions[-1])}",
                              remedy="np.mean(…) of the losses of its examples")
-        h = fill(made.out, iter(made.out_types), fresh=True)
+        h = fill(made.out, iter(out), fresh=True)
     inner = [m.out_types for m in halves]
     if backward:  # nobody is handed the loss
         inner[-1] = []
     floats = [[t for t in types if t.dtype.kind in "fc"] for types in inner]
     unlike = {s: backward_parts(halves[s]) for s in set(like)} if splits_backward else {}
     parts = [unlike[s] for s in like] if splits_backward else []
-    return StageCode(halves, parts, like, Packing(inner), Packing(floats),
-                     Packing([m.kept_types for m in halves]),
-                     Packing([p.crossing_types for p in parts]))
+    return StageCode(halves, parts, like, split.packing(inner), split.packing(floats),
+                     split.packing([m.kept_types for m in halves]),
+                     split.packing([p.crossing_types for p in parts]))

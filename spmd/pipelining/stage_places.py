@@ -6,23 +6,68 @@ what neighbours hand on. Always holds: the number of ranks is known at launch on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 import spmd
 from codegen.errors import UsageError
-from codegen.layouts.cuts import owned
+from codegen.ir import ArrayType
+from codegen.layouts.cuts import block, owned
+from codegen.mesh import Layout, LayoutEntry
 from codegen.places import user_place
 from codegen.suggest import meant
+from codegen.symbolic import expr
 from codegen.trace.array import as_value
 from codegen.trace.context import Context
 from codegen.trace.expecting import expect
+from codegen.trace.number import expr_of, number
 from codegen.trace.numpy.creation import arange, unwritten
-from spmd.pipelining.stage_rows import axes_of, handed_on, layout_of_batch, layout_of_rows
+from spmd.pipelining.stage_rows import handed_on, layout_of_batch, layout_of_rows
 
 PLACES = ("block", "round", "v", "microbatch")
-MOST_RANKS = 1 << 24
+MOST_RANKS, BASE = 1 << 24, 1 << 12  # along all axes of a mark, and along one of several
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """The row of a stage in arrays (stage, …), which a rank has whose `has` is 1, else 0. number,
+    position: in the array, and among the rows of that rank; integers that may be symbolic. entry:
+    of a dim that only this rank has; (), where nobody knows it while building."""
+
+    number: Any
+    position: Any
+    has: Any
+    entry: LayoutEntry
+    axis: str
+
+    def home(self, t: ArrayType) -> Layout:
+        """Return how an array lies that only the rank of this row has, if one of its dims is not
+        split otherwise; else its own layout."""
+        layout = list(t.layout or ((),) * t.ndim)
+        if () in layout:
+            layout[layout.index(())] = self.entry
+        return tuple(layout)
+
+    def merged(self, x: Any, t: ArrayType) -> Any:
+        """Return a rank's part of an array that lies so. x: (has, …)."""
+        if not self.entry or self.entry not in self.home(t):
+            return spmd.psum(np.sum(x, axis=0), self.axis)
+        dim = self.home(t).index(self.entry)
+        moved = np.moveaxis(x, 0, dim)
+        extent = moved.shape[dim] * moved.shape[dim + 1]
+        return moved.reshape((*moved.shape[:dim], extent, *moved.shape[dim + 2:]))
+
+    def apart(self, x: Any, t: ArrayType) -> Any:
+        """Return (has, …), or (1, …), of a rank's part of an array that lies so."""
+        if not self.entry or self.entry not in self.home(t):
+            return x[None]
+        dim = self.home(t).index(self.entry)
+        shape = (*x.shape[:dim], self.has, t.shape[dim].value, *x.shape[dim + 1:])
+        return np.moveaxis(x.reshape(shape), dim, 0)
 
 
 class StagePlaces:
@@ -33,7 +78,8 @@ class StagePlaces:
     stage k * ranks + r, or, for "v" and an odd k, stage k * ranks + ranks - 1 - r.
     """
 
-    def __init__(self, axis: str, stages: int, place: str) -> None:
+    def __init__(self, axis: str, stages: int, place: str, split: Sequence[str] = ()) -> None:
+        """split: the axes that split weights."""
         if place not in PLACES:
             raise UsageError(f"place={place!r}", place=user_place(),
                              expected=f"one of {', '.join(PLACES)}", remedy=meant(place, PLACES))
@@ -45,6 +91,9 @@ class StagePlaces:
             spmd.require(self.ranks <= stages, f"place={place!r}: ranks must divide stages")
             spmd.require(stages % self.ranks == 0, f"place={place!r}: ranks must divide stages")
             self.rounds = stages // self.ranks
+        # what a state says of the ranks on which it lies, and along which axes these are
+        marks = {"ranks": () if self.ranks is None else (axis,), "split_ranks": tuple(split)}
+        self.marks = {name: axes for name, axes in marks.items() if axes}
 
     def row(self, stage: int) -> Any:
         """Return the row of a stage, an integer that may be symbolic."""
@@ -77,11 +126,24 @@ class StagePlaces:
         rows[slice(None) if self.follows else self.row(stage)] = x
         return rows
 
-    def stay(self, context: Context, leaf: Any, row: Any) -> None:
-        """Let an array that is read of a row lie, as an output, where that row lies."""
-        if self.ranks is None and leaf.ndim:
-            entry = owned((self.axis,), self.stages, row, context.mesh)
-            leaf.home = (entry, *((),) * (leaf.ndim - 1))
+    def stage_row(self, context: Context, stage: int) -> StageRow:
+        """Return the row of a stage."""
+        row = self.row(stage)
+        low, high = block((self.axis,), expr.const(self.stages)).bounds(context.mesh)
+        at = expr_of(row)
+        assert at is not None, "a row is an integer, or a formula"
+        if self.ranks is not None:
+            has = expr.ge(at, low) * expr.lt(at, high)
+            return StageRow(row, number(at - low), number(has), (), self.axis)
+        entry = owned((self.axis,), self.stages, stage, context.mesh)
+        return StageRow(row, number(at - low), number(entry.has), entry, self.axis)
+
+    def stay(self, context: Context, leaf: Any, t: ArrayType, stage: int) -> None:
+        """Let an array of this type, which is read of the row of a stage, lie as an output where
+        that row lies, if a dim of it is not split otherwise."""
+        row = self.stage_row(context, stage)
+        if row.entry and t.ndim:
+            leaf.home = row.home(t)
 
     def handed_on(self, arrays: dict[str, Any], step: int, data: str | None, words: Any
                   ) -> dict[str, Any]:
@@ -93,10 +155,10 @@ class StagePlaces:
         if self.ranks is None:
             return handed_on(self.axis, data, step, arrays, words)
         local = self._there_and_back if self.back_and_forth else self._around
-        layouts = tuple(layout_of_rows(self.axis, data, x.ndim) for x in arrays.values())
+        layouts = tuple(layout_of_rows(self.axis, data, x) for x in arrays.values())
         mapped = spmd.shard_map(
             lambda *parts: tuple(local(x, step) for x in parts), in_layouts=layouts,
-            mesh=axes_of(self.axis, data), out_layouts=layouts)
+            out_layouts=layouts)
         return dict(zip(arrays, mapped(*arrays.values()), strict=True))
 
     def _around(self, x: Any, step: int) -> Any:
@@ -120,21 +182,27 @@ class StagePlaces:
     # ---- states that outlive a run
 
     def marked(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a state with the number of ranks on which its rows have their order.
+        """Return a state with the numbers of ranks for which its arrays lie as they do.
 
-        A checkpoint has what changes from step to step: so this number does, by MOST_RANKS.
+        A checkpoint has what changes from step to step: so these numbers do, by MOST_RANKS.
         """
-        if self.ranks is None:
-            return state
-        before = state.get("ranks", spmd.asarray(np.int64(0)) + self.ranks - MOST_RANKS)
-        return {**state, "ranks": before + MOST_RANKS}
+        for name, axes in self.marks.items():
+            first = spmd.asarray(np.int64(0)) + _sizes(axes) - MOST_RANKS
+            state = {**state, name: state.get(name, first) + MOST_RANKS}
+        return state
 
     def expect_same(self, context: Context, state: dict[str, Any]) -> None:
         """End the run where a state comes from a run on another number of ranks."""
-        if self.ranks is None:
-            return
-        ranks = state["ranks"] % MOST_RANKS
-        expect(context, as_value(context, ranks == self.ranks),
-               "the stages of this state lie as on ", as_value(context, ranks),
-               f' ranks along "{self.axis}"\n  expected: as many ranks in this run\n'
-               '  try:      place="block", whose states go on on any number')
+        remedies = {"ranks": 'place="block", whose stages go on on any number of ranks',
+                    "split_ranks": "what pipe.params gives, on another number of ranks"}
+        for name, axes in self.marks.items():
+            before = state[name] % MOST_RANKS
+            expect(context, as_value(context, before == _sizes(axes)),
+                   "the arrays of this state lie as on ", as_value(context, before // BASE ** (
+                       len(axes) - 1)), f' ranks along "{axes[0]}"\n'
+                   f"  expected: as many ranks in this run\n  try:      {remedies[name]}")
+
+
+def _sizes(axes: Sequence[str]) -> Any:
+    """Return the numbers of ranks along some axes as one integer."""
+    return reduce(lambda total, axis: total * BASE + spmd.axis_size(axis), axes, 0)

@@ -2,7 +2,7 @@
 the stages beside.
 
 Always holds: dim 0 is the stage; of arrays with three dims or more, the last but one is the
-position along the data axis, where there is one.
+position along the data axis, where there is one. The last one lies as it did.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ def by_rows(
         state = changing_loop(0, arrays[0].shape[0], row, state, "writes")
         return tuple(flatten(state)[1])
 
-    layouts = [layout_of_rows(axis, data, x.ndim) for x in leaves[:rows]]
+    layouts = [layout_of_rows(axis, data, x) for x in leaves[:rows]]
     layouts += [layout_of_batch(axis, data, x.ndim) for x in leaves[rows:]]
-    mapped = spmd.shard_map(local, mesh=axes_of(axis, data), in_layouts=tuple(layouts),
-                            out_layouts=tuple(layouts[:count]))
+    split = any(x.ndim > 1 and layout[-1] for x, layout in zip(leaves[:rows], layouts))
+    mapped = spmd.shard_map(local, in_layouts=tuple(layouts), out_layouts=tuple(layouts[:count]),
+                            check_vma=not split)  # buffers also hold what is alike on all ranks
     return fill(flatten(state)[0], iter(mapped(*leaves)), fresh=True)
 
 
@@ -84,9 +85,8 @@ def handed_on(axis: str, data: str | None, step: int, rows: dict[str, Any], word
         sent = _sent(axis, step, stages, sent, words)
         return tuple(_beside(x, step, count, new) for x, new in zip(arrays, sent, strict=True))
 
-    layouts = [layout_of_rows(axis, data, x.ndim) for x in rows.values()]
-    mapped = spmd.shard_map(local, mesh=axes_of(axis, data), in_layouts=(*layouts, (None,)),
-                            out_layouts=tuple(layouts))
+    layouts = [layout_of_rows(axis, data, x) for x in rows.values()]
+    mapped = spmd.shard_map(local, in_layouts=(*layouts, (None,)), out_layouts=tuple(layouts))
     return dict(zip(rows, mapped(*rows.values(), words), strict=True))
 
 
@@ -131,16 +131,12 @@ def _beside(x: Any, step: int, count: Any, new: Any) -> Any:
     return spmd.fori_loop(first, np.minimum(count, 1) if step > 0 else count, put, x)
 
 
-def axes_of(axis: str, data: str | None) -> tuple[str, ...]:
-    """Return the mesh axes along which ranks work on rows."""
-    return (axis,) if data is None else (data, axis)
-
-
-def layout_of_rows(axis: str, data: str | None, ndim: int) -> tuple[Any, ...]:
+def layout_of_rows(axis: str, data: str | None, x: Any) -> tuple[Any, ...]:
     """Return the layout of an array with a row for each stage."""
-    if ndim < 3:
-        return (axis, *(None,) * (ndim - 1))
-    return (axis, *(None,) * (ndim - 3), data, None)
+    if x.ndim < 2:
+        return (axis,)
+    last = x.layout[-1] if x.layout else None
+    return (axis, *(None,) * (x.ndim - 3), *(data,) * (x.ndim > 2), last)
 
 
 def layout_of_batch(axis: str, data: str | None, ndim: int) -> tuple[Any, ...]:

@@ -15,12 +15,12 @@ import numpy as np
 import spmd
 from codegen.errors import UsageError
 from codegen.ir import ArrayType
+from codegen.layouts.propagation import met
 from codegen.places import user_place
 from codegen.trace.array import Array, as_array, as_value, wrap
-from codegen.trace.context import Context, require_context
+from codegen.trace.context import require_context
 from codegen.trace.control.letting import as_symbol
-from codegen.trace.derive.halves import Halves, capture_halves
-from codegen.trace.numpy.creation import unwritten
+from codegen.trace.derive.halves import Halves
 from codegen.trace.state import Tree, fill, flatten
 from spmd.optim.transformation import (
     apply_updates,
@@ -28,9 +28,9 @@ from spmd.optim.transformation import (
     leaves_of,
     sums_of_parts,
 )
-from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.shared_weights import SharedWeights
-from spmd.pipelining.stage_code import kind_of, types_of
+from spmd.pipelining.split_axes import SplitAxes
+from spmd.pipelining.stage_code import kind_of
 from spmd.pipelining.stage_rows import by_rows
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ class Updates:
         self.trees: list[Tree] = []
         self.wide = np.float64 if "float64" in pipe.weights.lengths else np.float32
         sums = _Sums(None, pipe.schedule.flushes, self.wide)
-        types: list[list[ArrayType]] = []
+        self.types: list[list[ArrayType]] = []  # of the arrays of its state, by stage
         for stage in pipe.stages:
-            tree, found = _state_of(pipe.context, optimizer, stage.parameters, sums)
+            tree, found = _state_of(pipe.split, optimizer, stage.types, sums)
             self.trees.append(tree)
-            types.append(found)
-        self.moments = Packing(types)
-        kinds = [(kind_of(types_of(s.parameters)), self.shared.kind(s.number)) for s in pipe.stages]
+            self.types.append(found)
+        self.moments = pipe.split.packing(list(map(pipe.split.local, self.types)))
+        kinds = [(kind_of(s.types), self.shared.kind(s.number)) for s in pipe.stages]
         self.unlike = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
         self.arms = [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]
         # of the average change, by stage: the shorter, the fewer updates a microbatch crosses
@@ -94,10 +94,14 @@ class Updates:
 
     def init(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Return the buffers of the optimizer's first states."""
+        def first(own: Any) -> Any:
+            return [as_array(x) for x in flatten(self.optimizer.init(own))[1] if _is_array(x)]
+
         def begin(stage: int, j: Any, moments: Any, weights: Any) -> None:
+            halves, _ = self.pipe.split.halves(first, self.pipe.stages[stage].types, (), (),
+                                               backward=False, outs=self.types[stage])
             own = self.parameters(stage, self.pipe.weights.read(weights, (j,), stage))
-            found = [as_array(x) for x in flatten(self.optimizer.init(own))[1] if _is_array(x)]
-            self.moments.write(moments, (j,), stage, found)
+            self.moments.write(moments, (j,), stage, halves.forward(own)[0])
 
         made: dict[str, Any] = self.by_stage(begin, self.pipe.new(self.moments, ()), weights)
         return made
@@ -148,8 +152,7 @@ class Updates:
             for number in range(pipe.versions):
                 self._put_version(stage, j, versions, number, weights)
 
-        rows = {name: unwritten((len(pipe.stages), pipe.versions * n), name, (pipe.axis, None))
-                for name, n in pipe.weights.lengths.items()}
+        rows = pipe.new(pipe.weights, (), times=pipe.versions)
         made: dict[str, Any] = self.by_stage(copy, rows, weights)
         return made
 
@@ -226,9 +229,11 @@ class Updates:
                  as_array(factor), list(known))
         key = stage, call, len(known)
         if key not in self._captured:
-            self._captured[key] = capture_halves(
-                self.pipe.context, lambda arguments: self._update(stage, call, *arguments),
-                types_of(arguments), (), (), backward=False)
+            own = self.pipe.types[stage]
+            types = own, own, self.types[stage], *self.pipe.split.types_of(arguments[3:])
+            self._captured[key], _ = self.pipe.split.halves(
+                lambda arguments: self._update(stage, call, *arguments), types, (), (),
+                backward=False, outs=None if call is not None else [*own, *self.types[stage]])
         return self._captured[key].forward(arguments)[0]
 
     def _update(self, stage: int, call: int | None, own: Any, slopes: Any, moments: Any,
@@ -332,12 +337,13 @@ class _Sums:
         return (self.known[call] if call < len(self.known) else total).astype(self.wide)
 
 
-def _state_of(context: Context, optimizer: Any, parameters: Any, sums: _Sums
+def _state_of(split: SplitAxes, optimizer: Any, parameters: Any, sums: _Sums
               ) -> tuple[Tree, list[ArrayType]]:
-    """Return the structure of the optimizer's state of a stage, and the types of its arrays."""
-    tree, leaves = flatten(parameters)
-    types = [ArrayType(a.type.dtype, a.type.shape) for a in map(as_array, leaves)]
-    context.rank_view += 1
+    """Return the structure of the optimizer's state of a stage, and the types of its arrays.
+    parameters: types. What an array begins with lies anyhow, so it lies as after an update."""
+    tree, types = flatten(parameters)
+    context = split.context
+    view, context.rank_view = context.rank_view, 0 if split else context.rank_view + 1
     try:
         with context.block(types) as block:
             block.apart = True
@@ -346,7 +352,8 @@ def _state_of(context: Context, optimizer: Any, parameters: Any, sums: _Sums
             state_tree, found = flatten(state)
             arrays = [as_value(context, x) for x in found if _is_array(x)]
             with sums.asked():
-                optimizer.update(own, state, own)
+                after = flatten(optimizer.update(own, state, own)[1])[1]
+            later = [as_value(context, x) for x in after if _is_array(x)]
     finally:
-        context.rank_view -= 1
-    return state_tree, [ArrayType(v.type.dtype, v.type.shape) for v in arrays]
+        context.rank_view = view
+    return state_tree, [split.type_of(met(a.type, b.type)) for a, b in zip(arrays, later)]

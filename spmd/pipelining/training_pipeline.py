@@ -20,7 +20,7 @@ from codegen.trace.array import as_array
 from codegen.trace.context import CapturedAgain, Context, eager_current, require_context
 from codegen.trace.numpy.creation import unwritten
 from codegen.trace.state import fill, flatten
-from spmd.pipelining.build_notes import kept_bytes, row_bytes, row_of
+from spmd.pipelining.build_notes import kept_bytes, other_axes, row_bytes, row_of
 from spmd.pipelining.checked_arguments import check_parameters, state_fault
 from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flat_buffers import Packing
@@ -29,7 +29,8 @@ from spmd.pipelining.layer_costs import Cut, check_cut, costs_of
 from spmd.pipelining.layer_texts import types_text
 from spmd.pipelining.microbatches import Microbatches
 from spmd.pipelining.ring_ticks import RingTicks, checked_ring, tables_of_ring
-from spmd.pipelining.stage_code import Masked, StageCode, code_of, stages_of, type_of
+from spmd.pipelining.split_axes import SplitAxes
+from spmd.pipelining.stage_code import Masked, StageCode, code_of, stages_of
 from spmd.pipelining.stage_cuts import cut, cut_text
 from spmd.pipelining.stage_places import StagePlaces
 from spmd.pipelining.stage_updates import Updates
@@ -52,7 +53,7 @@ def pipeline(
       other one what the one before returns, a tree of arrays of any shapes; the last one takes
       (parameters, h, y) and returns the loss of a microbatch, a mean over its examples. Parameters
       are trees of arrays of floats. An array that two layers have is one weight.
-    - axis: the mesh axis whose ranks hold stages; another axis that splits x is for the data.
+    - axis: whose ranks hold stages; another one may split x, and one more the parameters of layers.
     - stages: how many groups the layers are cut into. Results depend on the groups, not on how many
       ranks hold them. cut: by what the largest group is least: "parameters"; "operations" of a
       microbatch, forward and backward; or a list with the seconds of each layer.
@@ -181,7 +182,9 @@ class TrainingPipeline:
         rows = context.notes.setdefault("pipelines", [])
         self.number = len(rows)
         self.key = f"pipeline {self.number}"  # a function of the program may make several
-        self.places = StagePlaces(axis, schedule.stages, place)
+        self.split = SplitAxes(context, [w for _, w in self.layers],
+                               (axis, *context.facts.get(f"data of {self.key}", ())))
+        self.places = StagePlaces(axis, schedule.stages, place, self.split.names)
         self.ring = checked_ring(schedule) if place == "microbatch" else None
         self.tables: TickTables = tables_of_ring(self.ring) if self.ring else tables_of(schedule)
         self.versions = max(schedule.versions(s) for s in range(schedule.stages))
@@ -195,9 +198,9 @@ class TrainingPipeline:
         costs, unit = costs_of(self, by, like_batch(self, types) if counts and types else None)
         self.positions = cut(costs, schedule.stages)
         self.cut = cut_text(costs, self.positions, unit)
-        self.stages = stages_of(self.layers, self.positions)
-        self.weights = Packing([[type_of(x) for x in flatten(s.parameters)[1]]
-                                for s in self.stages])
+        self.stages = stages_of(self.layers, self.positions, self.split)
+        self.types = [flatten(s.types)[1] for s in self.stages]
+        self.weights = self.split.packing(list(map(self.split.local, self.types)))
         self.updates = Updates(self, optimizer)
         self.note = row_of(self, place)
         rows.append(self.note)
@@ -211,7 +214,7 @@ class TrainingPipeline:
         buffers = self.new(self.weights, ())
         for stage in self.stages:
             leaves = [as_array(x) for x in flatten(stage.parameters)[1]]
-            self.weights.write(buffers, (self.places.row(stage.number),), stage.number, leaves)
+            self.write(buffers, stage.number, dict(enumerate(leaves)))
         state: State = {"weights": buffers, "moments": self.updates.init(buffers),
                         "steps": spmd.asarray(np.int64(0))}
         if self.every > 1:  # gradients of earlier steps wait for an update
@@ -234,6 +237,7 @@ class TrainingPipeline:
         state = self.places.marked(self._own(state))
         y = y if mask is None else Masked(y, mask)
         batches = Microbatches.of(self, x, y, self.schedule.microbatches)
+        self.tell(batches.data)
         if self.lacks_types or not self.schedule.flushes and "cycle" not in state:
             if self.key in self.context.facts:  # its init has begun with all that a state needs
                 raise UsageError(
@@ -302,10 +306,9 @@ class TrainingPipeline:
         state = self._own(state)
         found = []
         for stage in self.stages:
-            row = self.places.row(stage.number)
-            leaves = self.weights.read(state["weights"], (row,), stage.number)
-            for leaf in leaves:
-                self.places.stay(self.context, leaf, row)
+            leaves = self.leaves(state["weights"], stage.number)
+            for leaf, t in zip(leaves, self.types[stage.number], strict=True):
+                self.places.stay(self.context, leaf, t, stage.number)
             found += fill(flatten(stage.parameters)[0], iter(leaves), fresh=True)
         return found
 
@@ -314,8 +317,10 @@ class TrainingPipeline:
         pipeline."""
         _check_view(self.context)
         self.context.enter_library()
-        names = {"weights": self.weights.lengths, "moments": self.updates.moments.lengths,
-                 "steps": None, **({"pending": None} if self.every > 1 else {})}
+        names: dict[str, Any] = {
+            name: {k: self.split.extent(n) for k, n in packing.lengths.items()}
+            for name, packing in (("weights", self.weights), ("moments", self.updates.moments))}
+        names |= {"steps": None, **({"pending": None} if self.every > 1 else {})}
         found = state_fault(state, names, self.schedule.stages)
         if found:
             raise UsageError("no state of this pipeline", place=user_place(), found=found,
@@ -327,19 +332,37 @@ class TrainingPipeline:
 
     # ---- what its parts call
 
-    def new(self, packing: Packing, between: tuple[Any, ...], layout: tuple[Any, ...] = ()
-            ) -> dict[str, Any]:
-        """Return buffers with a row for each stage, and dims between that and their lengths. Nobody
-        has written into them."""
-        return {name: unwritten((self.schedule.stages, *between, n), name,
-                                (self.axis, *layout, *(None,) * (len(between) - len(layout)), None))
-                for name, n in packing.lengths.items()}
+    def new(self, packing: Packing, between: tuple[Any, ...], layout: tuple[Any, ...] = (),
+            times: int = 1) -> dict[str, Any]:
+        """Return buffers with a row for each stage, and dims between that and their lengths, which
+        are `times` what a packing needs. Nobody has written into them."""
+        entries = (self.axis, *layout, *(None,) * (len(between) - len(layout)), self.split.entry)
+        return {name: unwritten((self.schedule.stages, *between, self.split.extent(n * times)),
+                                name, entries) for name, n in packing.lengths.items()}
+
+    def leaves(self, buffers: dict[str, Any], stage: int) -> list[Any]:
+        """Return what buffers (stage, …) have for the weights of a stage, as global arrays."""
+        row = self.places.stage_row(self.context, stage)
+        return self.split.read(self.weights, buffers, row, stage, self.types[stage])
+
+    def write(self, buffers: dict[str, Any], stage: int, leaves: dict[int, Any]) -> None:
+        """Write what buffers (stage, …) have for some weights of a stage, by their numbers."""
+        row = self.places.stage_row(self.context, stage)
+        self.split.write(self.weights, buffers, row, stage, leaves, self.types[stage])
+
+    def tell(self, data: str | None) -> None:
+        """Begin the capture again where the axis that splits the batch was taken for one of those
+        that split weights."""
+        if data in self.split.names:
+            self.context.facts[f"data of {self.key}"] = (data,)
+            raise CapturedAgain
 
     def code(self, batches: Microbatches) -> StageCode:
         """Return the code of the stages for microbatches of this type: of each step its own, since
         layers may read numbers of Python that have changed."""
-        made = code_of(self.context, self.axis, self.stages, batches.x_types, batches.y_types,
+        made = code_of(self.split, self.axis, self.stages, batches.x_types, batches.y_types,
                        splits_backward=self.schedule.splits_backward)
-        self.note["kept"], self.note["rows"] = kept_bytes(made), row_bytes(self, made)
+        self.note["kept"], self.note["rows"] = kept_bytes(self, made), row_bytes(self, made)
+        self.note["axes"] = other_axes(self, batches.data)
         return made
 

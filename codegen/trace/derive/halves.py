@@ -15,6 +15,9 @@ from typing import Any
 
 from codegen.copies import Copier
 from codegen.ir import ArrayType, Op, Region, Value, free_counters, free_values
+from codegen.kit import global_ops
+from codegen.layouts.cuts import home, layout_of
+from codegen.layouts.localize import Localizer
 from codegen.ops import Barrier, Broadcast, Feeding, Full, Let, Print, Reshape, Transpose
 from codegen.symbolic.expr import Sym
 from codegen.trace.array import Array, as_value, wrap
@@ -89,17 +92,18 @@ class Halves:
 
 def capture_halves(
     context: Context, f: Callable[..., Any], weights: Any, arguments: Sequence[Any],
-    wanted: Sequence[bool], backward: bool = True,
+    wanted: Sequence[bool], backward: bool = True, local: bool = True,
 ) -> Halves:
     """Return the halves of f(weights, *arguments), captured once.
 
-    weights, arguments: trees of ArrayTypes, local ones of a rank's view. wanted: for each of the
-    arguments, whether the backward half returns the gradients of its leaves that are floats.
-    backward: False for a backward half that is empty.
+    weights, arguments: trees of ArrayTypes. local: whether these are of a rank's view; else f gets
+    global arrays, which lie as their types say. wanted: for each of the arguments, whether the
+    backward half returns the gradients of its leaves that are floats. backward: False for a
+    backward half that is empty.
     """
     axes = frozenset(context.mesh.names)
     tree, types = flatten((weights, tuple(arguments)))
-    context.rank_view += 1
+    view, context.rank_view = context.rank_view, context.rank_view + 1 if local else 0
     logs, context.write_logs = context.write_logs, [*context.write_logs, {}]
     try:
         with context.block(types) as block:
@@ -133,14 +137,15 @@ def capture_halves(
             slopes = back([wrap(context, v) for v in cotangents])
             gradients = [as_value(context, leaf) for leaf in flatten(slopes)[1]]
     finally:
-        context.rank_view -= 1
+        context.rank_view = view
         context.write_logs = logs
     count = len(flatten(weights)[1])
     names = block.args[:count], block.args[count:len(types)]
     while last in context.replaced:  # by a loop that keeps what its turns begin with
         last = context.replaced[last]
     first = set(block.ops[:block.ops.index(last) + 1 if last else 0])
-    ahead, later, kept = _cut(block.ops, first, names, cotangents, outs, gradients)
+    moved = set() if local else _moved(context, block.ops)
+    ahead, later, kept = _cut(block.ops, first, names, cotangents, outs, gradients, moved)
     return Halves(context, *names, out, tuple(outs), tuple(kept), tuple(cotangents),
                   tuple(gradients), tuple(ahead), tuple(later), flatten(slopes[0])[0],
                   tuple(sum(map(_is_float, xs)) if want else None
@@ -219,11 +224,12 @@ def computed_again(
 def _cut(
     every: Sequence[Op], first: set[Op], names: tuple[Sequence[Value], Sequence[Value]],
     cotangents: Sequence[Value], outs: Sequence[Value], gradients: Sequence[Value],
+    moved: set[Value],
 ) -> tuple[list[Op], list[Op], list[Value]]:
     """Return the ops of both halves, and what the second one reads of the first one.
 
     first: ops of the function itself; others are of its way back, even where they follow from its
-    results only.
+    results only. moved: values of which a view is kept in their place.
     """
     made = {v: op for op in every for v in op.results}
     behind, of_arguments = following(every, cotangents), following(every, names[1])
@@ -232,7 +238,8 @@ def _cut(
         if v not in made:
             return v in of_arguments
         op = made[v]
-        return not (v in behind or op not in first or isinstance(op.what, VIEWS)
+        is_view = isinstance(op.what, VIEWS) and (v in moved or op.operands[0] not in moved)
+        return not (v in behind or op not in first or is_view
                     or (v not in of_arguments and not _is_seen(op)))
 
     again, kept = computed_again(every, gradients, is_kept)
@@ -240,6 +247,20 @@ def _cut(
     ahead = needed([op for op in every if op in first], [*outs, *kept])
     assert not any(map(_is_seen, later))
     return ahead, later, kept
+
+
+def _moved(context: Context, ops: Sequence[Op]) -> set[Value]:
+    """Return the global values of which a rank computes no balanced blocks: to be kept, they would
+    be exchanged first. So it is of what a reshape makes of a dim that is split."""
+    rules = Localizer(context.mesh, lambda v, dim: layout_of(v)[dim])
+    for op in global_ops(Region((), tuple(ops), ())):
+        rules.define(op)
+    found = {v for v, dims in rules.lies.items()
+             if any(cut != home(v)[dim] for dim, cut in dims.items())}
+    for op in ops:
+        if not isinstance(op.what, Reshape) and found.intersection(op.operands):
+            found.update(v for v in op.results if any(layout_of(v)))
+    return found
 
 
 def _is_seen(op: Op) -> bool:

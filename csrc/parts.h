@@ -182,11 +182,10 @@ typedef struct spmd_cores {
 typedef struct spmd_worker {
     _Alignas(SPMD_LINE) struct spmd_job *job;
     pthread_t thread;
-    int64_t first, count;
+    int64_t first, count, left; /* left: ranks that have not finished this run */
     uint64_t advances; /* stages entered since the job was loaded */
     int64_t spins;     /* tries of an exchange at once: one rank, and a core for every thread */
     int64_t most_spins; /* the same while nobody shares its core */
-    int64_t left;      /* ranks that have not finished this run */
     int64_t owes_until; /* after a failure, when its ranks leave at the latest; 0: not known yet */
     spmd_bell *bell;
     int64_t idle_since, yields; /* of the wait under way */
@@ -199,10 +198,6 @@ typedef struct spmd_worker {
     spmd_term *term;   /* room for what is folded: two for every rank of this arena */
     _Atomic uint64_t still; /* the job's `advances` that a whole fruitless sweep began with */
 } spmd_worker;
-
-/* Whether the run under way is made by the thread of the host language that waits for it, and
- * whether that one is at it. */
-typedef enum { SPMD_ELSEWHERE, SPMD_HERE_NEXT, SPMD_HERE_NOW } spmd_here;
 
 /* The members of a group that share this arena, and one leader for each arena that has members.
  * Where one arena holds all, the team is the group. */
@@ -365,8 +360,7 @@ struct spmd_job {
     pthread_cond_t news;  /* the host language waits for the end of a run, or text */
     _Atomic int64_t run;    /* runs started */
     _Atomic int64_t active; /* workers that have not finished this run */
-    bool closing;
-    spmd_here here;
+    bool closing, here; /* here: the run is for the thread that waits for it, which is not at it */
     int64_t run_here; /* the latest run that no worker makes */
     const spmd_call *const *calls; /* while this process follows, by number */
     int64_t call;         /* of these the one that runs */

@@ -98,7 +98,7 @@ static void worker_begin(spmd_worker *worker)
     worker->left = worker->count;
 }
 
-/* Whether the host language has something to do for a run that goes on, or looks up at this time. */
+/* Whether the host language has something to do for a run that goes on, or looks up now. */
 static bool host_is_due(spmd_job *job, int64_t end)
 {
     return spmd_text_waits(&job->text) || spmd_set_waits(job) || spmd_frames_wait(job) ||
@@ -335,9 +335,8 @@ static bool here_run(spmd_job *job, int64_t end)
     pthread_t own = worker->thread;
 
     pthread_mutex_lock(&job->lock);
-    bool mine = job->here == SPMD_HERE_NEXT;
-    if (mine)
-        job->here = SPMD_HERE_NOW;
+    bool mine = job->here;
+    job->here = false;
     pthread_mutex_unlock(&job->lock);
     if (!mine)
         return false;
@@ -346,7 +345,7 @@ static bool here_run(spmd_job *job, int64_t end)
     worker->thread = own;
     spmd_keeps_for(NULL);
     pthread_mutex_lock(&job->lock);
-    job->here = over ? SPMD_ELSEWHERE : SPMD_HERE_NEXT;
+    job->here = !over;
     if (over) {
         atomic_fetch_sub(&job->active, 1);
         pthread_cond_broadcast(&job->news);
@@ -358,8 +357,8 @@ static bool here_run(spmd_job *job, int64_t end)
 /* An aborted run that nobody goes on with is over. */
 void spmd_here_leave(spmd_job *job)
 {
-    if (job->here == SPMD_HERE_NEXT) {
-        job->here = SPMD_ELSEWHERE;
+    if (job->here) {
+        job->here = false;
         atomic_fetch_sub(&job->active, 1);
     }
 }
@@ -413,7 +412,7 @@ int spmd_run_start(spmd_job *job, const uint8_t *given, bool here)
         job->text.due = 0;
         atomic_store(&job->frames_wait, 0);
         job->frames_come = false;
-        job->here = here ? SPMD_HERE_NEXT : SPMD_ELSEWHERE;
+        job->here = here;
         if (here) {
             job->run_here = job->run + 1;
             worker_begin(job->worker);

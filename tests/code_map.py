@@ -62,7 +62,7 @@ GROUPS = (
     ("Feeding: what starts it", ("spmd/feeding/starting/*.py",), "connect local_feeding serving"),
     ("Serving: images over HTTP and gRPC, and clients that call them", ("spmd/serving/*.py",),
      "__init__ serve_command web_application grpc_service inference_server model_repository "
-     "served_models served_job call_queue infer_messages tensors"),
+     "served_models served_job call_queue joined_calls infer_messages tensors"),
     ("Files of arrays", ("spmd/files/*.py",), "inputs"),
     ("Verifying images", ("spmd/verify/*.py",), "images"),
     ("Measuring", ("spmd/bench/*.py",), "collectives"),

@@ -143,7 +143,8 @@ class _Dependences:
         if any(self.sym in e.symbols() and not self.is_cut(cut)
                for cut, e in zip(window, value.type.shape)):
             raise _DependenceError(f"reads all of {self.dim}", place)
-        if self.wanted.setdefault(value, window) != window:
+        around = any(cut.period is not None for cut in window)
+        if around or self.wanted.setdefault(value, window) != window:
             raise _DependenceError(f"reads other rows of {self.dim}", place)
 
     def whole(self, value: Value, op: Op) -> None:

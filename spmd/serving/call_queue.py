@@ -28,6 +28,9 @@ WATCH_S = 0.01  # whether the client goes is asked of calls that take longer
 TELL_S = 1e-3  # so long after the last ones, results are handed over though other calls wait
 
 
+Gone = Callable[[], Awaitable[Any]] | None
+
+
 class FullError(PeerError):
     """The queue holds as many calls as it may."""
 
@@ -64,13 +67,16 @@ class Waiting:
             self.future.set_exception(error)
 
 
-    def watch(self, seconds: float, gone: Callable[[], Awaitable[Any]] | None) -> None:
+    def watch(self, seconds: float, gone: Gone) -> None:
         """From now on, end the wait for the call when gone() returns, or in so many seconds."""
         self._timer = self.future.get_loop().call_later(seconds, self.end, None, TimeoutError())
         if gone is not None:
             self._watch = asyncio.ensure_future(gone())
-            self._watch.add_done_callback(lambda watch: watch.cancelled() or self.end(
-                None, GoneError("the client has gone")))
+            self._watch.add_done_callback(self._end_gone)
+
+    def _end_gone(self, watch: asyncio.Future[Any]) -> None:
+        if not watch.cancelled():
+            self.end(None, GoneError("the client has gone"))
 
     def forget(self) -> None:
         """Nobody waits for the call any more."""
@@ -100,6 +106,9 @@ class CallQueue:
     def __init__(self, most: int, wait: float = 0.0) -> None:
         self.most, self.draining, self._closed = most, False, False
         self._wait, self._wakes = wait, False
+        # of calls that nobody watches so far: their seconds, and what waits for their client to go
+        self._fresh: dict[Waiting, tuple[float, Gone]] = {}
+        self._look: asyncio.TimerHandle | None = None
         # seconds that a row takes in calls of a key
         self._row_took: dict[Hashable, float] = {}
         self._waiting: deque[Waiting] = deque()
@@ -144,50 +153,62 @@ class CallQueue:
         return waiting
 
     async def result(self, waiting: Waiting, seconds: float,
-                     gone: Callable[[], Awaitable[Any]] | None = None) -> Any:
+                     gone: Gone = None) -> Any:
         """Wait until the call has been made; return what it returned, or raise what it raised.
         Raises DeadlineError once the seconds are over, and GoneError once gone(), which is asked
         for calls that take longer than a moment, returns."""
-        loop = asyncio.get_running_loop()
-        moment = min(seconds, WATCH_S)  # most calls take less: one timer is enough for them
-        timer = loop.call_later(moment, self._look_after, waiting, seconds - moment, gone)
+        if seconds < WATCH_S:
+            waiting.watch(seconds, gone)
+        else:
+            self._fresh[waiting] = seconds, gone
+            if self._look is None:
+                self._look = asyncio.get_running_loop().call_later(WATCH_S, self._look_after)
         try:
             return await waiting.future
         except TimeoutError:
             raise self._late(waiting, seconds) from None
         finally:
-            timer.cancel()
+            self._fresh.pop(waiting, None)
             waiting.forget()
             self._withdraw(waiting)
 
-    def _look_after(self, waiting: Waiting, seconds: float,
-                    gone: Callable[[], Awaitable[Any]] | None) -> None:
-        """End the wait for a call at its deadline, in so many seconds, and where its client goes.
-        """
-        if seconds <= 0:
-            waiting.end(None, TimeoutError())
-        else:
-            waiting.watch(seconds, gone)
+    def _look_after(self) -> None:
+        """Have those calls watched that have waited for a moment: a timer for each call would take
+        longer than many a call."""
+        now, self._look = time.monotonic(), None
+        for waiting, (seconds, gone) in list(self._fresh.items()):
+            if now - waiting.since >= WATCH_S:
+                del self._fresh[waiting]
+                waiting.watch(waiting.since + seconds - now, gone)
+        if self._fresh:
+            self._look = asyncio.get_running_loop().call_later(WATCH_S, self._look_after)
 
     def _wake(self) -> None:
-        """Make the next call here, in the event loop, if it is brief; else wake the thread: that
-        the two wait for each other takes longer than a short call."""
+        """Make calls here, in the event loop, while they are brief; else wake the thread: that the
+        two wait for each other takes longer than a short call."""
         self._wakes = False
-        with self._changed:
-            batch = self._joined() if self._waiting and not self._running else []
-            if not batch or not self._is_brief(batch) or self._seconds_more(batch):
-                self._changed.notify()
-                return
-            begun = self._taken(batch)
-        with brief_calls():
-            results = self._results(begun, here=True)
-        for (waiting, _), result in zip(begun, results):
-            waiting.end(*result)
-        with self._changed:
-            self._running = 0
-            if self._waiting and not self._wakes:
+        end = time.monotonic() + BRIEF_S
+        while begun := self._begin_brief():
+            with brief_calls():
+                results = self._results(begun, here=True)
+            for (waiting, _), result in zip(begun, results):
+                waiting.end(*result)
+            with self._changed:
+                self._running = 0
+            if time.monotonic() > end and not self._wakes:  # requests that have come are read first
                 self._wakes = True
                 asyncio.get_running_loop().call_soon(self._wake)
+                return
+
+    def _begin_brief(self) -> list[Begun]:
+        """Take the next call out of the queue, if it is brief. Else leave it to the thread."""
+        with self._changed:
+            batch = self._joined() if self._waiting and not self._running else []
+            if batch and self._is_brief(batch) and not self._seconds_more(batch):
+                return self._taken(batch)
+            if self._waiting:
+                self._changed.notify()
+            return []
 
     def _is_brief(self, batch: list[Waiting]) -> bool:
         """Return whether the call of these is known to be short. What independent rows take depends

@@ -149,7 +149,7 @@ def _served(server: InferenceServer, listening: socket.socket, tokens: list[str]
         return stop
 
     gc.collect()
-    gc.freeze()  # what is there stays: the collector need not look at it again
+    gc.freeze()  # what is there stays: to look at all of it again would take 10 ms
     runs = _DrainingServer(config, server.queue, begin)
     runs.run(sockets=[listening])
     return 128 + runs.ended_by

@@ -88,7 +88,7 @@ MIXED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "count": (lambda x: x * x.shape[0], "depends on how many rows"),
     "counted rows": (lambda x: x + np.arange(x.shape[0])[:, None], "where in batch a row stands"),
     "running": (lambda x: np.cumsum(x, 0), "where in batch a row stands"),
-    "rolled": (lambda x: np.roll(x, 1, 0), "follows from another row"),
+    "rolled": (lambda x: np.roll(x, 1, 0), "reads other rows"),
     "turned round": (lambda x: x[::-1] * 1, "how many rows batch has"),
     "while": (halved_until_small, "reads all of batch"),
     "branch": (doubled_if_large, "reads all of batch"),

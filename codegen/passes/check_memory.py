@@ -36,9 +36,9 @@ from codegen.plan.grammar import (
     Work,
 )
 from codegen.plan.handed import More, Save, Send, Take
-from codegen.plan.indexing import loads
 from codegen.plan.loops import Act, Do, Placed
-from codegen.plan.steps import inner_steps, memory_read, memory_written, moved, nodes
+from codegen.plan.ranges import loaded_ranges, range_of
+from codegen.plan.steps import inner_steps, memory_read, memory_written, moved
 from codegen.symbolic import expr
 
 Item = Step | Work[Buffer]
@@ -199,10 +199,16 @@ class _Check:
     def over_itself(self, act: Store[Value]) -> None:
         """What a store reads of the memory that it writes is what stood there: it may have written
         elsewhere by then. (Where rows wait, they wait for that.)"""
-        for load in (load for node in nodes(act) for load in loads(node)):
-            if self.at.get(load.buffer) == self.at.get(act.buffer, -1):
-                self.rule(load.offset == act.offset, "a store reads what it has not written yet",
-                          f"{load.buffer.name} at {load.offset}, written at {act.offset}")
+        mine = self.at.get(act.buffer, -1)
+        if all(self.at.get(v) != mine for v in memory_read(act)):
+            return
+        where = range_of(act.offset, act.loops)
+        for v, r, _, offset in loaded_ranges(act):
+            if self.at.get(v) == mine and offset is not None:
+                apart = r is not None and where is not None and r.is_apart(where)
+                self.rule(apart or offset == act.offset,
+                          "a store reads what it has not written yet",
+                          f"{v.name} at {offset}, written at {act.offset}")
 
     def matches(self, act: Any, item: Any, spare: dict[Value, Buffer]) -> bool:
         """Whether a step is that act over the buffers of its values."""

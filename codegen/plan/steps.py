@@ -229,8 +229,9 @@ def relocated(act: Any, places: Mapping[Value, tuple[Value, Expr]]) -> Any:
         if not names:
             return x
         new = {name: change(getattr(x, name)) for name in names}
-        if "offset" in new and (place := places.get(new.get("buffer"))) is not None:
-            new |= {"buffer": place[0], "offset": new["offset"] + place[1]}
+        if "offset" in new and new.get("buffer") in places:
+            buffer, begin = places[new["buffer"]]
+            new |= {"buffer": buffer, "offset": new["offset"] + begin}
         return type(x)(**new)
 
     return change(act)

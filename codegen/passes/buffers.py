@@ -389,6 +389,7 @@ class _Groups:
 
     def __init__(self, work: _Liveness) -> None:
         self.conflicts, self.fed, self.blank = work.conflicts, work.fed, work.blank
+        self.sparse = work.sparse
         self.arms = Arms(work.module)
         self.members: dict[Value, list[Value]] = {v: [v] for v in work.order}
         self.root: dict[Value, Value] = {v: v for v in work.order}
@@ -427,9 +428,12 @@ class _Groups:
         return found.pop() if len(found) == 1 else None
 
     def arm(self, group: Value) -> int:
-        """The arm of a branch in which all of a group is needed. Fields of batches are kept for the
-        whole run of an entry, as the engine may write them then."""
+        """The arm of a branch in which all of a group is needed; of what a rank touches parts of,
+        the stretch of the program. Fields of batches are kept for the whole run of an entry, as the
+        engine may write them then."""
         found = self.arms.shared(self.members[group], self.blank)
+        if self.sparse.isdisjoint(self.members[group]):
+            found = self.arms.without_stretches(found)
         fed = any(self.fed.get(v) is not None for v in self.members[group])
         return self.arms.entry_of(found) if fed else found
 

@@ -128,10 +128,13 @@ class _Check:
         holds, items = _Holds(outer), _Items(steps)
         for op in region.ops:
             self.place = op.place or self.place
+            if not isinstance(op.what, Do):
+                self.copies(items, holds)
+            if (stretch := self.placed.arms.stretches.get(op, 1)) > 1:
+                holds.own |= dict.fromkeys(self.lies_over(stretch), _NONE)
             if isinstance(op.what, Do):
                 self.do(op, op.what, items, holds)
                 continue
-            self.copies(items, holds)
             step = items.left.pop() if items.left else None
             if isinstance(op.what, LetOp):
                 self.rule(isinstance(step, Let) and step.counter is op.what.counter
@@ -253,11 +256,12 @@ class _Check:
             self.rule(step.on == what.on, "a branch is on what decides it")
         ends = []
         entries = op is self.placed.loops.module.entry_branch
+        arms = self.placed.arms
         own = dict[int, Values]()
         for region, arm in zip(op.regions, step.arms, strict=True):
             begin = _Holds(holds)
             if not entries:  # whose own inputs and outputs lie in their overlays
-                begin.own = dict.fromkeys(self.lies_over(region), _NONE)
+                begin.own = dict.fromkeys(self.lies_over(arms.number[region]), _NONE)
                 own |= begin.own
             ends.append(end := self.region(region, arm, begin))
             self.moved(end, zip(region.results, op.results, strict=True))
@@ -269,11 +273,11 @@ class _Check:
             self.rule(self.at[v] not in own, f"{v.name} lies where no arm has its own")
             holds.own[self.at[v]] = holds[self.at[v]] | {v}
 
-    def lies_over(self, region: Region) -> Iterator[int]:
+    def lies_over(self, arm: int) -> Iterator[int]:
         """The buffers that may lie over those of this arm, its own ones too: what they hold as it
         begins is lost, and what they hold as it ends."""
         arms = self.placed.arms
-        around = arms.around[arms.number[region] - 1]
+        around = arms.around[arm - 1]
         for b in self.plan.buffers:
             if arms.common(b.arm, around) != b.arm:
                 yield b.number

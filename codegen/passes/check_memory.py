@@ -17,6 +17,7 @@ from codegen.ir import Op, Region, Value
 from codegen.ops import Branch as BranchOp
 from codegen.ops import Let as LetOp
 from codegen.ops import Update
+from codegen.plan.element_ranges import loaded_ranges, range_of
 from codegen.plan.flatten import flattened
 from codegen.plan.grammar import (
     Branch,
@@ -37,7 +38,6 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.handed import More, Save, Send, Take
 from codegen.plan.loops import Act, Do, Placed
-from codegen.plan.ranges import loaded_ranges, range_of
 from codegen.plan.steps import inner_steps, memory_read, memory_written, moved
 from codegen.symbolic import expr
 

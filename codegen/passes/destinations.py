@@ -13,10 +13,10 @@ from functools import cached_property
 
 from codegen.ir import Op, Region, Value, free_values
 from codegen.ops import Let
+from codegen.plan.element_ranges import ElementRange, loaded_ranges, range_of
 from codegen.plan.grammar import Keep, Kept, Lane, LibraryCall, Load, Nest, Reduce, Store
 from codegen.plan.indexing import affine, strides
 from codegen.plan.loops import Act, Do, Loops
-from codegen.plan.ranges import Range, loaded_ranges, range_of
 from codegen.plan.steps import memory_read, memory_written, relocated
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
@@ -38,7 +38,7 @@ class _Write:
 
     at: int
     into: Value
-    range: Range | None
+    range: ElementRange | None
     part: int | None = None
     value: Value | None = None
     maker: int | None = None
@@ -64,7 +64,7 @@ class _Array:
     begins: int  # number of the op that makes the root
     writes: list[_Write] = field(default_factory=list)
     stale: bool = False
-    reads: list[tuple[int, list[Range | None] | None]] | None = None
+    reads: list[tuple[int, list[ElementRange | None] | None]] | None = None
 
     @cached_property
     def names(self) -> set[Value]:
@@ -120,7 +120,7 @@ class _Placing:
                 return False
         return self.may_write(line.ops[a], array, copy)
 
-    def is_known(self, range: Range, between: Iterable[Op]) -> bool:
+    def is_known(self, range: ElementRange, between: Iterable[Op]) -> bool:
         """Return whether none of these ops defines a symbol of where a range lies."""
         symbols, left = set[Sym](), set(range.low.symbols())
         while left:
@@ -192,7 +192,7 @@ class _Line:
         what = self.ops[k].what if k < len(self.ops) else None
         return isinstance(what, Do) and all(isinstance(act, _PLAIN) for act in what.acts)
 
-    def touching(self, array: _Array) -> list[tuple[int, list[Range | None] | None]]:
+    def touching(self, array: _Array) -> list[tuple[int, list[ElementRange | None] | None]]:
         """Return the numbers of the ops that read an array, and where in it; None where that is not
         said of an op, as it is not plain."""
         if array.reads is None:
@@ -314,7 +314,8 @@ def _write_of(op: Op, k: int, into: Value) -> _Write:
         return write
     to, extents = affine(part.offset, turning), tuple(v.extent for v in turning)
     whole = affine(load.offset, turning) == (expr.const(0), strides(extents))
-    if turning and whole and to is not None and to[1] == strides(extents) and (
+    known = turning and whole and write.range is not None
+    if known and to is not None and to[1] == strides(extents) and (
             expr.product(extents) == expr.product(load.buffer.type.shape)):
         write.value = load.buffer
         write.part = number if isinstance(act, Nest) else None

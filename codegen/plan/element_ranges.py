@@ -19,22 +19,22 @@ from codegen.symbolic.expr import Expr
 
 
 @dataclass(frozen=True)
-class Range:
+class ElementRange:
     """Elements from `low` to `high` of an array, both included."""
 
     low: Expr
     high: Expr
 
-    def is_apart(self, other: Range) -> bool:
+    def is_apart(self, other: ElementRange) -> bool:
         """Return whether no element surely lies in both."""
         return _is_less(self.high, other.low) or _is_less(other.high, self.low)
 
 
 # What is read, where in it, by which part of a nest, and at which offset.
-Loaded = tuple[Value, Range | None, int, Expr | None]
+Loaded = tuple[Value, ElementRange | None, int, Expr | None]
 
 
-def range_of(offset: Expr, loops: Sequence[Var]) -> Range | None:
+def range_of(offset: Expr, loops: Sequence[Var]) -> ElementRange | None:
     """Return where an offset lies in all turns of loops; None where it is not affine."""
     symbols = offset.symbols()
     turning = [v for v in loops if v.sym in symbols]
@@ -49,7 +49,7 @@ def range_of(offset: Expr, loops: Sequence[Var]) -> Range | None:
             low = low + step * (v.extent - 1)
         else:
             return None
-    return Range(low, high)
+    return ElementRange(low, high)
 
 
 def loaded_ranges(act: Act) -> Iterator[Loaded]:

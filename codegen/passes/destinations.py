@@ -245,7 +245,7 @@ class _Rewriting:
             if old is not now:
                 begins.append((old, now))
                 new.append(now)
-            gone |= array.names
+            gone |= array.names - {array.root}
         for v in copied:
             array, w = self.copy_of[v]
             places[v] = array.version(k + 1), w.begin

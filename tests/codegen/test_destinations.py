@@ -116,8 +116,21 @@ def leaves(w, g, m, s):
         m[s, N + a:N + b] = second
 
 
+def padded(w, g, m, s):
+    """An array of the turn, whose edges are made of its inner elements."""
+    row = np.zeros(N + 2)
+    row[1:-1] = w[s]
+    ends = np.sqrt(row[1:3] ** 2 + 1)
+    row[0:2] = ends
+    row[-1] = row[-2]
+    w[s] = row[:-2] + row[2:] + np.sum(ends) + g[s]
+    inner = np.sqrt(np.abs(row[4:20]))
+    row[20:36] = inner
+    m[s, :N] = row[1:-1] + np.sum(inner)
+
+
 IN_PLACE = [adam, unlike_shapes, leaves]
-EITHER = [second_first, read_behind]
+EITHER = [second_first, read_behind, padded]
 NOT = [crossed, shifted, old_read_behind, overwritten, another_row, kept_whole]
 
 

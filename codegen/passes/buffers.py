@@ -431,8 +431,9 @@ class _Groups:
         """The arm of a branch in which all of a group is needed; of what a rank touches parts of,
         the stretch of the program. Fields of batches are kept for the whole run of an entry, as the
         engine may write them then."""
-        found = self.arms.shared(self.members[group], self.blank)
-        if self.sparse.isdisjoint(self.members[group]):
+        members = self.members[group]
+        found = self.arms.shared(members, self.blank)
+        if self.sparse.isdisjoint(members) or found != self.arms.shared(members, ()):
             found = self.arms.without_stretches(found)
         fed = any(self.fed.get(v) is not None for v in self.members[group])
         return self.arms.entry_of(found) if fed else found

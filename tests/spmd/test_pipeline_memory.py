@@ -10,6 +10,7 @@ import pytest
 import spmd
 from codegen.compile import lower
 from codegen.plan.overlays import overlays
+from spmd import optim
 from tests.figures_pipeline_memory import unequal
 
 ROOT = Path(__file__).parent.parent.parent
@@ -69,3 +70,24 @@ def test_a_checkpoint_of_arrays_in_one_memory(tmp_path):
     for ranks in (1, 4):
         np.testing.assert_equal(
             image.run(ranks=ranks, resume=str(tmp_path), **inputs(1)), whole)
+
+
+def test_a_step_outside_of_a_loop():
+    """Its ticks are a stretch of their own, before which what they keep is made."""
+    @spmd.program(mesh=("stage",))
+    def once():
+        x = spmd.input("x", (16, 8), np.float64, default=lambda i, j: (i + j) % 5 / 5)
+        w = [spmd.input(f"w{k}", (8, 8), np.float64, default=lambda i, j: (2 * i + j) % 7 / 9)
+             for k in range(3)]
+        layers = [*((lambda w, h: np.tanh(h @ w), v) for v in w[:2]),
+                  (lambda w, h, y: np.mean((h @ w - y) ** 2), w[2])]
+        pipe = spmd.pipeline(layers, stages=3, microbatches=4, optimizer=optim.adamw(1e-2))
+        state, loss = pipe.step(pipe.init(), x, x)
+        state, again = pipe.step(state, x, x)
+        return loss, again, pipe.params(state)
+
+    image = spmd.build(once)
+    one = image.run(ranks=1)
+    assert one[1] < one[0]
+    for ranks in (2, 3, 5):
+        np.testing.assert_equal(image.run(ranks=ranks), one)

@@ -34,6 +34,7 @@ from codegen.passes.check_memory import check_memory
 from codegen.passes.check_plan import check_finished, check_plan
 from codegen.passes.compare import compared
 from codegen.passes.computed_once import without_common
+from codegen.passes.destinations import with_destinations
 from codegen.passes.enclose import enclosed
 from codegen.passes.expectations import at_one_place
 from codegen.passes.fetch_ahead import fetched_ahead
@@ -106,7 +107,8 @@ def lower(graph: Module) -> Levels:
                       with_own_constants)
     at("choosing loops and buffers")
     loops = check_loops(looped(program, stored_values(program)))
-    loops = through(check_loops, loops, accumulated, fused, with_arrivals)
+    loops = through(check_loops, loops, accumulated, fused, with_destinations,
+                    with_arrivals)
     memory = rotated(placed(loops))
     plan = check_memory(memory, check_plan(narrowed(scheduled(memory))))
     plan = through(check_plan, plan, with_kept_writes, enclosed, row_by_row)

@@ -63,7 +63,7 @@ def manifest_of(
         checking = shares(plan)
         for row, step in zip(rows, steps, strict=True):
             row["checking"] = round(checking.get(id(step), 0.0), 3)
-    over = overlays(plan)
+    over = overlays(finished or plan)
     loaded = scalars_at_load(finished or plan)
     uses: dict[int, list[int]] = {}
     for row in rows:

@@ -47,7 +47,7 @@ LEVELS = {
     "codegen.plan.several_rows": 5, "codegen.plan.row_tiles": 6,
     "codegen.plan.columns": 6, "codegen.plan.extents": 5, "codegen.plan.fed_in_place": 6,
     "codegen.plan.operation_graph": 6, "codegen.plan.overlays": 5,
-    "codegen.plan.in_place_states": 6,
+    "codegen.plan.in_place_states": 6, "codegen.plan.element_ranges": 6,
     "codegen.layouts": 5, "codegen.kit": 5, "codegen.copies": 5, "codegen.predicated": 5,
     "codegen.image.kernel_source": 5, "codegen.image.prototypes": 4,
     "codegen.image.c_refusals": 6, "codegen.image.c_objects": 6,

@@ -9,7 +9,7 @@ Always holds: two values in one buffer are never both needed at any point (Chait
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from codegen.fresh import Fresh
@@ -284,7 +284,7 @@ class _Liveness:
         assert isinstance(op.what, Do)
         bases = {v: x for x, v in op.what.begins}
         chains = _chains(op.what.begins)
-        writes = dict(_writes(nest, bases))
+        writes = list(_writes(nest, bases))
         read: dict[Value, list[tuple[int, Expr | None]]] = {}  # by which part, where
         for old, _ in chains.values():
             read.setdefault(old, [])
@@ -293,16 +293,19 @@ class _Liveness:
                 where = None if load.bounds else load.offset
                 if load.buffer not in self.constants:
                     read.setdefault(load.buffer, []).append((k, where))
+        left = list(writes)
         for part in reversed(nest.parts):
             if not isinstance(part, Keep):
-                v = part.buffer
-                live = self.write(v, writes[v], live, depth)
-                self.disturbed(v, chains, writes, read, depth)
+                v, write = left.pop()
+                live = self.write(v, write, live, depth)
+                self.disturbed(v, write, chains, writes, read, depth)
             live |= self.loaded(part.value)
-        return live
+        # what a result begins with may be read by its name, and is needed before the first part
+        return (live - set(op.results)) | (set(bases.values()) - self.blank - set(op.results))
 
     def write(self, v: Value, write: _Write, live: set[Value], depth: int) -> set[Value]:
-        """A part of a nest by itself. Values needed before it, beside those that it loads."""
+        """A part of a nest by itself. Values needed before it, beside those that it loads, and what
+        it begins with."""
         over, reusable = set[Value](), self.reusable(write)
         if write.base in self.blank:
             self.forced.append((write.base, v))
@@ -310,16 +313,15 @@ class _Liveness:
             over = {write.base}
         self.define(v, live | (self.loaded(write.node) | over) - reusable)
         self.wish(depth + 3 * (write.base is not None), reusable, v, over=write.base is None)
-        return (live - {v}) | over
+        return live - {v}
 
     def disturbed(
-        self, v: Value, chains: _Chains, writes: Mapping[Value, _Write],
+        self, v: Value, mine: _Write, chains: _Chains, writes: Sequence[tuple[Value, _Write]],
         read: Mapping[Value, list[tuple[int, Expr | None]]], depth: int,
     ) -> None:
         """Who else in its nest keeps a value from taking memory, or gives it."""
-        mine = writes[v]
         base, parts = chains.get(v, (None, [v]))
-        others = {writes[o].offset for o in parts} - {mine.offset}  # they write elsewhere
+        others = {w.offset for o, w in writes if o in parts} - {mine.offset}  # they write elsewhere
         for r, places in read.items():
             if r in parts:
                 continue
@@ -328,7 +330,7 @@ class _Liveness:
                 self.define(v, (r,))
             elif _fits(r, v):
                 self.wishes.append((depth, r, v, True))
-        self.define(v, (o for o, w in writes.items() if o not in parts and (
+        self.define(v, (o for o, w in writes if o not in parts and (
             w.offset != mine.offset or base or w.is_row or mine.is_row)))
         self.forced += [(part, v) for part in parts[:1] if part is not v]
 
@@ -387,6 +389,7 @@ class _Groups:
 
     def __init__(self, work: _Liveness) -> None:
         self.conflicts, self.fed, self.blank = work.conflicts, work.fed, work.blank
+        self.sparse = work.sparse
         self.arms = Arms(work.module)
         self.members: dict[Value, list[Value]] = {v: [v] for v in work.order}
         self.root: dict[Value, Value] = {v: v for v in work.order}
@@ -425,9 +428,13 @@ class _Groups:
         return found.pop() if len(found) == 1 else None
 
     def arm(self, group: Value) -> int:
-        """The arm of a branch in which all of a group is needed. Fields of batches are kept for the
-        whole run of an entry, as the engine may write them then."""
-        found = self.arms.shared(self.members[group], self.blank)
+        """The arm of a branch in which all of a group is needed; of what a rank touches parts of,
+        the stretch of the program. Fields of batches are kept for the whole run of an entry, as the
+        engine may write them then."""
+        members = self.members[group]
+        found = self.arms.shared(members, self.blank)
+        if self.sparse.isdisjoint(members) or found != self.arms.shared(members, ()):
+            found = self.arms.without_stretches(found)
         fed = any(self.fed.get(v) is not None for v in self.members[group])
         return self.arms.entry_of(found) if fed else found
 

@@ -17,6 +17,7 @@ from codegen.ir import Op, Region, Value
 from codegen.ops import Branch as BranchOp
 from codegen.ops import Let as LetOp
 from codegen.ops import Update
+from codegen.plan.element_ranges import loaded_ranges, range_of
 from codegen.plan.flatten import flattened
 from codegen.plan.grammar import (
     Branch,
@@ -36,9 +37,8 @@ from codegen.plan.grammar import (
     Work,
 )
 from codegen.plan.handed import More, Save, Send, Take
-from codegen.plan.indexing import loads
 from codegen.plan.loops import Act, Do, Placed
-from codegen.plan.steps import inner_steps, memory_read, memory_written, moved, nodes
+from codegen.plan.steps import inner_steps, memory_read, memory_written, moved
 from codegen.symbolic import expr
 
 Item = Step | Work[Buffer]
@@ -128,10 +128,13 @@ class _Check:
         holds, items = _Holds(outer), _Items(steps)
         for op in region.ops:
             self.place = op.place or self.place
+            if not isinstance(op.what, Do):
+                self.copies(items, holds)
+            if (stretch := self.placed.arms.stretches.get(op, 1)) > 1:
+                holds.own |= dict.fromkeys(self.lies_over(stretch), _NONE)
             if isinstance(op.what, Do):
                 self.do(op, op.what, items, holds)
                 continue
-            self.copies(items, holds)
             step = items.left.pop() if items.left else None
             if isinstance(op.what, LetOp):
                 self.rule(isinstance(step, Let) and step.counter is op.what.counter
@@ -199,10 +202,16 @@ class _Check:
     def over_itself(self, act: Store[Value]) -> None:
         """What a store reads of the memory that it writes is what stood there: it may have written
         elsewhere by then. (Where rows wait, they wait for that.)"""
-        for load in (load for node in nodes(act) for load in loads(node)):
-            if self.at.get(load.buffer) == self.at.get(act.buffer, -1):
-                self.rule(load.offset == act.offset, "a store reads what it has not written yet",
-                          f"{load.buffer.name} at {load.offset}, written at {act.offset}")
+        mine = self.at.get(act.buffer, -1)
+        if all(self.at.get(v) != mine for v in memory_read(act)):
+            return
+        where = range_of(act.offset, act.loops)
+        for v, r, _, offset in loaded_ranges(act):
+            if self.at.get(v) == mine and offset is not None:
+                apart = r is not None and where is not None and r.is_apart(where)
+                self.rule(apart or offset == act.offset,
+                          "a store reads what it has not written yet",
+                          f"{v.name} at {offset}, written at {act.offset}")
 
     def matches(self, act: Any, item: Any, spare: dict[Value, Buffer]) -> bool:
         """Whether a step is that act over the buffers of its values."""
@@ -247,11 +256,12 @@ class _Check:
             self.rule(step.on == what.on, "a branch is on what decides it")
         ends = []
         entries = op is self.placed.loops.module.entry_branch
+        arms = self.placed.arms
         own = dict[int, Values]()
         for region, arm in zip(op.regions, step.arms, strict=True):
             begin = _Holds(holds)
             if not entries:  # whose own inputs and outputs lie in their overlays
-                begin.own = dict.fromkeys(self.lies_over(region), _NONE)
+                begin.own = dict.fromkeys(self.lies_over(arms.number[region]), _NONE)
                 own |= begin.own
             ends.append(end := self.region(region, arm, begin))
             self.moved(end, zip(region.results, op.results, strict=True))
@@ -263,11 +273,11 @@ class _Check:
             self.rule(self.at[v] not in own, f"{v.name} lies where no arm has its own")
             holds.own[self.at[v]] = holds[self.at[v]] | {v}
 
-    def lies_over(self, region: Region) -> Iterator[int]:
+    def lies_over(self, arm: int) -> Iterator[int]:
         """The buffers that may lie over those of this arm, its own ones too: what they hold as it
         begins is lost, and what they hold as it ends."""
         arms = self.placed.arms
-        around = arms.around[arms.number[region] - 1]
+        around = arms.around[arm - 1]
         for b in self.plan.buffers:
             if arms.common(b.arm, around) != b.arm:
                 yield b.number

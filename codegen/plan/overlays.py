@@ -1,9 +1,9 @@
-"""Overlays: buffers of arms that never run at once lie in one memory.
+"""Overlays: buffers of arms, or of stretches, that never run at once lie in one memory.
 
 A rank runs one arm of a branch at a time, so what one arm alone uses may lie where other arms have
-theirs, of this branch or of another one. Arms are numbered from 1 on, outer ones first; 0 is what
-stands in no arm. Addresses stay arithmetic: an overlay begins where the buffers of the one around
-it end, on every rank.
+theirs; so may what is used in one stretch of a program alone: a loop, or the ops between two. Both
+are called arms here, and numbered from 1 on, outer ones first; 0 is what stands in none. Addresses
+stay arithmetic: an overlay begins where the buffers of the one around it end, on every rank.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 
-from codegen.ir import Module, Region, Value
+from codegen.ir import Module, Op, Region, Value, free_values
 from codegen.ops import Branch
+from codegen.ops import Loop as LoopOp
 from codegen.plan.grammar import Exchange, Loop, Phase, Plan
 from codegen.plan.steps import step_buffers, walk_steps
 
@@ -35,14 +36,23 @@ class Overlays:
 class Arms:
     """The arms of the branches of a module. around: by number, from 1 on, the arm that each stands
     in, 0 for none; number: of the region of an arm; of: the arm in which a value is defined. What
-    one entry alone is given or returns counts as defined in the arm that this entry is."""
+    one entry alone is given or returns counts as defined in the arm that this entry is.
+
+    stretches: those that are no arms of a branch, but stretches of a program without entries, by
+    the op that each begins with; what is used in one alone counts as defined in it. Inputs are
+    there as the first one begins, outputs as the last one ends."""
 
     def __init__(self, module: Module) -> None:
         self.around: list[int] = []
         self.number: dict[Region, int] = {}
         self.of: dict[Value, int] = {}
+        self.stretches: dict[Op, int] = {}
+        self.entries: set[int] = set()
+        if not module.entries and self._stretch(module):
+            return
         self._look(module.body, 0)
-        self.entries = {self.number[arm] for arm in module.bodies} if module.entries else set()
+        if module.entries:
+            self.entries = {self.number[arm] for arm in module.bodies}
         users: dict[Value, set[int]] = {}
         for arm, e in zip(module.bodies, module.entries, strict=False):
             for value in (*(module.inputs[k].value for k in e.inputs),
@@ -58,6 +68,39 @@ class Arms:
             if i.default is not None:
                 self.number[i.default] = self.of[i.value]
                 self._look(i.default, self.of[i.value])
+
+    def _stretch(self, module: Module) -> bool:
+        """Look at a program stretch by stretch; return whether there are several."""
+        stretches: list[list[Op]] = []
+        for op in module.body.ops:
+            alone = isinstance(op.what, LoopOp)
+            if alone or not stretches or isinstance(stretches[-1][-1].what, LoopOp):
+                stretches.append([])
+            stretches[-1].append(op)
+        if len(stretches) < 2:
+            return False
+        for ops in stretches:
+            self.around.append(0)
+            arm = self.stretches[ops[0]] = len(self.around)
+            if ops is stretches[0]:
+                self.of.update((i.value, arm) for i in module.inputs)
+                for i in module.inputs:
+                    if i.default is not None:
+                        self.number[i.default] = arm
+                        self._look(i.default, arm)
+            self._look(Region((), tuple(ops), ()), arm)
+            read = [v for op in ops for v in (
+                *op.operands, *(x for inner in op.regions for x in free_values(inner)))]
+            if ops is stretches[-1]:
+                read += [o.value for o in module.outputs]
+            self.of.update((v, 0) for v in read if self.of[v] != arm)
+        return True
+
+    def without_stretches(self, arm: int) -> int:
+        """Return the innermost arm of a branch that an arm is or stands in."""
+        while arm in self.stretches.values():
+            arm = self.around[arm - 1]
+        return arm
 
     def _look(self, region: Region, arm: int) -> None:
         self.of.update(dict.fromkeys(region.args, arm))
@@ -102,9 +145,9 @@ def common(around: Sequence[int], a: int, b: int) -> int:
 
 
 def overlays(plan: Plan) -> Overlays:
-    """Return which buffers of a Plan lie where others do. Buffers that change places belong to one
-    overlay, and of those that a compute phase touches none lies where another one does: a phase is
-    one function, whose pointers do not alias."""
+    """Return which buffers of a Plan lie where others do. Buffers that change places, or of which
+    one may lie in the other, belong to one overlay, and of those that a compute phase touches none
+    lies where another one does: a phase is one function, whose pointers do not alias."""
     around, arm = plan.arms, [b.arm for b in plan.buffers]
     lift = partial(common, around)
     cycles = [[plan.inputs[s.input].buffer.number, plan.outputs[s.new].buffer.number]
@@ -113,7 +156,7 @@ def overlays(plan: Plan) -> Overlays:
     for step in walk_steps(plan.steps):
         if isinstance(step, Loop):
             cycles += ([b.number for b in cycle] for cycle in step.rotate)
-        elif isinstance(step, Exchange) and step.swaps:
+        elif isinstance(step, Exchange) and (step.swaps or step.shifts):
             cycles.append([b.number for b in step_buffers(step)])
         elif isinstance(step, Phase):
             phases.append({b.number for b in step_buffers(step)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar, overload
 
@@ -214,6 +214,25 @@ def moved(act: Any, of: Callable[[N], M]) -> Any:
             return of(x)  # type: ignore[arg-type]
         names = _OVER_MEMORY.get(type(x))
         return type(x)(*(change(getattr(x, name)) for name in names)) if names else x
+
+    return change(act)
+
+
+def relocated(act: Any, places: Mapping[Value, tuple[Value, Expr]]) -> Any:
+    """Return an act of Loops in which what lay in one value lies in another one, from an offset on:
+    places has both by the value that it lay in."""
+
+    def change(x: Any) -> Any:
+        if type(x) is tuple:
+            return tuple(map(change, x)) if x else x
+        names = _OVER_MEMORY.get(type(x))
+        if not names:
+            return x
+        new = {name: change(getattr(x, name)) for name in names}
+        if "offset" in new and new.get("buffer") in places:
+            buffer, begin = places[new["buffer"]]
+            new |= {"buffer": buffer, "offset": new["offset"] + begin}
+        return type(x)(**new)
 
     return change(act)
 

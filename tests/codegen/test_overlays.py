@@ -11,11 +11,13 @@ import spmd
 from codegen.compile import lower, through
 from codegen.errors import InternalError
 from codegen.image import manifest
+from codegen.ops import Loop
 from codegen.passes.accumulate import accumulated
 from codegen.passes.arrivals import with_arrivals
 from codegen.passes.buffers import placed
 from codegen.passes.check_loops import check_loops
 from codegen.passes.check_memory import check_memory
+from codegen.passes.destinations import with_destinations
 from codegen.passes.fuse import fused
 from codegen.passes.rotate import rotated
 from codegen.passes.schedule import scheduled
@@ -24,6 +26,7 @@ from codegen.plan.overlays import overlays
 from codegen.plan.stored import stored_values
 from spmd import show
 from spmd.image import Image
+from tests.figures_pipeline_memory import unequal
 
 WIDTHS = (100, 400, 900, 200)
 
@@ -60,7 +63,8 @@ def placed_of(program):
     """Return the Loops of a program with their buffers."""
     program_level = lower(program.graph({})).program
     loops = looped(program_level, stored_values(program_level))
-    return rotated(placed(through(check_loops, loops, accumulated, fused, with_arrivals)))
+    return rotated(placed(through(check_loops, loops, accumulated, fused, with_destinations,
+                                with_arrivals)))
 
 
 @spmd.program(mesh=("stage",))
@@ -195,6 +199,13 @@ def test_what_is_carried_lies_by_itself() -> None:
 # ---- a checker finds a buffer in the wrong overlay -----------------------------------------------
 
 
+def in_arm(given, buffer, arm):
+    """Return what is given with a buffer in another arm."""
+    buffers = tuple(replace(b, arm=arm) if b is buffer else b for b in given.buffers)
+    return replace(given, buffers=buffers,
+                   of={v: buffers[b.number] for v, b in given.of.items()})
+
+
 def test_memory_of_an_arm_that_is_read_outside_is_refused() -> None:
     """Each buffer but those of arms, put into an arm: whoever reads it elsewhere finds nothing."""
     given = placed_of(four)
@@ -203,12 +214,24 @@ def test_memory_of_an_arm_that_is_read_outside_is_refused() -> None:
     for buffer in given.buffers:
         if buffer.arm:
             continue
-        buffer_in_arm = replace(buffer, arm=1)
-        other = {b.number: b for b in (*given.buffers[:buffer.number], buffer_in_arm,
-                                       *given.buffers[buffer.number + 1:])}
-        wrong = replace(given, buffers=tuple(other.values()),
-                        of={v: other[b.number] for v, b in given.of.items()})
+        wrong = in_arm(given, buffer, 1)
         with pytest.raises(InternalError):
             check_memory(wrong, scheduled(wrong))
         refused += 1
     assert refused >= 2
+
+
+def test_memory_of_a_stretch_that_is_needed_behind_it_is_refused() -> None:
+    """What loops carry from one stretch of a program to the next, put into any one of them."""
+    given = placed_of(unequal(16, 4, 8, True)[0])
+    check_memory(given, scheduled(given))
+    stretches = list(given.arms.stretches.values())
+    assert len({b.arm for b in given.buffers} & set(stretches)) >= 3
+    carried = {given.of[v] for op in given.loops.module.body.ops if isinstance(op.what, Loop)
+               for v in op.operands if op is not given.loops.module.body.ops[-1]}
+    assert len(carried) >= 3
+    for buffer in carried:
+        for arm in stretches:
+            wrong = in_arm(given, buffer, arm)
+            with pytest.raises(InternalError):
+                check_memory(wrong, scheduled(wrong))

@@ -44,6 +44,8 @@ class Jobs:
         self.known = {one.job: one for one in store.jobs()}
         now = time.monotonic()
         self.seen = dict.fromkeys(self.known, now)  # when its agent said that it runs
+        self.unheard: set[str] = set()  # started, and no agent has said that it has them
+        self.doubtful: dict[str, float] = {}  # by agent: when it lost a job, and may have ended too
         self._placed = 0.0
         self._swept = now - SWEEP_S
 
@@ -126,6 +128,7 @@ class Jobs:
         if one is None or (one.state, one.attempt) != ("running", message["attempt"]):
             raise PeerError("this attempt of a job is over",
                             found=one.name if one else message["job"])
+        self.unheard.discard(one.job)
         return one
 
     # ---- agents
@@ -136,6 +139,8 @@ class Jobs:
             if one.state != "running" or one.agent != agent.agent:
                 continue
             attempt, runs = there.get(one.job, (0, False))
+            if attempt == one.attempt:
+                self.unheard.discard(one.job)
             if attempt != one.attempt:
                 self.seen[one.job] = time.monotonic()
                 self.tell(agent.peer, "start_job", job=one.job, attempt=one.attempt, name=one.name,
@@ -179,12 +184,14 @@ class Jobs:
     # ---- the queue
 
     def slots(self) -> list[SlotRow]:
-        """Agents that offer slots, and how many of these no job has."""
+        """Agents that offer slots, and how many of these no job has. Of an agent that has lost one
+        none are free until it beats again."""
         taken: dict[str, int] = {}
         for one in self._started():
             taken[one.agent] = taken.get(one.agent, 0) + one.ranks
         return [SlotRow(a.agent, a.name, a.device, a.slots,
-                        max(0, a.slots - taken.get(a.agent, 0)))
+                        max(0, a.slots - taken.get(a.agent, 0))
+                        if a.seen > self.doubtful.get(a.agent, 0.0) else 0)
                 for a in self.agents.values() if a.slots]
 
     def _place(self, now: float) -> None:
@@ -221,6 +228,7 @@ class Jobs:
             return
         self.files.drop_attempt(one.job, one.attempt - 1 or one.attempt)
         self.seen[one.job] = now  # its agent is told when it beats
+        self.unheard.add(one.job)
 
     def _lose(self, one: StoredJob, why: str) -> None:
         with suppress(FullDisk):  # it is as it was, and is looked at again
@@ -229,8 +237,12 @@ class Jobs:
     def _end(self, one: StoredJob, status: int, why: str, again: bool = True) -> None:
         """Ends an attempt: the job starts again where its submitter has allowed that."""
         before = vars(one).copy()
-        again = again and status not in FINAL and one.attempt <= one.asked["restarts"] and (
-            one.pipeline in self.pipelines)
+        counts = one.job not in self.unheard
+        again = again and status not in FINAL and one.pipeline in self.pipelines and (
+            not counts or one.failures < one.asked["restarts"])
+        if status == LOST:
+            self.doubtful[one.agent] = time.monotonic()
+        one.failures += counts and status != 0
         one.state, one.why = "pending" if again else "ended", why
         one.status, one.ended = (None, 0.0) if again else (status, time.time())
         try:
@@ -238,6 +250,7 @@ class Jobs:
         except FullDisk:  # it is as it was: whoever said so says it again
             vars(one).update(before)
             raise
+        self.unheard.discard(one.job)
         if not again:
             self.files.drop_attempt(one.job, 0)
 

@@ -93,8 +93,9 @@ class StoredJob:
     """Ranks that were submitted with a pipeline. job: the identity that its submitter gave it.
 
     asked: the fields of wire.JOB. state: "pending", "running" or "ended". attempt: how often it was
-    started. agent, host, ranks: of the last start. status: its exit status; None of one that was
-    lost. why: it waits, or ended so. files: its outputs with their sizes. Times are of the epoch.
+    started. failures: how often it began, and ended badly. agent, host, ranks: of the last start.
+    status: its exit status, None before its end. why: it waits, or ended so. files: its outputs
+    with their sizes. Times are of the epoch.
     """
 
     job: str
@@ -103,6 +104,7 @@ class StoredJob:
     number: int = 0
     state: str = "pending"
     attempt: int = 0
+    failures: int = 0
     agent: str = ""
     host: str = ""
     ranks: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd.feeding.scheduling.job_places import JobRow, SlotRow, Start, place_jobs
+from spmd.feeding.scheduling.job_places import JobRow, JobStart, SlotRow, place_jobs
 
 
 def job(number, least, most=None, **more):
@@ -25,7 +25,7 @@ def test_priority_then_the_shortest_then_the_first():
 def test_what_waits_is_not_passed_by_smaller_ones():
     """Else many small jobs would keep a large one waiting for ever."""
     starts, waits = place_jobs([job(1, 4), job(2, 1)], [agent("a", 4, 1), agent("b", 2, 2)])
-    assert starts == [Start("2", "b", 1)], "b could never take the large one"
+    assert starts == [JobStart("2", "b", 1)], "b could never take the large one"
     assert waits == {"1": "it needs 4 ranks, and free are host-a 1 of 4"}
     starts, waits = place_jobs([job(1, 4), job(2, 1)], [agent("a", 4, 1)])
     assert not starts
@@ -34,7 +34,7 @@ def test_what_waits_is_not_passed_by_smaller_ones():
 
 def test_more_than_is_offered_says_what_is():
     starts, waits = place_jobs([job(1, 8), job(2, 2)], [agent("a", 2), agent("b", 4)])
-    assert starts == [Start("2", "a", 2)], "it holds up nobody, and leaves the larger machine"
+    assert starts == [JobStart("2", "a", 2)], "it holds up nobody, and leaves the larger machine"
     assert waits["1"] == ("it needs 8 ranks on one machine, agents offer host-b 4, host-a 2; try: "
                           "--ranks 4, or an agent with --slots 8")
     assert "no agent offers slots" in place_jobs([job(1, 8)], [])[1]["1"]
@@ -42,9 +42,9 @@ def test_more_than_is_offered_says_what_is():
 
 def test_the_preferred_kind_and_as_many_ranks_as_there_is_room_for():
     agents = [agent("a", 8), agent("b", 2, device="gpu")]
-    assert place_jobs([job(1, 1, 6)], agents)[0] == [Start("1", "a", 6)]
-    assert place_jobs([job(1, 1, 6, device="gpu")], agents)[0] == [Start("1", "b", 2)]
-    assert place_jobs([job(1, 4, 6, device="gpu")], agents)[0] == [Start("1", "a", 6)]
+    assert place_jobs([job(1, 1, 6)], agents)[0] == [JobStart("1", "a", 6)]
+    assert place_jobs([job(1, 1, 6, device="gpu")], agents)[0] == [JobStart("1", "b", 2)]
+    assert place_jobs([job(1, 4, 6, device="gpu")], agents)[0] == [JobStart("1", "a", 6)]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 3)), max_size=9),

@@ -48,7 +48,8 @@ def {name}(example):
     time.sleep({seconds})
     return {{"i": example}}
 """
-MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+HERE = str(Path(sys.executable).parent)
+MPIRUN = shutil.which("mpirun", path=f"{HERE}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.fixture(scope="module", autouse=True)

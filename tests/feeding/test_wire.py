@@ -36,18 +36,20 @@ IN_FRAME = {"name": "x", "dtype": "<f4", "shape": [1], "bytes": 4, "frame": 0, "
 BROKEN = {"position": 7, "example": "cat.jpg", "file": "images.py", "line": 3, "text": "no"}
 FACTS = {"order": "0", "environments": 4, "gives": [FIELD]}
 
-JOB_ARGUMENT = {"name": "w", "member": "a", "file": "w.npz", "number": 3, "path": "w.npz"}
-JOB = {"image": "train.img", "least": 2, "most": 4, "inputs": [JOB_ARGUMENT], "outputs": [JOB_ARGUMENT],
-       "words": ["--check", "nan"], "launch": "mpirun -n {ranks}", "device": "gpu", "restarts": 2,
-       "feed": "train"}
+JOB_ARGUMENT = {"name": "w", "member": "a", "file": "w.npz", "number": 3, "path": "/a/w.npz"}
+JOB = {"image": "train.img", "least": 2, "most": 4, "inputs": [JOB_ARGUMENT],
+       "outputs": [JOB_ARGUMENT], "words": ["--check", "nan"],
+       "launch": "mpirun -n {ranks}", "device": "gpu", "restarts": 2, "feed": "train"}
 
 # One message of each kind, every field filled.
 EXAMPLES = {
     "join": {"agent": A, "host": "h", "name": "n", "device": "cpu", "processes": [PROCESS],
-             "free": "20:00-06:00", "memory": 1 << 30, "cost": 0.1, "energy": 5, "slots": 4},
+             "free": "20:00-06:00", "memory": 1 << 30, "cost": 0.1, "energy": 5,
+             "slots": 4},
     "beat": {"agent": A, "workers": {B: {"images": {
         "examples": 5, "busy_s": 0.5, "bytes": 10, "queue": 2,
-        "at": {"position": 3, "example": "e", "file": "f", "line": 1, "seconds": 0.1}}}}, "jobs": {B: [2, True]}},
+        "at": {"position": 3, "example": "e", "file": "f", "line": 1, "seconds": 0.1}}}},
+        "jobs": {B: [2, True]}},
     "leave": {"agent": A}, "drop": {"name": "images", "version": 2}, "stop": {"why": "over"},
     "who": {}, "allowed": {"keys": ["k" * 40]},
     "gone": {"worker": A, "why": "killed", "pipeline": "images", "version": 1, "position": 7,

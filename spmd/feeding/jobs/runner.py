@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from subprocess import TimeoutExpired
 from typing import Any
 
 from codegen.errors import PeerError, shown
@@ -175,8 +174,9 @@ class Runner:
         if self.child.has_ended() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.child.pid, signal.SIGTERM)
-            with suppress(TimeoutExpired):
-                self.child.wait(END_S)
+            end = time.monotonic() + END_S
+            while self.child.has_ended() is None and time.monotonic() < end:
+                time.sleep(LOOK_S / 2)
         self.child.end(0.0)
         end_marked([self.child.mark])  # launchers give ranks groups of their own
         self.child = None

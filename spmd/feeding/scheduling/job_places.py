@@ -34,14 +34,14 @@ class SlotRow(NamedTuple):
     free: int
 
 
-class Start(NamedTuple):
+class JobStart(NamedTuple):
     job: str
     agent: str
     ranks: int
 
 
 def place_jobs(jobs: Sequence[JobRow], agents: Sequence[SlotRow]) -> (
-        tuple[list[Start], dict[str, str]]):
+        tuple[list[JobStart], dict[str, str]]):
     """Return the jobs that start now, and by job why others wait."""
     free = {row.agent: row.free for row in agents}
     waited_for: dict[str, str] = {}  # by agent: the first job that waits for slots of it
@@ -57,7 +57,7 @@ def place_jobs(jobs: Sequence[JobRow], agents: Sequence[SlotRow]) -> (
                 free[row.agent], row.agent))
             ranks = min(job.most, free[best.agent])
             free[best.agent] -= ranks
-            starts.append(Start(job.job, best.agent, ranks))
+            starts.append(JobStart(job.job, best.agent, ranks))
             continue
         waits[job.job] = _why(job, agents, able, free, waited_for)
         for row in able:

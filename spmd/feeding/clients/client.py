@@ -219,7 +219,7 @@ class Client:
                           restarts=restarts, feed=feed)
 
     def fetch(self, job: str, *, outputs: Mapping[str, str] | Files = (),
-              follow: Follow = lambda kind, text: None) -> dict[str, Any]:
+              follow: Follow | None = None) -> dict[str, Any]:
         """Wait for the end of a job, and write its outputs where it was told, all or none.
 
         - outputs: other files for some of them, by name.

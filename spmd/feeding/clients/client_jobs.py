@@ -91,10 +91,11 @@ def _send(client: Client, job: str, file: str, path: str) -> None:
         raise InputError(f"{path}: {error.strerror}") from None
 
 
-def fetch_job(client: Client, name: str, outputs: Files, follow: Follow) -> dict[str, Any]:
+def fetch_job(client: Client, name: str, outputs: Files,
+              follow: Follow | None) -> dict[str, Any]:
     """Follows a job to its end, and brings its outputs. outputs: other paths than it was given."""
     row = client.ask("job", name=name)["value"]
-    row = _Followed(client, name, row, follow).to_end()
+    row = _Followed(client, name, row, follow or (lambda kind, text: None)).to_end()
     if row["status"] == 0:
         _bring(client, row, dict(outputs))
     return row

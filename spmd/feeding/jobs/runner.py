@@ -127,8 +127,8 @@ class Runner:
         for part, value in (("server.key", self.keys.server), ("client.key", self.keys.public),
                             ("client.secret", self.keys.secret)):
             fd = os.open(os.path.join(keys, part), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(fd, "w") as file:
-                file.write(value + "\n")
+            with os.fdopen(fd, "w") as secret:
+                secret.write(value + "\n")
 
     def start(self) -> None:
         files = [os.open(os.path.join(self.folder, name),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -266,8 +267,12 @@ def kill(pid):
 
 @pytest.mark.parametrize("launch", ["", f"{MPIRUN} -n {{ranks}}"], ids=["one process", "mpirun"])
 def test_a_worker_and_the_scheduler_are_killed(alone, launch):
-    """The ranks go on. What they give while there is no scheduler is there when one is again."""
+    """The ranks go on, and so does their client. What they give while there is no scheduler is
+    there when one is again."""
     row = alone.started_job("ids", *(["--launch", launch] if launch else []), seconds=0.01)
+    follows = alone.command("fetch", row["name"], "--connect", alone.address, "--keys",
+                            alone.keys_folder, log=(log := alone.folder / "fetch.log"))
+    until(lambda: "batch 1\n" in log.read_text())
     kill(next(d for d in descendants(alone.started[1].pid) if "worker" in command_of(d)))
     time.sleep(0.3)
     ranks = [d for d in descendants(alone.agent.pid) if " run counts.img" in command_of(d)]
@@ -275,8 +280,10 @@ def test_a_worker_and_the_scheduler_are_killed(alone, launch):
     alone.process.wait()
     until(lambda: not any(map(is_there, ranks)))  # their run has come to its end
     alone.start()
+    assert follows.wait(PATIENCE) == 0
+    assert "batch 20\n" in log.read_text() and log.read_text().count("batch 1\n") == 1
     with alone.client() as client:
-        found = client.fetch(row["name"])
+        found = client.job(row["name"])
     assert (found["status"], found["attempt"]) == (0, 1), found
     assert alone.counted_once("ids")
     until(lambda: os.listdir(alone.jobs) == [])
@@ -316,3 +323,51 @@ def check_end(alone, row, restarts, everybody):
     else:
         assert found["status"] and found["why"] and found["attempt"] == 1, found
         assert not (alone.folder / "ids.npy").exists()
+
+
+def test_an_agent_and_its_runner_are_killed_at_once(alone):
+    """Nobody is left to say so; the next agent removes what is left."""
+    row = alone.started_job("ids", "--restarts", 1, seconds=0.01)
+    victim, everybody = of_job(alone, "jobs.runner")
+    alone.agent.send_signal(signal.SIGSTOP)
+    kill(victim)
+    alone.agent.kill()
+    alone.agent.wait()
+    until(lambda: not any(map(is_there, everybody)))
+    assert len(os.listdir(alone.jobs)) == 1
+    alone.offers(2)
+    until(lambda: os.listdir(alone.jobs) == [])
+    with alone.client() as client:
+        assert client.cancel_job(row["name"])["what"] == "cancelled"
+
+
+def test_a_job_that_begins_anew_goes_on_from_its_checkpoint(alone):
+    spmd.build(str(alone.image.parent / "counts.py"), checkpoint=True).save(
+        alone.folder / "kept.img")
+    alone.image, kept = alone.folder / "kept.img", alone.folder / "kept"
+    np.save(alone.folder / "shift.npy", np.int64(0))
+    row = alone.started_job("ids", "--restarts", 1, "--options",
+                            f"--checkpoint {kept} --resume {kept} --every 2", seconds=0.01)
+    until(lambda: kept.exists() and len(os.listdir(kept)) > 1)
+    kill(of_job(alone, "spmd run")[0])
+    with alone.client() as client:
+        found = client.fetch(row["name"])
+        said = client.ask("get", job=row["job"], attempt=2, file="stdout", offset=0).frames[0]
+    assert (found["status"], found["attempt"]) == (0, 2), found
+    assert alone.counted_once("ids")
+    assert b"batch 20\n" in bytes(said) and b"batch 1\n" not in bytes(said)
+
+
+def test_a_full_disk_of_the_scheduler_is_waited_for(alone):
+    """Nothing of a job is lost for that: what is refused is sent again when there is room."""
+    row = alone.started_job("ids", seconds=0.005)
+    ranks = [d for d in descendants(alone.agent.pid) if " run counts.img" in command_of(d)]
+    _, hard = resource.prlimit(alone.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(alone.process.pid, resource.RLIMIT_FSIZE, (16, hard))
+    until(lambda: not any(map(is_there, ranks)))
+    with alone.client() as client:
+        assert client.job(row["name"])["state"] == "running"
+        assert client.status()["scheduler"]["trouble"]
+        resource.prlimit(alone.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        assert client.fetch(row["name"])["status"] == 0
+    assert alone.counted_once("ids")

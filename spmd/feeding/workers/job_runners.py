@@ -1,14 +1,19 @@
 """The jobs of an agent: a runner for each, a process of its own that starts the ranks.
 
 In: what the scheduler tells the agent to start and to end. Out: which jobs are here, and run.
-Always holds: no job outlives its agent; the folder of a job goes with its runner.
+Always holds: no job outlives its agent; the folder of a job goes with its runner, and that of one
+that was killed together with its agent goes when another agent starts there.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import tempfile
 import time
+from contextlib import suppress
+from pathlib import Path
 
 from spmd.feeding.host.children import Child, end_together, ended_by
 
@@ -17,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+PREFIX = "spmd-job-"  # of folders of jobs
+LOCK = "lock"  # a file in each, which its agent and its runner hold while they live
 RUNNER = "spmd.feeding.jobs.runner"
 END_S = 5.0  # for ranks to end, and for the scheduler to hear of it
 
@@ -26,8 +33,10 @@ class JobRunner:
 
     def __init__(self, said: dict[str, Any], parent: str) -> None:
         self.name, self.attempt, self.runs = said["name"], said["attempt"], True
-        self.folder = tempfile.mkdtemp(prefix="spmd-job-", dir=parent or None)
-        self.child = Child(RUNNER, ends_itself=True)
+        self.folder = tempfile.mkdtemp(prefix=PREFIX, dir=parent or None)
+        self.lock = os.open(os.path.join(self.folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        self.child = Child(RUNNER, (self.lock,), ends_itself=True)
         self.child.channel.send(**said, folder=self.folder)
 
     def has_ended(self) -> bool:
@@ -41,7 +50,18 @@ class JobRunner:
     def end(self, seconds: float) -> None:
         end_together([self.child], seconds)
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self.runs:
+            os.close(self.lock)
         self.runs = False
+
+
+def remove_left(parent: str) -> None:
+    """Removes folders of jobs whose agents and runners are gone. One without a lock is just made,
+    or not ours."""
+    for path in Path(parent or tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError), open(path / LOCK, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
 
 
 class JobRunners:
@@ -53,6 +73,8 @@ class JobRunners:
                  **about: Any) -> None:
         self.slots, self.launch, self.folder, self.log = slots, launch, folder, log
         self.about = about
+        if slots:
+            remove_left(folder)
         self.here: dict[str, JobRunner] = {}  # by job, until the scheduler has heard of its end
         self.ending: list[tuple[float, JobRunner]] = []  # until when they may take
 

@@ -171,6 +171,7 @@ COMMANDS = {
 SETTINGS: dict[str, tuple[Any, str, str]] = {
     "workers": (lambda word: _workers(word), "N|ADDRESS,…",
                 "so many, whatever the rates say; or those that are preferred"),
+    "min_workers": (texts.count, "N", "submitted ranks wait until so many workers are here"),
     "max_workers": (texts.count, "N", "at most so many"),
     "priority": (lambda word: _number(word), "P", "a higher one comes first"),
     "cost": (lambda word: _positive(word), "AMOUNT", "the most that it may cost in all"),
@@ -189,8 +190,8 @@ SETTINGS: dict[str, tuple[Any, str, str]] = {
                 "for one example, or one batch of data.batched"),
     "user": (str, "NAME", "whose it is"),
 }
-LIMITS = ("workers", "max_workers", "cost", "cost_per_hour", "energy", "energy_per_hour",
-          "estimated_seconds", "timeout")  # those that "none" takes away
+LIMITS = ("workers", "min_workers", "max_workers", "cost", "cost_per_hour", "energy",
+          "energy_per_hour", "estimated_seconds", "timeout")  # those that "none" takes away
 NONE = object()  # such a setting, which is given; None: it is not given
 
 

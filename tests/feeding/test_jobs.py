@@ -203,10 +203,13 @@ def test_a_launcher_starts_them_and_says_how_it_fails(served, capfd):
 
 
 def test_more_ranks_than_are_offered_wait_for_an_agent(served, capfd):
-    assert served.feed(*served.words("many", "--detach", ranks=6)) == 0
+    assert served.feed(*served.words("many", "--detach", "--min-workers", 3, ranks=6)) == 0
     with served.client() as client:
         job = client.status()["jobs"][-1]["name"]
         row = until(lambda: (row := client.job(job))["why"] and row)
+        assert row["why"].startswith("its setting min_workers is 3, and 2 workers are here; try: ")
+        client.update("many", min_workers=2)
+        row = until(lambda: "min_workers" not in (row := client.job(job))["why"] and row)
         assert row["state"] == "pending" and row["why"].startswith(
             "it needs 6 ranks on one machine, agents offer ")
         assert row["why"].endswith(" 4; try: --ranks 4, or an agent with --slots 6")
@@ -216,6 +219,24 @@ def test_more_ranks_than_are_offered_wait_for_an_agent(served, capfd):
     assert served.counted_once("many")
     more.terminate()
     assert more.wait(PATIENCE) == 0
+
+
+def test_what_is_spent_starts_no_ranks(served):
+    """Ranks cost what a worker of their agent does."""
+    dear = served.offers(16, "--cost", "3600000")
+    until(lambda: any(a["slots"] == 16 for a in served.status()["agents"]))
+    assert served.feed(*served.words("dear", "--detach", "--cost", 1, ranks=16)) == 0
+    with served.client() as client:
+        first = client.status()["jobs"][-1]["name"]
+        until(lambda: client.status("dear")["spent"].get("cost", 0) > 1)
+        assert served.feed(*served.words("dear", "--detach", "--cost", 1, ranks=16)) == 0
+        second = client.status()["jobs"][-1]["name"]
+        row = until(lambda: (row := client.job(second))["why"] and row)
+        assert row["why"].startswith("its setting cost allows no more; try: ")
+        for job in (first, second):
+            client.cancel_job(job)
+    dear.terminate()
+    assert dear.wait(PATIENCE) == 0
 
 
 def test_a_job_that_is_cancelled_ends_and_nothing_of_it_counts_any_more(served):

@@ -203,11 +203,10 @@ class Jobs:
             if one.pipeline not in self.pipelines:
                 self._lose(one, f"pipeline {one.pipeline} was cancelled")
                 continue
-            row = self.pipelines[one.pipeline].row(now, {})
-            spent = [what for what, left in row.left.items() if left <= 0]
-            if spent:
-                one.why = (f"its setting {spent[0]} allows no more; try: python -m spmd feed "
-                           f"update {one.pipeline} --{spent[0]} MORE")
+            pipeline = self.pipelines[one.pipeline]
+            row = pipeline.row(now, {})
+            if why := self._why_none_starts(pipeline, row.left):
+                one.why = why
                 continue
             rows.append(JobRow(one.job, one.name, one.asked["least"], one.asked["most"],
                                one.asked["device"], row.priority, row.estimated_s, one.number))
@@ -216,6 +215,18 @@ class Jobs:
             waiting[job].why = why.replace("--connect ADDRESS", f"--connect {self.address}")
         for start in starts:
             self._start(waiting[start.job], self.agents[start.agent], start.ranks, now)
+
+    def _why_none_starts(self, pipeline: KnownPipeline, left: Mapping[str, float]) -> str:
+        """Which setting of a pipeline keeps its jobs back, whatever slots are free; else ""."""
+        update = f"python -m spmd feed update {pipeline.name} --connect {self.address}"
+        for setting, value in left.items():
+            if value <= 0:
+                return f"its setting {setting} allows no more; try: {update} --{setting} MORE"
+        least = pipeline.stored.settings.get("min_workers") or 0
+        here = sum(len(agent.workers) for agent in self.agents.values())
+        return "" if here >= least else (
+            f"its setting min_workers is {least}, and {here} workers are here; try: {update} "
+            "--min-workers none, or more workers")
 
     def _start(self, one: StoredJob, agent: KnownAgent, ranks: int, now: float) -> None:
         before = vars(one).copy()
@@ -226,7 +237,8 @@ class Jobs:
         except FullDisk as error:
             vars(one).update(before, why=str(error).splitlines()[0])
             return
-        self.files.drop_attempt(one.job, one.attempt - 1 or one.attempt)
+        if one.attempt > 1:
+            self.files.drop_attempt(one.job, one.attempt - 1)
         self.seen[one.job] = now  # its agent is told when it beats
         self.unheard.add(one.job)
 
@@ -240,7 +252,7 @@ class Jobs:
         counts = one.job not in self.unheard
         again = again and status not in FINAL and one.pipeline in self.pipelines and (
             not counts or one.failures < one.asked["restarts"])
-        if status == LOST:
+        if status == LOST:  # its agent may be gone, too
             self.doubtful[one.agent] = time.monotonic()
         one.failures += counts and status != 0
         one.state, one.why = "pending" if again else "ended", why

@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from codegen.errors import UsageError
 from spmd.feeding.host.children import Child, end_together, ended_by
 
 TYPE_CHECKING = False
@@ -73,6 +74,9 @@ class JobRunners:
                  **about: Any) -> None:
         self.slots, self.launch, self.folder, self.log = slots, launch, folder, log
         self.about = about
+        if folder and not os.path.isdir(folder):
+            raise UsageError(f"--folder {folder}: there is no such folder",
+                             expected="one in which each job may have its own")
         if slots:
             remove_left(folder)
         self.here: dict[str, JobRunner] = {}  # by job, until the scheduler has heard of its end

@@ -17,7 +17,9 @@ import pytest
 
 import spmd
 from spmd import cli
+from spmd.feeding.clients.client_jobs import PART_BYTES, send_file
 from spmd.feeding.messages.scheduler_answers import Refused
+from spmd.feeding.messages.wire import new_id
 from tests.conftest import LAUNCH_ENVIRONMENT, PATIENCE, ROOT, until
 from tests.feeding.served_kit import ServedProcess, command_of
 
@@ -272,6 +274,22 @@ def test_what_is_wrong_is_said_before_anything_starts(served, capfd, words, says
     assert not any(j["pipeline"] == "wrong" for j in served.status()["jobs"])
 
 
+def test_long_files_travel_in_parts_and_none_is_taken_with_a_hole(served, tmp_path):
+    (file := tmp_path / "long").write_bytes(data := os.urandom(3 * PART_BYTES + 7))
+    with served.client() as client:
+        send_file(client, job := new_id(), "in.0", str(file))
+        got, size = b"", 1
+        while len(got) < size:
+            answer = client.ask("get", job=job, attempt=0, file="in.0", offset=len(got))
+            size, got = answer["value"]["size"], got + b"".join(map(bytes, answer.frames))
+        assert got == data
+        with pytest.raises(Refused, match="bytes before 5 did not come"):
+            client.ask("put", [b"x"], job=job, attempt=0, file="in.1", offset=5)
+        with pytest.raises(Refused, match="the image of a job with pipeline once did not come"):
+            client.ask("submit_job", job=job, pipeline="once", image="a", least=1, most=1,
+                       inputs=[], outputs=[], words=[], launch="", device="", restarts=0, feed="")
+
+
 # ---- kills
 
 
@@ -315,7 +333,7 @@ def test_a_worker_and_the_scheduler_are_killed(alone, launch):
 def test_a_launcher_a_runner_or_a_rank_is_killed(alone, word, restarts):
     """It ends, or begins anew, as its submitter has said."""
     row = alone.started_job("ids", "--launch", f"{MPIRUN} -n {{ranks}}", "--restarts", restarts,
-                            seconds=0.01)
+                            seconds=0.015)
     victim, everybody = of_job(alone, word)
     kill(victim)
     check_end(alone, row, restarts, everybody)
@@ -325,7 +343,7 @@ def test_a_launcher_a_runner_or_a_rank_is_killed(alone, word, restarts):
 def test_an_agent_is_killed(alone, restarts):
     """No job outlives its agent; another agent takes what may begin anew."""
     row = alone.started_job("ids", "--launch", f"{MPIRUN} -n {{ranks}}", "--restarts", restarts,
-                            seconds=0.01)
+                            seconds=0.015)
     everybody = descendants(alone.agent.pid)
     alone.agent.kill()
     alone.agent.wait()
@@ -348,7 +366,7 @@ def check_end(alone, row, restarts, everybody):
 
 def test_an_agent_and_its_runner_are_killed_at_once(alone):
     """Nobody is left to say so; the next agent removes what is left."""
-    row = alone.started_job("ids", "--restarts", 1, seconds=0.01)
+    row = alone.started_job("ids", "--restarts", 1, seconds=0.015)
     victim, everybody = of_job(alone, "jobs.runner")
     alone.agent.send_signal(signal.SIGSTOP)
     kill(victim)
@@ -368,7 +386,7 @@ def test_a_job_that_begins_anew_goes_on_from_its_checkpoint(alone):
     alone.image, kept = alone.folder / "kept.img", alone.folder / "kept"
     np.save(alone.folder / "shift.npy", np.int64(0))
     row = alone.started_job("ids", "--restarts", 1, "--options",
-                            f"--checkpoint {kept} --resume {kept} --every 2", seconds=0.01)
+                            f"--checkpoint {kept} --resume {kept} --every 2", seconds=0.015)
     until(lambda: kept.exists() and len(os.listdir(kept)) > 1)
     kill(of_job(alone, "spmd run")[0])
     with alone.client() as client:

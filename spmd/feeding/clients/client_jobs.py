@@ -50,7 +50,7 @@ def submit_job(client: Client, pipeline: str, image: str, ranks: int | tuple[int
     given, taken = _arguments(inputs, existing=True), _arguments(outputs, existing=False)
     _check_names([os.path.abspath(image), *(one["path"] for one in (*given, *taken))])
     for file, path in [("image", image), *{(f"in.{a['number']}", a["path"]): 0 for a in given}]:
-        _send(client, job, file, path)
+        send_file(client, job, file, path)
     return dict(client.ask(
         "submit_job", job=job, pipeline=pipeline, image=os.path.basename(image), least=least,
         most=most, inputs=given, outputs=taken, words=list(words), launch=launch, device=device,
@@ -79,7 +79,8 @@ def _check_names(paths: Sequence[str]) -> None:
                              found=f"{before} and {path}", remedy="call one of them otherwise")
 
 
-def _send(client: Client, job: str, file: str, path: str) -> None:
+def send_file(client: Client, job: str, file: str, path: str) -> None:
+    """Sends a file that a job reads, before the job is submitted. Raises InputError."""
     try:
         with open(path, "rb") as opened:
             while data := opened.read(PART_BYTES):

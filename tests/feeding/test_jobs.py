@@ -406,7 +406,7 @@ def test_a_full_disk_of_the_scheduler_is_waited_for(alone):
     until(lambda: not any(map(is_there, ranks)))
     with alone.client() as client:
         assert client.job(row["name"])["state"] == "running"
-        assert client.status()["scheduler"]["trouble"]
+        until(lambda: client.status()["scheduler"]["trouble"])
         resource.prlimit(alone.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
         assert client.fetch(row["name"])["status"] == 0
     assert alone.counted_once("ids")

@@ -6,6 +6,7 @@ In: the parser of feed. Out: its commands with their options. Nothing of feeding
 from __future__ import annotations
 
 import re
+import shlex
 
 from spmd import texts
 
@@ -40,10 +41,18 @@ def _serve(one: Any) -> None:
 
 def _worker(one: Any) -> None:
     _add_connect(one)
-    one.add_argument("--processes", metavar="N", type=texts.count, default=None,
-                     help="workers on this machine; default: one for each core")
+    one.add_argument("--processes", metavar="N", type=texts.index, default=None,
+                     help="workers on this machine; default: one for each core, none with --slots")
     one.add_argument("--device", metavar="KIND", default="cpu",
                      help="the kind of device, as pipelines name it in rates=; default: cpu")
+    one.add_argument("--slots", metavar="N", type=texts.index, default=0,
+                     help="for how many ranks of jobs there is room (submit --ranks); default: 0")
+    one.add_argument("--launch", metavar="'COMMAND -n {ranks}'", type=_launch, default=None,
+                     help="what starts the ranks of a job, as 'srun -n {ranks}'; default: one "
+                     "process has all of them")
+    one.add_argument("--folder", metavar="FOLDER", default="",
+                     help="where each job gets a folder of its own; for a --launch that starts "
+                     "ranks on other machines, one that all of them see; default: TMPDIR")
     one.add_argument("--ports", metavar="FIRST-LAST", type=_ports, default=None,
                      help="where they listen, as a firewall lets through: 40000-40099; default: "
                      "SPMD_FEED_PORTS, or any")
@@ -64,9 +73,45 @@ def _submit(one: Any) -> None:
     one.add_argument("--image", metavar="IMAGE", help="the image that takes it: is compared first")
     one.add_argument("--wait", metavar="SECONDS", type=_positive, default=5.0,
                      help="for a scheduler that still starts; default: 5")
+    _add_job(one)
     _add_settings(one)
     _add_connect(one)
     _add_json(one)
+
+
+def _add_job(one: Any) -> None:
+    """Options of the other half of a submission: the ranks that take the pipeline."""
+    one.add_argument("--ranks", metavar="N|LEAST-MOST", type=_ranks, default=None,
+                     help="start so many ranks of --image, too, where an agent has slots for them; "
+                     "what they print and their exit status are those of this command")
+    one.add_argument("-i", "--input", metavar="[NAME=]FILE", type=texts.file, action="append",
+                     default=[], help="with --ranks: as of run; FILE travels to them")
+    _add_output(one)
+    one.add_argument("--feed", metavar="NAME", default="",
+                     help="with --ranks: the feed of the image that takes the pipeline, where it "
+                     "has several")
+    one.add_argument("--launch", metavar="'COMMAND -n {ranks}'", type=_launch, default=None,
+                     help="with --ranks: what starts them, as 'mpirun -n {ranks}'; default: as the "
+                     "agent does")
+    one.add_argument("--options", metavar="'OPTION …'", type=shlex.split, default=[],
+                     help="with --ranks: more options of run, as '--set steps=100'")
+    one.add_argument("--device", metavar="KIND", default="",
+                     help="with --ranks: the kind of device that is preferred")
+    one.add_argument("--restarts", metavar="N", type=texts.index, default=0,
+                     help="with --ranks: how often they begin again when they are lost; default: 0")
+    one.add_argument("--detach", action="store_true",
+                     help="with --ranks: do not wait for their end; fetch does")
+
+
+def _add_output(one: Any) -> None:
+    one.add_argument("-o", "--output", metavar="[NAME=]FILE", type=texts.file, action="append",
+                     default=[], help="of ranks: as of run; FILE is here")
+
+
+def _fetch(one: Any) -> None:
+    one.add_argument("name", metavar="JOB", help="as submit named it: PIPELINE/NUMBER")
+    _add_output(one)
+    _add_connect(one)
 
 
 def _update(one: Any) -> None:
@@ -79,8 +124,9 @@ def _update(one: Any) -> None:
 
 
 def _cancel(one: Any) -> None:
-    one.add_argument("name", metavar="PIPELINE",
-                     help="runs that take it end, with a message; their checkpoints stay")
+    one.add_argument("name", metavar="PIPELINE|JOB",
+                     help="runs that take it end, with a message; their checkpoints stay; a job "
+                     "that has ended is forgotten")
     _add_connect(one)
     _add_json(one)
 
@@ -92,7 +138,7 @@ def _status(one: Any) -> None:
 
 
 def _add_shown(one: Any) -> None:
-    one.add_argument("name", metavar="PIPELINE", nargs="?", default="",
+    one.add_argument("name", metavar="PIPELINE|JOB", nargs="?", default="",
                      help="this one, with all its ranks and workers; default: everything")
 
 
@@ -112,11 +158,12 @@ def _keys(one: Any) -> None:
 COMMANDS = {
     "serve": ("the scheduler: assigns workers to ranks", _serve),
     "worker": ("workers of this machine, which compute examples", _worker),
-    "submit": ("give a pipeline to the scheduler", _submit),
+    "submit": ("give a pipeline to the scheduler, and ranks that take it", _submit),
+    "fetch": ("what the ranks of a job print, their outputs, their exit status", _fetch),
     "status": ("say what runs, how fast, and what to do", _status),
     "top": ("the same as it changes", _top),
     "update": ("change a pipeline while it runs", _update),
-    "cancel": ("take a pipeline away, and end the runs that take it", _cancel),
+    "cancel": ("take a pipeline or a job away, and end the runs that take it", _cancel),
     "keys": ("make keys: nobody without one gets in", _keys),
 }
 
@@ -124,6 +171,7 @@ COMMANDS = {
 SETTINGS: dict[str, tuple[Any, str, str]] = {
     "workers": (lambda word: _workers(word), "N|ADDRESS,…",
                 "so many, whatever the rates say; or those that are preferred"),
+    "min_workers": (texts.count, "N", "submitted ranks wait until so many workers are here"),
     "max_workers": (texts.count, "N", "at most so many"),
     "priority": (lambda word: _number(word), "P", "a higher one comes first"),
     "cost": (lambda word: _positive(word), "AMOUNT", "the most that it may cost in all"),
@@ -142,8 +190,8 @@ SETTINGS: dict[str, tuple[Any, str, str]] = {
                 "for one example, or one batch of data.batched"),
     "user": (str, "NAME", "whose it is"),
 }
-LIMITS = ("workers", "max_workers", "cost", "cost_per_hour", "energy", "energy_per_hour",
-          "estimated_seconds", "timeout")  # those that "none" takes away
+LIMITS = ("workers", "min_workers", "max_workers", "cost", "cost_per_hour", "energy",
+          "energy_per_hour", "estimated_seconds", "timeout")  # those that "none" takes away
 NONE = object()  # such a setting, which is given; None: it is not given
 
 
@@ -200,6 +248,24 @@ def _positive(word: str) -> float:
     if value == 0:
         raise ValueError(f"{word!r} is not a number above 0")
     return value
+
+
+def _ranks(word: str) -> tuple[int, int]:
+    least, dash, most = word.partition("-")
+    if not texts.is_number(least) or (dash and not texts.is_number(most)) or not (
+            1 <= int(least) <= int(most or least) <= 1 << 20):
+        raise ValueError(f"{word!r} is not N, or LEAST-MOST")
+    return int(least), int(most or least)
+
+
+def _launch(word: str) -> str:
+    try:
+        words = shlex.split(word)
+    except ValueError as error:
+        raise ValueError(f"{word!r}: {error}") from None
+    if not words or "{ranks}" not in word:
+        raise ValueError(f"{word!r} does not say {{ranks}}, as in 'mpirun -n {{ranks}}'")
+    return word
 
 
 def _ports(word: str) -> str:

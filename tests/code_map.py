@@ -57,6 +57,7 @@ GROUPS = (
     ("Feeding: the scheduler", ("spmd/feeding/scheduling/*.py",), "scheduler assignment"),
     ("Feeding: what is seen of a scheduler", ("spmd/feeding/status/*.py",), "overview"),
     ("Feeding: clients, which submit and open pipelines", ("spmd/feeding/clients/*.py",), "client"),
+    ("Feeding: runners of jobs", ("spmd/feeding/jobs/*.py",), "runner"),
     ("Feeding: consumers, which fill the rings of ranks", ("spmd/feeding/consumers/*.py",),
      "consumer asking"),
     ("Feeding: what starts it", ("spmd/feeding/starting/*.py",), "connect local_feeding serving"),

@@ -74,6 +74,7 @@ FEEDING = {
     "clients": {"host", "messages", "results"},
     "consumers": {"host", "messages", "results"},
     "status": {"messages", "scheduling"},
+    "jobs": {"host", "messages", "clients"},
     "starting": {"host", "messages", "workers", "scheduling", "status", "clients", "consumers"},
 }
 

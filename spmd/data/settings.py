@@ -38,6 +38,7 @@ class Settings:
     timeout: float | None = 60.0
     queue: str = "fifo"
     workers: int | list[str] | None = None
+    min_workers: int | None = None
     max_workers: int | None = None
     compress: str = "auto"
     user: str = ""
@@ -204,6 +205,8 @@ RULES: dict[str, Rule] = {
         _workers, "a number from 1, a list of addresses, or None",
         "None takes as many workers as the ranks need",
     ),
+    "min_workers": (
+        lambda v: v is None or _whole(v, 1), "a number from 1, or None", "None is none"),
     "max_workers": (
         lambda v: v is None or _whole(v, 1), "a number from 1, or None", "None is no limit"),
     "compress": _one_of(CODECS, "'auto' measures what pays"),

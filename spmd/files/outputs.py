@@ -35,7 +35,7 @@ def check_apart(options: argparse.Namespace, save: Mapping[str, str]) -> None:
     frames, by their series."""
     for name, path in (*options.output.items(), *(("", path) for path in options.output_all)):
         if not is_series(path):
-            _check_ending(name, path)
+            check_ending(name, path)
     sources = {program_file(options.image): "what runs"}
     for name, path in options.input.items():
         sources[split(path, existing=True)[0]] = f"the file of input {name}"
@@ -56,7 +56,7 @@ def check_apart(options: argparse.Namespace, save: Mapping[str, str]) -> None:
                                  remedy=f"-o '{name}={name}/{{}}.npy'")
 
 
-def _check_ending(name: str, path: str) -> None:
+def check_ending(name: str, path: str) -> None:
     """Refuses an output whose file has an ending that is of no format. Raises UsageError."""
     file, _ = split(path, existing=False)
     if file.endswith(ENDINGS):

@@ -20,7 +20,8 @@ WRONG = {
     "sampling": ("onse", "'once' or 'independent'"), "seed": (-1, "from 0"),
     "epochs": (0, "from 1"), "shuffle": (1, "window"), "on_error": ("ignore", "'stop' or 'skip'"),
     "timeout": (0, "above 0"), "queue": ("fifi", "'fifo' or 'lifo'"), "workers": ([], "addresses"),
-    "max_workers": (0, "from 1"), "compress": ("gzip", "'zstd'"), "user": (3, "a name"),
+    "min_workers": (0, "from 1"), "max_workers": (0, "from 1"),
+    "compress": ("gzip", "'zstd'"), "user": (3, "a name"),
     "priority": (-2, "from 0"), "image": (1, "image file"), "estimated_seconds": (-1, "seconds"),
     "rates": ({"cpu": 0}, "above 0"), "cost": (float("nan"), "above 0"), "energy": (True, "joules"),
 }

@@ -72,7 +72,8 @@ def test_submit_status_update_cancel(served, feed, tmp_path):
     assert seen["settings"]["rates"] == {"cpu": 50.0, "gpu": 400.0}
     assert seen["settings"]["workers"] == ["hosta", "hostb"] and seen["state"] == "idle"
     assert feed("update", "words", "--max-workers", 2, *here)[1] == "words: updated (version 1)\n"
-    limits = {"workers": "2", "max_workers": "2", "cost": "5", "cost_per_hour": "5", "energy": "5",
+    limits = {"workers": "2", "max_workers": "2", "min_workers": "2",
+              "cost": "5", "cost_per_hour": "5", "energy": "5",
               "energy_per_hour": "5", "estimated_seconds": "5", "timeout": "5"}
     for what, value in limits.items():
         option = "--" + what.replace("_", "-")

@@ -15,7 +15,13 @@ from pathlib import Path
 import pytest
 
 from codegen.errors import EnvironmentFault, InputError
-from spmd.feeding.scheduling.scheduler_state import FullDisk, KnownRun, StateFile, StoredPipeline
+from spmd.feeding.scheduling.scheduler_state import (
+    FullDisk,
+    KnownRun,
+    StateFile,
+    StoredJob,
+    StoredPipeline,
+)
 from tests.conftest import PATIENCE, ROOT
 
 WRITER = """
@@ -117,6 +123,26 @@ def test_a_state_without_modules_is_read(tmp_path: Path) -> None:
                           [{"name": "m", "file": "m.py", "text": "y"}])
     store.put_pipeline(more, [more, three])
     assert store.pipelines() == [more] and store.older()[-1].code() == more.code()
+
+
+def test_a_state_without_jobs_is_read_and_no_number_comes_twice(tmp_path: Path) -> None:
+    StateFile(path := str(tmp_path / "s")).close()
+    db = sqlite3.connect(path)
+    db.executescript("DROP TABLE jobs; PRAGMA user_version=3;")
+    db.close()
+    store = StateFile(path)
+    for number in (1, 2):
+        store.put_job(one := StoredJob(f"{number}", "p", {"least": 2}))
+        assert one.name == f"p/{number}"
+    one.state, one.status, one.files = "ended", 0, {"out.0": 8}
+    store.put_job(one)
+    store.drop_job("1")
+    store.close()
+    store = StateFile(path)
+    assert store.jobs() == [one]
+    store.drop_job("2")
+    store.put_job(three := StoredJob("3", "p", {}))
+    assert three.number == 3
 
 
 def test_a_second_scheduler_is_refused(tmp_path: Path) -> None:

@@ -36,13 +36,20 @@ IN_FRAME = {"name": "x", "dtype": "<f4", "shape": [1], "bytes": 4, "frame": 0, "
 BROKEN = {"position": 7, "example": "cat.jpg", "file": "images.py", "line": 3, "text": "no"}
 FACTS = {"order": "0", "environments": 4, "gives": [FIELD]}
 
+JOB_ARGUMENT = {"name": "w", "member": "a", "file": "w.npz", "number": 3, "path": "/a/w.npz"}
+JOB = {"image": "train.img", "least": 2, "most": 4, "inputs": [JOB_ARGUMENT],
+       "outputs": [JOB_ARGUMENT], "words": ["--check", "nan"],
+       "launch": "mpirun -n {ranks}", "device": "gpu", "restarts": 2, "feed": "train"}
+
 # One message of each kind, every field filled.
 EXAMPLES = {
     "join": {"agent": A, "host": "h", "name": "n", "device": "cpu", "processes": [PROCESS],
-             "free": "20:00-06:00", "memory": 1 << 30, "cost": 0.1, "energy": 5},
+             "free": "20:00-06:00", "memory": 1 << 30, "cost": 0.1, "energy": 5,
+             "slots": 4},
     "beat": {"agent": A, "workers": {B: {"images": {
         "examples": 5, "busy_s": 0.5, "bytes": 10, "queue": 2,
-        "at": {"position": 3, "example": "e", "file": "f", "line": 1, "seconds": 0.1}}}}},
+        "at": {"position": 3, "example": "e", "file": "f", "line": 1, "seconds": 0.1}}}},
+        "jobs": {B: [2, True]}},
     "leave": {"agent": A}, "drop": {"name": "images", "version": 2}, "stop": {"why": "over"},
     "who": {}, "allowed": {"keys": ["k" * 40]},
     "gone": {"worker": A, "why": "killed", "pipeline": "images", "version": 1, "position": 7,
@@ -65,6 +72,13 @@ EXAMPLES = {
     "update": {"name": "images", "settings": {}, "source": "", "file": "f",
                "fixed": {"seed": 1}, "own_name": None, "modules": [], **FACTS},
     "cancel": {"name": "images", "by": "ada at nodea"}, "status": {},
+    "put": {"job": A, "attempt": 1, "file": "out.3", "offset": 1 << 20},
+    "get": {"job": A, "attempt": 0, "file": "image", "offset": 0},
+    "submit_job": {"job": A, "pipeline": "images", **JOB}, "job": {"name": "images/3"},
+    "start_job": {"job": A, "attempt": 1, "name": "images/3", "pipeline": "images", "ranks": 4,
+                  **JOB}, "end_job": {"job": A},
+    "job_ended": {"job": A, "attempt": 1, "status": 0, "why": "", "files": {"out.0": 8}},
+    "cancel_job": {"name": "images/3", "by": "ada at nodea"},
     "answer": {"value": {"rows": [1, None, True]}},
     "refused": {"text": "no", "code": 65},
     "take": {"pipeline": "images", "version": 1, "fields": [FIELD], "newest_first": False,

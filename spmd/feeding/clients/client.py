@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 from types import TracebackType
 from typing import Any
@@ -24,12 +24,13 @@ from spmd.data.reading_time import source_in_time
 from spmd.data.settings import FIXED, Settings, read
 from spmd.feed_options import HERE
 from spmd.feeding.clients.against_image import check_against
+from spmd.feeding.clients.client_jobs import Files, Follow, fetch_job, submit_job
 from spmd.feeding.clients.first_example import fields_of, first_example
 from spmd.feeding.clients.found_again import found_again
 from spmd.feeding.messages.keys import Keys, keys_of
 from spmd.feeding.messages.scheduler_answers import refused
 from spmd.feeding.messages.sockets import OF_KEYS, Lines, received
-from spmd.feeding.messages.wire import TEXT_BYTES, decode, encode, new_id
+from spmd.feeding.messages.wire import TEXT_BYTES, Message, decode, encode, new_id
 
 LOOK_S = 0.2  # between two looks of wait(), and at the line
 SLOW = 50_000  # bytes/s of a line over which a long text is waited for
@@ -191,8 +192,55 @@ class Client:
 
         Returns {"name", "what", "runs": how many runs it ended}.
         """
-        by = f"{getpass.getuser()} at {socket.gethostname()}"
-        return self._ask("cancel", name=name, by=by[:256])
+        return self._ask("cancel", name=name, by=_owner())
+
+    # ---- jobs
+
+    def submit_job(
+        self, pipeline: str, image: str | os.PathLike[str], ranks: int | tuple[int, int], *,
+        inputs: Mapping[str, str] | Files = (), outputs: Mapping[str, str] | Files = (),
+        options: Sequence[str] = (), launch: str = "", device: str = "", restarts: int = 0,
+        feed: str = "",
+    ) -> dict[str, Any]:
+        """Start ranks that take a pipeline which is submitted: a job, queued for slots of an agent.
+
+        - image: a file here. ranks: how many, or (least, most).
+        - inputs, outputs: files here, by name. options: further words of `spmd run`.
+        - launch: the command that starts so many processes, as "mpirun -n {ranks}"; "": as the
+          agent does, else one process with all ranks.
+        - device: the kind that it prefers. restarts: how often it may begin again when it is lost.
+        - feed: the feed that takes the pipeline, where the image has several.
+
+        It goes on when this client ends. Returns its row: "name", "state", "why" it waits.
+        Raises UsageError for a pipeline that is not there, InputError for a file that is not.
+        """
+        return submit_job(self, pipeline, os.fspath(image), ranks, inputs=_pairs(inputs),
+                          outputs=_pairs(outputs), words=options, launch=launch, device=device,
+                          restarts=restarts, feed=feed)
+
+    def fetch(self, job: str, *, outputs: Mapping[str, str] | Files = (),
+              follow: Follow | None = None) -> dict[str, Any]:
+        """Wait for the end of a job, and write its outputs where it was told, all or none.
+
+        - outputs: other files for some of them, by name.
+        - follow: is called with "stdout", "stderr" or "note", and a text, as these come.
+
+        Returns its row: "status" is its exit status, "why" how it ended, "said" its last lines.
+        Raises UsageError for a job that is not there, OutputError for a file that cannot be
+        written.
+        """
+        return fetch_job(self, job, _pairs(outputs), follow)
+
+    def job(self, name: str) -> dict[str, Any]:
+        """Return the row of a job: "state", "status", "why", "said": what it printed last.
+
+        UsageError where there is no job of that name.
+        """
+        return self._ask("job", name=name)
+
+    def cancel_job(self, job: str) -> dict[str, Any]:
+        """End a job; one that has ended is forgotten. Returns {"name", "what": which of both}."""
+        return self._ask("cancel_job", name=job, by=_owner())
 
     # ---- the line
 
@@ -200,8 +248,11 @@ class Client:
         return self._lines.dealer(self.address, self._lines.keys.server, new_id())
 
     def _ask(self, kind: str, **fields: Any) -> Any:
+        return self.ask(kind, **fields)["value"]
+
+    def ask(self, kind: str, raw: Sequence[Any] = (), /, **fields: Any) -> Message:
         """Asks, and asks again where the line broke: a scheduler that was killed had heard it."""
-        frames = encode(kind, **fields)
+        frames = encode(kind, raw, **fields)
         self._line.send_multipart(frames)
         watch = self._lines.watch(self._line)
         end = time.monotonic() + self.timeout
@@ -211,10 +262,10 @@ class Client:
                     said := received(self._line)):
                 message = decode(said)
                 if message.kind == "answer":
-                    return message["value"]
+                    return message
                 if message.kind == "refused":
                     raise refused(message)
-            if watch.broke() and kind != "cancel":  # twice, it is refused
+            if watch.broke() and kind not in ("cancel", "cancel_job"):  # twice, it is refused
                 self._renew_line()
                 watch = self._lines.watch(self._line)
                 self._line.send_multipart(frames)
@@ -235,6 +286,14 @@ class Client:
         """An answer that comes later would be taken for the next one's."""
         self._lines.forget(self._line)
         self._line = self._dealer()
+
+
+def _owner() -> str:
+    return f"{getpass.getuser()} at {socket.gethostname()}"[:256]
+
+
+def _pairs(files: Mapping[str, str] | Files) -> Files:
+    return list(files.items()) if isinstance(files, Mapping) else files
 
 
 def row_of(seen: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -18,9 +18,12 @@ from spmd.feeding.messages.field_kinds import (
     check_fields,
     count,
     each,
+    file_name,
     flag,
     identity,
     is_optional,
+    job_file,
+    job_name,
     key,
     maybe,
     name,
@@ -116,13 +119,29 @@ FACTS: dict[str, Check] = {
     "order": maybe(text(64)), "environments": maybe(count), "gives": maybe(each(FIELD, FIELDS)),
 }
 
+# A file of a job as `spmd run` takes it: NAME=FILE, or FILE alone (""). member: as behind FILE:.
+# file: what it is called where ranks run. path: where its owner has it.
+JOB_ARGUMENT = record(name=text(256), member=text(256), file=file_name, number=whole(0, 999),
+                      path=text())
+# What a job is. words: more of `spmd run`. launch: what starts so many processes, "" as its agent
+# does. device: the kind that it prefers. restarts: how often it may start again. feed: of image.
+JOB: dict[str, Check] = {
+    "image": file_name, "least": whole(1, 1 << 20), "most": whole(1, 1 << 20),
+    "inputs": each(JOB_ARGUMENT, 256), "outputs": each(JOB_ARGUMENT, 256),
+    "words": each(text(), 256), "launch": text(), "device": text(64),
+    "restarts": whole(0, 1 << 20), "feed": text(128),
+}
+
 # kind -> its fields. Raw frames come behind the header of those in FRAMED only.
 TABLE: dict[str, dict[str, Check]] = {
     # agent -> scheduler. join is sent again whenever the list of processes changed.
     "join": {"agent": identity, "host": text(256), "name": text(256), "device": text(64),
              "processes": each(record(**PROCESS), 4096), "free": maybe(text(64)),
-             "memory": maybe(count), "cost": maybe(number), "energy": maybe(number)},
-    "beat": {"agent": identity, "workers": by_name(by_name(MADE, 256), 4096, identity)},
+             "memory": maybe(count), "cost": maybe(number), "energy": maybe(number),
+             "slots": maybe(count)},
+    # jobs: those that it was told to start and not yet to end: which attempt, and does it run?
+    "beat": {"agent": identity, "workers": by_name(by_name(MADE, 256), 4096, identity),
+             "jobs": maybe(by_name(row(count, flag), 4096, identity))},
     "leave": {"agent": identity},
     # agent -> scheduler -> every consumer of that pipeline: a worker ended, at which example. Who
     # takes another version is told no position. outside: killed by somebody, for all that is known.
@@ -134,6 +153,11 @@ TABLE: dict[str, dict[str, Check]] = {
     "load": PIPELINE,
     "drop": {"name": name, "version": count},
     "stop": {"why": text()},
+    # scheduler -> agent. start_job: until your beats name it, again and again. end_job: end it if
+    # it runs, and name it no more.
+    "start_job": {"job": identity, "attempt": count, "name": job_name, "pipeline": name,
+                  "ranks": whole(1, 1 << 20), **JOB},
+    "end_job": {"job": identity},
     # scheduler -> agent: public keys of whoever may connect to your workers, and nobody else.
     "allowed": {"keys": each(key, 8192)},
     # scheduler -> agent or consumer: I do not know you (any more): join or consume again.
@@ -167,6 +191,16 @@ TABLE: dict[str, dict[str, Check]] = {
     "open": {"pipeline": name, "version": maybe(count), "text": maybe(text(64)), "run": text(64),
              "feed": name},
     "cancel": {"name": name, "by": maybe(text(256))},
+    # jobs. put: bytes of a file from `offset` on; attempt 0: of whoever submits it, before it does.
+    # get answers {"size"} of the file, and bytes. job: its row. job_ended: files are its outputs,
+    # with their sizes; it was lost if status is none.
+    "put": {"job": identity, "attempt": count, "file": job_file, "offset": count},
+    "get": {"job": identity, "attempt": count, "file": job_file, "offset": count},
+    "submit_job": {"job": identity, "pipeline": name, **JOB},
+    "job": {"name": job_name},
+    "job_ended": {"job": identity, "attempt": count, "status": maybe(whole(0, 255)),
+                  "why": text(), "files": by_name(count, 1000, job_file)},
+    "cancel_job": {"name": job_name, "by": maybe(text(256))},
     "status": {},
     "answer": {"value": plain(12, 65536)},
     "refused": {"text": text(65536), "code": whole(0, 255)},
@@ -197,7 +231,7 @@ TABLE: dict[str, dict[str, Check]] = {
 }
 OPTIONAL = {kind: {one for one, check in fields.items() if is_optional(check)}
             for kind, fields in TABLE.items()}
-FRAMED = frozenset({"given", "give_back"})
+FRAMED = frozenset({"given", "give_back", "put", "answer"})
 IN_PIECES = "in_pieces"  # no kind of message: so many frames behind this one are the header of one
 
 

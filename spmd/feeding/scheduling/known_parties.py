@@ -65,6 +65,7 @@ class KnownAgent:
         self.agent, self.name, self.host = said["agent"], said["name"], said["host"]
         self.device, self.free = said["device"], said["free"]
         self.cost, self.watts = said["cost"] or 0.0, said["energy"] or 0.0
+        self.slots = said["slots"] or 0  # for ranks of jobs
         known = self.workers
         self.workers = {p["worker"]: known.get(p["worker"]) or KnownWorker(p)
                         for p in said["processes"]}

@@ -22,6 +22,7 @@ from spmd.feeding.messages.disagreement import other_streams
 from spmd.feeding.messages.sockets import GONE, SENT, received, send_to
 from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode
 from spmd.feeding.scheduling.assignment import Assignment, assign
+from spmd.feeding.scheduling.jobs import Jobs
 from spmd.feeding.scheduling.known_parties import (
     KnownAgent,
     KnownConsumer,
@@ -61,6 +62,7 @@ class Scheduler:
         self.agents: dict[str, KnownAgent] = {}
         self.consumers: dict[str, KnownConsumer] = {}
         self.pipelines = {one.name: KnownPipeline(one) for one in store.pipelines()}
+        self.jobs = Jobs(store, self.pipelines, self.agents, address, self.tell)
         self.versions = RunVersions(store)
         self.given_rates = store.rates()
         self.assigned = Assignment(store.shares())
@@ -103,6 +105,10 @@ class Scheduler:
         try:
             message = decode(frames)
             handler = getattr(self, f"_on_{message.kind}", None)
+            if handler is None and (answer := self.jobs.answer(message)):
+                value, data = answer
+                send_to(self.router, peer, encode("answer", [data] if data else (), value=value))
+                return
             if handler is None:
                 raise MalformedMessage(f"{message.kind}: no message for a scheduler")
             handler(peer, message)
@@ -132,6 +138,7 @@ class Scheduler:
             for consumer in self.consumers.values():
                 consumer.seen = min(now, consumer.seen + late + 0.5)
         self._bury(now)
+        self.jobs.tick(now, late)
         if now - self._planned >= max(SOON_S if self.dirty else PLAN_S, SELDOM * self._took):
             self.plan(now)
             self._took = time.monotonic() - now
@@ -181,8 +188,10 @@ class Scheduler:
         for worker, made in message["workers"].items():
             if worker in agent.workers:
                 agent.workers[worker].beat(now, made)
+        self.jobs.heard(agent, message["jobs"] or {})
 
     def _on_leave(self, peer: bytes, message: Message) -> None:
+        self.jobs.left(message["agent"])
         self._forget(message["agent"], "its agent has left")
 
     def _on_gone(self, peer: bytes, message: Message) -> None:
@@ -459,6 +468,7 @@ class Scheduler:
     def _charge(self, rows: dict[str, Any], now: float) -> None:
         """What those who worked since the last time have cost."""
         took, self._charged = now - self._charged, now
+        self.jobs.charge(took)
         for worker, given in self.assigned.shares.items():
             for consumer, share in given.items():
                 one = self.consumers.get(consumer)

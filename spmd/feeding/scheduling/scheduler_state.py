@@ -14,12 +14,12 @@ import struct
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 from codegen.errors import EnvironmentFault, InputError, OutputError, VersionError
 
-FORMAT = 3  # 1 had no older versions, no facts, and runs that nobody read; 2 had no modules
+FORMAT = 4  # 1 had no older versions, facts, nor runs that were read; 2 no modules; 3 no jobs
 COMES = -1
 LOCKED_S = 0.5  # a scheduler that is ending gives its file up within this time
 
@@ -38,6 +38,8 @@ CREATE TABLE IF NOT EXISTS rates (pipeline TEXT, device TEXT, rate REAL,
     PRIMARY KEY (pipeline, device));
 CREATE TABLE IF NOT EXISTS allowed (key TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT);
+CREATE TABLE IF NOT EXISTS jobs (number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT UNIQUE,
+    value TEXT);
 """
 
 
@@ -84,6 +86,39 @@ class KnownRun:
     version: int
     taken: int = COMES
     seen: float = 0.0
+
+
+@dataclass
+class StoredJob:
+    """Ranks that were submitted with a pipeline. job: the identity that its submitter gave it.
+
+    asked: the fields of wire.JOB. state: "pending", "running" or "ended". attempt: how often it was
+    started. failures: how often it began, and ended badly. agent, host, ranks: of the last start.
+    status: its exit status, None before its end. why: it waits, or ended so. files: its outputs
+    with their sizes. Times are of the epoch.
+    """
+
+    job: str
+    pipeline: str
+    asked: dict[str, Any]
+    number: int = 0
+    state: str = "pending"
+    attempt: int = 0
+    failures: int = 0
+    agent: str = ""
+    host: str = ""
+    ranks: int = 0
+    status: int | None = None
+    why: str = ""
+    files: dict[str, int] = field(default_factory=dict)
+    submitted: float = 0.0
+    began: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Return what people call it: no pipeline and no other job has this name."""
+        return f"{self.pipeline}/{self.number}"
 
 
 class StateMemory:
@@ -180,6 +215,19 @@ class StateFile:
                    ("DELETE FROM older WHERE name=?", [(name,)]),
                    ("DELETE FROM runs WHERE pipeline=?", [(name,)]))
 
+    def put_job(self, one: StoredJob) -> None:
+        """Keeps a job as it is now, and gives a new one its number, which no other ever has."""
+        value = asdict(one)
+        number, job = value.pop("number") or None, value["job"]
+        self._must(("INSERT INTO jobs VALUES (?,?,?) ON CONFLICT (job) DO UPDATE SET "
+                    "value=excluded.value", [(number, job, json.dumps(value))]))
+        if not number:
+            one.number = self._db.execute("SELECT number FROM jobs WHERE job=?",
+                                          (job,)).fetchone()[0]
+
+    def drop_job(self, job: str) -> None:
+        self._must(("DELETE FROM jobs WHERE job=?", [(job,)]))
+
     def _must(self, *work: tuple[str, list[tuple[Any, ...]]]) -> None:
         if not self._try(list(work)):
             raise FullDisk(
@@ -252,6 +300,10 @@ class StateFile:
         return [StoredPipeline(n, v, f, s, json.loads(given), facts=json.loads(facts),
                                own_name=own, modules=json.loads(modules))
                 for n, v, f, s, given, facts, own, modules in rows]
+
+    def jobs(self) -> list[StoredJob]:
+        rows = self._db.execute("SELECT number, value FROM jobs ORDER BY number").fetchall()
+        return [StoredJob(number=number, **json.loads(value)) for number, value in rows]
 
     def agents(self) -> list[str]:
         return [row[0] for row in self._db.execute("SELECT agent FROM agents")]

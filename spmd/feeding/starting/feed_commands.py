@@ -1,4 +1,4 @@
-"""`python -m spmd feed …`: serve, worker, submit, status, top, update, cancel, keys.
+"""`python -m spmd feed …`: serve, worker, submit, fetch, status, top, update, cancel, keys.
 
 In: options. Out: text or JSON on standard output, an exit code.
 """
@@ -11,15 +11,17 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
-from codegen.errors import PeerError, shown
+from codegen.errors import PeerError, UsageError, shown
 from spmd.feed_options import given_settings
 from spmd.feeding.clients.client import Client, row_of
 from spmd.feeding.messages.keys import keys_of, make_folder
 from spmd.feeding.starting.serving import serve
-from spmd.feeding.status.status_tables import pipeline_text, table_text
+from spmd.feeding.status.status_tables import job_text, pipeline_text, table_text
 from spmd.feeding.workers.agent import run_agent
+from spmd.interrupts import Terminated
 from spmd.launch.processes import Processes
 
 HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -27,9 +29,8 @@ BEGIN, END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen, w
 
 
 def command(asked: argparse.Namespace, _: Processes) -> int:
-    """Does what was asked for."""
-    WHAT[asked.what](asked)
-    return 0
+    """Does what was asked for. Returns the exit code, which may be that of a job."""
+    return WHAT[asked.what](asked) or 0
 
 
 def _serve(asked: argparse.Namespace) -> None:
@@ -37,10 +38,16 @@ def _serve(asked: argparse.Namespace) -> None:
 
 
 def _worker(asked: argparse.Namespace) -> None:
-    run_agent(asked.connect, keys_of(asked.keys),
-              asked.processes or len(os.sched_getaffinity(0)), device=asked.device,
+    processes = asked.processes
+    if processes is None:
+        processes = 0 if asked.slots else len(os.sched_getaffinity(0))
+    if not processes and not asked.slots:
+        raise UsageError("this agent would have nothing to do", found="--processes 0",
+                         expected="workers (--processes), or slots for ranks (--slots)")
+    run_agent(asked.connect, keys_of(asked.keys), processes, device=asked.device,
               free=asked.free or "", memory=asked.memory, cost=asked.cost, watts=asked.watts,
-              ports=asked.ports or "")
+              ports=asked.ports or "", slots=asked.slots, launch=asked.launch or "",
+              folder=asked.folder)
 
 
 def _keys(asked: argparse.Namespace) -> None:
@@ -53,13 +60,66 @@ def _client(asked: argparse.Namespace) -> Client:
     return Client(asked.connect, asked.keys)
 
 
-def _submit(asked: argparse.Namespace) -> None:
+def _submit(asked: argparse.Namespace) -> int:
+    if asked.ranks is None and (without := asked.given & OF_RANKS):
+        raise UsageError(f"{min(without)} is for ranks, and none are submitted",
+                         expected="--ranks N")
     with Client(asked.connect, asked.keys, timeout=asked.wait) as client:
         found = client.submit(asked.file, name=asked.name, **given_settings(asked))
         how = {"new": "submitted", "changed": "submitted in the place of what was there",
                "unchanged": "is there already, as it is"}[found["what"]]
         text = f"{found['name']}: {how} (version {found['version']})"
-        _told(asked, found, text + _not_here(found) + _unknown(found))
+        if asked.ranks is None:
+            _told(asked, found, text + _not_here(found) + _unknown(found))
+            return 0
+        return _submit_ranks(asked, client, found)
+
+
+def _submit_ranks(asked: argparse.Namespace, client: Client, found: dict[str, Any]) -> int:
+    """The other half of a submission; then it is followed to its end, unless --detach."""
+    name = found["name"]
+    image = asked.image or row_of(client.status(), name)["settings"].get("image")
+    if not image:
+        raise UsageError("which image do the ranks run?", expected="--image IMAGE",
+                         found=f"{name} names none")
+    job = client.submit_job(
+        name, image, asked.ranks, inputs=_files(asked, "input"), outputs=_files(asked, "output"),
+        options=asked.options, launch=asked.launch or "", device=asked.device,
+        restarts=asked.restarts, feed=asked.feed)
+    if asked.detach:
+        _told(asked, {**found, "job": job}, f"{job['name']}: submitted")
+        return 0
+    _follow("note", f"{job['name']}: submitted")
+    return _fetched(client, job["name"], ())
+
+
+def _files(asked: argparse.Namespace, what: str) -> list[tuple[str, str]]:
+    alone = getattr(asked, f"{what}_all")
+    return [*getattr(asked, what).items(), *(("", path) for path in alone)]
+
+
+def _fetch(asked: argparse.Namespace) -> int:
+    with _client(asked) as client:
+        return _fetched(client, asked.name, [
+            (name or os.path.basename(path), path) for name, path in _files(asked, "output")])
+
+
+def _fetched(client: Client, job: str, outputs: Any) -> int:
+    """Exit code: that of the job. Whoever interrupts this leaves the job alone."""
+    try:
+        return int(client.fetch(job, outputs=outputs, follow=_follow)["status"])
+    except (KeyboardInterrupt, Terminated):
+        _follow("note", f"{job} goes on; python -m spmd feed fetch {job} brings what it gives, "
+                f"feed cancel {job} ends it")
+        raise
+
+
+def _follow(kind: str, text: str) -> None:
+    """What comes of a job, as it would of a run here."""
+    if kind == "note":
+        print(shown(f"spmd feed: {text}"), file=sys.stderr, flush=True)
+    else:
+        print(text, end="", file=getattr(sys, kind), flush=True)
 
 
 def _update(asked: argparse.Namespace) -> None:
@@ -90,6 +150,10 @@ def _not_here(found: dict[str, Any]) -> str:
 
 def _cancel(asked: argparse.Namespace) -> None:
     with _client(asked) as client:
+        if "/" in asked.name:
+            found = client.cancel_job(asked.name)
+            _told(asked, found, f"{asked.name}: {found['what']}")
+            return
         found = client.cancel(asked.name)
         runs = found["runs"]
         _told(asked, found, f"{asked.name}: cancelled" + (
@@ -99,6 +163,10 @@ def _cancel(asked: argparse.Namespace) -> None:
 def _status(asked: argparse.Namespace) -> None:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     with _client(asked) as client:
+        if "/" in asked.name:
+            job = client.job(asked.name)
+            _told(asked, job, job_text(job))
+            return
         if asked.name and asked.json:
             print(json.dumps(client.status(asked.name), indent=1))
             return
@@ -153,5 +221,8 @@ def _say(text: str) -> None:
     print(f"spmd feed serve: {text}", file=sys.stderr, flush=True)
 
 
-WHAT = {"serve": _serve, "worker": _worker, "submit": _submit, "status": _status, "top": _top,
-        "update": _update, "cancel": _cancel, "keys": _keys}
+OF_RANKS = {"-i", "--input", "-o", "--output", "--feed", "--launch", "--options", "--device",
+            "--restarts", "--detach"}
+WHAT: dict[str, Callable[[argparse.Namespace], int | None]] = {
+    "serve": _serve, "worker": _worker, "submit": _submit, "fetch": _fetch, "status": _status,
+    "top": _top, "update": _update, "cancel": _cancel, "keys": _keys}

@@ -33,6 +33,7 @@ def overview(scheduler: Scheduler, now: float) -> dict[str, Any]:
     """Everything, as it is now."""
     consumers = [_consumer(scheduler, one, now) for one in scheduler.consumers.values()]
     workers = list(_workers(scheduler, now))
+    free = {row.agent: row.free for row in scheduler.jobs.slots()}
     runs, here = scheduler.versions.by_pipeline(), _names(scheduler)
     pipelines = [
         {**_pipeline(scheduler, one, now, consumers, workers),
@@ -52,8 +53,10 @@ def overview(scheduler: Scheduler, now: float) -> dict[str, Any]:
         "consumers": sorted(consumers, key=lambda c: (c["pipeline"], c["run"], c["ranks"])),
         "workers": workers,
         "agents": [{"agent": a.agent, "host": a.name, "device": a.device,
-                    "workers": len(a.workers), "free": a.free or ""}
+                    "workers": len(a.workers), "free": a.free or "", "slots": a.slots,
+                    "slots_free": free.get(a.agent, 0)}
                    for a in scheduler.agents.values()],
+        "jobs": [scheduler.jobs.row(one) for one in scheduler.jobs.known.values()],
     }
     return {**seen, "warnings": warnings(seen)}
 
@@ -219,6 +222,8 @@ def warnings(seen: dict[str, Any]) -> list[str]:
               for w in seen["workers"] if w["at"] and w["at"]["seconds"] > SLOW_S
               and w["at"]["example"] in (WHILE_LOADED, WHILE_READ)]
     found += [f"{p['name']} waits: {p['why']}" for p in seen["pipelines"] if p["why"]]
+    found += [f"{j['name']} waits: {j['why']}" for j in seen["jobs"]
+              if j["state"] == "pending" and j["why"]]
     found += [f"{p['name']} prefers workers that are not here: {', '.join(p['not_here'])}; "
               f"python -m spmd feed update {p['name']} --workers none --connect {address} takes any"
               for p in seen["pipelines"] if p["not_here"]]

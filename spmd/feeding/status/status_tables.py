@@ -20,7 +20,8 @@ PIPELINES = ("pipeline", "priority>", "state", "workers>", "needs>", "taken/s>",
              "user-", "queued>-", "made/s>-")
 RUNS = ("run", "pipeline", "ranks", "workers>", "needs>", "taken/s>", "starved>", "batches>-",
         "host-", "queued>-", "could/s>-")
-MACHINES = ("agent on", "kind", "workers>", "busy>", "queued>", "a worker makes")
+JOBS = ("job", "state", "ranks>", "on", "for", "status>", "start>-")
+MACHINES = ("agent on", "kind", "workers>", "busy>", "queued>", "free slots>", "a worker makes")
 WORKERS = ("worker", "agent on", "kind", "its part>", "makes/s>", "busy>", "queued>")
 
 Row = list[str]
@@ -31,6 +32,7 @@ def table_text(seen: dict[str, Any], width: int = 0) -> str:
     lines = [_head(seen)]
     lines += _aligned(PIPELINES, [_pipeline(p) for p in seen["pipelines"]], width)
     lines += _shortened(RUNS, [_run(c) for c in seen["consumers"]], "ranks", width)
+    lines += _shortened(JOBS, [_job(j) for j in reversed(seen["jobs"])], "jobs", width)
     lines += _shortened(MACHINES, [_machine(seen, a) for a in seen["agents"]], "agents", width)
     if not seen["pipelines"]:
         lines += ["", "no pipeline was submitted yet: python -m spmd feed submit FILE.py "
@@ -59,9 +61,20 @@ def pipeline_text(seen: dict[str, Any], name: str, width: int = 0) -> str:
         [w["worker"][:8], w["host"], w["device"], f"{parts[w['worker']]:.0%}",
          _number(w["rates"].get(name)), f"{w['busy']:.0%}", f"{w['queue']}"]
         for w in seen["workers"] if parts[w["worker"]]], width)
+    lines += _aligned(JOBS, [_job(j) for j in seen["jobs"] if j["pipeline"] == name], width)
     about = [text for text in seen["warnings"]
-             if text.startswith(f"{name} ") or f" of {name} starve" in text]
+             if text.startswith((f"{name} ", f"{name}/")) or f" of {name} starve" in text]
     return _cut(lines, width) + _warned(about, width)
+
+
+def job_text(job: dict[str, Any]) -> str:
+    """One job: where and how it runs, how it ended, what it said last."""
+    lines = _aligned(JOBS, [_job(job)], 0)[1:]
+    if job["why"]:
+        lines += ["", f"{'waits' if job['state'] == 'pending' else 'why'}: {job['why']}"]
+    if job["said"]:
+        lines += ["", "it said last:", *(f"    {line}" for line in job["said"])]
+    return "\n".join(lines)
 
 
 def _head(seen: dict[str, Any]) -> str:
@@ -103,7 +116,14 @@ def _machine(seen: dict[str, Any], agent: dict[str, Any]) -> Row:
         makes = f"works at {agent['free']}"
     return [agent["host"], agent["device"], count,
             f"{sum(w['busy'] for w in mine) / len(mine):.0%}" if mine else "-",
-            f"{sum(w['queue'] for w in mine)}", makes or "-"]
+            f"{sum(w['queue'] for w in mine)}",
+            f"{agent['slots_free']} of {agent['slots']}" if agent["slots"] else "", makes or "-"]
+
+
+def _job(j: dict[str, Any]) -> Row:
+    return [j["name"], j["state"], f"{j['ranks']}", j["host"], _duration(j["seconds"]),
+            "" if j["status"] is None else f"{j['status']}",
+            f"{j['attempt']}" if j["attempt"] > 1 else ""]
 
 
 def _versions(one: dict[str, Any]) -> str:

@@ -40,6 +40,7 @@ from spmd.feeding.messages.wire import (
     new_id,
 )
 from spmd.feeding.workers.board import BEFORE, IDLE, LOADING, OUT_OF_MEMORY, READING, Board
+from spmd.feeding.workers.job_runners import JobRunners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,18 +117,19 @@ class Agent:
     free: from when to when on the clock it works, as "20:00-06:00"; "" always.
     ports: at which its workers listen, as "40000-40099"; "": at any, or as SPMD_FEED_PORTS says.
     lifeline: a channel whose end says that whoever started us is gone. agent: its name, of one that
-    takes the place of another.
+    takes the place of another. slots: for ranks of jobs; launch, folder: as of JobRunners.
     """
 
     def __init__(self, connect: str, keys: Keys, processes: int, *, device: str = "cpu",
                  free: str = "", memory: int = 0, cost: float = 0.0, watts: float = 0.0,
-                 ports: str = "", lifeline: Any = None, agent: str = "",
+                 ports: str = "", lifeline: Any = None, agent: str = "", slots: int = 0,
+                 launch: str = "", folder: str = "",
                  log: Callable[[str], None] | None = None) -> None:
         self.agent, self.processes, self.device = agent or new_id(), processes, device
         self.hours, self.free = hours(free), free
         self.cost, self.watts = cost, watts
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        self.memory = lower((memory or available_memory() * 3 // 4) // processes,
+        self.memory = lower((memory or available_memory() * 3 // 4) // max(1, processes),
                             hard if hard == resource.RLIM_INFINITY else hard - BASE_BYTES)
         if self.memory < BASE_BYTES // 2:
             raise EnvironmentFault(
@@ -142,6 +144,8 @@ class Agent:
         self.scheduler = self.lines.dealer(connect, keys.server, self.agent)
         self.watch, self._told = self.lines.watch(self.scheduler), ""
         self.mine = own_address(connect)
+        self.jobs = JobRunners(slots, launch, folder, self.log, connect=connect,
+                               keys=keys.as_plain(), host=socket.gethostname())
         self.workers: list[Supervised] = []
         self.pipelines: dict[tuple[str, int], dict[str, Any]] = {}  # by name and version
         self.ports = ports_of(ports, processes, self.mine)
@@ -151,7 +155,7 @@ class Agent:
         self.start_at = 0.0
         self.stopping = Stopping()
         self._beaten = self._looked = 0.0
-        self._joined: list[dict[str, Any]] | None = None
+        self._joined: tuple[list[dict[str, Any]], int] | None = None
 
     def run(self) -> None:
         """Until it is told to stop, or whoever started it is gone."""
@@ -166,6 +170,7 @@ class Agent:
 
     def end(self) -> None:
         self.tell("leave", agent=self.agent)
+        self.jobs.close()
         self.end_workers()
         self.lines.close(linger_ms=200)
 
@@ -339,18 +344,20 @@ class Agent:
              "key": one.said["key"], "local": one.said["local"], "secret": one.said["secret"],
              "host": self.host}
             for one in self.workers if one.said]
-        if processes != self._joined:
-            self._joined = processes
+        slots = self.jobs.slots if is_free(self.hours) else 0
+        if (processes, slots) != self._joined:
+            self._joined = processes, slots
             self.tell("join", agent=self.agent, host=self.host, name=socket.gethostname(),
                       device=self.device, processes=processes, free=self.free or None,
-                      memory=self.memory, cost=self.cost or None, energy=self.watts or None)
+                      memory=self.memory, cost=self.cost or None, energy=self.watts or None,
+                      slots=slots or None)
 
     def beat(self) -> None:
         now = time.monotonic()
         if now - self._beaten < BEAT_S:
             return
         self._beaten = now
-        if self._joined is None:
+        if self._joined is None or self.jobs.slots:  # whose number the clock may change
             self.join()
         workers = {}
         for one in self.workers:
@@ -360,7 +367,7 @@ class Agent:
                     made[at["pipeline"]]["at"] = {
                         k: at[k] for k in ("position", "example", "file", "line", "seconds")}
                 workers[one.worker] = made
-        self.tell("beat", agent=self.agent, workers=workers)
+        self.tell("beat", agent=self.agent, workers=workers, jobs=self.jobs.states() or None)
 
     def scheduler_said(self, message: Message) -> None:
         if message.kind == "who":
@@ -376,6 +383,10 @@ class Agent:
             self.pipelines[message["name"], message["version"]] = message.fields
             for one in self.workers:
                 one.child.channel.send(load=message.fields)
+        elif message.kind == "start_job":
+            self.jobs.start(message.fields)
+        elif message.kind == "end_job":
+            self.jobs.end(message["job"])
         elif message.kind == "drop":
             self.pipelines.pop((message["name"], message["version"]), None)
             for one in self.workers:
@@ -397,12 +408,13 @@ def _say(text: str) -> None:
     print(shown(f"spmd feed worker: {text}"), file=sys.stderr, flush=True)
 
 
-def run_agent(connect: str, keys: Keys, processes: int, *, device: str = "cpu", free: str = "",
-              memory: int = 0, cost: float = 0.0, watts: float = 0.0, ports: str = "") -> None:
-    """`feed worker`: until Ctrl-C, SIGTERM, or the scheduler's word."""
-    agent = Agent(connect, keys, processes, device=device, free=free, memory=memory, cost=cost,
-                  watts=watts, ports=ports)
+def run_agent(connect: str, keys: Keys, processes: int, **more: Any) -> None:
+    """`feed worker`: until Ctrl-C, SIGTERM, or the scheduler's word. more: as of Agent."""
+    agent = Agent(connect, keys, processes, **more)
     with agent.stopping.by_signals():
-        _say(f"{processes} worker{'s' * (processes > 1)} for the scheduler at {connect}")
+        slots = agent.jobs.slots
+        _say(f"{processes} worker{'s' * (processes != 1)}"
+             + f" and {slots} slot{'s' * (slots != 1)} for ranks" * bool(slots)
+             + f" for the scheduler at {connect}")
         agent.run()
         _say(f"ended: {agent.stopping.why}")

@@ -1,0 +1,1 @@
+"""Runners of jobs: each starts the ranks of one job, beside the agent that offers the slots."""

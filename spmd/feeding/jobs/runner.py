@@ -1,0 +1,207 @@
+"""The runner of a job: a process beside an agent that starts its ranks, and sends what they give.
+
+In: a line of the agent: the job, where the scheduler is. Out: at the scheduler, what ranks print as
+they print it; at the end their outputs, whole, and then the exit status.
+Always holds: ranks end with it, and it ends with its agent; a scheduler that is away is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+from codegen.errors import PeerError, shown
+from spmd.feeding.clients.client import Client
+from spmd.feeding.host.children import Channel, Child, end_marked, ended_by, of_parent
+from spmd.feeding.messages.keys import KEYS, Keys
+from spmd.feeding.messages.scheduler_answers import Refused
+
+LAUNCHED = "spmd.feeding.jobs.launched"
+FIRST_S = 20.0
+ASK_S = 2.0  # for an answer of the scheduler, before it is asked again
+LOOK_S = 0.1
+AGAIN_S = 0.5  # before it is asked again that cannot keep what it was sent
+END_S = 3.0  # for a launcher to end its ranks
+PART_BYTES = 1 << 20
+FULL = 74  # exit code of a disk without room: that may change
+OUTPUTS = "stdout", "stderr"
+WORK = "work"  # where ranks run, of the folder of a job
+
+
+class Over(Exception):
+    """This attempt must end. why: what is said of it; "" where everybody knows."""
+
+    def __init__(self, why: str = "") -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Runner:
+    """said: the fields of start_job, and of its agent: connect, keys, folder, launch, host."""
+
+    def __init__(self, channel: Channel, said: dict[str, Any]) -> None:
+        self.channel, self.said, self.folder = channel, said, said["folder"]
+        self.of = {"job": said["job"], "attempt": said["attempt"]}
+        self.keys = Keys.of_plain(said["keys"])
+        self.client = Client(said["connect"], self.keys, ASK_S)
+        self.child: Child | None = None
+        self.sent = dict.fromkeys(OUTPUTS, 0)
+
+    def run(self) -> None:
+        """Until the scheduler knows how the job ended, or it must end."""
+        try:
+            self.prepare()
+            self.start()
+            status = self.watch()
+            self.send_prints()
+            self.tell_end(status)
+        except Over as over:
+            self.end_ranks()
+            if over.why:
+                with suppress(PeerError, Refused):
+                    self.client.ask("job_ended", **self.of, status=None, why=over.why, files={})
+        finally:
+            self.end_ranks()
+            self.client.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ---- the scheduler
+
+    def ask(self, kind: str, raw: Any = (), /, **fields: Any) -> Any:
+        """Asks until the scheduler answers. Raises Over where this attempt does not count."""
+        while True:
+            self.look_at_agent()
+            try:
+                return self.client.ask(kind, raw, **fields)
+            except PeerError:  # it is away
+                continue
+            except Refused as error:
+                if error.exit_code != FULL:
+                    print(f"spmd feed: {self.said['name']}: {error}", file=sys.stderr, flush=True)
+                    raise Over from None
+            time.sleep(AGAIN_S)
+
+    def look_at_agent(self) -> None:
+        if (said := self.channel.said()) is None:
+            raise Over(f"its agent on {self.said['host']} was killed, or has ended")
+        if said:
+            raise Over  # it is told to end
+
+    def get(self, file: str, path: str) -> None:
+        """Brings a file that was sent with the job into its folder."""
+        with open(os.path.join(self.folder, path), "wb") as opened:
+            while True:
+                answer = self.ask("get", job=self.of["job"], attempt=0, file=file,
+                                  offset=opened.tell())
+                for frame in answer.frames:
+                    opened.write(frame)
+                if opened.tell() >= answer["value"]["size"]:
+                    return
+
+    def put(self, file: str, path: str, begin: int = 0) -> int:
+        """Sends a file from `begin` on; returns how long it is."""
+        with open(os.path.join(self.folder, path), "rb") as opened:
+            opened.seek(begin)
+            while (data := opened.read(PART_BYTES)) or not opened.tell():
+                self.ask("put", [data], **self.of, file=file, offset=opened.tell() - len(data))
+                if not data:  # of an empty file, that it is there
+                    break
+            return opened.tell()
+
+    # ---- ranks
+
+    def prepare(self) -> None:
+        os.mkdir(os.path.join(self.folder, WORK))
+        self.get("image", os.path.join(WORK, self.said["image"]))
+        for file, name in {f"in.{one['number']}": one["file"] for one in self.said["inputs"]
+                           }.items():
+            self.get(file, os.path.join(WORK, name))
+        keys = os.path.join(self.folder, "keys")
+        os.mkdir(keys, 0o700)
+        for part, value in (("server.key", self.keys.server), ("client.key", self.keys.public),
+                            ("client.secret", self.keys.secret)):
+            fd = os.open(os.path.join(keys, part), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(fd, "w") as secret:
+                secret.write(value + "\n")
+
+    def start(self) -> None:
+        files = [os.open(os.path.join(self.folder, name),
+                         os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) for name in OUTPUTS]
+        self.child = Child(LAUNCHED, tuple(files))
+        for fd in files:
+            os.close(fd)
+        self.child.channel.send(
+            command=command_of(self.said), folder=os.path.join(self.folder, WORK),
+            environment={KEYS: os.path.join(self.folder, "keys"), "PYTHONUNBUFFERED": "1",
+                         "SPMD_RUN": self.said["name"]})
+
+    def watch(self) -> int:
+        """Return the exit status as a shell says it, once the launcher has ended."""
+        assert self.child is not None
+        while (status := self.child.has_ended()) is None:
+            self.child.channel.flush()
+            self.look_at_agent()
+            self.send_prints()
+            time.sleep(LOOK_S)
+        return status
+
+    def send_prints(self) -> None:
+        for name in OUTPUTS:
+            if os.stat(os.path.join(self.folder, name)).st_size > self.sent[name]:
+                self.sent[name] = self.put(name, name, self.sent[name])
+
+    def tell_end(self, status: int) -> None:
+        """Sends the outputs of a run that ended well; then, how it ended."""
+        files, why = {}, ""
+        for one in self.said["outputs"] if status == 0 else ():
+            file = f"out.{one['number']}"
+            if file not in files:
+                files[file] = self.put(file, os.path.join(WORK, one["file"]))
+        if status:
+            why = f"{os.path.basename(command_of(self.said)[0])} {ended_by(status)}"
+        self.ask("job_ended", **self.of, status=status if status >= 0 else 128 - status,
+                 why=shown(why), files=files)
+
+    def end_ranks(self) -> None:
+        if self.child is None:
+            return
+        if self.child.has_ended() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.child.pid, signal.SIGTERM)
+            end = time.monotonic() + END_S
+            while self.child.has_ended() is None and time.monotonic() < end:
+                time.sleep(LOOK_S / 2)
+        self.child.end(0.0)
+        end_marked([self.child.mark])  # launchers give ranks groups of their own
+        self.child = None
+
+
+def command_of(said: dict[str, Any]) -> list[str]:
+    """The launcher's words, and those of `spmd run` with the files of the job."""
+    launch = said["launch"].replace("{ranks}", str(said["ranks"]))
+    feed = f"{said['pipeline']}@{said['connect']}"
+    words = [*shlex.split(launch), sys.executable, "-m", "spmd", "run", said["image"],
+             "--ranks", str(said["ranks"]),
+             "--feed", f"{said['feed']}={feed}" if said["feed"] else feed]
+    for option, kind in (("-i", "inputs"), ("-o", "outputs")):
+        for one in said[kind]:
+            name, member = (f"{one['name']}=" if one["name"] else "",
+                            f":{one['member']}" if one["member"] else "")
+            words += [option, f"{name}{one['file']}{member}"]
+    return words + said["words"]
+
+
+def main(arguments: list[str]) -> None:
+    channel, _ = of_parent(arguments)
+    if channel.wait_for(FIRST_S) and (said := channel.said()):
+        Runner(channel, said[0]).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,120 @@
+"""The jobs of an agent: a runner for each, a process of its own that starts the ranks.
+
+In: what the scheduler tells the agent to start and to end. Out: which jobs are here, and run.
+Always holds: no job outlives its agent; the folder of a job goes with its runner, and that of one
+that was killed together with its agent goes when another agent starts there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from codegen.errors import UsageError
+from spmd.feeding.host.children import Child, end_together, ended_by
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+PREFIX = "spmd-job-"  # of folders of jobs
+LOCK = "lock"  # a file in each, which its agent and its runner hold while they live
+RUNNER = "spmd.feeding.jobs.runner"
+END_S = 5.0  # for ranks to end, and for the scheduler to hear of it
+
+
+class JobRunner:
+    """A runner's process, and the folder of its job."""
+
+    def __init__(self, said: dict[str, Any], parent: str) -> None:
+        self.name, self.attempt, self.runs = said["name"], said["attempt"], True
+        self.folder = tempfile.mkdtemp(prefix=PREFIX, dir=parent or None)
+        self.lock = os.open(os.path.join(self.folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        self.child = Child(RUNNER, (self.lock,), ends_itself=True)
+        self.child.channel.send(**said, folder=self.folder)
+
+    def has_ended(self) -> bool:
+        """Whether it ends now; what it leaves behind is removed."""
+        if not self.runs or self.child.has_ended() is None:
+            self.child.channel.flush()
+            return False
+        self.end(0.0)
+        return True
+
+    def end(self, seconds: float) -> None:
+        end_together([self.child], seconds)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.runs:
+            os.close(self.lock)
+        self.runs = False
+
+
+def remove_left(parent: str) -> None:
+    """Removes folders of jobs whose agents and runners are gone. One without a lock is just made,
+    or not ours."""
+    for path in Path(parent or tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError), open(path / LOCK, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+
+
+class JobRunners:
+    """slots: for how many ranks. launch: what starts them, "" for one process. folder: where jobs
+    have folders of their own, "" for the usual one for temporary files. about: what each runner is
+    told beside its job."""
+
+    def __init__(self, slots: int, launch: str, folder: str, log: Callable[[str], None],
+                 **about: Any) -> None:
+        self.slots, self.launch, self.folder, self.log = slots, launch, folder, log
+        self.about = about
+        if folder and not os.path.isdir(folder):
+            raise UsageError(f"--folder {folder}: there is no such folder",
+                             expected="one in which each job may have its own")
+        if slots:
+            remove_left(folder)
+        self.here: dict[str, JobRunner] = {}  # by job, until the scheduler has heard of its end
+        self.ending: list[tuple[float, JobRunner]] = []  # until when they may take
+
+    def start(self, said: dict[str, Any]) -> None:
+        """Starts an attempt of a job, once however often it is told."""
+        before = self.here.get(said["job"])
+        if before and before.attempt >= said["attempt"]:
+            return
+        if before:
+            self.end(said["job"])
+        try:
+            self.here[said["job"]] = JobRunner(
+                {**said, **self.about, "launch": said["launch"] or self.launch}, self.folder)
+        except OSError as error:  # it is told again
+            self.log(f"{said['name']} cannot start here: {error}")
+
+    def end(self, job: str) -> None:
+        """Ends a job that counts no more, and forgets it. Nobody waits for that meanwhile."""
+        if (one := self.here.pop(job, None)) and one.runs:
+            self.log(f"{one.name} is ended here")
+            one.child.channel.send(end=True)
+            self.ending.append((time.monotonic() + END_S, one))
+
+    def states(self) -> dict[str, list[Any]]:
+        """For each job here, its attempt, and whether it runs."""
+        for until, one in self.ending:
+            if not one.has_ended() and time.monotonic() > until:
+                one.end(0.0)
+        self.ending = [(until, one) for until, one in self.ending if one.runs]
+        for one in self.here.values():
+            if one.has_ended() and (status := one.child.process.returncode):
+                self.log(f"what runs {one.name} {ended_by(status)}")
+        return {job: [one.attempt, one.runs] for job, one in self.here.items()}
+
+    def close(self) -> None:
+        left = [one for one in (*self.here.values(), *(one for _, one in self.ending)) if one.runs]
+        end_together([one.child for one in left], END_S)
+        for one in left:
+            one.end(0.0)

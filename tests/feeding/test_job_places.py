@@ -1,0 +1,62 @@
+"""Which job starts where, and what those are told that wait."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spmd.feeding.scheduling.job_places import JobRow, JobStart, SlotRow, place_jobs
+
+
+def job(number, least, most=None, **more):
+    return JobRow(f"{number}", f"p/{number}", least, most or least, number=number, **more)
+
+
+def agent(name, slots, free=None, device="cpu"):
+    return SlotRow(name, f"host-{name}", device, slots, slots if free is None else free)
+
+
+def test_priority_then_the_shortest_then_the_first():
+    rows = [job(1, 2), job(2, 2, estimated=9.0), job(3, 2, estimated=3.0), job(4, 2, priority=1)]
+    for free, expected in ((2, ["4"]), (4, ["4", "3"]), (8, ["4", "3", "2", "1"])):
+        assert [s.job for s in place_jobs(rows, [agent("a", 8, free)])[0]] == expected
+
+
+def test_what_waits_is_not_passed_by_smaller_ones():
+    """Else many small jobs would keep a large one waiting for ever."""
+    starts, waits = place_jobs([job(1, 4), job(2, 1)], [agent("a", 4, 1), agent("b", 2, 2)])
+    assert starts == [JobStart("2", "b", 1)], "b could never take the large one"
+    assert waits == {"1": "it needs 4 ranks, and free are host-a 1 of 4"}
+    starts, waits = place_jobs([job(1, 4), job(2, 1)], [agent("a", 4, 1)])
+    assert not starts
+    assert waits["2"] == "it needs 1 rank, and free are host-a 1 of 4; p/1 comes first"
+
+
+def test_more_than_is_offered_says_what_is():
+    starts, waits = place_jobs([job(1, 8), job(2, 2)], [agent("a", 2), agent("b", 4)])
+    assert starts == [JobStart("2", "a", 2)], "it holds up nobody, and leaves the larger machine"
+    assert waits["1"] == ("it needs 8 ranks on one machine, agents offer host-b 4, host-a 2; try: "
+                          "--ranks 4, or an agent with --slots 8")
+    assert "no agent offers slots" in place_jobs([job(1, 8)], [])[1]["1"]
+
+
+def test_the_preferred_kind_and_as_many_ranks_as_there_is_room_for():
+    agents = [agent("a", 8), agent("b", 2, device="gpu")]
+    assert place_jobs([job(1, 1, 6)], agents)[0] == [JobStart("1", "a", 6)]
+    assert place_jobs([job(1, 1, 6, device="gpu")], agents)[0] == [JobStart("1", "b", 2)]
+    assert place_jobs([job(1, 4, 6, device="gpu")], agents)[0] == [JobStart("1", "a", 6)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 3)), max_size=9),
+       st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=4))
+def test_no_slot_is_given_twice_and_every_job_is_answered(jobs, agents):
+    rows = [job(k, least, least + more, priority=p) for k, (least, more, p) in enumerate(jobs)]
+    there = [agent(f"{k}", slots, min(slots, free)) for k, (slots, free) in enumerate(agents)]
+    starts, waits = place_jobs(rows, there)
+    assert {s.job for s in starts} | waits.keys() == {row.job for row in rows}
+    assert len(starts) + len(waits) == len(rows)
+    for one in there:
+        assert sum(s.ranks for s in starts if s.agent == one.agent) <= one.free
+    for start in starts:
+        row = rows[int(start.job)]
+        assert row.least <= start.ranks <= row.most

@@ -17,7 +17,7 @@ from spmd.faces import Face, faces_of, states_of
 from spmd.image import Image
 from spmd.launch import loader
 from spmd.serving.refusals import Refusal
-from spmd.serving.served_job import JobFiles, Opening, OpenJob, ServedJob
+from spmd.serving.served_job import JobSource, Opening, OpenJob, ServedJob
 from spmd.serving.served_models import ServedModel, changes_state, models_of, unknown_model
 from spmd.serving.tensors import brief
 from spmd.verify.formulas import infix
@@ -117,7 +117,7 @@ class ModelRepository:
                                           found=name, remedy=f"{self.name}: its entries are loaded "
                                           "together"))
 
-    def _asked(self, parameters: Mapping[str, Any]) -> JobFiles:
+    def _asked(self, parameters: Mapping[str, Any]) -> JobSource:
         """Return the files that the parameters of a load name; those of before, where they name
         none."""
         if unknown := [key for key in parameters if key not in KNOWN]:
@@ -130,7 +130,7 @@ class ModelRepository:
             raise InputError("a load takes no program", expected="an image: spmd build FILE.py",
                              found=Path(image).name)
         before = self._files
-        return JobFiles(image or before.image, state or before.state,
+        return JobSource(image or before.image, state or before.state,
                         {} if image else before.settings)
 
     def _path(self, key: str, text: Any) -> str:
@@ -154,7 +154,7 @@ class ModelRepository:
                                           "is there", found=brief(text)))
         return str(path)
 
-    def _opened(self, files: JobFiles) -> OpenJob:
+    def _opened(self, files: JobSource) -> OpenJob:
         """Open files. Raises Refusal, 409, where they do not fit what is served."""
         try:
             return self._open(files, lambda image: self._compare(files, image))
@@ -163,7 +163,7 @@ class ModelRepository:
         except SpmdError as error:
             raise Refusal(409, error) from None
 
-    def _compare(self, files: JobFiles, image: Image) -> None:
+    def _compare(self, files: JobSource, image: Image) -> None:
         """Raise InputError where an image has other entries, inputs, outputs or states than the
         one that is served."""
         if image.digest == self._image.digest:

@@ -27,7 +27,7 @@ from spmd.report import is_shortage
 from spmd.serving.call_queue import CallQueue
 from spmd.serving.model_repository import ModelRepository
 from spmd.serving.refusals import Access
-from spmd.serving.served_job import JobFiles, Opening, OpenJob, open_job
+from spmd.serving.served_job import JobSource, Opening, OpenJob, open_job
 from spmd.serving.served_models import ServedModel
 from spmd.texts import MOST_SECONDS
 
@@ -63,7 +63,7 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
                if hasattr(asked, name) and name != "state"}
     opening = partial(open_job, options=options, no_cache=asked.no_cache)
     with _listening(asked.host, asked.port) as listening:
-        files = JobFiles(asked.image, asked.state, asked.set)
+        files = JobSource(asked.image, asked.state, asked.set)
         repository = _repository(asked, opening(files, lambda _: None), opening)
         queue = CallQueue(asked.queue, asked.wait)
         try:

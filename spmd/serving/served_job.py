@@ -26,7 +26,7 @@ DIGITS = 12  # of a digest, in versions
 
 
 @dataclass(frozen=True)
-class JobFiles:
+class JobSource:
     """What a job is opened from. image: an image, or a FILE.py[:NAME], which is built with these
     settings; state: a state file, or None for what `__init__` makes."""
 
@@ -40,16 +40,16 @@ class OpenJob:
     """An image that is open. version: the beginning of the image's digest and, where a state file
     was given, of that file's, as 0123456789ab-ba9876543210."""
 
-    files: JobFiles
+    files: JobSource
     image: Image
     opened: Opened
     version: str
 
 
-Opening = Callable[[JobFiles, Callable[[Image], None]], OpenJob]  # open_job, with its options
+Opening = Callable[[JobSource, Callable[[Image], None]], OpenJob]  # open_job, with its options
 
 
-def open_job(files: JobFiles, check: Callable[[Image], None], *, options: Mapping[str, Any],
+def open_job(files: JobSource, check: Callable[[Image], None], *, options: Mapping[str, Any],
              no_cache: bool) -> OpenJob:
     """Open the image of some files. check: raises for an image that will not do; options: those of
     image.open, without state. Raises what reading, building and opening raise, and InputError for

@@ -202,7 +202,7 @@ def test_a_call_is_made_by_one_job(folder):
     """In threads that change at any line: a call never meets a job that is closed, and the version
     that it says is that of the job which made it."""
     def job(k: int) -> served_job.OpenJob:
-        files = served_job.JobFiles(str(folder / "texts.img"), str(folder / f"w{k}.safetensors"))
+        files = served_job.JobSource(str(folder / "texts.img"), str(folder / f"w{k}.safetensors"))
         return served_job.open_job(files, lambda _: None, options={"ranks": 1}, no_cache=False)
 
     first = job(2)

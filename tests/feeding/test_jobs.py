@@ -275,6 +275,7 @@ def test_what_is_wrong_is_said_before_anything_starts(served, capfd, words, says
 
 
 def test_long_files_travel_in_parts_and_none_is_taken_with_a_hole(served, tmp_path):
+    assert served.feed("submit", served.pipeline("parts")) == 0
     (file := tmp_path / "long").write_bytes(data := os.urandom(3 * PART_BYTES + 7))
     with served.client() as client:
         send_file(client, job := new_id(), "in.0", str(file))
@@ -285,8 +286,8 @@ def test_long_files_travel_in_parts_and_none_is_taken_with_a_hole(served, tmp_pa
         assert got == data
         with pytest.raises(Refused, match="bytes before 5 did not come"):
             client.ask("put", [b"x"], job=job, attempt=0, file="in.1", offset=5)
-        with pytest.raises(Refused, match="the image of a job with pipeline once did not come"):
-            client.ask("submit_job", job=job, pipeline="once", image="a", least=1, most=1,
+        with pytest.raises(Refused, match="the image of a job with pipeline parts did not come"):
+            client.ask("submit_job", job=job, pipeline="parts", image="a", least=1, most=1,
                        inputs=[], outputs=[], words=[], launch="", device="", restarts=0, feed="")
 
 

@@ -161,14 +161,19 @@ class CallQueue:
         if self.draining:
             raise DrainingError("this server ends", expected="another server, or this one later",
                                 found="a request after SIGTERM")
+
+    def check_ready(self) -> None:
+        """Raise what a call would be refused with: DrainingError, and EnvironmentFault where there
+        is no place to make it."""
+        self.check_open()
         if not self._threads:
             raise EnvironmentFault("no replica is there, and the server has no ranks of its own",
                                    expected="a replica that has joined", found="none",
                                    remedy="python -m spmd serve --join ADDRESS starts one")
 
     def add(self, call: ModelCall) -> Waiting:
-        """Add a call. Raises FullError, and DrainingError."""
-        self.check_open()
+        """Add a call. Raises FullError, and what check_ready does."""
+        self.check_ready()
         loop = asyncio.get_running_loop()
         waiting = Waiting(call, loop.create_future())
         with self._changed:

@@ -48,7 +48,8 @@ from spmd.serving.replica_messages import (
 from spmd.serving.served_job import entry_of
 from spmd.serving.served_models import outputs_of
 
-JOIN_S = 10.0  # for a server to answer at first; later it is waited for
+JOIN_S = 5.0  # for a server to answer at first; later it is waited for
+KEYS_S = 1.0  # for one that refuses our key: it may be starting
 LOOK_S = 0.05  # between two looks at whether to end, and whether the line stands
 PART_S = 2.0  # for a server to let a replica go
 UNREAD = 4  # frames of a stream that are sent before the first of them was read
@@ -303,7 +304,8 @@ class _Member:
             if broke:
                 say(f"spmd serve: the line to {self._address} broke; joins again")
                 return
-            if not is_joined and time.monotonic() - began > JOIN_S:
+            limit = KEYS_S if self._watch.why() in OF_KEYS else JOIN_S
+            if not is_joined and time.monotonic() - began > limit:
                 if not self._is_known:
                     raise self._no_answer()
                 if not told:

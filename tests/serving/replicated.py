@@ -27,7 +27,10 @@ class Scaled:
     @spmd.entry
     def scale(self):
         x = spmd.input("x", (self.rows, 2), np.float64)
-        return {"y": x * self.w, "w": x * 0 + self.w}
+        z = x
+        for _ in spmd.range(spmd.scalar("turns", 1)):
+            z = np.sin(z)
+        return {"y": x * self.w, "w": z * 0 + self.w}
 
     @spmd.entry
     def add(self):
@@ -35,18 +38,24 @@ class Scaled:
         return self.w
 
     @spmd.entry
+    def positive(self):
+        x = spmd.input("x", (spmd.Dim("n", at_most=3),), np.float64)
+        assert np.all(x >= 0), "x must not be negative"
+        return np.sqrt(x)
+
+    @spmd.entry
     def count(self):
         y = self.w
-        for _ in spmd.range(spmd.scalar("turns", 3)):
+        for _ in spmd.range(spmd.scalar("frames", 3)):
             y = y + 1
             spmd.save("at", y)
         return y
 """
-WEIGHTS = range(2, 6)
+WEIGHTS = range(2, 7)
 
 
 def folder_of(path: Path, built: Callable[..., Path]) -> Path:
-    """A folder with scaled.img, and states w2.safetensors to w5.safetensors."""
+    """A folder with scaled.img, and states w2.safetensors to w6.safetensors."""
     path.mkdir()
     (path / "scaled.img").write_bytes(built(ROWS).read_bytes())
     with spmd.load(path / "scaled.img").open() as scaled:

@@ -111,7 +111,7 @@ class CallQueue:
         # seconds that a row takes in calls of a key
         self._row_took: dict[Hashable, float] = {}
         self._waiting: deque[Waiting] = deque()
-        self._running = 0  # calls, joined ones as one
+        self.running = 0  # calls, joined ones as one
         self._changed = threading.Condition()
         self._threads: dict[Place | None, threading.Thread] = {}
         if here:
@@ -136,7 +136,7 @@ class CallQueue:
         ended."""
         with self._changed:
             self._paused = True
-            self._changed.wait_for(lambda: not self._running)
+            self._changed.wait_for(lambda: not self.running)
         try:
             yield
         finally:
@@ -150,7 +150,7 @@ class CallQueue:
     def is_idle(self) -> bool:
         """Return whether no call waits and none runs."""
         with self._changed:
-            return not self._waiting and not self._running
+            return not self._waiting and not self.running
 
     def drain(self) -> None:
         """Take no more calls. A handler of a signal may call it."""
@@ -308,7 +308,7 @@ class CallQueue:
 
     def _end(self, place: Place | None) -> None:
         """A call that was taken has ended."""
-        self._running -= 1
+        self.running -= 1
         if place is None:
             self._running_here = False
         if self._paused:
@@ -322,7 +322,7 @@ class CallQueue:
             begun.append((waiting, waiting.call))
             self._waiting.remove(waiting)
             waiting.call = None
-        self._running += 1
+        self.running += 1
         if place is None:
             self._running_here = True
         return begun

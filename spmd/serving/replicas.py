@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
 import threading
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from spmd.feeding.host.machine import host_name
 from spmd.feeding.messages.keys import Keys, zmq
 from spmd.feeding.messages.sockets import SENT, Lines, received, send_to
 from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode
+from spmd.feeding.starting.serving import reached_at
 from spmd.launch.processes import say
 from spmd.serving.call_queue import CallQueue, LostError
 from spmd.serving.joined_calls import Outputs
@@ -136,7 +136,7 @@ class Replicas:
                     f"{listen}: cannot listen there: {error}", expected="a free port",
                     remedy="another --replicas, as tcp://127.0.0.1:*") from None
             raise
-        self.endpoint: str = self._router.last_endpoint.decode()
+        self.address = reached_at(listen, self._router.last_endpoint.decode())
         self._thread = threading.Thread(target=self._run, name="spmd replicas", daemon=True)
         self._thread.start()
 
@@ -332,11 +332,3 @@ class Replicas:
         self._thread.join()
         self._lines.close(linger_ms=LINGER_MS)
         os.close(self._bell)
-
-
-def reached_at(endpoint: str) -> str:
-    """Return the address at which other machines reach an endpoint of this one."""
-    port = endpoint.rpartition(":")[2]
-    if endpoint.startswith(("tcp://0.0.0.0:", "tcp://[::]:")):
-        return f"tcp://{socket.gethostname()}:{port}"
-    return endpoint

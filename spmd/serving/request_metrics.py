@@ -35,11 +35,13 @@ class RequestMetrics:
                                 buckets=BUCKETS, registry=self._registry)
         self._rows = Histogram("spmd_call_rows", "Rows of a call: of all requests that are joined.",
                                ("model",), buckets=ROWS, registry=self._registry)
-        self._places = Counter("spmd_replica_calls", "Calls that a replica has made.",
+        self._places = Counter("spmd_replica_calls", "Calls that a replica was given.",
                                ("replica",), registry=self._registry)
         waiting = Gauge("spmd_requests_waiting", "Requests that wait for their call.",
                         registry=self._registry)
         waiting.set_function(lambda: len(queue))
+        running = Gauge("spmd_calls_running", "Calls that run.", registry=self._registry)
+        running.set_function(lambda: queue.running)
 
     def count_replicas(self, replicas: Sized) -> None:
         """Say how many replicas there are."""

@@ -128,7 +128,7 @@ def _replicas(asked: argparse.Namespace, keys: Keys, queue: CallQueue,
               repository: ModelRepository) -> Replicas:
     """Let replicas join. Raises UsageError where calls may change state, and EnvironmentFault for
     an address where nobody can listen."""
-    from spmd.serving.replicas import Replicas, reached_at
+    from spmd.serving.replicas import Replicas
 
     if entries := [x for x in asked.allow if x != LOAD]:
         raise UsageError(f"--allow {entries[0]}: an entry that changes state, and --replicas",
@@ -137,7 +137,7 @@ def _replicas(asked: argparse.Namespace, keys: Keys, queue: CallQueue,
                          "replicas, save the state there, and load it here: --allow load")
     replicas = Replicas(asked.replicas, keys, queue, repository.job, has_own=asked.ranks != 0)
     repository.swap = replicas.swap
-    print(f"replicas join at {reached_at(replicas.endpoint)}")
+    print(f"replicas join at {replicas.address}")
     return replicas
 
 

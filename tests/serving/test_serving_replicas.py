@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import random
@@ -207,3 +208,36 @@ def test_servers_that_cannot_have_replicas(folder, spmd_here):
     with with_replicas(image) as (server, _):
         refused = server.infer("scaled.add", {"inputs": []})
         assert (refused.status, "--allow add" in refused.error) == (403, True)
+
+
+def slow(more: int = 0) -> Any:
+    """A request whose call takes a second or two."""
+    return {"inputs": [*X["inputs"], tensor("turns", "INT64", [], [20_000_000 + more])]}
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_of_a_replica_that_is_killed(folder, mpirun, victim):
+    """During a call, which the other replica makes then."""
+    with with_replicas(folder / "scaled.img", "--ranks", 0) as (server, address), replica(
+            address, ranks=2) as launch, replica(address, "--ranks", 1):
+        has(server, 2)
+        pid, numbers = launch.ranks(2)[victim], itertools.count()
+        with in_threads(2, lambda: server.infer("scaled.scale", slow(next(numbers)))) as found:
+            server.waits_for("spmd_calls_running", 2)
+            os.kill(pid, signal.SIGKILL)
+        assert [values(answer)[1] for answer in found] == [[1, 2]] * 2
+        assert server.metric("spmd_replicas") == 1
+        assert launch.finish().code != 0
+
+
+def test_a_replica_that_is_told_to_end_answers_its_call(folder):
+    for ranks in (0, 2):
+        with with_replicas(folder / "scaled.img", "--ranks", 0) as (server, address), replica(
+                address, ranks=ranks) as launch:
+            has(server, 1)
+            with in_threads(1, lambda: server.infer("scaled.scale", slow())) as found:
+                server.waits_for("spmd_calls_running", 1)
+                launch.process.send_signal(signal.SIGTERM)
+            assert values(found[0])[1] == [1, 2]
+            has(server, 0)
+            assert launch.finish().code == 143

@@ -70,7 +70,7 @@ class Served:
         self.lines = Lines(keys, self._allows)
         try:
             router = self.lines.router(listen, keys.server_secret, keys.server)
-            address = _reached_at(listen, router.last_endpoint.decode())
+            address = reached_at(listen, router.last_endpoint.decode())
             self.scheduler = Scheduler(router, self.store, address=address, slice_s=slice_s,
                                        counts=self.counts)
             self.scheduler.looking = overview
@@ -122,8 +122,8 @@ def _stamp(folder: str) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _reached_at(listen: str, endpoint: str) -> str:
-    """The address with the port that was taken, and a name for "everywhere"."""
+def reached_at(listen: str, endpoint: str) -> str:
+    """Return the address with the port that was taken, and a name for "everywhere"."""
     host, port = listen.rpartition(":")[0], endpoint.rpartition(":")[2]
     if host in ("tcp://0.0.0.0", "tcp://*", "tcp://[::]"):
         host = f"tcp://{socket.gethostname()}"

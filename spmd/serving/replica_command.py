@@ -35,7 +35,7 @@ from spmd.following import Pause
 from spmd.frame_streams import FrameQueue
 from spmd.image import Image, Opened
 from spmd.launch import loader
-from spmd.launch.options import OPTIONS
+from spmd.launch.options import OPTIONS, flag
 from spmd.launch.processes import Elsewhere, Processes, say
 from spmd.serving.call_queue import GoneError
 from spmd.serving.replica_messages import (
@@ -58,12 +58,14 @@ PIECE = 64 << 20  # bytes of one message to another process
 
 def command(asked: argparse.Namespace, processes: Processes) -> int:
     """Make calls for a server until it ends, or a signal comes."""
-    if asked.image is not None or asked.ranks == 0:
-        raise UsageError("a replica takes its image from the server that it joins",
-                         expected="spmd serve --join tcp://HOST:PORT, with ranks",
-                         found=asked.image or "--ranks 0")
     options = {name: getattr(asked, name) for name in OPTIONS
                if hasattr(asked, name) and name != "state"}
+    others = [*sorted(asked.given - {"--join", "--keys", *map(flag, options)}),
+              *["--ranks 0"] * (asked.ranks == 0)]
+    if asked.image is not None or others:
+        raise UsageError("a replica takes all but its ranks from the server that it joins",
+                         expected=f"--keys, {', '.join(map(flag, options))}",
+                         found=asked.image or others[0])
     jobs = ReplicaJobs(processes, options)
     if processes.number:
         return jobs.follow()
@@ -88,7 +90,8 @@ class ReplicaJobs:
     def __init__(self, processes: Processes, options: dict[str, Any]) -> None:
         self._processes, self._options = processes, options
         self._cores = sorted(os.sched_getaffinity(0))
-        self._comm = processes.comm.Dup() if processes.count > 1 else None  # orders of process 0
+        # What process 0 tells
+        self._comm: Any = processes.comm.Dup() if processes.count > 1 else None
         self._asked: SimpleQueue[tuple[int, bytes, bytes, str | None] | None] = SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK)
         self._lock = threading.Lock()

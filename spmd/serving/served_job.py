@@ -22,6 +22,10 @@ from spmd.serving.refusals import Refusal
 from spmd.serving.sent_frames import SentFrames
 from spmd.started import FairLock
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from spmd.entries import EntryCall
+
 DIGITS = 12  # of a digest, in versions
 
 
@@ -101,7 +105,7 @@ def open_job(files: JobFiles, check: Callable[[Image], None], *,
     return job
 
 
-def entry_of(opened: Opened, entry: str | None) -> Opened:
+def entry_of(opened: Opened, entry: str | None) -> Opened | EntryCall:
     """Return what calls an entry of what is open, or its program where it is None."""
     return opened.entries[entry] if isinstance(opened, OpenedEntity) and entry else opened
 

@@ -189,7 +189,9 @@ def test_a_replica_that_may_not_join(folder, tmp_path, spmd_command):
         run([sys.executable, "-c", other]).expect(78, "spmd 0.0.1", f"spmd {spmd.__version__}",
                                                   "one version of spmd everywhere")
         joins("--keys", tmp_path / "ours", "--mesh", "r=2", "--ranks", "3").expect(78, "mesh")
-        joins("x.img").expect(2, "takes its image from the server")
+        for words, found in ((("x.img",), "x.img"), (("--state", "w"), "--state"),
+                             (("--ranks", "0"), "--ranks 0")):
+            joins(*words).expect(2, "takes all but its ranks from the server", f"found:    {found}")
         assert server.metric("spmd_replicas") == 0
     spmd_command("serve", "--join", address).expect(
         75, f"no server that takes replicas answers at {address}", "nobody listens there",
@@ -241,3 +243,22 @@ def test_a_replica_that_is_told_to_end_answers_its_call(folder):
             assert values(found[0])[1] == [1, 2]
             has(server, 0)
             assert launch.finish().code == 143
+
+
+def test_replicas_divide_the_cores_of_their_machine(folder):
+    cores = sorted(os.sched_getaffinity(0))
+
+    def has_cores(launch: Launch, part: int, of: int) -> None:
+        count = len(cores)
+        share = set(cores[part * count // of:(part + 1) * count // of] if of <= count else cores)
+        until(lambda: all(os.sched_getaffinity(int(thread)) == share for thread in os.listdir(
+            f"/proc/{launch.process.pid}/task")), PATIENCE)
+
+    with with_replicas(folder / "scaled.img", "--ranks", 0) as (server, address), replica(
+            address, "--ranks", 1) as first:
+        has(server, 1)
+        with replica(address, "--ranks", 1) as second:
+            has(server, 2)
+            for part, launch in enumerate((first, second)):
+                has_cores(launch, part, 2)
+        has_cores(first, 0, 1)

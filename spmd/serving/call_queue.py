@@ -19,7 +19,7 @@ from typing import Any
 
 from codegen.errors import EnvironmentFault, PeerError
 from spmd.prepared_calls import brief_calls
-from spmd.serving.joined_calls import ModelCall, Place, Result, results_of
+from spmd.serving.joined_calls import CallPlace, ModelCall, Result, results_of
 
 BRIEF_S = 1e-3  # calls of at most so long are made by the event loop itself
 TRIED_S = 0.02  # what takes longer in the thread is not tried in the event loop
@@ -113,11 +113,11 @@ class CallQueue:
         self._waiting: deque[Waiting] = deque()
         self.running = 0  # calls, joined ones as one
         self._changed = threading.Condition()
-        self._threads: dict[Place | None, threading.Thread] = {}
+        self._threads: dict[CallPlace | None, threading.Thread] = {}
         if here:
             self.add_place(None)
 
-    def add_place(self, place: Place | None) -> None:
+    def add_place(self, place: CallPlace | None) -> None:
         """Have a thread make calls at a place too, until that has left; None: in the job of this
         process."""
         thread = threading.Thread(target=self._serve, args=(place,), name="spmd serve", daemon=True)
@@ -241,7 +241,7 @@ class CallQueue:
         seconds = self._row_took.get(calls[0].key, math.inf)
         return seconds * max(1, sum(call.rows for call in calls)) < BRIEF_S
 
-    def _results(self, begun: list[Begun], place: Place | None, here: bool) -> list[Result]:
+    def _results(self, begun: list[Begun], place: CallPlace | None, here: bool) -> list[Result]:
         """Make a call at a place, joined if these are several, and note how long it takes. here:
         in the event loop."""
         calls = [call for _, call in begun]
@@ -282,7 +282,7 @@ class CallQueue:
                 self._waiting.remove(waiting)
                 waiting.call = None
 
-    def _begin(self, place: Place | None, waits: bool) -> list[Begun]:
+    def _begin(self, place: CallPlace | None, waits: bool) -> list[Begun]:
         """Take the first call out of the queue, and those behind it that are joined with it. Wait,
         where it waits, until one may begin at this place, or that has left, or the queue is closed.
         """
@@ -296,17 +296,17 @@ class CallQueue:
             self._changed.wait(seconds)
         return []
 
-    def _ends(self, place: Place | None) -> bool:
+    def _ends(self, place: CallPlace | None) -> bool:
         """Return whether no more calls are made at a place."""
         return self._closed or (place is not None and place.has_left)
 
-    def _ready(self, place: Place | None) -> list[Waiting]:
+    def _ready(self, place: CallPlace | None) -> list[Waiting]:
         """Return the calls that the next one at a place is made of; none while it must wait."""
         may_begin = self._waiting and not self._paused and not (place is None
                                                                 and self._running_here)
         return self._joined() if may_begin else []
 
-    def _end(self, place: Place | None) -> None:
+    def _end(self, place: CallPlace | None) -> None:
         """A call that was taken has ended."""
         self.running -= 1
         if place is None:
@@ -314,7 +314,7 @@ class CallQueue:
         if self._paused:
             self._changed.notify_all()
 
-    def _taken(self, batch: list[Waiting], place: Place | None) -> list[Begun]:
+    def _taken(self, batch: list[Waiting], place: CallPlace | None) -> list[Begun]:
         """Take these calls out of the queue: they run from now on."""
         begun = []
         for waiting in batch:
@@ -352,7 +352,7 @@ class CallQueue:
             return 0.0
         return max(batch[0].since + self._wait - time.monotonic(), 0.0)
 
-    def _serve(self, place: Place | None) -> None:
+    def _serve(self, place: CallPlace | None) -> None:
         ended: list[tuple[Waiting, Any, BaseException | None]] = []
         told = time.monotonic()
         while True:

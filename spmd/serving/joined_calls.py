@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Outputs = list[Any]  # arrays by their numbers; None for those that are not computed
 
-class Place(Protocol):
+class CallPlace(Protocol):
     """Where calls are made beside the job of this process. name: in metrics; has_left: it makes no
     more."""
 
@@ -36,7 +36,7 @@ class Place(Protocol):
 
 # From the arguments of a call, its rows, and the place that makes it (None: the job of this
 # process), to the version that was called, and its outputs
-Make = Callable[[dict[str, Any], int, Place | None], tuple[str, Outputs]]
+Make = Callable[[dict[str, Any], int, CallPlace | None], tuple[str, Outputs]]
 Result = tuple[Any, BaseException | None]  # of a call: what it has given, or its error
 MOST_COMPARED = 1 << 16  # bytes: calls with larger arrays beside their rows are not joined
 
@@ -129,7 +129,7 @@ class JoinedRows:
         return parts
 
 
-def results_of(calls: Sequence[ModelCall], place: Place | None) -> list[Result]:
+def results_of(calls: Sequence[ModelCall], place: CallPlace | None) -> list[Result]:
     """Make calls, as one where there are several; return what each has given, or its error."""
     joined = calls[0].joined
     if len(calls) == 1 or joined is None:
@@ -143,7 +143,7 @@ def results_of(calls: Sequence[ModelCall], place: Place | None) -> list[Result]:
     return [_finished(call, version, part) for call, part in zip(calls, parts)]
 
 
-def _result_of(call: ModelCall, place: Place | None) -> Result:
+def _result_of(call: ModelCall, place: CallPlace | None) -> Result:
     try:
         return call.finish(*call.make(call.arguments, call.rows, place)), None
     except BaseException as error:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from spmd.serving.call_queue import CallQueue
-from spmd.serving.joined_calls import Make, ModelCall, Outputs, Place
+from spmd.serving.joined_calls import CallPlace, Make, ModelCall, Outputs
 
 BUCKETS = (.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60)
 ROWS = tuple(1 << k for k in range(17))
@@ -68,7 +68,7 @@ class RequestMetrics:
     def _timed_make(self, model: str, make: Make) -> Make:
         seconds, row_counts = self._calls.labels(model), self._rows.labels(model)
 
-        def timed(arguments: dict[str, Any], rows: int, place: Place | None
+        def timed(arguments: dict[str, Any], rows: int, place: CallPlace | None
                   ) -> tuple[str, Outputs]:
             began = time.perf_counter()
             try:

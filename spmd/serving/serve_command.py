@@ -45,9 +45,8 @@ except ImportError as error:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from spmd.feeding.messages.keys import Keys
     from spmd.serving.grpc_service import GrpcService
-    from spmd.serving.replicas import Replicas
+    from spmd.serving.served_replicas import Replicas
 
 Stop = Callable[[float], Awaitable[None]]  # ends what listens, within some seconds
 BACKLOG = 2048  # connections that may wait for the server to accept them
@@ -70,7 +69,7 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
                                       if hasattr(asked, name) and name != "state"}
     if asked.ranks == 0:
         options = None
-    keys = _keys_for_replicas(asked)
+    let_join = _replicas_asked(asked)
     opening = partial(open_job, options=options, no_cache=asked.no_cache)
     with _listening(asked.host, asked.port) as listening:
         files = JobFiles(asked.image, asked.state, asked.set)
@@ -78,8 +77,8 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
         queue = CallQueue(asked.queue, asked.wait, here=options is not None)
         replicas = None
         try:
-            if keys is not None:
-                replicas = _replicas(asked, keys, queue, repository)
+            if let_join is not None:
+                replicas = let_join(queue, repository)
             server = InferenceServer(repository, queue, most_bytes=asked.max_body,
                                      timeout=asked.timeout or MOST_SECONDS)
             if replicas is not None:
@@ -108,37 +107,31 @@ def _repository(asked: argparse.Namespace, job: OpenJob, opening: Opening) -> Mo
         raise
 
 
-def _keys_for_replicas(asked: argparse.Namespace) -> Keys | None:
-    """Return the keys of those who may join; None where no replicas may. Raises UsageError for
-    options that do not fit."""
+def _replicas_asked(asked: argparse.Namespace
+                    ) -> Callable[[CallQueue, ModelRepository], Replicas] | None:
+    """Return what lets replicas join; None where none may. Raises UsageError for options that do
+    not fit."""
     if asked.replicas is None:
         if asked.ranks == 0:
             raise UsageError("--ranks 0 leaves nobody to make calls", expected="--ranks 0 "
                              "--replicas tcp://HOST:PORT", found="no --replicas")
         return None
-    from spmd.feeding.messages.keys import KEYS, keys_of  # of an extra: not all servers need it
-    from spmd.feeding.starting.serving import checked_listen
-
-    folder = asked.keys or os.environ.get(KEYS, "")
-    checked_listen(asked.replicas, folder, "--replicas")
-    return keys_of(folder, scheduler=True)
-
-
-def _replicas(asked: argparse.Namespace, keys: Keys, queue: CallQueue,
-              repository: ModelRepository) -> Replicas:
-    """Let replicas join. Raises UsageError where calls may change state, and EnvironmentFault for
-    an address where nobody can listen."""
-    from spmd.serving.replicas import Replicas
-
     if entries := [x for x in asked.allow if x != LOAD]:
         raise UsageError(f"--allow {entries[0]}: an entry that changes state, and --replicas",
                          expected="entries that keep state: each replica has a state of its own",
                          found=f"--allow {entries[0]}", remedy="call it in a server without "
                          "replicas, save the state there, and load it here: --allow load")
-    replicas = Replicas(asked.replicas, keys, queue, repository.job, has_own=asked.ranks != 0)
-    repository.swap = replicas.swap
-    print(f"replicas join at {replicas.address}")
-    return replicas
+    from spmd.serving.served_replicas import Replicas, keys_for  # may be missing: an extra
+
+    keys = keys_for(asked.replicas, asked.keys)
+
+    def begin(queue: CallQueue, repository: ModelRepository) -> Replicas:
+        replicas = Replicas(asked.replicas, keys, queue, repository.job, has_own=asked.ranks != 0)
+        repository.swap = replicas.swap
+        print(f"replicas join at {replicas.address}")
+        return replicas
+
+    return begin
 
 
 class _DrainingServer(uvicorn.Server):

@@ -20,7 +20,7 @@ from spmd.faces import Face, faces_of
 from spmd.image import Image
 from spmd.serving import tensors
 from spmd.serving.infer_messages import InferRequest, infer_request, parted
-from spmd.serving.joined_calls import JoinedRows, ModelCall, Outputs, Place
+from spmd.serving.joined_calls import CallPlace, JoinedRows, ModelCall, Outputs
 from spmd.serving.sent_frames import SentFrames
 from spmd.serving.served_job import ServedJob
 from spmd.serving.tensors import NAMES
@@ -100,7 +100,7 @@ class ServedModel:
         return ModelCall(make, finish, arguments, self._rows, rows,
                          (self.name, version, key, arguments.get("only")))
 
-    def _make(self, arguments: dict[str, Any], _: int, place: Place | None,
+    def _make(self, arguments: dict[str, Any], _: int, place: CallPlace | None,
               version: str | None = None, frames: SentFrames | None = None
               ) -> tuple[str, Outputs]:
         entry = self._face.name or None

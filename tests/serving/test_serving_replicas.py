@@ -20,7 +20,7 @@ import pytest
 
 import spmd
 from spmd.feeding.messages.keys import make_folder
-from tests.conftest import PATIENCE, Launch, run
+from tests.conftest import PATIENCE, Launch, run, until
 from tests.serving.replicated import folder_of, has, replica, with_replicas
 from tests.serving.serving_kit import in_threads, tensor
 
@@ -249,10 +249,10 @@ def test_replicas_divide_the_cores_of_their_machine(folder):
     cores = sorted(os.sched_getaffinity(0))
 
     def has_cores(launch: Launch, part: int, of: int) -> None:
-        count = len(cores)
+        count, threads = len(cores), Path(f"/proc/{launch.process.pid}/task")
         share = set(cores[part * count // of:(part + 1) * count // of] if of <= count else cores)
-        until(lambda: all(os.sched_getaffinity(int(thread)) == share for thread in os.listdir(
-            f"/proc/{launch.process.pid}/task")), PATIENCE)
+        until(lambda: all(os.sched_getaffinity(int(thread.name)) == share
+                          for thread in threads.iterdir()))
 
     with with_replicas(folder / "scaled.img", "--ranks", 0) as (server, address), replica(
             address, "--ranks", 1) as first:

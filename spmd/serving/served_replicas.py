@@ -19,10 +19,10 @@ from typing import Any
 from codegen.errors import EnvironmentFault, PeerError, SpmdError, VersionError
 from spmd import __version__
 from spmd.feeding.host.machine import host_name
-from spmd.feeding.messages.keys import Keys, zmq
+from spmd.feeding.messages.keys import KEYS, Keys, keys_of, zmq
 from spmd.feeding.messages.sockets import SENT, Lines, received, send_to
 from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode
-from spmd.feeding.starting.serving import reached_at
+from spmd.feeding.starting.serving import checked_listen, reached_at
 from spmd.launch.processes import say
 from spmd.serving.call_queue import CallQueue, LostError
 from spmd.serving.joined_calls import Outputs
@@ -39,6 +39,14 @@ from spmd.serving.served_job import OpenJob, ServedJob
 BEAT_S = 0.25  # between two looks at whether each replica is there
 LOOK_S = 0.05  # between two looks at whether the client of a stream is there
 LINGER_MS = 500  # for the last words to be sent
+
+
+def keys_for(listen: str, folder: str) -> Keys:
+    """Return the keys of a server at which replicas join. folder: of keys, "" for the usual one.
+    Raises UsageError where other machines could join, and no folder is given."""
+    folder = folder or os.environ.get(KEYS, "")
+    checked_listen(listen, folder, "--replicas")
+    return keys_of(folder, scheduler=True)
 
 
 class Replica:

@@ -304,7 +304,7 @@ class _Member:
                     return
             for number, error in self._jobs.heard():
                 self._tell("opened", job=number, error=None if error is None else error_row(error))
-            if broke:
+            if broke and not self._ended:
                 say(f"spmd serve: the line to {self._address} broke; joins again")
                 return
             limit = KEYS_S if self._watch.why() in OF_KEYS else JOIN_S

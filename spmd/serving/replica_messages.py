@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import PeerError, SpmdError
-from spmd.feeding.messages.sockets import FRAME_BYTES
 from spmd.feeding.messages.wire import Message
 from spmd.serving.infer_messages import arrays_of, message, parted
 from spmd.serving.joined_calls import Outputs
 from spmd.serving.refusals import said
 from spmd.serving.remote_models import error_of
 
+PART_BYTES = 1 << 20  # of a frame: heartbeats pass between frames; a socket takes four times that
 MOST_TEXT = 60000  # characters of an error
 Framed = tuple[list[memoryview], int]  # frames, and how long the JSON at their beginning is
 
 
 def in_frames(*parts: bytes) -> list[memoryview]:
     """Return bytes as frames: each part begins one."""
-    return [memoryview(part)[at:at + FRAME_BYTES] for part in parts
-            for at in range(0, len(part), FRAME_BYTES)]
+    return [memoryview(part)[at:at + PART_BYTES] for part in parts
+            for at in range(0, len(part), PART_BYTES)]
 
 
 def of_frames(frames: Sequence[Any]) -> bytes:

@@ -44,6 +44,10 @@ class Scaled:
         return np.sqrt(x)
 
     @spmd.entry
+    def doubled(self):
+        return 2 * spmd.input("x", (spmd.Dim("many", at_most=1 << 20),), np.float64)
+
+    @spmd.entry
     def count(self):
         y = self.w
         for _ in spmd.range(spmd.scalar("frames", 3)):

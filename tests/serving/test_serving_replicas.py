@@ -22,7 +22,7 @@ import spmd
 from spmd.feeding.messages.keys import make_folder
 from tests.conftest import PATIENCE, Launch, run, until
 from tests.serving.replicated import folder_of, has, replica, with_replicas
-from tests.serving.serving_kit import in_threads, tensor
+from tests.serving.serving_kit import in_threads, serving, tensor
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +49,11 @@ def test_a_replica_answers_where_the_server_has_no_ranks(folder):
             answer = server.infer("scaled.scale", X)
             assert answer.json["outputs"][0]["data"] == [3, 6]
             assert answer.json["model_version"] == loaded.json["version"]
+            x = np.arange(1e6)
+            with spmd.connect(server.url) as models:
+                assert np.array_equal(models["scaled.doubled"](x=x), 2 * x)
             launch.process.send_signal(signal.SIGTERM)
-            found = launch.finish()
-            assert found.code == 143, found
+            assert launch.finish().code == 143
             has(server, 0)
 
 
@@ -262,3 +264,34 @@ def test_replicas_divide_the_cores_of_their_machine(folder):
             for part, launch in enumerate((first, second)):
                 has_cores(launch, part, 2)
         has_cores(first, 0, 1)
+
+
+def test_a_stream_whose_replica_is_killed_ends_with_an_error(folder):
+    """Its client has seen a part of it: it is not begun anew."""
+    with with_replicas(folder / "scaled.img", "--ranks", 0) as (server, address), replica(
+            address, "--ranks", 1) as launch, replica(address, "--ranks", 1) as other:
+        has(server, 2)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+        connection.request("POST", "/v2/models/scaled.count/generate_stream",
+                           json.dumps({"frames": 1_000_000_000}))
+        events = connection.getresponse()
+        assert b"at" in events.readline()
+        for victim in (launch, other):
+            os.kill(victim.process.pid, signal.SIGKILL)
+        rows = [json.loads(line.removeprefix(b"data: ")) for line in events if line.strip()]
+        assert [row["at"][0] for row in rows[:-1]] == [3 + k for k in range(len(rows) - 1)]
+        assert "was lost while it made the call" in rows[-1]["error"]
+        connection.close()
+
+
+def test_a_server_that_is_started_anew_has_its_replicas_again(folder):
+    with ExitStack() as stack:
+        with with_replicas(folder / "scaled.img", "--ranks", 0) as (server, address):
+            launch = stack.enter_context(replica(address, "--ranks", 1))
+            has(server, 1)
+        with serving(folder / "scaled.img", "--ranks", 0, "--replicas", address) as server:
+            has(server, 1)
+            assert values(server.infer("scaled.scale", X))[1] == [1, 2]
+            server.launch.process.send_signal(signal.SIGTERM)
+            assert server.launch.finish().code == 143
+            assert launch.finish().code == 0

@@ -38,6 +38,7 @@ from spmd.serving.served_job import OpenJob, ServedJob
 
 BEAT_S = 0.25  # between two looks at whether each replica is there
 LOOK_S = 0.05  # between two looks at whether the client of a stream is there
+SAID = ("opened", "made", "saved", "parting")  # by a replica that is known
 LINGER_MS = 500  # for the last words to be sent
 
 
@@ -194,9 +195,11 @@ class Replicas:
     # ---- the line
 
     def post(self, peer: bytes, kind: str, frames: Any = (), /, **fields: Any) -> None:
-        """Have a message sent to a replica, behind those before it."""
-        self._outbox.append((peer, encode(kind, frames, **fields)))
-        os.eventfd_write(self._bell, 1)
+        """Have a message sent to a replica, behind those before it; none once the server ends."""
+        with self.changed:
+            if not self._ends:
+                self._outbox.append((peer, encode(kind, frames, **fields)))
+                os.eventfd_write(self._bell, 1)
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -246,6 +249,9 @@ class Replicas:
             return
         if message.kind == "replica":
             self._welcome(peer, message)
+        elif message.kind not in SAID:
+            self.post(peer, "refused", text=f"{message.kind}: no message for the front of a server",
+                      code=MalformedMessage.exit_code)
         elif replica is None:
             self.post(peer, "who")
         elif message.kind == "opened":
@@ -336,7 +342,7 @@ class Replicas:
                     replica.inbox.put(None)
                 self.post(replica.peer, "stop", why="the server ends")
             self._ends = True
-        os.eventfd_write(self._bell, 1)
+            os.eventfd_write(self._bell, 1)
         self._thread.join()
         self._lines.close(linger_ms=LINGER_MS)
         os.close(self._bell)

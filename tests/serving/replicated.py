@@ -59,13 +59,14 @@ WEIGHTS = range(2, 7)
 
 
 def folder_of(path: Path, built: Callable[..., Path]) -> Path:
-    """A folder with scaled.img, and states w2.safetensors to w6.safetensors."""
+    """A folder with scaled.img, and states w2.safetensors to w6.safetensors, and a damaged one."""
     path.mkdir()
     (path / "scaled.img").write_bytes(built(ROWS).read_bytes())
     with spmd.load(path / "scaled.img").open() as scaled:
         for k in WEIGHTS:
             scaled.load({"w": np.full(2, float(k))})
             scaled.save(path / f"w{k}.safetensors")
+    (path / "half.safetensors").write_bytes((path / "w2.safetensors").read_bytes()[:-5])
     return path
 
 

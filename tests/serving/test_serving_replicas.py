@@ -49,6 +49,10 @@ def test_a_replica_answers_where_the_server_has_no_ranks(folder):
             answer = server.infer("scaled.scale", X)
             assert answer.json["outputs"][0]["data"] == [3, 6]
             assert answer.json["model_version"] == loaded.json["version"]
+            half = server.asked("POST", LOAD, {"parameters": {"state": "half.safetensors"}})
+            assert (half.status, "replica " in half.error, "truncated" in half.error) == (
+                409, True, True), half.error
+            assert server.infer("scaled.scale", X).json == answer.json
             x = np.arange(1e6)
             with spmd.connect(server.url) as models:
                 assert np.array_equal(models["scaled.doubled"](x=x), 2 * x)

@@ -232,8 +232,17 @@ def _verify_options(verify: Parser) -> None:
 
 
 def _serve_options(serve: Parser) -> None:
-    serve.add_argument("image", metavar="IMAGE|FILE.py[:NAME]",
+    serve.add_argument("image", metavar="IMAGE|FILE.py[:NAME]", nargs="?",
                        help="an image, or a program, which is built first")
+    serve.add_argument("--replicas", metavar="tcp://HOST:PORT",
+                       help="where replicas may join, which make calls too; port *: one that is "
+                       "free, which is printed")
+    serve.add_argument("--join", metavar="tcp://HOST:PORT",
+                       help="be a replica of the server that lets replicas join there; it hands "
+                       "over the image; also under mpirun")
+    serve.add_argument("--keys", metavar="FOLDER", default="",
+                       help="of feed keys, for --replicas and --join; default: SPMD_FEED_KEYS, or "
+                       "those of this user on this machine")
     serve.add_argument("--host", metavar="ADDRESS", default="127.0.0.1",
                        help="where it listens; default: 127.0.0.1; 0.0.0.0 for other machines")
     serve.add_argument("--port", metavar="PORT", type=texts.port, default=8000,
@@ -263,7 +272,7 @@ def _serve_options(serve: Parser) -> None:
     serve.add_argument("--state", metavar=row.metavar, type=row.read, help=row.help)
     _add_set(serve, "a parameter of a FILE.py")
     _add_mesh(serve)
-    _add_how(serve)
+    _add_how(serve, least_ranks=0)
     _add_no_cache(serve)
 
 
@@ -310,6 +319,7 @@ COMMANDS = {
                    "spmd.completion:command"),
 }
 EAGER = "spmd.eager_command:command"  # run --eager
+REPLICA = "spmd.serving.replica_command:command"  # serve --join
 TOGETHER = ("run", "bench")  # what several processes do together
 
 _NAMES = {"bench": "collective", "verify": "image"}  # commands that take any number of them
@@ -321,12 +331,14 @@ def _add_mesh(command: argparse.ArgumentParser) -> None:
                          default=[], help=row.help)
 
 
-def _add_how(command: argparse.ArgumentParser) -> None:
+def _add_how(command: argparse.ArgumentParser, least_ranks: int = 1) -> None:
     for name in ("ranks", "threads", "algorithm", "barrier", "transport", "time_limit"):
         row = OPTIONS[name]
-        command.add_argument(flag(name), metavar=row.metavar or None, type=row.read,
+        none = name == "ranks" and not least_ranks
+        command.add_argument(flag(name), metavar=row.metavar or None,
+                             type=texts.index if none else row.read,
                              choices=row.known or None, default=row.default,
-                             help=row.help)
+                             help=row.help + "; 0, with --replicas: none" * none)
 
 
 def _add_no_cache(command: argparse.ArgumentParser) -> None:
@@ -423,8 +435,12 @@ def main(arguments: list[str]) -> int:
         else:
             interrupts.hear()
             options = parsed(arguments)
-        eager = getattr(options, "eager", False)
-        code = int(_loaded(EAGER if eager else COMMANDS[options.command][2])(options, processes))
+        target = COMMANDS[options.command][2]
+        if getattr(options, "eager", False):
+            target = EAGER
+        elif getattr(options, "join", None):
+            target = REPLICA
+        code = int(_loaded(target)(options, processes))
         sys.stdout.flush()
         processes.finish()
         return code
@@ -478,7 +494,9 @@ def _command_of(options: argparse.Namespace | None, wrong: Exception | None) -> 
 
 
 def _is_one_of_several(arguments: list[str]) -> bool:
-    together = bool(arguments) and arguments[0] in TOGETHER and "--eager" not in arguments
+    together = bool(arguments) and "--eager" not in arguments and (
+        arguments[0] in TOGETHER or (arguments[0] == "serve" and any(
+            word.partition("=")[0] == "--join" for word in arguments)))
     return together and launcher()[1] > 1
 
 

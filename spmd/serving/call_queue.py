@@ -1,4 +1,4 @@
-"""Calls that wait for the job: a bounded queue; a thread makes them in order, or the event loop.
+"""Calls that wait for the job: a bounded queue; threads make them in order, or the event loop.
 
 In: calls, each with the seconds that it may take. Out: their results, inside an event loop. Always
 holds: a call whose request is cancelled, or over its deadline, leaves the queue unless it has
@@ -13,19 +13,20 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from codegen.errors import PeerError
+from codegen.errors import EnvironmentFault, PeerError
 from spmd.prepared_calls import brief_calls
-from spmd.serving.joined_calls import ModelCall, Result, results_of
+from spmd.serving.joined_calls import CallPlace, ModelCall, Result, results_of
 
 BRIEF_S = 1e-3  # calls of at most so long are made by the event loop itself
 TRIED_S = 0.02  # what takes longer in the thread is not tried in the event loop
 MOST_KNOWN = 1024  # keys of calls, of which is known how long they take
 WATCH_S = 0.01  # whether the client goes is asked of calls that take longer
 TELL_S = 1e-3  # so long after the last ones, results are handed over though other calls wait
+MOST_LOST = 3  # places that a call may be lost with: it may be what ends them
 
 
 Gone = Callable[[], Awaitable[Any]] | None
@@ -47,13 +48,17 @@ class GoneError(PeerError):
     """The client of a call has gone."""
 
 
+class LostError(PeerError):
+    """A place was lost while it made a call, which may be made again elsewhere."""
+
+
 class Waiting:
     """A call in the queue. call: None once it has begun, or nobody waits for it; since: when it
-    came."""
+    came; lost: how many places were lost while they made it."""
 
     def __init__(self, call: ModelCall, future: asyncio.Future[Any]) -> None:
         self.call: ModelCall | None = call
-        self.future, self.since = future, time.monotonic()
+        self.future, self.since, self.lost = future, time.monotonic(), 0
         self._watch: asyncio.Future[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -101,10 +106,13 @@ def _tell(ended: list[tuple[Waiting, Any, BaseException | None]]) -> None:
 
 class CallQueue:
     """A queue of at most so many waiting calls. wait: seconds that the first of them waits for
-    others with which it is joined. Close it: its thread ends after the call that it makes."""
+    others with which it is joined; here: whether there is a job in this process that makes them,
+    beside the places that come. Close it: its threads end after the calls that they make."""
 
-    def __init__(self, most: int, wait: float = 0.0) -> None:
+    def __init__(self, most: int, wait: float = 0.0, here: bool = True) -> None:
         self.most, self.draining, self._closed = most, False, False
+        self._here, self._paused = here, False
+        self._running_here = False  # a call runs in the job of this process
         self._wait, self._wakes = wait, False
         # of calls that nobody watches so far: their seconds, and what waits for their client to go
         self._fresh: dict[Waiting, tuple[float, Gone]] = {}
@@ -112,10 +120,38 @@ class CallQueue:
         # seconds that a row takes in calls of a key
         self._row_took: dict[Hashable, float] = {}
         self._waiting: deque[Waiting] = deque()
-        self._running = 0
+        self.running = 0  # calls, joined ones as one
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._serve, name="spmd serve", daemon=True)
-        self._thread.start()
+        self._threads: dict[CallPlace | None, threading.Thread] = {}
+        if here:
+            self.add_place(None)
+
+    def add_place(self, place: CallPlace | None) -> None:
+        """Have a thread make calls at a place too, until that has left; None: in the job of this
+        process."""
+        thread = threading.Thread(target=self._serve, args=(place,), name="spmd serve", daemon=True)
+        with self._changed:
+            self._threads[place] = thread
+            thread.start()
+
+    def look(self) -> None:
+        """A place may have left: its thread ends."""
+        with self._changed:
+            self._changed.notify_all()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Begin no call inside the with statement, which is entered once those that run have
+        ended."""
+        with self._changed:
+            self._paused = True
+            self._changed.wait_for(lambda: not self.running)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._paused = False
+                self._changed.notify_all()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -123,7 +159,7 @@ class CallQueue:
     def is_idle(self) -> bool:
         """Return whether no call waits and none runs."""
         with self._changed:
-            return not self._waiting and not self._running
+            return not self._waiting and not self.running
 
     def drain(self) -> None:
         """Take no more calls. A handler of a signal may call it."""
@@ -135,9 +171,18 @@ class CallQueue:
             raise DrainingError("this server ends", expected="another server, or this one later",
                                 found="a request after SIGTERM")
 
-    def add(self, call: ModelCall) -> Waiting:
-        """Add a call. Raises FullError, and DrainingError."""
+    def check_ready(self) -> None:
+        """Raise what a call would be refused with: DrainingError, and EnvironmentFault where there
+        is no place to make it."""
         self.check_open()
+        if not self._threads:
+            raise EnvironmentFault("no replica is there, and the server has no ranks of its own",
+                                   expected="a replica that has joined", found="none",
+                                   remedy="python -m spmd serve --join ADDRESS starts one")
+
+    def add(self, call: ModelCall) -> Waiting:
+        """Add a call. Raises FullError, and what check_ready does."""
+        self.check_ready()
         loop = asyncio.get_running_loop()
         waiting = Waiting(call, loop.create_future())
         with self._changed:
@@ -190,11 +235,11 @@ class CallQueue:
         end = time.monotonic() + BRIEF_S
         while begun := self._begin_brief():
             with brief_calls():
-                results = self._results(begun, here=True)
+                results = self._results(begun, None, here=True)
             for (waiting, _), result in zip(begun, results):
                 waiting.end(*result)
             with self._changed:
-                self._running = 0
+                self._end(None)
             if time.monotonic() > end and not self._wakes:  # requests that have come are read first
                 self._wakes = True
                 asyncio.get_running_loop().call_soon(self._wake)
@@ -203,11 +248,11 @@ class CallQueue:
     def _begin_brief(self) -> list[Begun]:
         """Take the next call out of the queue, if it is brief. Else leave it to the thread."""
         with self._changed:
-            batch = self._joined() if self._waiting and not self._running else []
+            batch = self._ready(None) if self._here else []
             if batch and self._is_brief(batch) and not self._seconds_more(batch):
-                return self._taken(batch)
+                return self._taken(batch, None)
             if self._waiting:
-                self._changed.notify()
+                self._changed.notify_all()
             return []
 
     def _is_brief(self, batch: list[Waiting]) -> bool:
@@ -217,13 +262,13 @@ class CallQueue:
         seconds = self._row_took.get(calls[0].key, math.inf)
         return seconds * max(1, sum(call.rows for call in calls)) < BRIEF_S
 
-    def _results(self, begun: list[Begun], here: bool) -> list[Result]:
-        """Make a call, joined if these are several, and note how long it takes. here: in the event
-        loop."""
+    def _results(self, begun: list[Begun], place: CallPlace | None, here: bool) -> list[Result]:
+        """Make a call at a place, joined if these are several, and note how long it takes. here:
+        in the event loop."""
         calls = [call for _, call in begun]
         began, key = time.monotonic(), calls[0].key
-        results = results_of(calls)
-        if key is not None:
+        results = results_of(calls, place)
+        if key is not None and place is None:
             seconds = time.monotonic() - began
             self._note(key, seconds, max(1, sum(call.rows for call in calls)), here)
         return results
@@ -258,18 +303,39 @@ class CallQueue:
                 self._waiting.remove(waiting)
                 waiting.call = None
 
-    def _begin(self) -> list[Begun]:
-        """Take the first call out of the queue, and those behind it that are joined with it. Wait
-        until there is one, and none runs, or the queue is closed."""
-        while not self._closed:
-            batch = self._joined() if self._waiting and not self._running else []
+    def _begin(self, place: CallPlace | None, waits: bool) -> list[Begun]:
+        """Take the first call out of the queue, and those behind it that are joined with it. Wait,
+        where it waits, until one may begin at this place, or that has left, or the queue is closed.
+        """
+        while not self._ends(place):
+            batch = self._ready(place)
             seconds = self._seconds_more(batch) if batch else None
             if seconds == 0:
-                return self._taken(batch)
+                return self._taken(batch, place)
+            if not waits:
+                break
             self._changed.wait(seconds)
         return []
 
-    def _taken(self, batch: list[Waiting]) -> list[Begun]:
+    def _ends(self, place: CallPlace | None) -> bool:
+        """Return whether no more calls are made at a place."""
+        return self._closed or (place is not None and place.has_left)
+
+    def _ready(self, place: CallPlace | None) -> list[Waiting]:
+        """Return the calls that the next one at a place is made of; none while it must wait."""
+        may_begin = self._waiting and not self._paused and not (place is None
+                                                                and self._running_here)
+        return self._joined() if may_begin else []
+
+    def _end(self, place: CallPlace | None) -> None:
+        """A call that was taken has ended."""
+        self.running -= 1
+        if place is None:
+            self._running_here = False
+        if self._paused:
+            self._changed.notify_all()
+
+    def _taken(self, batch: list[Waiting], place: CallPlace | None) -> list[Begun]:
         """Take these calls out of the queue: they run from now on."""
         begun = []
         for waiting in batch:
@@ -277,7 +343,9 @@ class CallQueue:
             begun.append((waiting, waiting.call))
             self._waiting.remove(waiting)
             waiting.call = None
-        self._running = len(begun)
+        self.running += 1
+        if place is None:
+            self._running_here = True
         return begun
 
     def _joined(self) -> list[Waiting]:
@@ -305,25 +373,45 @@ class CallQueue:
             return 0.0
         return max(batch[0].since + self._wait - time.monotonic(), 0.0)
 
-    def _serve(self) -> None:
+    def _serve(self, place: CallPlace | None) -> None:
         ended: list[tuple[Waiting, Any, BaseException | None]] = []
         told = time.monotonic()
         while True:
             with self._changed:
-                self._running = 0
-                if ended and (not self._waiting or time.monotonic() - told > TELL_S):
-                    _tell(ended)
-                    ended, told = [], time.monotonic()
-                begun = self._begin()
+                begun = self._begin(place, waits=not ended)
+                if not begun and not ended:  # the end
+                    self._threads.pop(place)
+                    return
+            if ended and (not begun or time.monotonic() - told > TELL_S):
+                _tell(ended)
+                ended, told = [], time.monotonic()
             if not begun:
-                return
-            results = self._results(begun, here=False)
-            ended += [(waiting, *result) for (waiting, _), result in zip(begun, results)]
+                continue
+            results = self._results(begun, place, here=False)
+            with self._changed:
+                self._end(place)
+                ended += [(waiting, *result) for (waiting, call), result in zip(begun, results)
+                          if not self._is_made_again(waiting, call, result)]
             del begun, results
 
+    def _is_made_again(self, waiting: Waiting, call: ModelCall, result: Result) -> bool:
+        """Put a call whose place was lost before all that wait. Return False for others, and for
+        one that was lost too often."""
+        if not isinstance(result[1], LostError) or waiting.future.done():
+            return False
+        waiting.lost += 1
+        if waiting.lost >= MOST_LOST:
+            return False
+        waiting.call = call
+        self._waiting.appendleft(waiting)
+        self._changed.notify_all()
+        return True
+
     def close(self) -> None:
-        """End the thread. Calls that still wait are not made."""
+        """End the threads. Calls that still wait are not made."""
         with self._changed:
             self._closed = True
-            self._changed.notify()
-        self._thread.join()
+            self._changed.notify_all()
+            threads = list(self._threads.values())
+        for thread in threads:
+            thread.join()

@@ -43,7 +43,7 @@ class InferenceServer:
 
     def check_ready(self, model: str | None = None, version: str | None = None) -> None:
         """Raise what a call, of this model or of any, would be refused with now."""
-        self.queue.check_open()
+        self.queue.check_ready()
         if model is None:
             self.repository.job.check(None)
         else:

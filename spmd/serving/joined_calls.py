@@ -8,16 +8,35 @@ they are given is the same; where the joined call fails, each is made by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from spmd.arguments import bounded_dims
 from spmd.faces import Face
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from spmd.serving.sent_frames import SentFrames
+
 Outputs = list[Any]  # arrays by their numbers; None for those that are not computed
-# From the arguments of a call, and its rows, to the version that was called, and its outputs
-Make = Callable[[dict[str, Any], int], tuple[str, Outputs]]
+
+class CallPlace(Protocol):
+    """Where calls are made beside the job of this process. name: in metrics; has_left: it makes no
+    more."""
+
+    name: str
+    has_left: bool
+
+    def call(self, entry: str | None, arguments: dict[str, Any], version: str | None,
+             frames: SentFrames | None) -> tuple[str, Outputs]:
+        """Call an entry, or the program where it is None. Returns the version that was called, and
+        its outputs. Raises what the call raises, and LostError."""
+
+
+# From the arguments of a call, its rows, and the place that makes it (None: the job of this
+# process), to the version that was called, and its outputs
+Make = Callable[[dict[str, Any], int, CallPlace | None], tuple[str, Outputs]]
 Result = tuple[Any, BaseException | None]  # of a call: what it has given, or its error
 MOST_COMPARED = 1 << 16  # bytes: calls with larger arrays beside their rows are not joined
 
@@ -110,22 +129,23 @@ class JoinedRows:
         return parts
 
 
-def results_of(calls: Sequence[ModelCall]) -> list[Result]:
+def results_of(calls: Sequence[ModelCall], place: CallPlace | None) -> list[Result]:
     """Make calls, as one where there are several; return what each has given, or its error."""
     joined = calls[0].joined
     if len(calls) == 1 or joined is None:
-        return [_result_of(call) for call in calls]
+        return [_result_of(call, place) for call in calls]
     try:
-        version, outputs = calls[0].make(joined.arguments(calls), sum(call.rows for call in calls))
+        version, outputs = calls[0].make(joined.arguments(calls), sum(call.rows for call in calls),
+                                         place)
         parts = joined.parts(calls, outputs)
     except Exception:
-        return [_result_of(call) for call in calls]  # whose error it is
+        return [_result_of(call, place) for call in calls]  # whose error it is
     return [_finished(call, version, part) for call, part in zip(calls, parts)]
 
 
-def _result_of(call: ModelCall) -> Result:
+def _result_of(call: ModelCall, place: CallPlace | None) -> Result:
     try:
-        return call.finish(*call.make(call.arguments, call.rows)), None
+        return call.finish(*call.make(call.arguments, call.rows, place)), None
     except BaseException as error:
         return None, error
 

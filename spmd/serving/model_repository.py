@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ KNOWN = ("state", "image", "config")  # parameters of a load
 class ModelRepository:
     """The models of one image. open_job: opens other files as the first ones were opened; allowed:
     entries that may change state, and LOAD where loads are allowed; folders: below which the files
-    of a load must be, the image's first."""
+    of a load must be, the image's first. swap: has another job called from then on."""
 
     def __init__(self, name: str, job: OpenJob, open_job: Opening, *, allowed: Collection[str],
                  folders: Collection[str]) -> None:
@@ -38,6 +39,7 @@ class ModelRepository:
         self._files, self._image = job.files, job.image
         self._folders = [Path(folder).resolve() for folder in folders]
         self._may_load = LOAD in allowed
+        self.swap: Callable[[OpenJob | None], None] = self.job.replace
         self._loading = threading.Lock()
         entries = [x for x in allowed if x != LOAD or LOAD in faces_of(job.image.manifest)]
         self.models = models_of(job.image, self.job, entries)
@@ -88,9 +90,9 @@ class ModelRepository:
             job = self._opened(self._asked(parameters))
             try:
                 check_open()
-                self.job.replace(job)
+                self._swap(job)
             except BaseException:
-                job.opened.close()
+                job.close()
                 raise
             self._files = job.files
             return job.version
@@ -99,7 +101,7 @@ class ModelRepository:
         """Close the job that is there, after its call. Raises Refusal where that is not allowed."""
         self._check_loads(name)
         with self._loading:
-            self.job.replace(None)
+            self.swap(None)
 
     def close(self) -> None:
         """Close the job, once a load that goes on has ended."""
@@ -156,12 +158,13 @@ class ModelRepository:
 
     def _opened(self, files: JobSource) -> OpenJob:
         """Open files. Raises Refusal, 409, where they do not fit what is served."""
-        try:
+        with _conflicts():
             return self._open(files, lambda image: self._compare(files, image))
-        except (EnvironmentFault, PeerError):
-            raise
-        except SpmdError as error:
-            raise Refusal(409, error) from None
+
+    def _swap(self, job: OpenJob) -> None:
+        """Have another job called. Raises Refusal, 409, where it does not fit a replica."""
+        with _conflicts():
+            self.swap(job)
 
     def _compare(self, files: JobSource, image: Image) -> None:
         """Raise InputError where an image has other entries, inputs, outputs or states than the
@@ -181,6 +184,17 @@ class ModelRepository:
                 f"{Path(files.image).name} is the image of another program", expected=text(before),
                 found=text(now), remedy="an image of the program that is served, which may compute "
                 "otherwise; or a server of its own")
+
+
+@contextmanager
+def _conflicts() -> Iterator[None]:
+    """Raise Refusal, 409, for what is wrong with files that are loaded."""
+    try:
+        yield
+    except (EnvironmentFault, PeerError):
+        raise
+    except SpmdError as error:
+        raise Refusal(409, error) from None
 
 
 def interface_of(manifest: Mapping[str, Any]) -> dict[str, str]:

@@ -222,9 +222,15 @@ def _error(status: int, kind: str, data: bytes) -> SpmdError:
         text = str(json.loads(data)["error"])
     except (ValueError, TypeError, KeyError):
         text = data.decode("utf-8", "replace")[:1000] or f"status {status}"
+    return error_of(kind, text, PeerError if status >= 429 else UsageError)
+
+
+def error_of(kind: str, text: str, otherwise: type[SpmdError]) -> SpmdError:
+    """Return the error of a class, by its name, with these sentences; otherwise: the class where
+    the name is that of none."""
     class_ = getattr(errors, kind, None) if kind in errors.__all__ else None
     if not (isinstance(class_, type) and issubclass(class_, SpmdError)):
-        class_ = PeerError if status >= 429 else UsageError
+        class_ = otherwise
     if issubclass(class_, errors.CheckError):
         return class_(text)
     lines = text.split("\n")

@@ -7,13 +7,14 @@ imports prometheus_client. Always holds: labels are models that exist, and statu
 from __future__ import annotations
 
 import time
+from collections.abc import Sized
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from spmd.serving.call_queue import CallQueue
-from spmd.serving.joined_calls import Make, ModelCall, Outputs
+from spmd.serving.joined_calls import CallPlace, Make, ModelCall, Outputs
 
 BUCKETS = (.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60)
 ROWS = tuple(1 << k for k in range(17))
@@ -34,9 +35,18 @@ class RequestMetrics:
                                 buckets=BUCKETS, registry=self._registry)
         self._rows = Histogram("spmd_call_rows", "Rows of a call: of all requests that are joined.",
                                ("model",), buckets=ROWS, registry=self._registry)
+        self._places = Counter("spmd_replica_calls", "Calls that a replica was given.",
+                               ("replica",), registry=self._registry)
         waiting = Gauge("spmd_requests_waiting", "Requests that wait for their call.",
                         registry=self._registry)
         waiting.set_function(lambda: len(queue))
+        running = Gauge("spmd_calls_running", "Calls that run.", registry=self._registry)
+        running.set_function(lambda: queue.running)
+
+    def count_replicas(self, replicas: Sized) -> None:
+        """Say how many replicas there are."""
+        gauge = Gauge("spmd_replicas", "Replicas that make calls.", registry=self._registry)
+        gauge.set_function(lambda: len(replicas))
 
     def count(self, model: str, status: int, seconds: float) -> None:
         """Count a request that has been answered. model: "" where there is no such model."""
@@ -58,12 +68,15 @@ class RequestMetrics:
     def _timed_make(self, model: str, make: Make) -> Make:
         seconds, row_counts = self._calls.labels(model), self._rows.labels(model)
 
-        def timed(arguments: dict[str, Any], rows: int) -> tuple[str, Outputs]:
+        def timed(arguments: dict[str, Any], rows: int, place: CallPlace | None
+                  ) -> tuple[str, Outputs]:
             began = time.perf_counter()
             try:
-                return make(arguments, rows)
+                return make(arguments, rows, place)
             finally:
                 seconds.observe(time.perf_counter() - began)
+                if place is not None:
+                    self._places.labels(place.name).inc()
                 if rows:
                     row_counts.observe(rows)
 

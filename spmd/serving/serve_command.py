@@ -25,7 +25,7 @@ from spmd.launch.options import OPTIONS
 from spmd.launch.processes import Processes
 from spmd.report import is_shortage
 from spmd.serving.call_queue import CallQueue
-from spmd.serving.model_repository import ModelRepository
+from spmd.serving.model_repository import LOAD, ModelRepository
 from spmd.serving.refusals import Access
 from spmd.serving.served_job import JobSource, Opening, OpenJob, open_job
 from spmd.serving.served_models import ServedModel
@@ -46,6 +46,7 @@ except ImportError as error:
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from spmd.serving.grpc_service import GrpcService
+    from spmd.serving.served_replicas import Replicas
 
 Stop = Callable[[float], Awaitable[None]]  # ends what listens, within some seconds
 BACKLOG = 2048  # connections that may wait for the server to accept them
@@ -54,23 +55,38 @@ CLOSING_S = 10  # for the last answers to be read, and for clients to close thei
 
 def command(asked: argparse.Namespace, _: Processes) -> int:
     """Serve until a signal comes."""
+    if asked.image is None:
+        raise UsageError("which image?", expected="spmd serve IMAGE, or spmd serve --join ADDRESS",
+                         found="neither")
     if launcher()[1] > 1:
         raise UsageError("spmd serve runs in one process", expected="spmd serve IMAGE --ranks N",
-                         found=f"{launcher()[1]} processes of a launcher", remedy="leave it out")
+                         found=f"{launcher()[1]} processes of a launcher",
+                         remedy="leave it out, or start replicas with it: spmd serve --join "
+                         "ADDRESS")
     tokens = _tokens(asked.token_file) if asked.token_file else []
     _check_tls(asked.tls_cert, asked.tls_key)
-    options = {name: getattr(asked, name) for name in OPTIONS
-               if hasattr(asked, name) and name != "state"}
+    options: dict[str, Any] | None = {name: getattr(asked, name) for name in OPTIONS
+                                      if hasattr(asked, name) and name != "state"}
+    if asked.ranks == 0:
+        options = None
+    let_join = _replicas_asked(asked)
     opening = partial(open_job, options=options, no_cache=asked.no_cache)
     with _listening(asked.host, asked.port) as listening:
         files = JobSource(asked.image, asked.state, asked.set)
         repository = _repository(asked, opening(files, lambda _: None), opening)
-        queue = CallQueue(asked.queue, asked.wait)
+        queue = CallQueue(asked.queue, asked.wait, here=options is not None)
+        replicas = None
         try:
+            if let_join is not None:
+                replicas = let_join(queue, repository)
             server = InferenceServer(repository, queue, most_bytes=asked.max_body,
                                      timeout=asked.timeout or MOST_SECONDS)
+            if replicas is not None:
+                server.metrics.count_replicas(replicas)
             return _served(server, listening, tokens, asked)
         finally:
+            if replicas is not None:
+                replicas.close()
             queue.close()
             repository.close()
 
@@ -87,8 +103,35 @@ def _repository(asked: argparse.Namespace, job: OpenJob, opening: Opening) -> Mo
                              expected="an entry, or a program, without feeds")
         return found
     except BaseException:
-        job.opened.close()
+        job.close()
         raise
+
+
+def _replicas_asked(asked: argparse.Namespace
+                    ) -> Callable[[CallQueue, ModelRepository], Replicas] | None:
+    """Return what lets replicas join; None where none may. Raises UsageError for options that do
+    not fit."""
+    if asked.replicas is None:
+        if asked.ranks == 0:
+            raise UsageError("--ranks 0 leaves nobody to make calls", expected="--ranks 0 "
+                             "--replicas tcp://HOST:PORT", found="no --replicas")
+        return None
+    if entries := [x for x in asked.allow if x != LOAD]:
+        raise UsageError(f"--allow {entries[0]}: an entry that changes state, and --replicas",
+                         expected="entries that keep state: each replica has a state of its own",
+                         found=f"--allow {entries[0]}", remedy="call it in a server without "
+                         "replicas, save the state there, and load it here: --allow load")
+    from spmd.serving.served_replicas import Replicas, keys_for  # may be missing: an extra
+
+    keys = keys_for(asked.replicas, asked.keys)
+
+    def begin(queue: CallQueue, repository: ModelRepository) -> Replicas:
+        replicas = Replicas(asked.replicas, keys, queue, repository.job, has_own=asked.ranks != 0)
+        repository.swap = replicas.swap
+        print(f"replicas join at {replicas.address}")
+        return replicas
+
+    return begin
 
 
 class _DrainingServer(uvicorn.Server):

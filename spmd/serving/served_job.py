@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 from codegen.errors import InputError, UsageError
 from codegen.user.entry_methods import not_given
@@ -21,6 +21,10 @@ from spmd.looking import image_or_built
 from spmd.serving.refusals import Refusal
 from spmd.serving.sent_frames import SentFrames
 from spmd.started import FairLock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from spmd.entries import EntryCall
 
 DIGITS = 12  # of a digest, in versions
 
@@ -38,22 +42,42 @@ class JobSource:
 @dataclass(frozen=True)
 class OpenJob:
     """An image that is open. version: the beginning of the image's digest and, where a state file
-    was given, of that file's, as 0123456789ab-ba9876543210."""
+    was given, of that file's, as 0123456789ab-ba9876543210. opened: None where only replicas are
+    to open it; state: the state file, open, whose name another one may have taken."""
 
     files: JobSource
     image: Image
-    opened: Opened
+    opened: Opened | None
     version: str
+    state: BinaryIO | None = None
+
+    def handed_over(self) -> tuple[bytes, bytes | None]:
+        """Return the bytes of the image and of the state file. Raises InputError where that file
+        has been written since."""
+        if self.state is None:
+            return self.image.data, None
+        self.state.seek(0)
+        data = self.state.read()
+        if not self.version.endswith(hashlib.sha256(data).hexdigest()[:DIGITS]):
+            raise _was_written(str(self.files.state))
+        return self.image.data, data
+
+    def close(self) -> None:
+        """Free the memory of the job."""
+        if self.state is not None:
+            self.state.close()
+        if self.opened is not None:
+            self.opened.close()
 
 
 Opening = Callable[[JobSource, Callable[[Image], None]], OpenJob]  # open_job, with its options
 
 
-def open_job(files: JobSource, check: Callable[[Image], None], *, options: Mapping[str, Any],
-             no_cache: bool) -> OpenJob:
+def open_job(files: JobSource, check: Callable[[Image], None], *,
+             options: Mapping[str, Any] | None, no_cache: bool) -> OpenJob:
     """Open the image of some files. check: raises for an image that will not do; options: those of
-    image.open, without state. Raises what reading, building and opening raise, and InputError for
-    a state file that changes meanwhile."""
+    image.open, without state; None: only replicas open it. Raises what reading, building and
+    opening raise, and InputError for a state file that changes meanwhile."""
     data, parameters = image_or_built(files.image, dict(files.settings), no_cache)
     if others := [name for name in files.settings if name not in parameters]:
         raise UsageError(f"--set {others[0]}: no parameter of a program that is built now",
@@ -65,25 +89,32 @@ def open_job(files: JobSource, check: Callable[[Image], None], *, options: Mappi
     if files.state is None:
         if needed := needed_of(image.manifest):
             raise not_given(image.manifest["program"], needed)
-        return OpenJob(files, image, image.open(**options), version)
+        opened = None if options is None else image.open(**options)
+        return OpenJob(files, image, opened, version)
     before = _identity(files.state)
-    opened = image.open(**options, state=files.state)
-    digest = _digest(files.state)
-    if digest is None or _identity(files.state) != before:
-        opened.close()
-        raise InputError(f"{files.state} was written while it was read", expected="a file that "
-                         "stays as it is", found="another size or time, or no file",
-                         remedy="write another file, and rename it to this one")
-    return OpenJob(files, image, opened, f"{version}-{digest[:DIGITS]}")
-
-
-def _digest(path: str) -> str | None:
-    """Return the SHA-256 digest of a file; None where it cannot be read."""
+    opened = None if options is None else image.open(**options, state=files.state)
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        state = open(files.state, "rb")
+        digest = hashlib.file_digest(state, "sha256").hexdigest()
     except OSError:
-        return None
+        digest = ""
+    job = OpenJob(files, image, opened, f"{version}-{digest[:DIGITS]}", state if digest else None)
+    if not digest or _identity(files.state) != before:
+        job.close()
+        raise _was_written(files.state)
+    return job
+
+
+def entry_of(opened: Opened, entry: str | None) -> Opened | EntryCall:
+    """Return what calls an entry of what is open, or its program where it is None."""
+    return opened.entries[entry] if isinstance(opened, OpenedEntity) and entry else opened
+
+
+def _was_written(path: str) -> InputError:
+    """Return the error of a state file that has changed while it was needed."""
+    return InputError(f"{path} was written while it was read", expected="a file that stays as it "
+                      "is", found="another size or time, or no file",
+                      remedy="write another file, and rename it to this one")
 
 
 def _identity(path: str) -> tuple[int, ...]:
@@ -102,6 +133,11 @@ class ServedJob:
     def __init__(self, name: str, job: OpenJob) -> None:
         self.name, self._turns = name, FairLock()
         self._job: OpenJob | None = job
+
+    @property
+    def opened(self) -> OpenJob | None:
+        """The job that is there; None where none is."""
+        return self._job
 
     @property
     def version(self) -> str | None:
@@ -131,7 +167,8 @@ class ServedJob:
         with self._turns.during(lambda: self._turns.take(waits=True)):
             job = self.check(version)
             called = job.opened
-            call = called.entries[entry] if isinstance(called, OpenedEntity) and entry else called
+            assert called is not None  # the queue makes no call here
+            call = entry_of(called, entry)
             if frames is None:
                 return job.version, call(**arguments)
             frames.version = job.version
@@ -143,4 +180,4 @@ class ServedJob:
         with self._turns.during(lambda: self._turns.take(waits=True)):
             before, self._job = self._job, job
         if before is not None:
-            before.opened.close()
+            before.close()

@@ -20,7 +20,7 @@ from spmd.faces import Face, faces_of
 from spmd.image import Image
 from spmd.serving import tensors
 from spmd.serving.infer_messages import InferRequest, infer_request, parted
-from spmd.serving.joined_calls import JoinedRows, ModelCall, Outputs
+from spmd.serving.joined_calls import CallPlace, JoinedRows, ModelCall, Outputs
 from spmd.serving.sent_frames import SentFrames
 from spmd.serving.served_job import ServedJob
 from spmd.serving.tensors import NAMES
@@ -100,12 +100,14 @@ class ServedModel:
         return ModelCall(make, finish, arguments, self._rows, rows,
                          (self.name, version, key, arguments.get("only")))
 
-    def _make(self, arguments: dict[str, Any], _: int, version: str | None = None,
-              frames: SentFrames | None = None) -> tuple[str, Outputs]:
-        outputs: Outputs = [None] * len(self._outputs)
-        called, value = self.job.call(self._face.name or None, arguments, version, frames)
-        _collect(self._face.returns, value, outputs)
-        return called, outputs
+    def _make(self, arguments: dict[str, Any], _: int, place: CallPlace | None,
+              version: str | None = None, frames: SentFrames | None = None
+              ) -> tuple[str, Outputs]:
+        entry = self._face.name or None
+        if place is not None:
+            return place.call(entry, arguments, version, frames)
+        called, value = self.job.call(entry, arguments, version, frames)
+        return called, outputs_of(self._face, value)
 
     def generate_request(self, body: bytes) -> InferRequest:
         """Return the request that a body of `generate` is: inputs and scalars by name, numbers and
@@ -152,6 +154,14 @@ def _scalar(row: dict[str, Any]) -> dict[str, Any]:
 def _number(array: np.ndarray) -> Any:
     """Return the number in an array of one element; another array as it is."""
     return array.item() if array.size == 1 else array
+
+
+def outputs_of(face: Face, value: Any) -> Outputs:
+    """Return the outputs of what a call has returned, in their order; None for those that were not
+    asked for."""
+    outputs: Outputs = [None] * len(face.outputs)
+    _collect(face.returns, value, outputs)
+    return outputs
 
 
 def _collect(tree: Any, value: Any, outputs: list[Any]) -> None:

@@ -42,7 +42,13 @@ JOB = {"image": "train.img", "least": 2, "most": 4, "inputs": [JOB_ARGUMENT],
        "launch": "mpirun -n {ranks}", "device": "gpu", "restarts": 2, "feed": "train"}
 
 # One message of each kind, every field filled.
+ERROR = {"kind": "InputError", "text": "input x"}
 EXAMPLES = {
+    "replica": {"spmd": "1", "host": "h", "machine": "m"}, "parting": {},
+    "opened": {"job": 1, "error": ERROR}, "made": {"call": 1, "length": 2, "error": ERROR},
+    "saved": {"call": 1, "length": 2}, "serve": {"job": 1, "image": 2, "state": ".npz"},
+    "keep": {"job": 1}, "read": {"call": 1}, "hush": {"call": 1}, "share": {"part": 0, "of": 2},
+    "call": {"job": 1, "call": 1, "entry": "infer", "streams": False, "length": 2},
     "join": {"agent": A, "host": "h", "name": "n", "device": "cpu", "processes": [PROCESS],
              "free": "20:00-06:00", "memory": 1 << 30, "cost": 0.1, "energy": 5,
              "slots": 4},

@@ -157,7 +157,7 @@ def joined(key: object, name: str, made: list[str], rows: int = 1) -> ModelCall:
     """A call of a model that notes what it is made of; key None: it is made by itself."""
     rule = JoinedRows(MOST, {"x": 0}, set(), [0])
 
-    def make(arguments: dict[str, Any], _: int) -> tuple[str, list[Any]]:
+    def make(arguments: dict[str, Any], *_: Any) -> tuple[str, list[Any]]:
         made.append("".join(arguments["x"]))
         return "", [np.array([*arguments["x"]])]
 

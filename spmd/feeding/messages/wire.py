@@ -36,6 +36,7 @@ from spmd.feeding.messages.field_kinds import (
     text,
     whole,
 )
+from spmd.files import ARCHIVES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,6 +132,8 @@ JOB: dict[str, Check] = {
     "words": each(text(), 256), "launch": text(), "device": text(64),
     "restarts": whole(0, 1 << 20), "feed": text(128),
 }
+# What has gone wrong, of the front of a server and its replicas: the class of the error, its text.
+ERROR = maybe(record(kind=text(64), text=text(65536)))
 
 # kind -> its fields. Raw frames come behind the header of those in FRAMED only.
 TABLE: dict[str, dict[str, Check]] = {
@@ -228,10 +231,28 @@ TABLE: dict[str, dict[str, Check]] = {
               "more": maybe(each(ALIKE, WORK_ITEMS))},
     "broken": {"id": identity, "broken": BROKEN},  # on_error="stop": there will be no such result
     "unknown": {"pipeline": name, "version": count, "ids": each(identity, WORK_ITEMS)},
+    # replica -> front of a server. replica: one that joins; opened: it has that job, or the error;
+    # made: what a call has given, or the error; saved: a frame of a call; parting: it ends once
+    # it is told to stop. length: of the JSON at the beginning of the frames.
+    "replica": {"spmd": text(64), "host": text(256), "machine": text(256)},
+    "opened": {"job": count, "error": ERROR},
+    "made": {"call": count, "length": whole(0, 1 << 40), "error": ERROR},
+    "saved": {"call": count, "length": whole(0, 1 << 40)},
+    "parting": {},
+    # front -> replica. serve: open this job, whose image is so long, and the rest of the frames a
+    # state file with this ending; keep: close all jobs but this one; read: a frame was read; hush:
+    # end the call; share: which part of the cores of its machine it takes.
+    "serve": {"job": count, "image": count, "state": maybe(one_of(*ARCHIVES))},
+    "keep": {"job": count},
+    "call": {"job": count, "call": count, "entry": maybe(text(256)), "streams": flag,
+             "length": whole(0, 1 << 40)},
+    "read": {"call": count},
+    "hush": {"call": count},
+    "share": {"part": count, "of": whole(1)},
 }
 OPTIONAL = {kind: {one for one, check in fields.items() if is_optional(check)}
             for kind, fields in TABLE.items()}
-FRAMED = frozenset({"given", "give_back", "put", "answer"})
+FRAMED = frozenset({"given", "give_back", "put", "answer", "serve", "call", "made", "saved"})
 IN_PIECES = "in_pieces"  # no kind of message: so many frames behind this one are the header of one
 
 

@@ -32,19 +32,19 @@ START_S = 20.0  # for a child to say its address
 SCHEDULER = "spmd.feeding.starting.serving"  # as a child
 
 
-def checked_listen(listen: str, folder: str) -> str:
+def checked_listen(listen: str, folder: str, option: str = "--listen") -> str:
     """An address to listen at. UsageError where others could reach it, and there are no keys."""
     host, _, port = listen.removeprefix("tcp://").rpartition(":")
     is_port = port == "*" or (port.isascii() and port.isdecimal() and int(port) <= LAST_PORT)
     if not listen.startswith("tcp://") or not host or not is_port:
-        raise UsageError(f"--listen {listen!r}", expected="tcp://HOST:PORT, as tcp://0.0.0.0:5570, "
+        raise UsageError(f"{option} {listen!r}", expected="tcp://HOST:PORT, as tcp://0.0.0.0:5570, "
                          f"with a port of at most {LAST_PORT}", remedy=HERE)
     if not folder and not is_loopback(host):
         raise UsageError(
             f"{listen} can be reached from other machines, and no keys are given",
             expected="a folder of keys", found="none",
             remedy="python -m spmd feed keys FOLDER, then --keys FOLDER here and for everybody "
-            f"who connects; or listen on this machine only: --listen {HERE}")
+            f"who connects; or listen on this machine only: {option} {HERE}")
     return listen
 
 
@@ -70,7 +70,7 @@ class Served:
         self.lines = Lines(keys, self._allows)
         try:
             router = self.lines.router(listen, keys.server_secret, keys.server)
-            address = _reached_at(listen, router.last_endpoint.decode())
+            address = reached_at(listen, router.last_endpoint.decode())
             self.scheduler = Scheduler(router, self.store, address=address, slice_s=slice_s,
                                        counts=self.counts)
             self.scheduler.looking = overview
@@ -122,8 +122,8 @@ def _stamp(folder: str) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _reached_at(listen: str, endpoint: str) -> str:
-    """The address with the port that was taken, and a name for "everywhere"."""
+def reached_at(listen: str, endpoint: str) -> str:
+    """Return the address with the port that was taken, and a name for "everywhere"."""
     host, port = listen.rpartition(":")[0], endpoint.rpartition(":")[2]
     if host in ("tcp://0.0.0.0", "tcp://*", "tcp://[::]"):
         host = f"tcp://{socket.gethostname()}"

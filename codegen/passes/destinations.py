@@ -79,12 +79,13 @@ class _Array:
 class _Placing:
     def __init__(self, loops: Loops) -> None:
         self.constants, self.named = loops.constants, loops.named
+        self.outputs = [o.value for o in loops.module.outputs]
 
     def region(self, region: Region) -> Region:
         ops = [op.mapped(self.region) for op in region.ops]
         if not any(_copies(op) for op in ops):
             return region.with_ops(ops)
-        line = _Line(ops, region.results)
+        line = _Line(ops, (*region.results, *self.outputs))
         placed = set[Value]()
         for array in line.arrays:
             for write in array.writes if not array.stale else ():
@@ -150,8 +151,8 @@ class _Placing:
 
 
 class _Line:
-    """The ops of a region by number; behind them, the region's results. made: by value, the op that
-    makes it; arrays: those into which something is copied."""
+    """The ops of a region by number; behind them, results of the region and outputs of the program.
+    made: by value, the op that makes it; arrays: those into which something is copied."""
 
     def __init__(self, ops: Sequence[Op], results: Iterable[Value]) -> None:
         self.ops = ops

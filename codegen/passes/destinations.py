@@ -15,6 +15,7 @@ from codegen.ir import Op, Region, Value, free_values
 from codegen.ops import Let
 from codegen.plan.element_ranges import ElementRange, loaded_ranges, range_of
 from codegen.plan.grammar import Keep, Kept, Lane, LibraryCall, Load, Nest, Reduce, Store
+from codegen.plan.in_place_states import versions
 from codegen.plan.indexing import affine, strides
 from codegen.plan.loops import Act, Do, Loops
 from codegen.plan.steps import memory_read, memory_written, relocated
@@ -79,12 +80,14 @@ class _Array:
 class _Placing:
     def __init__(self, loops: Loops) -> None:
         self.constants, self.named = loops.constants, loops.named
+        self.outputs = [o.value for o in loops.module.outputs]
+        self.in_states = versions(loops)
 
     def region(self, region: Region) -> Region:
         ops = [op.mapped(self.region) for op in region.ops]
         if not any(_copies(op) for op in ops):
             return region.with_ops(ops)
-        line = _Line(ops, region.results)
+        line = _Line(ops, (*region.results, *self.outputs))
         placed = set[Value]()
         for array in line.arrays:
             for write in array.writes if not array.stale else ():
@@ -140,6 +143,8 @@ class _Placing:
         stored = _stored(act, copy.value, copy.begin)
         if stored is None or copy.value in own or (own and not isinstance(act, Nest)):
             return False
+        if isinstance(act, LibraryCall) and not array.names.isdisjoint(self.in_states):
+            return False  # only stores write into a state where it lies
         for buffer, r, number, offset in loaded_ranges(act):
             if buffer not in array.names:
                 continue
@@ -150,8 +155,8 @@ class _Placing:
 
 
 class _Line:
-    """The ops of a region by number; behind them, the region's results. made: by value, the op that
-    makes it; arrays: those into which something is copied."""
+    """The ops of a region by number; behind them, results of the region and outputs of the program.
+    made: by value, the op that makes it; arrays: those into which something is copied."""
 
     def __init__(self, ops: Sequence[Op], results: Iterable[Value]) -> None:
         self.ops = ops

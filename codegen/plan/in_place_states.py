@@ -38,29 +38,40 @@ def choices(loops: Loops) -> frozenset[Choice]:
         for k in entry.rebinds
         for new in [module.bodies[number].results[module.states[k].new]]
         if new is not (old := module.inputs[module.states[k].input].value)
-        if _begins(new, defs) is old
+        if _begins(new, defs, set()) is old
     )
 
 
-def _begins(value: Value, known: DefUse) -> Value | None:
+def versions(loops: Loops) -> set[Value]:
+    """Return what choices says that a state is on the way through an entry, from store to store."""
+    module, found = loops.module, set[Value]()
+    for number, k in choices(loops):
+        new = module.bodies[number].results[module.states[k].new]
+        _begins(new, module.def_use, found)
+    return found
+
+
+def _begins(value: Value, known: DefUse, passed: set[Value]) -> Value | None:
     """The array whose elements a value has at first, through all that stores write into it; None
-    where something else writes."""
+    where something else writes. passed: gets all of them."""
+    passed.add(value)
     while (op := known.defs.get(value)) is not None:
         base: Value | None = value
         if isinstance(op.what, Do):
             base = _stored_over(op.what, value)
         elif isinstance(op.what, Loop):
             k, body = op.results.index(value), op.regions[-1]
-            if _begins(body.results[k], known) is not body.args[k]:
+            if _begins(body.results[k], known, passed) is not body.args[k]:
                 return None
             base = op.operands[k]
         elif isinstance(op.what, Branch):
             k = op.results.index(value)
-            bases = {_begins(arm.results[k], known) for arm in op.regions}
+            bases = {_begins(arm.results[k], known, passed) for arm in op.regions}
             base = bases.pop() if len(bases) == 1 else None
         if base is None or base is value:
             return None
         value = base
+        passed.add(value)
     return value
 
 

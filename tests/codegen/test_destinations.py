@@ -195,3 +195,22 @@ def test_values_need_no_memory_of_their_own(step):
 @pytest.mark.parametrize("step", NOT, ids=lambda f: f.__name__)
 def test_values_that_are_needed_apart_have_memory(step):
     assert temporaries(program_of(step)) > 0
+
+
+def test_values_that_are_outputs_too():
+    """They are read behind all ops, though the body of a program has no results."""
+    @spmd.program(mesh=("r",))
+    def returned():
+        x, y, z = (spmd.input(name, (3, N), F64) for name in "xyz")
+        row = np.cumsum(x[0]) + y[0]
+        first = z.copy()
+        y[2] = row
+        z[0] = y[0] + 1
+        return first, y, z, row
+
+    x, y, z = (np.arange(3.0 * N).reshape(3, N) % k for k in (5, 7, 11))
+    image = spmd.build(returned)
+    for ranks in (1, 3):
+        found = image.run(ranks=ranks, x=x, y=y, z=z)
+        for array, wanted in zip(found, returned.eager(x=x, y=y, z=z), strict=True):
+            np.testing.assert_array_equal(array, wanted)

@@ -208,3 +208,41 @@ class Counts:
     def count(self) -> None:
         self.written[1] += 1
         self.bound += 1
+
+
+@spmd.program(mesh=("r",))
+class Routines:
+    """Results of routines are stored into parts of states."""
+
+    def __init__(self) -> None:
+        self.spectra = np.zeros((3, 16, 16), np.complex128)
+        self.products = np.zeros((3, 16, 16))
+
+    @spmd.entry
+    def add(self) -> Any:
+        x = spmd.input("x", (16, 16), np.float64)
+        self.spectra[1] = np.fft.fft(x + 0j)
+        product = x @ x.T
+        for k in spmd.range(2):
+            self.products[k + 1] = product @ x
+            product = product + self.products[k + 1] @ x.T
+        assert product[0, 0] < 1e6, "too large"
+        return product
+
+    @spmd.entry
+    def both(self) -> Any:
+        return self.spectra, self.products
+
+
+def test_what_routines_make_is_stored_into_states_where_they_lie() -> None:
+    image = spmd.build(Routines)
+    plan = compiler.lower(Routines.graph({})).finished
+    assert {e.name: e.updates for e in plan.entries}["add"] == (0, 1)
+    x = np.arange(256.0).reshape(16, 16) % 7 / 7
+    for ranks in (1, 3):
+        with image.open(ranks=ranks) as job, Routines.eager() as plain:
+            np.testing.assert_allclose(job.add(x=x), plain.add(x=x), rtol=1e-12)
+            with pytest.raises(CheckError, match="too large"):
+                job.add(x=x * 1e4)
+            for found, wanted in zip(job.both(), plain.both(), strict=True):
+                np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from codegen.errors import InputError, SpmdError, UsageError
 from spmd.serving import tensors
@@ -87,7 +87,7 @@ class WebApplication:
             ("GET", "/metrics", self._metrics))]
         app = Starlette(routes=routes, exception_handlers={
             Refusal: _answer, SpmdError: _answer, HTTPException: _no_such_page})
-        return _Guarded(app, access)
+        return _Lingering(_Guarded(app, access))
 
     # ---- what is there
 
@@ -308,3 +308,33 @@ class _Guarded:
             wrong = self._access.refusal(headers.get(b"authorization", b""),
                                          headers.get(b"origin"))
         await (self._app if wrong is None else refused(wrong))(scope, receive, send)
+
+
+class _Lingering:
+    """An application that drops what it has not read of a body before its answer ends: a client
+    that still sends when the connection closes never reads the answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        unread = scope["type"] == "http"
+
+        async def receiving() -> Message:
+            nonlocal unread
+            piece = await receive()
+            unread = piece.get("more_body", False)
+            return piece
+
+        async def sending(message: Message) -> None:
+            if not unread or message["type"] != "http.response.body" or message.get("more_body"):
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BODY_S):
+                    while unread:
+                        await receiving()
+            await send({"type": "http.response.body", "body": b""})
+
+        await self._app(scope, receiving, sending)

@@ -188,6 +188,10 @@ BAD: dict[str, tuple[int, str, Any, dict[str, str], str]] = {
     "text": (400, "things.add", {"inputs": [{**X, "data": ["a", "b", "c"]}]}, {}, "no float64"),
     "ragged": (400, "things.add", {"inputs": [{**X, "data": [[1], [2, 3]]}]}, {}, "regular"),
     "too few": (400, "things.add", {"inputs": [{**X, "data": [1]}]}, {}, "another shape"),
+    "huge beside 0": (400, "things.add", {"inputs": [tensor("x", "FP64", [0, 1 << 47, 1 << 47], [])]},
+                      {}, "no proper shape"),
+    "no truth": (400, "things.kinds", {"inputs": [tensor("x_bool", "BOOL", [3], [0, 1, 1])]}, {},
+                 "expected: true and false"),
     "negative": (400, "things.add", {"inputs": [{**X, "shape": [-1]}]}, {}, "no proper shape"),
     "other dtype": (400, "things.scaled", {"inputs": [
         tensor("w.a", "FP64", [1, 2], [1, 2]), tensor("w.b.0", "FP32", [2], [1, 2])]}, {},
@@ -244,6 +248,16 @@ def test_a_body_that_is_too_long_is_not_read(server):
     server.waits_for(refused, before + 1)
 
 
+@pytest.mark.parametrize("path, status", [
+    ("models/things.add/infer", 413), ("models/things.at/infer", 404), ("at", 404)])
+def test_an_answer_before_the_end_of_a_body_is_read(path, status, server):
+    """By a client that sends all of the body first, on a connection that the answer closes."""
+    body = b" " * (1 << 24)
+    for _ in range(3):
+        answer = server.asked("POST", f"/v2/{path}", body, Connection="close")
+        assert answer.status == status, answer.error
+
+
 def test_a_page_that_is_not_there(server):
     assert "POST /v2/models/MODEL/infer" in server.asked("GET", "/v3").error
     assert server.asked("GET", "/v2/models/things.add/infer").status == 405
@@ -264,7 +278,7 @@ def behind_a_nap(server: Server, seconds: float) -> None:
     """What is said of the queue while a call of so many seconds runs."""
     waiting, calls = "spmd_requests_waiting", 'spmd_call_seconds_count{model="things.rest"}'
     with in_threads(1, lambda: server.infer("things.rest", nap(seconds))) as answers:
-        until(lambda: b"waits behind 0 others" in server.infer(
+        until(lambda: b"waits behind 1 other\\n" in server.infer(
             "things.rest", nap(0, timeout=20_000)).body)
         began = server.metric(calls)
         connections = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]

@@ -188,7 +188,8 @@ BAD: dict[str, tuple[int, str, Any, dict[str, str], str]] = {
     "text": (400, "things.add", {"inputs": [{**X, "data": ["a", "b", "c"]}]}, {}, "no float64"),
     "ragged": (400, "things.add", {"inputs": [{**X, "data": [[1], [2, 3]]}]}, {}, "regular"),
     "too few": (400, "things.add", {"inputs": [{**X, "data": [1]}]}, {}, "another shape"),
-    "huge beside 0": (400, "things.add", {"inputs": [tensor("x", "FP64", [0, 1 << 47, 1 << 47], [])]},
+    "huge beside 0": (400, "things.add", {"inputs": [
+        tensor("x", "FP64", [0, 1 << 47, 1 << 47], [])]},
                       {}, "no proper shape"),
     "no truth": (400, "things.kinds", {"inputs": [tensor("x_bool", "BOOL", [3], [0, 1, 1])]}, {},
                  "expected: true and false"),

@@ -329,6 +329,8 @@ def guarded_until_it_ends(image: Path, words: tuple[object, ...], cert: str, nap
         remote = spmd.connect(server.url, token="second", cafile=cert)
         with pytest.raises(spmd.UsageError, match="spmd serve IMAGE --allow add"):
             remote["things.add"](x=np.ones(3))
+        refused = b'spmd_requests_total{model="things.add",status="403"} 1.0'
+        assert refused in remote._asked("GET", "/metrics", None, {})[0]
         rest = remote["things.rest"]
         with in_threads(3, lambda: rest(seconds=nap)) as found:
             until(lambda: b"waiting 2.0" in remote._asked("GET", "/metrics", None, {})[0], nap)

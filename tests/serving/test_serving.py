@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 import spmd
 from spmd import SpmdError
+from spmd.serving.serve_command import CLOSING_S
 from tests.conftest import PATIENCE, Finished, at_some_pace, until
 from tests.serving.serving_kit import JSON_LENGTH, Server, in_threads, serving, tensor
 
@@ -339,6 +341,25 @@ def guarded_until_it_ends(image: Path, words: tuple[object, ...], cert: str, nap
         assert [list(u) for u in found] == [[1, 1]] * 3
         remote.close()
         server.launch.finish().expect(143)
+
+
+def test_sigterm_refuses_requests_whose_body_has_not_come(image):
+    """They, and connections on which an answer stands before the end of a body, do not delay it."""
+    with serving(image) as server:
+        head = b"POST /v2/models/%s/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{"
+        connections = []
+        for model in (b"things.rest", b"things.at"):
+            connections.append(socket.create_connection(("127.0.0.1", server.port), PATIENCE))
+            connections[-1].sendall(head % model)
+        assert connections[1].recv(100).startswith(b"HTTP/1.1 404 ")
+        server.waits_for('spmd_requests_total{model="",status="404"}', 1)
+        began = time.monotonic()
+        server.launch.process.send_signal(signal.SIGTERM)
+        assert connections[0].recv(100).startswith(b"HTTP/1.1 503 ")
+        server.launch.finish().expect(143)
+        assert time.monotonic() - began < CLOSING_S
+        for connection in connections:
+            connection.close()
 
 
 def refusal(rest: Any) -> str:

@@ -288,11 +288,14 @@ class CallQueue:
         self._row_took[key] = took
 
     def _late(self, waiting: Waiting, seconds: float) -> DeadlineError:
-        has_begun = waiting.call is None
+        found = "a call that still runs: its result is dropped"
+        with self._changed:
+            if waiting.call is not None:
+                before = self._waiting.index(waiting) + self._running
+                found = f"a call that waits behind {before} other{'s' * (before != 1)}"
         return DeadlineError(
             f"the call has no result after {seconds:g} s", expected="a result by the deadline",
-            found="a call that still runs: its result is dropped"
-            if has_begun else f"a call that waits behind {len(self._waiting) - 1} others",
+            found=found,
             remedy="a longer timeout in the request, at most --timeout SECONDS of spmd serve")
 
     def _withdraw(self, waiting: Waiting) -> None:

@@ -54,10 +54,10 @@ class InferenceServer:
     @contextmanager
     def request(self, name: str, version: str | None) -> Iterator[ServedModel]:
         """Give the model of a request; count the request by what becomes of it inside."""
-        began, label, status = time.perf_counter(), "", GONE
+        began, status = time.perf_counter(), GONE
+        label = name if name in self.repository.models else ""
         try:
             model = self.repository.callable_model(name, version)
-            label = name
             self.queue.check_open()
             yield model
             status = 200

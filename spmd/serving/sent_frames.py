@@ -18,6 +18,7 @@ from spmd.serving.call_queue import FullError
 
 STALL_S = 2.0  # without a frame read, once as many wait as may: then the call is ended
 LOOK_S = 1e-3  # between two looks at whether there is room
+FRAME_BYTES = 512  # that a frame takes beside its elements
 
 
 class SentFrame(NamedTuple):
@@ -44,9 +45,10 @@ class SentFrames(FrameQueue):
         """Send a frame to the event loop; where too many wait there, wait until one has been read.
         Raises FullError where none is read for STALL_S."""
         self.look()
-        self._sent += array.nbytes
+        size = _bytes_of(array)
+        self._sent += size
         read, since = self._read, time.monotonic()
-        while self._sent - self._read > max(self._most, array.nbytes):
+        while self._sent - self._read > max(self._most, size):
             if self._read != read:
                 read, since = self._read, time.monotonic()
             elif time.monotonic() - since > STALL_S:
@@ -74,5 +76,10 @@ class SentFrames(FrameQueue):
         """Wait for the next frame; None: there is none left."""
         item = await self._arrived.get()
         if item is not None:
-            self._read += item.array.nbytes
+            self._read += _bytes_of(item.array)
         return item
+
+
+def _bytes_of(array: np.ndarray) -> int:
+    """Return how much memory a frame takes while it waits."""
+    return array.nbytes + FRAME_BYTES

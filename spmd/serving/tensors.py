@@ -25,6 +25,7 @@ DATATYPES = {
 }
 NAMES = {dtype: datatype for datatype, dtype in DATATYPES.items()}
 MOST_DIMS = 8
+MOST_ELEMENTS = 1 << 48  # what a shape has without its zeros
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # JSON has none
 
 
@@ -50,9 +51,12 @@ def checked_dtype(name: str, datatype: Any) -> np.dtype:
 def checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     """Return a shape of a message. Raises InputError unless it is a list of a few extents."""
     if (not isinstance(shape, list) or len(shape) > MOST_DIMS
-            or not all(type(extent) is int and 0 <= extent < 1 << 48 for extent in shape)):
+            or not all(type(extent) is int and extent >= 0 for extent in shape)):
         raise InputError(f"tensor {name} has no proper shape", found=brief(shape),
                          expected=f"a list of at most {MOST_DIMS} integers of 0 or more")
+    if math.prod(filter(None, shape)) >= MOST_ELEMENTS:  # NumPy refuses it beside a 0, too
+        raise InputError(f"tensor {name} has no proper shape", found=brief(shape),
+                         expected="a shape of which an array can be")
     return tuple(shape)
 
 
@@ -102,8 +106,10 @@ def _numbers(name: str, dtype: np.dtype, data: list[Any]) -> np.ndarray:
                          expected=f"numbers of {dtype}", found=brief(data)) from None
     kinds = {"b": "b", "i": "iu", "u": "iu"}.get(dtype.kind, "iuf" if dtype.kind != "c" else "")
     if array.size and array.dtype.kind not in kinds:
+        expected = {"b": "true and false", "c": "complex numbers as bytes"}.get(
+            dtype.kind, f"numbers of {dtype}")
         raise InputError(f"tensor {name} has data that are no {dtype}", found=brief(data),
-                         expected=f"numbers of {dtype}" if kinds else "complex numbers as bytes")
+                         expected=expected)
     if array.size and dtype.kind in "iu":
         limits = np.iinfo(dtype)
         if int(array.min()) < limits.min or int(array.max()) > limits.max:

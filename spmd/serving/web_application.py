@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing, suppress
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,10 +19,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from codegen.errors import InputError, SpmdError, UsageError
 from spmd.serving import tensors
+from spmd.serving.call_queue import DrainingError
 from spmd.serving.infer_messages import (
     HEADER,
     KIND,
@@ -38,6 +40,7 @@ from spmd.serving.served_models import Answer
 
 LENGTH = HEADER.lower().encode()
 BODY_S = 30.0  # for a whole body to come
+LOOK_S = 0.5  # without a piece of it, then whether the server ends is asked
 RETRY_S = 5  # later a client may ask again
 HEALTH = ("/v2/health/live", "/v2/health/ready")
 MODEL = "/v2/models/{model}"
@@ -87,7 +90,7 @@ class WebApplication:
             ("GET", "/metrics", self._metrics))]
         app = Starlette(routes=routes, exception_handlers={
             Refusal: _answer, SpmdError: _answer, HTTPException: _no_such_page})
-        return _Guarded(app, access)
+        return _Lingering(_Guarded(app, access), self._piece)
 
     # ---- what is there
 
@@ -206,23 +209,32 @@ class WebApplication:
         length = header_of(headers, b"content-length") or ""
         if length.isdigit() and int(length[:19]) > self.server.most_bytes:
             raise self._too_long(length)
-        parts, size, more = [], 0, True
+        parts, size, more, end = [], 0, True, time.monotonic() + BODY_S
         try:
-            async with asyncio.timeout(BODY_S):
-                while more:
-                    piece = await request.receive()
-                    if piece["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    parts.append(piece.get("body", b""))
-                    size, more = size + len(parts[-1]), piece.get("more_body", False)
-                    if size > self.server.most_bytes:
-                        raise self._too_long(f"{size} or more")
+            while more:
+                piece = await self._piece(request.receive, end)
+                if piece["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                parts.append(piece.get("body", b""))
+                size, more = size + len(parts[-1]), piece.get("more_body", False)
+                if size > self.server.most_bytes:
+                    raise self._too_long(f"{size} or more")
         except (TimeoutError, ClientDisconnect):
             raise Refusal(400, InputError(
                 "the body ended too early", found=f"{size} bytes",
                 expected=f"{length or 'all'} bytes within {BODY_S:g} s"),
                 {"Connection": "close"}) from None
         return b"".join(parts)
+
+    async def _piece(self, receive: Receive, end: float) -> Message:
+        """Wait for the next piece of a body. Raises TimeoutError once the clock is past end, and
+        DrainingError where the server ends meanwhile: a call would be refused then."""
+        while (left := end - time.monotonic()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(LOOK_S, left)):
+                    return await receive()
+            self.server.queue.check_open()
+        raise TimeoutError
 
     def _too_long(self, size: str) -> Refusal:
         return Refusal(413, InputError(
@@ -308,3 +320,34 @@ class _Guarded:
             wrong = self._access.refusal(headers.get(b"authorization", b""),
                                          headers.get(b"origin"))
         await (self._app if wrong is None else refused(wrong))(scope, receive, send)
+
+
+class _Lingering:
+    """An application that drops what it has not read of a body before its answer ends: a client
+    that still sends when the connection closes never reads the answer. piece: waits for the next
+    piece of a body."""
+
+    def __init__(self, app: ASGIApp, piece: Callable[[Receive, float], Awaitable[Message]]) -> None:
+        self._app, self._piece = app, piece
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        unread = scope["type"] == "http"
+
+        async def receiving() -> Message:
+            nonlocal unread
+            piece = await receive()
+            unread = piece.get("more_body", False)
+            return piece
+
+        async def sending(message: Message) -> None:
+            if not unread or message["type"] != "http.response.body" or message.get("more_body"):
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            end = time.monotonic() + BODY_S
+            with suppress(TimeoutError, DrainingError):
+                while unread:
+                    await self._piece(receiving, end)
+            await send({"type": "http.response.body", "body": b""})
+
+        await self._app(scope, receiving, sending)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 import spmd
 from spmd import SpmdError
+from spmd.serving.serve_command import CLOSING_S
 from tests.conftest import PATIENCE, Finished, at_some_pace, until
 from tests.serving.serving_kit import JSON_LENGTH, Server, in_threads, serving, tensor
 
@@ -188,6 +190,11 @@ BAD: dict[str, tuple[int, str, Any, dict[str, str], str]] = {
     "text": (400, "things.add", {"inputs": [{**X, "data": ["a", "b", "c"]}]}, {}, "no float64"),
     "ragged": (400, "things.add", {"inputs": [{**X, "data": [[1], [2, 3]]}]}, {}, "regular"),
     "too few": (400, "things.add", {"inputs": [{**X, "data": [1]}]}, {}, "another shape"),
+    "huge beside 0": (400, "things.add", {"inputs": [
+        tensor("x", "FP64", [0, 1 << 47, 1 << 47], [])]},
+                      {}, "no proper shape"),
+    "no truth": (400, "things.kinds", {"inputs": [tensor("x_bool", "BOOL", [3], [0, 1, 1])]}, {},
+                 "expected: true and false"),
     "negative": (400, "things.add", {"inputs": [{**X, "shape": [-1]}]}, {}, "no proper shape"),
     "other dtype": (400, "things.scaled", {"inputs": [
         tensor("w.a", "FP64", [1, 2], [1, 2]), tensor("w.b.0", "FP32", [2], [1, 2])]}, {},
@@ -244,6 +251,16 @@ def test_a_body_that_is_too_long_is_not_read(server):
     server.waits_for(refused, before + 1)
 
 
+@pytest.mark.parametrize("path, status", [
+    ("models/things.add/infer", 413), ("models/things.at/infer", 404), ("at", 404)])
+def test_an_answer_before_the_end_of_a_body_is_read(path, status, server):
+    """By a client that sends all of the body first, on a connection that the answer closes."""
+    body = b" " * (1 << 24)
+    for _ in range(3):
+        answer = server.asked("POST", f"/v2/{path}", body, Connection="close")
+        assert answer.status == status, answer.error
+
+
 def test_a_page_that_is_not_there(server):
     assert "POST /v2/models/MODEL/infer" in server.asked("GET", "/v3").error
     assert server.asked("GET", "/v2/models/things.add/infer").status == 405
@@ -264,7 +281,7 @@ def behind_a_nap(server: Server, seconds: float) -> None:
     """What is said of the queue while a call of so many seconds runs."""
     waiting, calls = "spmd_requests_waiting", 'spmd_call_seconds_count{model="things.rest"}'
     with in_threads(1, lambda: server.infer("things.rest", nap(seconds))) as answers:
-        until(lambda: b"waits behind 0 others" in server.infer(
+        until(lambda: b"waits behind 1 other\\n" in server.infer(
             "things.rest", nap(0, timeout=20_000)).body)
         began = server.metric(calls)
         connections = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
@@ -314,6 +331,8 @@ def guarded_until_it_ends(image: Path, words: tuple[object, ...], cert: str, nap
         remote = spmd.connect(server.url, token="second", cafile=cert)
         with pytest.raises(spmd.UsageError, match="spmd serve IMAGE --allow add"):
             remote["things.add"](x=np.ones(3))
+        refused = b'spmd_requests_total{model="things.add",status="403"} 1.0'
+        assert refused in remote._asked("GET", "/metrics", None, {})[0]
         rest = remote["things.rest"]
         with in_threads(3, lambda: rest(seconds=nap)) as found:
             until(lambda: b"waiting 2.0" in remote._asked("GET", "/metrics", None, {})[0], nap)
@@ -322,6 +341,25 @@ def guarded_until_it_ends(image: Path, words: tuple[object, ...], cert: str, nap
         assert [list(u) for u in found] == [[1, 1]] * 3
         remote.close()
         server.launch.finish().expect(143)
+
+
+def test_sigterm_refuses_requests_whose_body_has_not_come(image):
+    """They, and connections on which an answer stands before the end of a body, do not delay it."""
+    with serving(image) as server:
+        head = b"POST /v2/models/%s/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{"
+        connections = []
+        for model in (b"things.rest", b"things.at"):
+            connections.append(socket.create_connection(("127.0.0.1", server.port), PATIENCE))
+            connections[-1].sendall(head % model)
+        assert connections[1].recv(100).startswith(b"HTTP/1.1 404 ")
+        server.waits_for('spmd_requests_total{model="",status="404"}', 1)
+        began = time.monotonic()
+        server.launch.process.send_signal(signal.SIGTERM)
+        assert connections[0].recv(100).startswith(b"HTTP/1.1 503 ")
+        server.launch.finish().expect(143)
+        assert time.monotonic() - began < CLOSING_S
+        for connection in connections:
+            connection.close()
 
 
 def refusal(rest: Any) -> str:

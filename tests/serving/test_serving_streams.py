@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from spmd.serving.call_queue import FullError
+from spmd.serving.sent_frames import FRAME_BYTES, SentFrames
 from tests.conftest import PATIENCE, at_some_pace, until
 from tests.serving.serving_kit import Server, in_threads, serving, tensor
 from tests.serving.texts import folder_of
@@ -157,3 +161,20 @@ def test_a_client_that_does_not_read_ends_its_stream(server):
     text = connection.getresponse().read()
     assert f"at most {MOST_BODY} bytes that wait" in events(text)[-1]["error"]
     connection.close()
+
+
+def test_frames_of_few_elements_take_memory_too():
+    """A token has four bytes: a million that wait take much more."""
+    sent = []
+
+    def save(frames: SentFrames) -> None:
+        for token in range(2 * MOST_BODY // FRAME_BYTES):
+            frames.put("token", np.array(token))
+            sent.append(token)
+
+    async def run() -> None:
+        with pytest.raises(FullError, match=f"at most {MOST_BODY} bytes"):
+            await asyncio.to_thread(save, SentFrames(MOST_BODY))
+
+    asyncio.run(run())
+    assert len(sent) == MOST_BODY // (FRAME_BYTES + 8)

@@ -230,10 +230,11 @@ class WebApplication:
         """Wait for the next piece of a body. Raises TimeoutError once the clock is past end, and
         DrainingError where the server ends meanwhile: a call would be refused then."""
         while (left := end - time.monotonic()) > 0:
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(min(LOOK_S, left)):
                     return await receive()
-            self.server.queue.check_open()
+            except TimeoutError:
+                self.server.queue.check_open()
         raise TimeoutError
 
     def _too_long(self, size: str) -> Refusal:

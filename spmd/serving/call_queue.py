@@ -291,7 +291,7 @@ class CallQueue:
         found = "a call that still runs: its result is dropped"
         with self._changed:
             if waiting.call is not None:
-                before = self._waiting.index(waiting) + self._running
+                before = self._waiting.index(waiting) + self.running
                 found = f"a call that waits behind {before} other{'s' * (before != 1)}"
         return DeadlineError(
             f"the call has no result after {seconds:g} s", expected="a result by the deadline",

@@ -171,6 +171,8 @@ class _Line:
                 if v in before:
                     before[v].stale = True
             for x, v in self.begins(k):
+                if x in before:  # another array begins so too, perhaps by the same op
+                    before[x].stale = True
                 array = latest.pop(x, None)
                 if array is None:
                     array = _Array(x, self.made.get(x, -1))

@@ -214,3 +214,24 @@ def test_values_that_are_outputs_too():
         found = image.run(ranks=ranks, x=x, y=y, z=z)
         for array, wanted in zip(found, returned.eager(x=x, y=y, z=z), strict=True):
             np.testing.assert_array_equal(array, wanted)
+
+
+def test_two_copies_of_an_array_that_is_read_behind():
+    """Both begin as it is, in one nest; neither may be written over it."""
+    @spmd.program(mesh=("r",))
+    def copies():
+        x, y = (spmd.input(name, (6, N), F64, layout=(None, None)) for name in "xy")
+        row = np.tanh(y[1] * 2 + x[3])
+        sums = np.cumsum(row) * np.sum(row)
+        first, second = x.copy(), x.copy()
+        first[0] = y[0] * 2
+        second[0] = y[0] * 3
+        first[1] = row
+        return first, second, np.cumsum(x, axis=0), sums
+
+    x, y = np.arange(6.0 * N).reshape(6, N) % 11, np.arange(6.0 * N).reshape(6, N) % 7
+    image = spmd.build(copies)
+    for ranks in (1, 3):
+        found = image.run(ranks=ranks, x=x, y=y)
+        for array, wanted in zip(found, copies.eager(x=x, y=y), strict=True):
+            np.testing.assert_allclose(array, wanted, rtol=1e-12)

@@ -241,7 +241,8 @@ class _Rewriting:
         if acts is None:
             return None
         places: dict[Value, tuple[Value, Expr]] = {}
-        begins = [pair for pair in what.begins if pair[1] not in self.array_of]
+        begins = [(x, v) for x, v in what.begins
+                  if v not in self.array_of or v is self.array_of[v].root]
         gone, new = set[Value](copied), list[Value]()
         for array in arrays:
             old, now = array.version(k), array.version(k + 1)

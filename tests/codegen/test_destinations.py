@@ -235,3 +235,24 @@ def test_two_copies_of_an_array_that_is_read_behind():
         found = image.run(ranks=ranks, x=x, y=y)
         for array, wanted in zip(found, copies.eager(x=x, y=y), strict=True):
             np.testing.assert_allclose(array, wanted, rtol=1e-12)
+
+
+def test_an_array_that_begins_as_another_still_does():
+    """A later array, into which something is computed, begins as it."""
+    @spmd.program(mesh=("r",))
+    def begun():
+        a, b = (spmd.input(name, (5, N), F64, layout=(None, None)) for name in "ab")
+        b[4, 2:6] = a[0, :4]
+        row = a[1] * 3 + b[2]
+        total = np.cumsum(row)
+        first, second = b.copy(), b.copy()
+        first[3], second[3] = a[4] * 2, a[4] * 3
+        b[-1] = row
+        return b, first, second, total
+
+    a, b = (np.arange(5.0 * N).reshape(5, N) % k + 1 for k in (5, 7))
+    image = spmd.build(begun)
+    for ranks in (1, 3):
+        found = image.run(ranks=ranks, a=a, b=b)
+        for array, wanted in zip(found, begun.eager(a=a, b=b), strict=True):
+            np.testing.assert_array_equal(array, wanted)

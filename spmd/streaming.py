@@ -53,8 +53,8 @@ class _Frame:
 
 
 class Streaming:
-    """What a call does for its stream, in one process. queue: is given the name of a save and each
-    of its frames, as an array of its own; what it raises ends the call."""
+    """Hands on the frames that a call saves, in one process. queue: gets the name of a save and
+    each of its frames, as an array of its own; what it raises ends the call."""
 
     def __init__(self, face: Face, queue: FrameQueue) -> None:
         self.face, self.queue = face, queue

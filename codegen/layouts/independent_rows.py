@@ -70,8 +70,8 @@ def _of_body(graph: Module, region: Region, entry: Entry | None) -> IndependentR
 
 
 class _Dependences:
-    """What a block of rows along one dim depends on. wanted: of each value that it depends on, the
-    part; a dim that is not cut along ROWS is wanted whole."""
+    """Finds on what a block of rows along one dim depends. wanted: of each value that it
+    depends on, the part; a dim that is not cut along ROWS is wanted whole."""
 
     def __init__(self, graph: Module, dim: Scalar) -> None:
         assert dim.sym is not None
@@ -251,7 +251,7 @@ class _Dependences:
             self.region(region)
 
     def loop(self, op: Op) -> None:
-        """What is wanted of a carried value is wanted in every turn."""
+        """Want in every turn of a loop what is wanted of a carried value."""
         self.check_fields(op)
         *condition, body = op.regions
         for region in condition:

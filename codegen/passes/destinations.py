@@ -213,7 +213,7 @@ class _Line:
 
 
 class _Rewriting:
-    """What becomes of the ops of a region once the makers of copies are chosen."""
+    """Rewrites the ops of a region once the makers of copies are chosen."""
 
     def __init__(self, line: _Line, constants: Mapping[Value, object]) -> None:
         self.line, self.constants = line, constants

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 Outputs = list[Any]  # arrays by their numbers; None for those that are not computed
 
 class CallPlace(Protocol):
-    """Where calls are made beside the job of this process. name: in metrics; has_left: it makes no
-    more."""
+    """A replica, as a place where calls are made. name: in metrics; has_left: it makes no more."""
 
     name: str
     has_left: bool

@@ -1,4 +1,4 @@
-"""What the front of a server and its replicas tell each other of calls: arrays, errors, frames.
+"""Messages of calls between the front of a server and its replicas: arrays, errors, frames.
 
 In: arguments or outputs of a call. Out: raw frames of a message, and back. Always holds: no frame
 is longer than a socket takes.

@@ -22,7 +22,7 @@ FRAME_BYTES = 512  # that a frame takes beside its elements
 
 
 class SentFrame(NamedTuple):
-    """What a call has saved at a time. version: of the job that was called."""
+    """A frame that a call has saved. version: of the job that was called."""
 
     version: str
     name: str

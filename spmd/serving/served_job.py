@@ -31,8 +31,8 @@ DIGITS = 12  # of a digest, in versions
 
 @dataclass(frozen=True)
 class JobSource:
-    """What a job is opened from. image: an image, or a FILE.py[:NAME], which is built with these
-    settings; state: a state file, or None for what `__init__` makes."""
+    """The files from which a job is opened. image: an image, or a FILE.py[:NAME], which is built
+    with these settings; state: a state file, or None for what `__init__` makes."""
 
     image: str
     state: str | None = None

@@ -32,7 +32,7 @@ GENERATE_KEYS = ("id", "parameters")  # of a body of `generate`, beside inputs a
 
 
 class Answer(NamedTuple):
-    """What a call has given. version: of the job that was called; outputs: name and array of each,
+    """The result of a call. version: of the job that was called; outputs: name and array of each,
     and whether it goes as bytes."""
 
     version: str

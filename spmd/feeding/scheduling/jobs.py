@@ -134,7 +134,7 @@ class Jobs:
     # ---- agents
 
     def heard(self, agent: KnownAgent, there: Mapping[str, list[Any]]) -> None:
-        """What an agent says of its jobs: it gets those that it should start, and end."""
+        """Answer what an agent says of its jobs by those that it should start, and end."""
         for one in self.known.values():
             if one.state != "running" or one.agent != agent.agent:
                 continue
@@ -161,7 +161,7 @@ class Jobs:
                 self._lose(one, f"its agent on {one.host} has ended")
 
     def tick(self, now: float, late: float) -> None:
-        """What is due by the clock. late: for how long we were held up, and heard nobody."""
+        """Do what is due by the clock. late: for how long we were held up, and heard nobody."""
         for one in self._started():
             self.seen[one.job] += max(late, 0.0)
             if now - self.seen[one.job] > SILENT_S:

@@ -115,7 +115,7 @@ def _fetched(client: Client, job: str, outputs: Any) -> int:
 
 
 def _follow(kind: str, text: str) -> None:
-    """What comes of a job, as it would of a run here."""
+    """Print what comes of a job, as a run here would."""
     if kind == "note":
         print(shown(f"spmd feed: {text}"), file=sys.stderr, flush=True)
     else:

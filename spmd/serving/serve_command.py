@@ -65,6 +65,9 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
                          "ADDRESS")
     tokens = _tokens(asked.token_file) if asked.token_file else []
     _check_tls(asked.tls_cert, asked.tls_key)
+    for folder in asked.load_from:
+        if not os.path.isdir(folder):
+            raise UsageError(f"--load-from {folder}", expected="a folder", found="none there")
     options: dict[str, Any] | None = {name: getattr(asked, name) for name in OPTIONS
                                       if hasattr(asked, name) and name != "state"}
     if asked.ranks == 0:

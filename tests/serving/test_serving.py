@@ -378,6 +378,7 @@ def test_what_the_command_refuses(image, server, built, tmp_path, spmd_here, mon
 
     serve("--port", server.port).expect(69, "cannot listen at 127.0.0.1", "--port 0")
     serve("--allow", "ad", "--port", 0).expect(2, "has no such entry", "try:      add")
+    serve("--load-from", tmp_path / "none").expect(2, "/none", "expected: a folder")
     serve("--token-file", tmp_path / "empty").expect(65, "has no token")
     serve("--tls-cert", tmp_path / "empty").expect(2, "its key")
     serve("--tls-cert", tmp_path / "empty", "--tls-key", tmp_path / "empty").expect(65, "no cert")

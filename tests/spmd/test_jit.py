@@ -509,6 +509,20 @@ def test_arguments_that_are_none() -> None:
             spmd.jit(wrong)
 
 
+class Made:  # as classes of messages are that a library makes
+    def __init__(self) -> None:
+        self.factor = 2.0
+
+
+Made.__module__ = None  # type: ignore[assignment]
+MADE = Made()
+
+
+def test_objects_of_classes_without_a_module() -> None:
+    twice = spmd.jit(lambda x: x * MADE.factor)
+    np.testing.assert_array_equal(twice(np.ones(3)), 2 * np.ones(3))
+
+
 def test_what_is_not_known_while_building() -> None:
     def shaped(x: Any, n: Any) -> Any:
         return np.zeros(n) + x[0]

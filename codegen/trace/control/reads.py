@@ -137,7 +137,7 @@ class _Walk:
             return self.array(np.asarray(x))
         if isinstance(x, types.FunctionType):
             return self.function(x)
-        if kind.__module__.startswith(("codegen.", "spmd.")) and hasattr(kind, "read_parts"):
+        if str(kind.__module__).startswith(("codegen.", "spmd.")) and hasattr(kind, "read_parts"):
             return tuple(x.read_parts())  # a program, a kernel
         return _parts(x)
 
@@ -230,7 +230,7 @@ def _parts(x: Any) -> Iterable[Any]:
         return (repr(x), x.str)
     if kind.__module__ == "_collections" and kind.__name__ == "_tuplegetter":
         return (repr(x.__reduce__()[1]),)
-    if kind.__module__.partition(".")[0] == "numba" and hasattr(x, "py_func"):
+    if str(kind.__module__).partition(".")[0] == "numba" and hasattr(x, "py_func"):
         if x.overloads:  # compiled with what it read then
             raise _Unknown
         return (x.py_func, repr(sorted(getattr(x, "targetoptions", {}).items())))
@@ -278,9 +278,10 @@ def _holds_nothing(c: type) -> bool:
     )
 
 
-def _root(module: str) -> types.ModuleType | None:
-    """The known package that a module's name begins with, unless it is a file of the user's."""
-    root = module.partition(".")[0]
+def _root(module: str | None) -> types.ModuleType | None:
+    """The known package that a module's name begins with, unless it is a file of the user's. Some
+    classes have no module: those of messages that a library makes."""
+    root = str(module).partition(".")[0]
     found = sys.modules.get(root) if root in _KNOWN else None
     if found is None or root not in _STANDARD:
         return found
@@ -329,7 +330,7 @@ def is_users_module(x: types.ModuleType) -> bool:
 
 def is_users_class(x: type) -> bool:
     """Whether a class is neither Python's nor of a known module."""
-    return _root(x.__module__) is None and x.__module__.partition(".")[0] not in _SHIPPED
+    return _root(x.__module__) is None and str(x.__module__).partition(".")[0] not in _SHIPPED
 
 
 def uses_of(code: types.CodeType) -> _Uses:

@@ -152,12 +152,13 @@ class WatchedReads:
         self._work += x.__bases__
 
     def _instance(self, x: Any) -> None:
-        if hasattr(type(x), "read_parts") and type(x).__module__.startswith(("codegen.", "spmd.")):
+        module = str(type(x).__module__)  # classes of messages may have None
+        if hasattr(type(x), "read_parts") and module.startswith(("codegen.", "spmd.")):
             self._work += x.read_parts()
             files = x.read_files() if hasattr(x, "read_files") else ()
             self._files += [(path, _state(path)) for path in files]
             return
-        if type(x).__module__.partition(".")[0] == "numba" and hasattr(x, "py_func"):
+        if module.partition(".")[0] == "numba" and hasattr(x, "py_func"):
             self._work.append(x.py_func)
             return
         if not reads.is_users_class(type(x)):

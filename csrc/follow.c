@@ -94,21 +94,22 @@ void spmd_order_take(spmd_job *job)
     pthread_mutex_unlock(&job->lock);
     if (!told)
         word_wait(job, &header->orders, job->heard);
-    bool runs = false;
+    bool runs = false, leaves = false;
     if (told)
         pending_end(job);
     if (told && !spmd_job_aborted(job)) {
         job->heard++;
         job->call = atomic_load(&header->order);
-        runs = job->call != SPMD_LEAVE;
+        leaves = job->call == SPMD_LEAVE;
+        runs = !leaves;
         job->call_count += runs;
     }
     if (runs && spmd_call_start(job, job->calls[job->call]) != SPMD_OK)
         spmd_job_abort(job, 70, job->first, "a process cannot carry out a call of process 0");
     pthread_mutex_lock(&job->lock);
     job->at_orders--;
-    if (spmd_job_aborted(job) || (told && !runs)) {
-        job->left = told && !runs;
+    if (spmd_job_aborted(job) || leaves) { /* an order that comes with an abort is none to leave */
+        job->left = leaves;
         job->follows = false;
     }
     if (!job->follows)

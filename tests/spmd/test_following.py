@@ -47,7 +47,7 @@ def serve(m):
                 raise AssertionError(bad)
             same(m.look(), before)
             same(m.look(), before)
-    for bad in (0, 11, 0, 11):  # one rank fails, others may have run to their end
+    for bad in (0, 11) * 6:  # one rank fails, others may have run to their end
         y = x.copy()
         y[bad] = -1
         try:

@@ -69,10 +69,11 @@ def mesh_symbols(manifest: dict[str, Any], sizes: tuple[int, ...]) -> dict[str, 
     return {f"n_{axis['name']}": size for axis, size in zip(manifest["mesh"], sizes, strict=True)}
 
 
-def check_axes(manifest: dict[str, Any], given: dict[str, int]) -> None:
-    """Raise UsageError or MeshError for sizes of axes that the program cannot have."""
+def check_axes(manifest: dict[str, Any], sizes: dict[str, int]) -> None:
+    """Raise UsageError for an axis that the program's mesh lacks, MeshError for one of no ranks.
+    sizes: numbers of ranks by axis, as --mesh says them."""
     names = [axis["name"] for axis in manifest["mesh"]]
-    for name, size in given.items():
+    for name, size in sizes.items():
         if name not in names:
             raise UsageError(
                 f"--mesh: the program has no mesh axis {name!r}", expected=", ".join(names)
@@ -81,12 +82,14 @@ def check_axes(manifest: dict[str, Any], given: dict[str, int]) -> None:
             raise MeshError(f"mesh axis {name} cannot have {size} ranks", expected="1 or more")
 
 
-def _given_sizes(manifest: dict[str, Any], given: dict[str, int]) -> list[int | None]:
-    """What the image and --mesh say of every axis; None where neither does."""
-    check_axes(manifest, given)
+def _fixed_sizes(manifest: dict[str, Any], sizes: dict[str, int]) -> list[int | None]:
+    """Return the number of ranks along each axis of the mesh that the image or --mesh fixes; None
+    where neither does. sizes: as of check_axes. Raises what that does, and MeshError where the
+    image has another number."""
+    check_axes(manifest, sizes)
     fixed: list[int | None] = []
     for axis in manifest["mesh"]:
-        size = given.get(axis["name"], axis["size"])
+        size = sizes.get(axis["name"], axis["size"])
         if axis["size"] is not None and size != axis["size"]:
             raise MeshError(
                 f"mesh axis {axis['name']} has {axis['size']} ranks in this image",
@@ -100,7 +103,7 @@ def _given_sizes(manifest: dict[str, Any], given: dict[str, int]) -> list[int | 
 def axis_sizes(manifest: dict[str, Any], ranks: int, given: dict[str, int]) -> dict[str, int]:
     """The size of every mesh axis by name, for so many ranks; 1 of each where they form no mesh,
     which bind_mesh says."""
-    sizes = balanced_sizes(ranks, _given_sizes(manifest, given))
+    sizes = balanced_sizes(ranks, _fixed_sizes(manifest, given))
     names = [axis["name"] for axis in manifest["mesh"]]
     return dict(zip(names, sizes or [1] * len(names), strict=True))
 
@@ -116,7 +119,7 @@ def bind_mesh(
     said = [c["holds"] for c in manifest["conditions"]]
     said += [e for r in manifest["routes"] for e in (r["to"], r["sends"], r["size"])]
     check_scalars(scalars, names_in(*said))
-    names, fixed = [axis["name"] for axis in manifest["mesh"]], _given_sizes(manifest, given)
+    names, fixed = [axis["name"] for axis in manifest["mesh"]], _fixed_sizes(manifest, given)
     free = ranks is None or None not in fixed  # --mesh says more than the number of ranks
     if ranks is None:
         ranks = _product(fixed) if None not in fixed and processes == 1 else processes

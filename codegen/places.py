@@ -103,6 +103,12 @@ def names_in(code: CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def module_of(kind: type) -> str:
+    """Return the name of the module that a class is of; "" where it has none, as classes of
+    messages that a library makes."""
+    return kind.__module__ or ""
+
+
 def user_frame() -> FrameType | None:
     """The innermost frame that runs the user's own source."""
     frame: FrameType | None = sys._getframe(1)

@@ -521,6 +521,8 @@ MADE = Made()
 def test_objects_of_classes_without_a_module() -> None:
     twice = spmd.jit(lambda x: x * MADE.factor)
     np.testing.assert_array_equal(twice(np.ones(3)), 2 * np.ones(3))
+    with pytest.raises(spmd.DtypeError, match="an operand of type 'Made'"):
+        spmd.jit(lambda x: x + MADE)(np.ones(3))
 
 
 def test_what_is_not_known_while_building() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.places import codes_in, is_user_file
+from codegen.places import codes_in, is_user_file, module_of
 from codegen.user.objects import origin, whose
 from codegen.user.sameness import content
 
@@ -137,7 +137,7 @@ class _Walk:
             return self.array(np.asarray(x))
         if isinstance(x, types.FunctionType):
             return self.function(x)
-        if str(kind.__module__).startswith(("codegen.", "spmd.")) and hasattr(kind, "read_parts"):
+        if module_of(kind).startswith(("codegen.", "spmd.")) and hasattr(kind, "read_parts"):
             return tuple(x.read_parts())  # a program, a kernel
         return _parts(x)
 
@@ -184,7 +184,7 @@ class _Walk:
         return vars(module).get(name, _MISSING)
 
     def cls(self, x: type) -> Iterator[Any]:
-        if _root(x.__module__) or x.__module__ in sys.stdlib_module_names:
+        if _root(module_of(x)) or module_of(x) in sys.stdlib_module_names:
             raise _Unknown  # known ones are not visited
         # another origin, and a capture treats its objects in another way
         yield from (x.__module__, x.__qualname__, origin(x), type(x), *x.__bases__)
@@ -230,7 +230,7 @@ def _parts(x: Any) -> Iterable[Any]:
         return (repr(x), x.str)
     if kind.__module__ == "_collections" and kind.__name__ == "_tuplegetter":
         return (repr(x.__reduce__()[1]),)
-    if str(kind.__module__).partition(".")[0] == "numba" and hasattr(x, "py_func"):
+    if module_of(kind).partition(".")[0] == "numba" and hasattr(x, "py_func"):
         if x.overloads:  # compiled with what it read then
             raise _Unknown
         return (x.py_func, repr(sorted(getattr(x, "targetoptions", {}).items())))
@@ -244,7 +244,7 @@ def _no() -> Sequence[Any]:
 def _instance(x: Any) -> Iterator[Any]:
     """An object of a class that Python code defines: the class, the elements, the attributes."""
     kind = type(x)
-    if not all(c in _BASES or not _root(c.__module__) or _holds_nothing(c) for c in kind.__mro__):
+    if not all(c in _BASES or not _root(module_of(c)) or _holds_nothing(c) for c in kind.__mro__):
         raise _Unknown
     yield kind
     if isinstance(x, dict):
@@ -278,10 +278,9 @@ def _holds_nothing(c: type) -> bool:
     )
 
 
-def _root(module: str | None) -> types.ModuleType | None:
-    """The known package that a module's name begins with, unless it is a file of the user's. Some
-    classes have no module: those of messages that a library makes."""
-    root = str(module).partition(".")[0]
+def _root(module: str) -> types.ModuleType | None:
+    """The known package that a module's name begins with, unless it is a file of the user's."""
+    root = module.partition(".")[0]
     found = sys.modules.get(root) if root in _KNOWN else None
     if found is None or root not in _STANDARD:
         return found
@@ -330,7 +329,7 @@ def is_users_module(x: types.ModuleType) -> bool:
 
 def is_users_class(x: type) -> bool:
     """Whether a class is neither Python's nor of a known module."""
-    return _root(x.__module__) is None and str(x.__module__).partition(".")[0] not in _SHIPPED
+    return _root(module_of(x)) is None and module_of(x).partition(".")[0] not in _SHIPPED
 
 
 def uses_of(code: types.CodeType) -> _Uses:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.places import codes_in
+from codegen.places import codes_in, module_of
 from codegen.trace.control import reads
 
 _MISSING = object()
@@ -152,7 +152,7 @@ class WatchedReads:
         self._work += x.__bases__
 
     def _instance(self, x: Any) -> None:
-        module = str(type(x).__module__)  # classes of messages may have None
+        module = module_of(type(x))
         if hasattr(type(x), "read_parts") and module.startswith(("codegen.", "spmd.")):
             self._work += x.read_parts()
             files = x.read_files() if hasattr(x, "read_files") else ()

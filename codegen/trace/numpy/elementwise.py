@@ -20,6 +20,7 @@ from codegen.errors import DtypeError, ShapeError
 from codegen.functions import BY_UFUNC, SPECIAL
 from codegen.ir import Shape, Value
 from codegen.ops import Map
+from codegen.places import module_of
 from codegen.symbolic import expr
 from codegen.symbolic.expr import LAUNCH, Expr
 from codegen.symbolic.facts import environments, tried
@@ -201,7 +202,7 @@ def normal(x: Any) -> Operand:
         return as_array(x) if isinstance(x, Array) else x
     if hasattr(x, "__array__"):
         return as_array(x)
-    if type(x).__module__.startswith("scipy.sparse"):
+    if module_of(type(x)).startswith("scipy.sparse"):
         raise sparse()
     raise DtypeError(
         f"an operand of type {type(x).__name__!r} for an array of the program",

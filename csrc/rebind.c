@@ -21,13 +21,11 @@ static int buffers_compare(spmd_job *job)
     return same ? SPMD_OK : SPMD_RANGE;
 }
 
-/* Whether a job can be given other scalars: not if it runs; one that has failed needs none. */
-static bool takes_scalars(spmd_job *job, int *status)
+/* Whether a job can be given other scalars: not while its ranks run here. It can where those of
+ * another process have failed meanwhile: inputs are then put as usual, and the run says why. */
+static bool takes_scalars(const spmd_job *job)
 {
-    bool failed = job->hosted && spmd_job_aborted(job);
-
-    *status = failed || (job->hosted && !spmd_job_runs(job)) ? SPMD_OK : SPMD_BUSY;
-    return !failed && *status == SPMD_OK;
+    return job->hosted && !spmd_job_runs(job);
 }
 
 int spmd_job_scalars(spmd_job *job, const int64_t *scalar)
@@ -36,8 +34,8 @@ int spmd_job_scalars(spmd_job *job, const int64_t *scalar)
     size_t bytes = image->scalars * sizeof *scalar;
     int status;
 
-    if (!takes_scalars(job, &status))
-        return status;
+    if (!takes_scalars(job))
+        return SPMD_BUSY;
     if (image->points || image->feeds)
         return SPMD_RANGE;
     int64_t *before = malloc(bytes + 1);
@@ -58,10 +56,8 @@ int spmd_job_scalars(spmd_job *job, const int64_t *scalar)
 
 int spmd_job_set_scalars(spmd_job *job, const int64_t *scalar)
 {
-    int status;
-
-    if (!takes_scalars(job, &status))
-        return status;
+    if (!takes_scalars(job))
+        return SPMD_BUSY;
     memcpy(job->tables, scalar, job->image->scalars * sizeof *scalar);
     return SPMD_OK;
 }

@@ -13,7 +13,7 @@ from tests.conftest import Launch, until
 from tests.spmd.test_calls import Account
 
 HEAD = """
-import os, sys, threading, signal
+import os, sys, threading, time, signal
 import numpy as np
 import spmd
 from mpi4py import MPI
@@ -147,6 +147,32 @@ with image.open(comm=comm, transport=transport) as m:
         print(f"refused {comm.rank}\\n", end="", flush=True)
 """
 
+LATE = """
+from spmd.launch.job import Job
+rebind = Job.rebind
+
+def late(*given):  # as on a machine that has much else to do
+    time.sleep(0.2)
+    return rebind(*given)
+
+if comm.rank == 0:
+    Job.rebind = late
+with image.open(comm=comm, transport=transport) as job:
+    if comm.rank and sys.argv[3] == "follows":
+        job.follow()
+    else:
+        for rows in (3, 1, 2):
+            try:
+                job(x=-np.ones(rows))
+            except spmd.SpmdError as error:
+                assert "x must not be negative" in str(error), error
+            else:
+                raise AssertionError("not refused")
+            y = job(x=np.ones(rows))
+            y = y.gather() if sys.argv[3] == "calls" else y
+            assert y is None or y.tolist() == [1] * rows
+"""
+
 ENDLESS = """
 with image.open(comm=comm, transport=transport) as m:
     if comm.rank:
@@ -166,14 +192,23 @@ def scaled(n: int = 12):
     return x * spmd.scalar("k", 2)
 
 
+@spmd.program(mesh=("r",))
+def rooted():
+    rows = spmd.Dim("rows", at_most=3)
+    x = spmd.input("x", (rows,), spmd.numpy.float64, layout=(None,))
+    assert spmd.numpy.all(x >= 0), "x must not be negative"
+    return spmd.numpy.sqrt(x)
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
-    for name, program in (("account", Account), ("scaled", scaled)):
+    for name, program in (("account", Account), ("scaled", scaled),
+                          ("rooted", rooted)):
         spmd.build(program).save(folder / f"{name}.img")
     for name, text in (("calls", CALLS), ("plain", PLAIN), ("not_closed", NOT_CLOSED),
                        ("threads", THREADS), ("left", LEFT), ("roles", ROLES),
-                       ("endless", ENDLESS)):
+                       ("late", LATE), ("endless", ENDLESS)):
         (folder / f"{name}.py").write_text(HEAD + text)
     return folder
 
@@ -203,6 +238,12 @@ def test_threads_of_process_0_may_make_the_first_call(files, mpirun):
 def test_all_call_or_all_but_process_0_follow(files, mpirun):
     done = mpirun(3, files / "roles.py", files / "account.img", "auto")
     assert [f"refused {k}" in done.out for k in range(3)] == [True] * 3, done.text
+
+
+@pytest.mark.parametrize("role", ["calls", "follows"])
+def test_a_process_that_is_late_hears_why_another_has_failed(files, mpirun, role):
+    """Its inputs have other extents than those of the call before."""
+    mpirun(2, files / "late.py", files / "rooted.img", "auto", role).expect(0)
 
 
 @pytest.mark.parametrize("what", ["idle", "short", "long"])

@@ -332,6 +332,21 @@ def turn(request: pytest.FixtureRequest, session_folder: Path) -> Iterator[None]
         yield
 
 
+@pytest.fixture(scope="module")
+def drawn(request: pytest.FixtureRequest) -> list[tuple[object, object]]:
+    """The random generators of a module of tests, each with its state before the first of them."""
+    values = vars(request.module).values() if request.module else ()
+    return [(bits, bits.state) for one in values
+            if (bits := getattr(one, "bit_generator", None)) is not None]
+
+
+@pytest.fixture(autouse=True)
+def same_numbers(drawn: list[tuple[object, object]]) -> None:
+    """A test draws what it would draw if it were the first of its module in this process."""
+    for bits, state in drawn:
+        bits.state = state
+
+
 @pytest.fixture(scope="session")
 def once(session_folder: Path) -> Callable[[str, Callable[[Path], object]], Path]:
     """once("stress", make): the file or folder of this name; make(path) makes it in one worker."""

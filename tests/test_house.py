@@ -18,7 +18,7 @@ from tests.code_map import MAP, code_map, in_contributing, is_listed
 from tests.pages import DOCS
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("codegen", "spmd", "examples", "tests", "docs")
+FOLDERS = ("codegen", "spmd", "examples", "benchmarks", "tests", "docs")
 
 # A module imports only modules of its own level or a lower one. The longest prefix counts.
 LEVELS = {

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 import spmd
+from benchmarks.running import json_lines, table
 from spmd.feeding.messages.keys import keys_of
 from tests.conftest import until
 from tests.feeding.served_kit import Rank, ServedProcess
@@ -101,8 +102,8 @@ class RunningConsumer:
         self.rows: list[list[float]] = []
         how, much = ("consume", round(takes * work)) if work else ("wait", takes * COMPUTES_S)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.figures_steady", how, image, f"steady@{served.address}",
-             str(much)], stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "benchmarks.steady_feeding", how, image,
+             f"steady@{served.address}", str(much)], stdout=subprocess.PIPE, text=True,
             env={**os.environ, "SPMD_FEED_KEYS": served.keys_folder})
         threading.Thread(target=self._hear, daemon=True).start()
 
@@ -280,6 +281,19 @@ def main(rounds: str) -> None:
                 found.setdefault(name, []).append(scene(name, file, work))
     print(json.dumps({name: {key: statistics.median(row[key] for row in rows) for key in rows[0]}
                       for name, rows in found.items()}))
+
+
+def report(_: Path, rounds: int = 3) -> None:
+    """Workers by the rate equation, and how soon ranks are steady again."""
+    found = json_lines("steady_feeding", "measure", rounds)[-1]
+    rows = [(name, f"{one['needs']:.2f}", f"{one['assigned']:.2f}",
+             f"{one['starved']:.2%}" if "starved" in one else "",
+             f"{one['seconds']:.1f}" if "seconds" in one else "") for name, one in found.items()]
+    print("Ranks of 110 ms for a batch of 1024, and workers that wait as for a storage far away; "
+          f"medians of {rounds}. Steady: each following second, ranks wait for less than 2 % of "
+          "it, and assigned workers are within one of the rate equation:\n")
+    table(["", "workers = consumption / production", "assigned", "starved", "steady after, s"],
+          rows)
 
 
 if __name__ == "__main__":

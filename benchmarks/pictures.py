@@ -12,12 +12,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
+from benchmarks.running import json_lines, table
 from spmd import data
 from spmd.data import picture_files
 
@@ -77,6 +79,19 @@ def main(rounds: str) -> None:
                     one = seconds(way, 2 if extents[0] > 2000 else 40)
                     times.setdefault(f"{size}|{name}|{decoder}", []).append(1e3 * one)
     print(json.dumps({name: statistics.median(every) for name, every in times.items()}))
+
+
+def report(_: Path, rounds: int = 7) -> None:
+    """What pictures cost a worker, by each decoder."""
+    found = json_lines("pictures", rounds, timeout=600)[-1]
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, ms in found.items():
+        size, what, _ = name.split("|")
+        rows.setdefault((size, what), []).append(f"{ms:.2f}")
+    print(f"A picture, ms of one core, median of {rounds}; 96 pixels a side are made of the first, "
+          "224 of the others:\n")
+    decoders = dict.fromkeys(name.split("|")[2] for name in found)
+    table(["JPEG", "what is done", *decoders], [(*row, *ms) for row, ms in rows.items()])
 
 
 if __name__ == "__main__":

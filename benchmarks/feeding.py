@@ -24,8 +24,10 @@ from typing import Any
 import numpy as np
 
 import spmd
-from tests import figures_loaders
-from tests.figures_loaders import BATCH, MEGABYTE, READY, SIDE
+from benchmarks import steady_feeding
+from benchmarks.loaders import BATCH, MEGABYTE, READY, SIDE
+from tests import loaders
+from tests.conftest import run
 
 PYTHON = os.environ.get("PEERS_PYTHON", sys.executable)
 PYTHON_TF = os.environ.get("PEERS_PYTHON_TF", PYTHON)
@@ -46,7 +48,7 @@ import sys
 sys.path.insert(0, {root!r})
 import numpy as np
 import spmd.data as data
-from tests.figures_loaders import crop, megabytes
+from benchmarks.loaders import crop, megabytes
 """
 PIPELINES = {
     "copies": """
@@ -142,7 +144,7 @@ class Loader:
 
 
 def loader(library: str, part: str, workers: int, folder: str) -> Loader:
-    module = "tests.figures_feeding" if library == "ours" else "tests.figures_loaders"
+    module = "benchmarks.feeding" if library == "ours" else "benchmarks.loaders"
     return Loader([python_of(library), "-m", module, library, part, str(workers), folder],
                   None if library == "ours" else READY)
 
@@ -177,7 +179,7 @@ def processor_seconds(root: int) -> float:
 
 
 def take_batches(part: str, workers: str, folder: str) -> None:
-    """Ours, as figures_loaders does it with others."""
+    """Ours, as loaders does it with others."""
     made = floats_of_bytes if part == "ready" else program
     image = spmd.build(made(BATCH[part], MEGABYTE if part == "copies" else (SIDE, SIDE, 3)))
     with image.open(ranks=1, feed=pipeline_file(part, int(workers), folder)) as job:
@@ -228,7 +230,7 @@ def pipeline_file(part: str, workers: int, folder: str) -> str:
 
 def copies(steps: int) -> float:
     """Seconds of copying so many megabytes, one after the other, between arrays in memory."""
-    given = figures_loaders.megabytes()
+    given = loaders.megabytes()
     into = np.empty(MEGABYTE, np.float32)
     start = time.perf_counter()
     for k in range(steps):
@@ -325,6 +327,23 @@ def main(part: str, rounds: str) -> None:
           f"{one['share']:.2%} of its time after its first batch, which is there after "
           f"{one['first']:.2f} s. next() takes {1e6 * one['next']:.1f} us where a small batch "
           "is there.\n", flush=True)
+
+
+def report(folder: Path, rounds: int = 5) -> None:
+    """Batches of workers beside a copy of memory and other libraries; a rank that computes."""
+    steady_feeding.report(folder)
+    for library, name in PEERS.items():
+        if lacks(library, (NEEDS[library],)):
+            which = "PEERS_PYTHON_TF" if library == "tf" else "PEERS_PYTHON"
+            package = {"torch": "torch torchvision pillow", "grain": "grain pillow"}.get(
+                library, "tensorflow-cpu")
+            print(f"Without {name}: {python_of(library)} has none. {which} names "
+                  f"a Python that has it: pip install {package}.\n")
+    print(f"A batch, ms, median of {rounds} rounds in which all alternate; in brackets how many "
+          "times as long as ours it takes:\n")
+    for part in (*STEPS, "starved"):
+        argv = [sys.executable, "-m", "benchmarks.feeding", part, rounds]
+        print(run(argv, timeout=600).expect(0).out, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Steps of training in JAX and in PyTorch, for tests.figures_training, which starts this file.
+"""Steps of training in JAX and in PyTorch, for benchmarks.training, which starts this file.
 
 In: a library, a network, how many threads, and a file with weights and data. Each line of standard
 input is a number of steps; their losses are the answer, one JSON line. Needs no spmd; the Python

@@ -13,6 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.running import table
+from tests.conftest import run
+
 HEAD = """import numpy as np
 import spmd
 
@@ -118,6 +121,26 @@ def main(path: str) -> None:
         what = "tracing" if what.startswith("tracing") else what
         seconds[what] = seconds.get(what, 0) + end - start
     print(json.dumps(seconds))
+
+
+def report(folder: Path, counts: tuple[int, ...] = (10, 100, 1000, 3000)) -> None:
+    """What a build costs per statement, for programs of any length; compiling C apart."""
+    rows = []
+    for kind, source in KINDS.items():
+        cells: list[list[str]] = [[], []]
+        for count in counts:
+            path = folder / f"growth_{count}.py"
+            path.write_text(source(count))
+            argv = [sys.executable, __file__, path]
+            seconds = json.loads(run(argv, timeout=900).expect(0).out)
+            c = seconds.pop("compiling C")
+            for cell, spent in zip(cells, (sum(seconds.values()), c), strict=True):
+                cell.append(f"{spent:.2f} ({1e3 * spent / count:.1f})")
+        long = [what for what, s in seconds.items() if s > sum(seconds.values()) / 4]
+        rows.append((kind, "all but C", *cells[0], ", ".join(long)))
+        rows.append(("", "compiling C", *cells[1], ""))
+    print("Building programs of so many statements, seconds of one core (ms per statement):\n")
+    table(["statements", "", *counts, f"most of it, at {counts[-1]}"], rows)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,13 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
 from spmd.engine import ffi, lib
 from spmd.launch import routines
+from tests.conftest import run
 
 WAYS = {"a b": (False, False), "a bᵀ": (False, True), "aᵀ b": (True, False)}
 SHAPES = [(64, 32, 64), (64, 128, 128), (64, 128, 512), (128, 784, 256), (12, 768, 768),
@@ -61,6 +63,11 @@ def main(rounds: int) -> None:
                  for name in ("sgemm", "dgemm") for ways in WAYS.values()]
         print(f"| {', '.join(map(str, shape))} | "
               + " | ".join(f"{ratio:.2f} ({us:.0f})" for us, ratio in cells) + " |", flush=True)
+
+
+def report(_: Path, rounds: int = 11) -> None:
+    """Products of matrices beside OpenBLAS."""
+    print(run([sys.executable, "-m", "benchmarks.products", rounds], timeout=600).expect(0).out)
 
 
 if __name__ == "__main__":

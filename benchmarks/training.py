@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 
 import spmd
+from benchmarks.global_arrays import seconds
+from benchmarks.running import json_lines, table
 from examples import digits_cnn
 from examples import transformer as example
-from tests.figures_global import seconds
 from tests.spmd import character_model
 
 Run = Callable[[int], Any]  # makes so many steps, and gives their losses
@@ -85,7 +86,7 @@ PARTS: dict[str, tuple[Any, Callable[[], Any], int]] = {
 def peer(*arguments: Any) -> Iterator[Run]:
     """Another process with PyTorch or JAX in it."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    argv = [PYTHON, "-m", "tests.figures_elsewhere", *map(str, arguments)]
+    argv = [PYTHON, "-m", "benchmarks.training_peers", *map(str, arguments)]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                env=environment)
     assert process.stdin and process.stdout
@@ -143,6 +144,22 @@ def measured(part: str, rounds: int) -> dict[str, float]:
 
 def main(part: str, rounds: str) -> None:
     print(json.dumps(measured(part, int(rounds))))
+
+
+def report(folder: Path, rounds: int = 7) -> None:
+    """A step of training beside PyTorch and JAX, with as many threads as ranks."""
+    if lacks("jax", "optax", "torch"):
+        return
+    rows = []
+    for part in PARTS:
+        found = json_lines("training", part, rounds)[-1]
+        for n in (1, 2):
+            times = (f"{1e3 * found[f'{k} {n}']:.2f}" for k in ("ours", *PEERS))
+            ratios = (f"{found[f'ours {n} / {k}']:.2f}" for k in ("torch", "jax", "one"))
+            rows.append((part, n, *times, *ratios))
+    print(f"A step of training, ms, median of {rounds}; as many threads as ranks:\n")
+    table(["network", "ranks", "ours", "PyTorch", "PyTorch, compiled", "JAX",
+           "ours / the faster PyTorch", "ours / JAX", "ours / 1 rank"], rows)
 
 
 if __name__ == "__main__":

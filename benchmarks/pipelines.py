@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 
 import spmd
+from benchmarks.pipeline_memory import memory as memory
+from benchmarks.running import json_lines, table
+from benchmarks.training import PYTHON, lacks
 from codegen.image import manifest as reader
 from spmd import optim, pipeline_notes
 from tests.conftest import EXAMPLES, run
-from tests.figures_pipeline_memory import memory as memory
-from tests.figures_training import PYTHON
 from tests.spmd import sleeping_stages
 
 sys.path.insert(0, str(EXAMPLES))  # one example imports another
@@ -231,7 +232,7 @@ def in_torch(schedule: str, microbatches: int, file: Path) -> Iterator[Callable[
         port = str(free.getsockname()[1])
     environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": port, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    argv = [PYTHON, "-m", "tests.figures_pipelines_elsewhere", schedule, str(microbatches), file]
+    argv = [PYTHON, "-m", "benchmarks.torch_pipelines", schedule, str(microbatches), file]
     stages = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                env={**environment, "RANK": str(k)}) for k in range(2)]
 
@@ -276,7 +277,7 @@ def beside_torch(rounds: int, name: str = "width 384") -> dict[str, dict[str, An
                     job(steps=count)
                     spent.append(time.perf_counter() - begin)
                 said = theirs(steps)
-                rows.append(((spent[1] - spent[0]) / steps, said[0]["seconds"] / steps))
+                rows.append(((spent[1] - spent[0]) / steps, json_lines[0]["seconds"] / steps))
             image.save(saved := file.with_name("saved.img"))
             notes = pipeline_notes.pipelines_of(reader.read(saved.read_bytes()))[0]
             found[schedule] = {
@@ -287,6 +288,42 @@ def beside_torch(rounds: int, name: str = "width 384") -> dict[str, dict[str, An
                                  for s, k in enumerate(notes.kept or ())],
                 "kept by torch": [one["kept"] for one in said]}
     return found
+
+
+def report(folder: Path, rounds: int = 5) -> None:
+    """Training in two stages beside plain training, on one rank and on two."""
+    speeds, builds = [], []
+    for name in NETWORKS:
+        found = json_lines("pipelines", name, rounds)[-1]
+        for schedule, parts in SCHEDULES.items():
+            bases = "plain", f"accumulated {parts}"
+            speeds.append((
+                name, schedule, parts, f"{1e3 * found['plain']:.1f}",
+                *(f"{found[f'cpu {schedule} 1'] / found[f'cpu {base}']:.2f}" for base in bases),
+                *(f"{found[b] / found[f'{schedule} {n}']:.2f}" for b in bases for n in (1, 2))))
+            builds.append((name, schedule, f"{found['build plain']:.1f}",
+                           f"{found[f'build {schedule}'] / found['build plain']:.2f}"))
+    print(f"A step in two stages beside plain training, also accumulated; medians of {rounds}:\n")
+    table(["network", "schedule", "microbatches", "plain, ms", "CPU of 1 rank / plain",
+           "CPU of 1 rank / accumulated", *(f"speed of {n} / {base}" for base in
+           ("plain", "accumulated") for n in ("1 rank", "2 ranks"))], speeds)
+    print("Building it, seconds of one core with all that it starts:\n")
+    table(["network", "schedule", "plain, s", "pipeline / plain"], builds)
+    table(*memory(folder))
+    print("Stages that sleep, for 10 ms forward and 20 backward; 1F1B, a thread for each rank; "
+          f"step / (microbatches + stages - 1) / 10 ms, medians of {rounds}; ideal: 3:\n")
+    table(["stages", "schedule", "1 process", "2 processes"], [
+        (n, schedule, *(f"{asleep(schedule, n, k, rounds):.2f}" for k in (1, 2)))
+        for n in (2, 4, 8, 16) for schedule in ("1f1b", "formula", "table")])
+    if not lacks("torch"):
+        found = json_lines("pipelines", "torch", rounds)[-1]
+        print("A step in two stages, 8 microbatches, beside torch.distributed.pipelining:\n")
+        table(["schedule", "ours, ms", "torch, ms", "ours / torch", "kept by our stages, bytes",
+               "kept by its stages, bytes"], [
+            (name, f"{1e3 * one['ours']:.1f}", f"{1e3 * one['torch']:.1f}",
+             f"{one['ours / torch']:.2f}", *(", ".join(f"{k:,}" for k in one[f"kept by {who}"])
+                                             for who in ("ours", "torch")))
+            for name, one in found.items()])
 
 
 if __name__ == "__main__":

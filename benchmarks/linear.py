@@ -10,13 +10,15 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import lapack
 
 import spmd
-from tests.figures_numpy import called, how_often, of_job
+from benchmarks.numpy_kernels import called, how_often, of_job
+from benchmarks.running import json_lines, table
 
 N = 4096
 
@@ -91,6 +93,28 @@ def main(part: str, rounds: str) -> None:
         for k in ("1", "2"):
             out[name][f"{k}, ratio"] = how_often(times["theirs"], times[k])
     print(json.dumps(out))
+
+
+def beside_one_core(part: str, rounds: int = 5) -> None:
+    """Factorisations of split matrices beside LAPACK, or sorting beside NumPy, with one thread."""
+    found = json_lines("linear", part, rounds, timeout=900)[-1]
+    rows = [
+        (name, *(f"{1e3 * t[k]:.0f}" for k in ("theirs", "1", "2")),
+         *(f"{t[f'{k}, ratio']:.2f}" for k in ("1", "2")), t["asked"] or "",
+         f"{2 * t['theirs'] / t['dgemm']:.2f}" if "dgemm" in t else "")
+        for name, t in found.items()
+    ]
+    print(f"Beside one core, ms, and how often faster; median of {rounds}:\n")
+    table(["float64", "LAPACK" if part == "linear" else "NumPy", "1 rank", "2 ranks", "1 rank",
+           "2 ranks", "asked", "with nothing but dgemm"], rows)
+
+
+def linear(folder: Path) -> None:
+    beside_one_core("linear")
+
+
+def sorting(folder: Path) -> None:
+    beside_one_core("sort")
 
 
 if __name__ == "__main__":

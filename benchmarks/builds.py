@@ -13,8 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.growth import unrolled
+from benchmarks.running import table
 from tests.conftest import run
-from tests.figures_growth import unrolled
 
 HEAD = """import numpy as np
 import spmd
@@ -134,3 +135,9 @@ def medians(folder: Path, rounds: int) -> list[tuple[str, str]]:
 def _used() -> float:
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return children.ru_utime + children.ru_stime
+
+
+def report(folder: Path, rounds: int = 5) -> None:
+    """The command `spmd build` of networks, a small program and a long one."""
+    print(f"`spmd build`, seconds of one core with all that it starts, median of {rounds}:\n")
+    table(["program", "seconds"], medians(folder, rounds))

@@ -80,7 +80,7 @@ def memory(folder: Path) -> tuple[list[str], list[tuple[Any, ...]]]:
     for what, given in (("computed", False), ("inputs and outputs", True)):
         program, own = unequal(*WIDTHS, 64, given)
         spmd.build(program).save(image := folder / f"{given}.img")
-        argv = ["mpirun", "-n", 4, sys.executable, "-m", "tests.figures_pipeline_memory", image]
+        argv = ["mpirun", "-n", 4, sys.executable, "-m", "benchmarks.pipeline_memory", image]
         each = json.loads(run(argv, timeout=120).expect(0).out.splitlines()[-1])
         rows += [(what, rank, f"{mine / 2**20:.1f}", f"{found / 2**20:.1f}", f"{found / mine:.2f}")
                  for rank, (mine, found) in enumerate(zip(own, each, strict=True))]

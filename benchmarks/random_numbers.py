@@ -8,11 +8,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import spmd
+from benchmarks.running import table
 
 COUNT = 10**6
 
@@ -41,3 +43,14 @@ def measured(rounds: int) -> list[tuple[str, float, float]]:
                 into.append(time.perf_counter() - began)
         found.append((name, *map(statistics.median, times)))
     return found
+
+
+def report(folder: Path, rounds: int = 21) -> None:
+    """Random numbers outside of images, beside NumPy's."""
+    from benchmarks.random_numbers import measured
+
+    print(f"A million random numbers in plain Python, one core, medians of {rounds}:\n")
+    table(["function", "ours, ms", "NumPy, ms", "ours/NumPy"], [
+        (name, f"{ours * 1e3:.2f}", f"{numpy * 1e3:.2f}", f"{ours / numpy:.2f}")
+        for name, ours, numpy in measured(rounds)
+    ])

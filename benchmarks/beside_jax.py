@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import spmd
-from tests.figures_global import seconds
+from benchmarks.global_arrays import seconds
 
 
 def five_points(xp: Any, u: Any, _: Any) -> Any:

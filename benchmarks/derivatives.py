@@ -11,11 +11,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import spmd
+from benchmarks.running import json_lines, table
 
 STEPS = 100
 
@@ -93,6 +95,16 @@ def compared(rounds: int, ranks: tuple[int, ...] = (1, 2)) -> None:
             print(json.dumps([loss.__name__, n, *medians]), flush=True)
             for job in jobs:
                 job.close()
+
+
+def report(_: Path, rounds: int = 9) -> None:
+    """Gradients beside what they are of."""
+    rows = []
+    for name, ranks, plain, gradient in json_lines("derivatives", rounds, timeout=600):
+        times = (f"{1e3 * plain:.0f}", f"{1e3 * gradient:.0f}")
+        rows.append((name, ranks, *times, f"{gradient / plain:.2f}"))
+    print("100 steps in float64, and their gradient by all that they begin with, medians:\n")
+    table(["program", "ranks", "ms", "gradient, ms", "ratio"], rows)
 
 
 if __name__ == "__main__":

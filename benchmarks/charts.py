@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.running import machine
 from tests.conftest import ROOT, run
-from tests.figures import machine
 
 HERE = ROOT / "docs" / "figures"
 SIZES = ("8 B", "1 KiB", "128 KiB", "16 MiB")
@@ -25,7 +25,7 @@ MOST = {2: "16m", 4: "1m", 16: "128k"}  # processes, and bytes: more take long o
 def programs(rounds: int = 9) -> None:
     """One rank beside C by hand."""
     with tempfile.TemporaryDirectory() as folder:
-        argv = [sys.executable, "-m", "tests.figures_global", folder, rounds]
+        argv = [sys.executable, "-m", "benchmarks.global_arrays", folder, rounds]
         found = json.loads(run(argv, timeout=900).expect(0).out.splitlines()[-1])
     rows = [(name, f"{t['ratio']:.2f}") for name, t in found.items()]
     write("programs.csv", ["program", "our time over C's"], rows)
@@ -33,7 +33,7 @@ def programs(rounds: int = 9) -> None:
 
 def jax(rounds: int = 9) -> None:
     """As many ranks as there are cores, beside jax.jit on the same cores."""
-    argv = [sys.executable, "-m", "tests.figures_jax", rounds]
+    argv = [sys.executable, "-m", "benchmarks.beside_jax", rounds]
     found = json.loads(run(argv, timeout=900).expect(0).out.splitlines()[-1])
     rows = [
         (name, f"{t['ratio']:.2g}", f"{t['build']:.1f}", f"{t['jit']:.1f}")

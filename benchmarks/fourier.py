@@ -12,13 +12,15 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.fft
 
 import spmd
-from tests.figures_numpy import how_often
+from benchmarks.numpy_kernels import how_often
+from benchmarks.running import json_lines, table
 
 
 def program(transform: Callable[[Any], Any], shape: tuple[int, ...], dtype: Any) -> Any:
@@ -77,6 +79,18 @@ def main(rounds: str) -> None:
         for k in ("1 rank", "2 ranks"):
             out[name][f"{k}, ratio"] = how_often(times["scipy"], times[k])
     print(json.dumps(out))
+
+
+def report(folder: Path, rounds: int = 7) -> None:
+    """Transforms beside NumPy's and SciPy's."""
+    found = json_lines("fourier", rounds, timeout=900)[-1]
+    print(f"Fourier transforms, ms, and how often faster than SciPy's; median of {rounds}:\n")
+    rows = [
+        (name, *(f"{t[k] * 1e3:.1f}" for k in ("numpy", "scipy")),
+         *(f"{t[k] * 1e3:.1f} ({t[f'{k}, ratio']:.2f})" for k in ("1 rank", "2 ranks")))
+        for name, t in found.items()
+    ]
+    table(["transform", "NumPy", "SciPy, one worker", "1 rank", "2 ranks"], rows)
 
 
 if __name__ == "__main__":

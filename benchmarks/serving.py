@@ -1,6 +1,6 @@
 """`spmd serve` beside the same web server without a model: Markdown on standard output.
 
-`python -m tests.figures_serving`. Requests go to both, in rounds that alternate: what one client
+`python -m benchmarks.serving`. Requests go to both, in rounds that alternate: what one client
 waits for, and what 32 clients get in a second. The other application is Starlette under uvicorn
 with the same settings; it reads a body and answers one of the same length.
 """
@@ -124,7 +124,8 @@ def latency(port: int, request: bytes, count: int = 300) -> float:
     return statistics.median(times)
 
 
-def main() -> None:
+def report(_: Path | None = None) -> None:
+    """Print what requests take, by the rows of each."""
     image = spmd.build(Digits)
     print("| rows | bytes | one client, µs | without a model, µs | more, µs | 32 clients, 1/s | "
           "without a model, 1/s | ratio |\n|---|---|---|---|---|---|---|---|")
@@ -154,4 +155,4 @@ def measure(port: int, x: np.ndarray) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report()

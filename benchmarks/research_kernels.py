@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import spmd
+from benchmarks.running import table
 from tests.conftest import run
 
 # mypy: ignore-errors
@@ -257,7 +258,7 @@ def seconds_of_c(name: str, folder: Path, ranks: int) -> float:
 
 
 def seconds_of_ours(name: str, folder: Path, ranks: int) -> float:
-    argv = ["mpirun", "-n", ranks, sys.executable, "-m", "tests.figures_prk"]
+    argv = ["mpirun", "-n", ranks, sys.executable, "-m", "benchmarks.research_kernels"]
     steps = turns_of(name, ranks)
     done = run([*argv, folder / f"{name}.img", steps], timeout=LIMIT_S).expect(0)
     return float(done.out.split()[-1]) / (2 if name == "random" else 1)
@@ -313,6 +314,23 @@ def main(path: str, steps: str) -> None:
         pairs = [(seconds(1), seconds(turns + 1)) for _ in range(3)]
     if comm.rank == 0:
         print(statistics.median(long - short for short, long in pairs) / turns)
+
+
+def report(folder: Path, rounds: int = 5) -> None:
+    """The Parallel Research Kernels beside the C with MPI, whose folder PRK names."""
+    rows: list[tuple[object, ...]] = []
+
+    def say(name: str, ranks: int, c: float | None, ours: float, ratio: float,
+            rates: list[str]) -> None:
+        rows.append((name, ranks, f"no end in {LIMIT_S:g} s", "", "", "", "")
+                    if c is None else (name, ranks, f"{1e3 * c:.3f}", f"{1e3 * ours:.3f}",
+                                       f"{ratio:.2f}", *rates))
+
+    source = Path(os.environ.get("PRK", "PRK"))
+    compared(folder, source, rounds, (2, 4, 16), say)
+    print(f"Parallel Research Kernels, ms of a step, median of {rounds} (of fewer where one takes "
+          "long), real processes:\n")
+    table(["kernel", "ranks", "C", "ours", "ours / C", "C's rate", "our rate"], rows)
 
 
 if __name__ == "__main__":

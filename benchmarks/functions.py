@@ -11,11 +11,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import spmd
+from benchmarks.running import json_lines, table
 
 # mypy: ignore-errors
 
@@ -116,6 +118,15 @@ def main(rounds: str, *names: str) -> None:
         f, types, low, high = FUNCTIONS[name]
         row = {dtype: ratio(f, dtype, low, high, int(rounds)) for dtype in types}
         print(json.dumps({"name": name, **row}), flush=True)
+
+
+def report(folder: Path, rounds: int = 7) -> None:
+    """Functions of NumPy beside NumPy, on one core."""
+    rows = json_lines("functions", rounds, timeout=900)
+    print(f"NumPy's time over ours, one core, median of {rounds}:\n")
+    types = ("float64", "float32", "complex128", "int64", "int32")
+    table(["function", *types], [
+        (r["name"], *(f"{r[t]:.1f}" if t in r else "" for t in types)) for r in rows])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import spmd
+from benchmarks.running import json_lines, table
 
 BY_HAND = r"""
 #undef __FAST_MATH__ /* no vector exp: its results depend on where an element stands */
@@ -379,6 +380,18 @@ def main(folder: str, rounds: str) -> None:
         pairs = zip(times["1 rank"], times["by hand"])
         out[name]["ratio"] = statistics.median(ours / hand for ours, hand in pairs)
     print(json.dumps(out))
+
+
+def report(folder: Path, rounds: int = 9) -> None:
+    """Programs on global arrays beside C written by hand; seconds per turn of their loop."""
+    found = json_lines("global_arrays", folder, rounds)[-1]
+    print(f"Global arrays beside C by hand (-Ofast -fno-reciprocal-math), median of {rounds}:\n")
+    rows = []
+    for name, times in found.items():
+        hand = times["by hand"]
+        ours = [f"{times[k] * 1e6:.0f} ({times[k] / hand:.2f})" for k in ("1 rank", "2 ranks")]
+        rows.append((name, f"{hand * 1e6:.0f}", *ours))
+    table(["program", "by hand, µs", "1 rank (ratio)", "2 ranks (ratio)"], rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Calls of an open image, beside ONNX Runtime in the same process: Markdown on standard output.
 
-`python -m tests.figures_entities`, where onnx and onnxruntime are installed. Every figure is the
+`python -m benchmarks.entities`, where onnx and onnxruntime are installed. Every figure is the
 median of many calls; ours and the peer's alternate in rounds, so that both meet the same
 disturbances. Times are of Python calls, arrays in and arrays out.
 """
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -307,11 +308,19 @@ def main() -> None:
     slow = [name for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE") if name in os.environ]
     if slow:  # for an older OpenBLAS than ours: it is read where a library is loaded
         left = {name: value for name, value in os.environ.items() if name not in slow}
-        os.execve(sys.executable, [sys.executable, "-m", "tests.figures_entities", *sys.argv[1:]],
+        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.entities", *sys.argv[1:]],
                   left)
     for figure in (small, networks, resident):
         if not sys.argv[1:] or figure.__name__ in sys.argv[1:]:
             figure()
+
+
+def report(_: Path, rounds: int = 0) -> None:
+    """Calls of open images beside ONNX Runtime."""
+    if missing := [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]:
+        print(f"Calls are measured beside ONNX Runtime: pip install {' '.join(missing)}.\n")
+        return
+    print(run([sys.executable, "-m", "benchmarks.entities"], timeout=900).expect(0).out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Steps in torch.distributed.pipelining, for tests.figures_pipelines, which starts this file.
+"""Steps in torch.distributed.pipelining, for benchmarks.pipelines, which starts this file.
 
 In: a schedule, microbatches, a file with weights and data; a process for each of two stages. Each
 line of standard input is a number of steps. Out: a JSON line for each: seconds, losses, and the

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 
 import spmd
+from benchmarks.running import table
+from tests.conftest import run
 from tests.programs.numpy_kernels import KERNELS, arguments, changed, inputs, plain, program
 
 LONGEST = 20.0  # seconds that the rounds of one kernel may take
@@ -102,6 +106,27 @@ def main(factor: str, rounds: str, *names: str) -> None:
         size = max(KERNELS[name].small, int(KERNELS[name].size * float(factor)))
         row = measured(name, size, int(rounds), theirs[name], by_numba[name])
         print(json.dumps({"name": name, "size": size, **row}), flush=True)
+
+
+def report(folder: Path, rounds: int = 5) -> None:
+    """Kernels as people write them in NumPy beside NumPy and numba; SIZE=0.5 halves the extents."""
+    argv = [sys.executable, "-W", "ignore", "-m", "benchmarks.numpy_kernels"]
+    threads = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    done = run([*argv, os.environ.get("SIZE", "1"), rounds], timeout=3000, env=threads).expect(0)
+    found = [json.loads(line) for line in done.out.splitlines()]
+    whom, ratios = ("numpy", "numba", "1 rank", "2 ranks"), ("numpy", "numba", "1 rank/2 ranks")
+    keys = [k if "/" in k else f"{k}/1 rank" for k in ratios]
+    rows = [
+        (r["name"], r["size"], *(f"{1e3 * r[k]:.2f}" if k in r else "" for k in whom),
+         *(f"{r[k]:.2f}" if k in r else "" for k in keys))
+        for r in found
+    ]
+    means = [
+        f"{statistics.geometric_mean(r[k] for r in found if k in r):.2f}" for k in keys
+    ]
+    print(f"Kernels of NumPy, ms, median of {rounds}; NumPy with one thread:\n")
+    table(["kernel", "size", "NumPy", "numba", "1 rank", "2 ranks", "NumPy / 1 rank",
+           "numba / 1 rank", "1 rank / 2 ranks"], [*rows, ("geometric mean", *[""] * 5, *means)])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The same preprocessing in DataLoader, Grain and tf.data service, for tests.figures_feeding.
+"""The same preprocessing in DataLoader, Grain and tf.data service, for benchmarks.feeding.
 
 In: a library, a part, how many workers. Each line of standard input is a number of batches, which
 are taken and copied once, as a rank of spmd copies them; seconds are the answer, a line each; what
@@ -108,7 +108,7 @@ def tf_batches(part: str, workers: int, folder: str) -> Iterator[Any]:
     dispatcher = service.DispatchServer()
     address = dispatcher.target.split("://")[1]
     for _ in range(workers):
-        subprocess.Popen([sys.executable, "-m", "tests.figures_loaders", "tf-worker", address])
+        subprocess.Popen([sys.executable, "-m", "benchmarks.loaders", "tf-worker", address])
     files = tf.constant([str(path) for path in sorted(Path(folder).glob("*.jpg"))])
     arrays = tf.constant(megabytes()) if part == "copies" else None
 

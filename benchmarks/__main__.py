@@ -57,7 +57,12 @@ def main(names: list[str]) -> None:
         for name in names or [n for n in FIGURES if n != "prk" or "PRK" in os.environ]:
             print(f"figures: {name}", file=sys.stderr, flush=True)
             module, _, function = FIGURES[name].partition(":")
-            getattr(import_module(f"benchmarks.{module}"), function)(Path(folder))
+            try:
+                measure = getattr(import_module(f"benchmarks.{module}"), function)
+            except ModuleNotFoundError as error:
+                print(f"{name} are measured beside {error.name}: pip install {error.name}\n")
+                continue
+            measure(Path(folder))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -315,11 +314,8 @@ def main() -> None:
             figure()
 
 
-def report(_: Path, rounds: int = 0) -> None:
+def report(_: Path) -> None:
     """Calls of open images beside ONNX Runtime."""
-    if missing := [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]:
-        print(f"Calls are measured beside ONNX Runtime: pip install {' '.join(missing)}.\n")
-        return
     print(run([sys.executable, "-m", "benchmarks.entities"], timeout=900).expect(0).out)
 
 

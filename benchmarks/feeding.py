@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 
 import spmd
-from benchmarks import steady_feeding
+from benchmarks import loaders, steady_feeding
 from benchmarks.loaders import BATCH, MEGABYTE, READY, SIDE
-from tests import loaders
 from tests.conftest import run
 
 PYTHON = os.environ.get("PEERS_PYTHON", sys.executable)

@@ -74,7 +74,7 @@ def _asked(convert: Callable[..., Any], needed: str, remedy: str) -> Any:
     return ask
 
 
-if TYPE_CHECKING:  # methods.py, above NumPy's functions, puts them into Array
+if TYPE_CHECKING:  # registration.py puts them into Array
     from codegen.trace.methods import ArrayMethods
 else:
     ArrayMethods = object

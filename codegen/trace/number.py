@@ -78,7 +78,7 @@ def condition_of(x: object) -> Expr | None:
     return None
 
 
-if TYPE_CHECKING:  # methods.py, above NumPy's functions, puts them into Number
+if TYPE_CHECKING:  # registration.py puts them into Number
     from codegen.trace.arithmetic import NumberMethods
 else:
     NumberMethods = object

@@ -228,7 +228,7 @@ def operand_value(context: Context, x: Operand, dtype: DType, shape: Shape) -> V
     return broadcast_value(context, cast_value(context, value, dtype), shape)
 
 
-COMPOSITE: dict[str, Callable[..., Any]] = {}  # UFUNCS of other files, put here by dispatch.py
+COMPOSITE: dict[str, Callable[..., Any]] = {}  # of other files: registration.py
 
 
 def apply(

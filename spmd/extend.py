@@ -23,14 +23,14 @@ from codegen.trace.number import Number, expr_of, number
 from codegen.trace.numpy.elementwise import mapped
 from codegen.trace.ranks.communicate import at_member, members, pieces
 from codegen.trace.state import Tree, fill, flatten
-from codegen.trace.user_operations import Dim, Operation, Part, Type
+from codegen.trace.user_operations import Operation, Part, ResultDim, Type
 from codegen.user.absent import Absent, computed
 from codegen.user.half_types import half_type_of, is_half, narrowed, widened
 from codegen.user.named import held, rebuilt
 from codegen.user.pytree import leaves, map_tree
 
 __all__ = [
-    "Group", "Operation", "Part", "Type", "as_array", "called_with", "check", "converted",
+    "RankGroup", "Operation", "Part", "Type", "as_array", "called_with", "check", "converted",
     "convolve", "differs_from_run_to_run", "expect", "filled", "flatten", "half_type_of",
     "is_array", "is_half", "is_local", "is_proved_at_most", "is_proved_equal", "is_traced",
     "items", "leaves", "map_tree", "maximum", "minimum", "narrowed", "rebuilt", "scalar_function",
@@ -113,7 +113,7 @@ def _formula(x: Any) -> Expr:
 # ---- ranks ---------------------------------------------------------------------------------------
 
 
-class Group:
+class RankGroup:
     """The ranks along some mesh axes, seen by one of them inside a shard_map.
 
     axes: names of axes, in the order given. size: how many ranks there are. position: which of
@@ -221,7 +221,7 @@ def check(operation: Operation, *operands: Any, ranks: Sequence[int] = (1, 2, 3,
 
 def _called_once(operation: Operation, arrays: Sequence[Any], ndim: int) -> Any:
     """Return a program that calls the operation, with one dim of it split."""
-    dims = tuple(Dim(d) for d in range(ndim))
+    dims = tuple(ResultDim(d) for d in range(ndim))
     needs = [() if e is None else e for e in operation.needs(dims, *arrays)]
     split = next((d.number for entries in needs for d in entries if d is not None), None)
     layouts: list[list[str | None]] = [[None] * x.ndim for x in arrays]

@@ -195,15 +195,13 @@ class DimNumber(Number):
         return expr.symbol(require_context("a dim").dim(self.name, self.at_most))
 
 
-def _dim(name: str, at_most: int) -> DimNumber | None:
+def bounded_dim(name: str, at_most: int) -> DimNumber | None:
+    """Return the extent of a named dim in the capture that is under way; None outside of any."""
     if Context.current() is None:
         return None
     made = DimNumber(name, at_most)
     assert made.expr is not None  # it is declared here
     return made
-
-
-dims.SYMBOLIC.append(_dim)
 
 
 def where_asked(needed: str) -> str:

@@ -13,12 +13,16 @@ from codegen.trace.arithmetic import NumberMethods
 from codegen.trace.array import Array
 from codegen.trace.control import conversion, hooks
 from codegen.trace.derive import back_through, exchanged, mapped, once_more, reverse
-from codegen.trace.number import Number
+from codegen.trace.number import Number, bounded_dim
 from codegen.trace.numpy import composite, elementwise, linear, special
 from codegen.trace.numpy.masks import Chosen
+from codegen.user import dims
 
 # What converted functions call in the place of if, for, while, and of other functions.
 conversion.runtime = hooks
+
+# What a named dim is in a program that is captured: a symbolic number.
+dims.SYMBOLIC.append(bounded_dim)
 
 # Ufuncs that are made of others, by NumPy's or SciPy's name.
 elementwise.COMPOSITE.update(composite.UFUNCS | special.UFUNCS)

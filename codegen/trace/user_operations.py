@@ -65,7 +65,7 @@ class Part(NamedTuple):
     shape: tuple[Any, ...]
 
 
-class Dim(NamedTuple):
+class ResultDim(NamedTuple):
     """A dim of a result, for the rule `needs`: element j needs elements step * j to
     step * j + size - 1 of an operand's dim.
     """
@@ -74,7 +74,7 @@ class Dim(NamedTuple):
     size: int = 1
     step: int = 1
 
-    def windows(self, size: int, step: int = 1) -> Dim:
+    def windows(self, size: int, step: int = 1) -> ResultDim:
         """Return the rule that element j needs elements step * j to step * j + size - 1.
 
         LayoutError where a window is empty, or where gaps are between windows.
@@ -84,10 +84,10 @@ class Dim(NamedTuple):
                               place=user_place(), expected="1 <= step <= size",
                               found=f"size {size}, step {step}",
                               remedy="x[::step] before the call leaves elements out")
-        return Dim(self.number, size, step)
+        return ResultDim(self.number, size, step)
 
 
-Needs = tuple[tuple[Dim | None, ...], ...]  # per operand and dim; None: all of the dim
+Needs = tuple[tuple[ResultDim | None, ...], ...]  # per operand and dim; None: all of the dim
 
 
 class Operation:
@@ -242,7 +242,7 @@ class Operation:
 
     def _needs(self, operands: Sequence[Array], result: ArrayType) -> Needs:
         """What the rule `needs` says. LayoutError where it does not fit operands and result."""
-        dims = tuple(Dim(d) for d in range(result.ndim))
+        dims = tuple(ResultDim(d) for d in range(result.ndim))
         found = self.needs(dims, *operands)
         if not isinstance(found, (tuple, list)) or len(found) != len(operands):
             count = len(found) if isinstance(found, (tuple, list)) else type(found).__name__
@@ -255,7 +255,7 @@ class Operation:
         if entries is None:
             return (None,) * x.ndim
         if not isinstance(entries, (tuple, list)) or len(entries) != x.ndim or any(
-                e is not None and not isinstance(e, Dim) for e in entries):
+                e is not None and not isinstance(e, ResultDim) for e in entries):
             raise self._unfit(f"the rule needs has not one entry for each dim of operand {k}",
                               f"{x.ndim} entries, dims[j], dims[j].windows(size) or None",
                               repr(entries)[:60])
@@ -405,7 +405,7 @@ class UserOp(Kind):
         return [wider(*operands).read()]
 
 
-def _needed(d: Dim | None, window: Window, extent: Expr, at: Localizer) -> Cut:
+def _needed(d: ResultDim | None, window: Window, extent: Expr, at: Localizer) -> Cut:
     if d is None:
         return cuts.whole(extent)
     cut = window[d.number]

@@ -13,7 +13,7 @@ import numpy as np
 
 import spmd
 from spmd import Array, DtypeError, ShapeError, custom_vjp
-from spmd.extend import Group, is_local, is_proved_equal, user_place
+from spmd.extend import RankGroup, is_local, is_proved_equal, user_place
 from spmd.nn.attention_blocks import Scores, dtype_of_sums, is_one, size_of_blocks, wide
 from spmd.nn.attention_layouts import axes_of, is_split, over_ranks
 from spmd.nn.attention_rings import backward, forward
@@ -120,7 +120,7 @@ def _attended(
     if not isinstance(q, Array):
         return _eager(q, k, v, mask, bias, how, ranks)
     if ranks is not None:
-        return _made_again(q, k, v, mask, bias, how, Group(ranks, "ranks= of attention").axes)
+        return _made_again(q, k, v, mask, bias, how, RankGroup(ranks, "ranks= of attention").axes)
     short, around = _is_short(q, k, how.size), False
     if not is_local(q):
         keys = axes_of(k, -2)

@@ -12,7 +12,7 @@ import numpy as np
 
 import spmd
 from spmd import Array, ShapeError
-from spmd.extend import Group, is_proved_at_most, user_place
+from spmd.extend import RankGroup, is_proved_at_most, user_place
 from spmd.nn.attention_blocks import (
     KeyPart,
     Scores,
@@ -101,14 +101,14 @@ def _first(q: Any, rows: Any) -> Any:
     """Where a rank's first query stands, whose positions are split over rows."""
     if not rows:
         return 0
-    return Group(rows, "spmd.nn.attention").start(q.shape[-2])
+    return RankGroup(rows, "spmd.nn.attention").start(q.shape[-2])
 
 
 class _Ring:
     """Whose keys are with this rank after so many steps, how many they are, where they stand."""
 
     def __init__(self, q: Array, k: Array, axes: Any) -> None:
-        self.group = Group(axes, "spmd.nn.attention")
+        self.group = RankGroup(axes, "spmd.nn.attention")
         self.extent = k.shape[-2]
         self.offset = self.group.start(self.extent)
         self.first_query = self.group.start(q.shape[-2])

@@ -37,7 +37,7 @@ from codegen.trace.context import Context
 from codegen.trace.control.conversion import convert
 from codegen.trace.derive.derivatives import custom_vjp
 from codegen.trace.number import expr_of, number
-from codegen.trace.numpy.elementwise import shape_text
+from codegen.trace.numpy.elementwise import example_of_difference, shape_text
 from codegen.user.absent import computed, needs_of
 
 if TYPE_CHECKING:  # what rules are given
@@ -308,8 +308,8 @@ class Operation:
 
 
 def _differ(a: Expr, b: Expr) -> bool:
-    """Whether two extents are surely different."""
-    return not expr.equal(a, b) and (a - b).is_const
+    """Return whether two extents differ, for some number of ranks at least."""
+    return not expr.equal(a, b) and bool(example_of_difference(a, b))
 
 
 def _place() -> Place | None:
@@ -319,7 +319,8 @@ def _place() -> Place | None:
 
 
 def _exprs(shape: Iterable[Any]) -> tuple[Expr, ...]:
-    found = [expr_of(n) for n in shape]
+    found = [n if isinstance(n, Expr) else expr_of(n) for n in shape]
+    assert None not in found, shape
     return tuple(e for e in found if e is not None)
 
 

@@ -86,6 +86,10 @@ class ResultDim(NamedTuple):
                               remedy="x[::step] before the call leaves elements out")
         return ResultDim(self.number, size, step)
 
+    def elements(self, result: ArrayType) -> Expr:
+        """Return how many elements of an operand's dim a result of this type needs."""
+        return self.step * result.shape[self.number] + (self.size - self.step)
+
 
 Needs = tuple[tuple[ResultDim | None, ...], ...]  # per operand and dim; None: all of the dim
 
@@ -151,7 +155,7 @@ class Operation:
 
     def vjp(self, operands: Any, result: Any, cotangent: Any) -> Any:
         raise UnsupportedError(
-            f"{self} has no derivative", place=user_place(),
+            f"{self} has no derivative", place=_place(),
             expected="the rule vjp of each operation that is differentiated",
             found=f"{type(self).__name__} without it",
             remedy="def vjp(self, operands, result, cotangent): return a tuple with a cotangent of "
@@ -168,9 +172,14 @@ class Operation:
 
     def __call__(self, *operands: Any) -> Any:
         context = Context.current()
+        if not operands:
+            raise UsageError(f"{self} is called without operands", place=user_place(),
+                             expected="an array, at least", found="()")
         if context is not None:
             differentiated = custom_vjp(self._emitted)
-            differentiated.defvjp(self._kept, self._back)
+            place = user_place()
+            differentiated.defvjp(
+                self._kept, lambda kept, cotangent: self._back(kept, cotangent, place))
             return differentiated(*map(as_array, operands))
         if needs := needs_of(operands):
             return computed(self, operands, {}, needs)
@@ -182,9 +191,12 @@ class Operation:
         """The result in a program: an op on global arrays; of one rank's, what compute makes."""
         context = operands[0].context
         stated = self._result_type(operands)
-        if context.rank_view:
-            return wrap(context, self._part(context, operands, stated))
         along = self._needs(operands, stated)
+        if context.rank_view:
+            parts = [_named_part(x, dims, stated) for x, dims in zip(operands, along)]
+            return wrap(context, self._part(context, parts, stated))
+        if type(self).compute is Operation.compute:
+            self._check_whole(context, operands, stated)
         what = UserOp(self, along, stated)
         return wrap(context, context.emit_one(what, *(x.read() for x in operands)))
 
@@ -192,16 +204,18 @@ class Operation:
         result = self._emitted(*operands)
         return result, (operands, result)
 
-    def _back(self, kept: Any, cotangent: Any) -> tuple[Any, ...]:
+    def _back(self, kept: Any, cotangent: Any, place: Place | None) -> tuple[Any, ...]:
         operands, result = kept
-        found = convert(self.vjp)(operands, result, cotangent)
+        with operands[0].context.standing_at(place):
+            found = convert(self.vjp)(operands, result, cotangent)
         if not isinstance(found, (tuple, list)) or len(found) != len(operands):
             count = len(found) if isinstance(found, (tuple, list)) else type(found).__name__
             raise UsageError(f"{self}: vjp returns no cotangent for each operand",
                              place=user_place(), expected=f"a tuple of {len(operands)}",
                              found=str(count), remedy="None for an operand that has none")
         for k, (x, g) in enumerate(zip(operands, found)):
-            if g is not None and (have := _shape(g)) != x.extents:
+            have = x.extents if g is None else _shape(g)
+            if len(have) != x.ndim or any(map(_differ, have, x.extents)):
                 raise ShapeError(f"{self}: vjp returns another shape for operand {k}",
                                  place=user_place(), expected=shape_text(x.extents),
                                  found=shape_text(have))
@@ -261,7 +275,7 @@ class Operation:
                               repr(entries)[:60])
         for d, (e, extent) in enumerate(zip(entries, x.extents)):
             if e is not None:
-                least = e.step * result.shape[e.number] + (e.size - e.step)
+                least = e.elements(result)
                 if not expr.nonneg(extent - least):
                     raise self._unfit(
                         f"dim {d} of operand {k} is shorter than the rule needs says",
@@ -287,6 +301,20 @@ class Operation:
                 expected=f"{stated_dtype}, as the rule result says",
                 found=f"{dtype}, which {rule} returns",
                 remedy="result.astype(dtype) where it is computed")
+
+    def _check_whole(
+        self, context: Context, operands: Sequence[Array], stated: ArrayType
+    ) -> None:
+        """Raises ShapeError or DtypeError where `numpy`, captured of all of the operands, does not
+        return what `result` says."""
+        apart = _RanksPart(context.name, context.mesh)
+        apart.rank_view = 1
+        with apart.active():
+            arrays = [wrap(apart, Value("x", ArrayType(x.type.dtype, x.extents)), scalar=False)
+                      for x in operands]
+            made = as_value(apart, convert(self.numpy)(*arrays)).type
+        self._check(made.shape, dtypes.numpy_dtype(made.dtype), stated.shape,
+                    dtypes.numpy_dtype(stated.dtype), "numpy", "result")
 
     def _part(
         self, context: Context, operands: Sequence[Array], stated: ArrayType,
@@ -316,6 +344,12 @@ def _place() -> Place | None:
     """The call of the operation: also while a Program is made, which no line of the user's does."""
     context = Context.current()
     return (context and context.place) or user_place()
+
+
+def _named_part(x: Array, dims: Sequence[ResultDim | None], result: ArrayType) -> Any:
+    """The elements of one rank's operand that the rule needs names, for all of its result."""
+    ends = [None if d is None else number(d.elements(result)) for d in dims]
+    return x[tuple(slice(0, end) for end in ends)] if any(e is not None for e in ends) else x
 
 
 def _exprs(shape: Iterable[Any]) -> tuple[Expr, ...]:
@@ -395,6 +429,11 @@ class UserOp(Kind):
                 f"{self.title()}: compute exchanges data between ranks", place=op.place,
                 expected="arithmetic and kernels on a rank's own parts",
                 found=refused.what.called, remedy="say in the rule needs what other ranks have")
+        if context.conditions:
+            raise UnsupportedError(
+                f"{self.title()}: compute asks something of launches", place=op.place,
+                expected="what holds on every mesh", found=context.conditions[0].text,
+                remedy="spmd.require(…) in the program, before the operation is called")
         build.ops += context.blocks[0].ops
         return made
 

@@ -121,7 +121,7 @@ def used(n: int = 11):
     v = x
     for _ in spmd.range(2):
         v = np.pad(largest(v * 0.5), ((1, 1), (0, 0)))
-    padded = lambda x: largest(np.concatenate([np.zeros((1, 4)), x, np.zeros((1, 4))]))  # noqa: E731
+    padded = lambda x: largest(np.concatenate([np.zeros((1, 4)), x, np.zeros((1, 4))]))
     shards = spmd.shard_map(lambda x, y: padded(x) + ramp(x, y), out_layouts=("r", None))
     return {
         "largest": largest(x), "looped": v, "wide": Largest(7)(x), "blocks": blocks(x[:, 0]),
@@ -139,7 +139,7 @@ def used(n: int = 11):
 
 def by_hand(n: int = 11) -> dict[str, Any]:
     i, j = np.indices((n, 4))
-    x, y = (i * 7 + j * 5) % 11 * 1.0, np.arange(5.0)
+    x = (i * 7 + j * 5) % 11 * 1.0
     v = x
     for _ in range(2):
         v = np.pad(largest.numpy(v * 0.5), ((1, 1), (0, 0)))
@@ -233,9 +233,12 @@ def with_rules(**rules: Callable[..., Any]) -> Any:
 
 
 LONGER = {"result": lambda self, x: spmd.extend.Type((x.shape[0] + 1,), x.dtype)}
+SHORT = {"needs": lambda self, dims, x: [None], "compute": lambda self, part, x: 2.0 * x}
 WRONG = [
-    (LONGER | {"needs": lambda self, dims, x: [None]}, spmd.ShapeError,
+    (LONGER | SHORT, spmd.ShapeError,
      ['"Odd"', "disagree about the shape", "compute returns"]),
+    ({"result": lambda self, x: spmd.extend.Type((x.shape[0] - 1,), x.dtype)}, spmd.ShapeError,
+     ['"Odd"', "disagree about the shape", "(5,), as the rule result", "(6,), which numpy"]),
     ({"result": lambda self, x: spmd.extend.Type(x.shape, np.float32)}, spmd.DtypeError,
      ['"Odd"', "float32, as the rule result says", "float64"]),
     ({"result": lambda self, x: x.shape}, spmd.UsageError,

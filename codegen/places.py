@@ -118,7 +118,8 @@ def user_frame() -> FrameType | None:
 
 
 def user_place() -> Place | None:
-    """The innermost position in the user's source: the running expression's line and columns."""
+    """Return where the user's source calls: file, line and columns of the innermost expression that
+    runs. Errors take it as place=. None where no code of the user's runs."""
     frame = user_frame()
     if frame is None:
         return None

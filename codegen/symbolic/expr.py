@@ -20,12 +20,13 @@ from math import gcd
 
 from codegen.symbolic.bounds import equal, nesting, nonneg
 from codegen.symbolic.meaning import OPERATIONS
-from codegen.symbolic.spelling import function, to_json
+from codegen.symbolic.spelling import c_text, function, text, to_json
 from codegen.symbolic.terms import (
     CONSTRUCT,
     LAUNCH,
     ONE,
     POWERS,
+    SPELL,
     ZERO,
     Atom,
     Call,
@@ -51,6 +52,9 @@ __all__ = [
     "mod", "most", "ne", "nonneg", "not_", "or_", "product", "replace", "select", "symbol",
     "table", "to_json",
 ]
+
+# What terms.py calls of modules above it: here, and constructors in CONSTRUCT, by _remembered.
+SPELL.update({"text": text, "c": c_text, "prefix": to_json})
 
 
 def _remembered(construct: Callable[..., Expr]) -> Callable[..., Expr]:

@@ -20,7 +20,6 @@ from codegen.symbolic.meaning import OPERATIONS, rows_of, value
 from codegen.symbolic.terms import (
     KINDS,
     ONE,
-    SPELL,
     TRUTH,
     ZERO,
     Atom,
@@ -364,5 +363,3 @@ def _term_json(monomial: Monomial, coefficient: int) -> Any:
         factors.insert(0, coefficient)
     return factors[0] if len(factors) == 1 else ["*", *factors]
 
-
-SPELL.update({"text": text, "c": c_text, "prefix": to_json})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # op -> constructor from argument Exprs; filled by codegen.symbolic.expr
 CONSTRUCT: dict[str, Callable[..., Expr]] = {}
-# style ("c", "text", "prefix") -> spelling of an Expr; filled by codegen.symbolic.spelling
+# style ("c", "text", "prefix") -> spelling of an Expr; filled by codegen.symbolic.expr
 SPELL: dict[str, Callable[..., Any]] = {}
 
 TRUTH = ("ge0", "eq0")

@@ -44,7 +44,8 @@ def wrap(context: Context, value: Value, weak: bool = False, scalar: bool | None
 
 
 def is_traced(x: object) -> bool:
-    """Whether x is known only at run time: an Array, a Number or the extent of a dim."""
+    """Return whether x is known only at run time: an array of a program that NumPy has not
+    computed while building, a symbolic integer, or the extent of a bounded dim."""
     return isinstance(x, (Number, BoundedDim)) or (isinstance(x, Array) and not x.is_known)
 
 
@@ -74,7 +75,7 @@ def _asked(convert: Callable[..., Any], needed: str, remedy: str) -> Any:
     return ask
 
 
-if TYPE_CHECKING:  # methods.py, above NumPy's functions, puts them into Array
+if TYPE_CHECKING:  # registration.py puts them into Array
     from codegen.trace.methods import ArrayMethods
 else:
     ArrayMethods = object
@@ -384,7 +385,10 @@ def _number_value(context: Context, x: Number) -> Value:
 
 
 def as_array(x: Any, dtype: Any = None) -> Array:
-    """The same array, or a new one around anything that `as_value` takes."""
+    """Return x as an array of the program: itself, or a new one of a number or an array of NumPy.
+
+    dtype: the element type that it shall have; by default its own.
+    """
     if isinstance(x, Array):
         if dtype is None or element_type(dtype) == x.type.dtype:
             return x

@@ -1,20 +1,18 @@
-"""The operators and methods of Array, which are NumPy's functions: Array gets them here, once.
+"""The operators and methods of Array, which are NumPy's functions: it gets them at registration.
 
 array.py is below NumPy's functions, which are made of arrays; this file is above them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from codegen.errors import DtypeError, ShapeError, UnsupportedError
-from codegen.trace.arithmetic import NumberMethods
 from codegen.trace.array import Array, unsupported
-from codegen.trace.number import Number
 from codegen.trace.numpy import dispatch, index, mathematics
-from codegen.trace.numpy.masks import Chosen
 from codegen.trace.numpy.operators import operate
 from codegen.trace.numpy.refused import ATTRIBUTES, REMEDIES
 from codegen.trace.ranks import mapping
@@ -229,27 +227,23 @@ class _Empty:
     """A class without anything: its names are those that every class has."""
 
 
-def _give(cls: type, methods: type) -> None:
-    """Puts the methods of one class into another."""
+def give(cls: type, methods: type) -> None:
+    """Put the methods of one class into another."""
     for name, method in vars(methods).items():
         if name not in vars(_Empty) and method is not None:  # None: __hash__, as __eq__ is there
             setattr(cls, name, method)
 
 
-def _stay(name: str, remedy: str) -> None:
-    """The attribute of an array cannot be set, and the error says what to write instead."""
+def refuse_setting(cls: type) -> None:
+    """Let each of ATTRIBUTES raise UnsupportedError where it is set, with what to write instead."""
+    for name, remedy in ATTRIBUTES.items():
+        setattr(cls, name, getattr(cls, name).setter(_refusal(name, remedy)))
 
-    def refuse(self: Array, value: Any) -> None:
+
+def _refusal(name: str, remedy: str) -> Callable[[Any, Any], None]:
+    def refuse(self: Any, value: Any) -> None:
         raise UnsupportedError(f"x.{name} of an array of a program cannot be set",
                                expected="an array stays what it is; another one takes its name",
                                found=f"x.{name} = …", remedy=remedy)
 
-    setattr(Array, name, getattr(Array, name).setter(refuse))
-
-
-# Before anything is captured, the classes below get their methods.
-_give(Array, ArrayMethods)
-_give(Number, NumberMethods)
-_give(Chosen, ChosenMethods)
-for _name, _remedy in ATTRIBUTES.items():
-    _stay(_name, _remedy)
+    return refuse

@@ -14,7 +14,7 @@ from codegen.trace import (
     methods,  # noqa: F401  # what Array has
 )
 from codegen.trace.array import Array
-from codegen.trace.numpy import elementwise, linear, sized, special
+from codegen.trace.numpy import elementwise, sized, special
 from codegen.trace.numpy.dispatch import ALIASES, numpy_names
 from codegen.trace.numpy.function_table import LINALG, of_numpy_name, table
 from codegen.trace.numpy.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, RANDOM, REMEDIES
@@ -39,7 +39,7 @@ _WHEN = {"qr": f"{_LARGE.replace('rows', 'rows and columns')}, or {_TALL}",
          "tall": f"{_TALL}, unless U is to be square"}
 _IN_PARTS = {
     f"linalg.{name}": f"of a matrix, in parts {_WHEN.get(of, _LARGE)}"
-    for of in linear.BLOCKED for name in _BLOCKED[of].split()
+    for of in _BLOCKED for name in _BLOCKED[of].split()
 }
 
 # What works, but not everywhere alike.

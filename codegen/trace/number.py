@@ -78,7 +78,7 @@ def condition_of(x: object) -> Expr | None:
     return None
 
 
-if TYPE_CHECKING:  # methods.py, above NumPy's functions, puts them into Number
+if TYPE_CHECKING:  # registration.py puts them into Number
     from codegen.trace.arithmetic import NumberMethods
 else:
     NumberMethods = object
@@ -195,15 +195,13 @@ class DimNumber(Number):
         return expr.symbol(require_context("a dim").dim(self.name, self.at_most))
 
 
-def _dim(name: str, at_most: int) -> DimNumber | None:
+def bounded_dim(name: str, at_most: int) -> DimNumber | None:
+    """Return the extent of a named dim in the capture that is under way; None outside of any."""
     if Context.current() is None:
         return None
     made = DimNumber(name, at_most)
     assert made.expr is not None  # it is declared here
     return made
-
-
-dims.SYMBOLIC.append(_dim)
 
 
 def where_asked(needed: str) -> str:

@@ -33,13 +33,8 @@ from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
 from codegen.places import place_in, program_files, put_place, user_place
 from codegen.predicated import predicated
 from codegen.suggest import meant
-from codegen.trace import (
-    blocked,  # noqa: F401  # gives np.linalg what it does with split matrices
-    methods,  # noqa: F401  # gives Array its methods
-)
+from codegen.trace import registration  # noqa: F401  # what those below need of those above
 from codegen.trace.context import CapturedAgain, Context, Limits
-from codegen.trace.control import conversion
-from codegen.trace.control import hooks as control
 from codegen.trace.control.conversion import as_called
 from codegen.trace.control.letting import Bounds, bounds_of
 from codegen.trace.control.outside import Outside
@@ -49,9 +44,6 @@ from codegen.trace.declare import check_dims, flag_of_call
 from codegen.trace.derive.needed import kept_by, opened, pruned
 from codegen.trace.feed_calls import check_feeds
 from codegen.trace.save_calls import check_saves
-
-# The tracer's modules import downwards only; what those below need of those above they get here.
-conversion.runtime = control
 
 SYNC = ("least", "before", "after", "both")
 

@@ -149,6 +149,10 @@ class Tree:
 
 
 def flatten(value: Any) -> tuple[Tree, list[Any]]:
+    """Return the structure of a tree of tuples, lists, dicts and objects, and its leaves in order.
+
+    The structure has `paths()`: a text for each leaf, such as "['w'][0]".
+    """
     leaves: list[Any] = []
     return _flatten(value, leaves, set()), leaves
 

@@ -20,7 +20,7 @@ from codegen.places import user_place
 from codegen.user import eager_runs
 
 # What a capture that is under way makes of a BoundedDim, of its name and its bound; None where
-# there is none. Put here by codegen.trace.number.
+# there is none. Put here by codegen.trace.registration.
 SYMBOLIC: list[Callable[[str, int], Any]] = []
 _FIXED: ContextVar[Callable[[BoundedDim], int] | None] = ContextVar("extents", default=None)
 

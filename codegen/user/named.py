@@ -31,7 +31,7 @@ def held(tree: Any) -> list[tuple[Any, Any]] | None:
 
 
 def rebuilt(tree: Any, items: Iterable[Any]) -> Any:
-    """A container like this one, which holds these items."""
+    """Return a container like `tree`, a dict, list, tuple or dataclass, that holds other items."""
     if isinstance(tree, dict):
         return dict(zip(tree, items, strict=True))
     if isinstance(tree, (tuple, list)):

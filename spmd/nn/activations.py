@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import ShapeError
-from codegen.places import user_place
+from spmd import ShapeError
+from spmd.extend import user_place
 from spmd.nn.shared import constant, erf, floats, in_float32
 
 

@@ -14,10 +14,7 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr
-from codegen.trace.array import as_array
-from codegen.trace.number import expr_of, number
+from spmd.extend import as_array, maximum, minimum
 
 SCORES = 1 << 18  # of a block, in all heads and examples: a megabyte
 LEAST, MOST, UNKNOWN = 64, 512, 128  # positions of a block
@@ -82,7 +79,7 @@ class _Cut:
         if is_one(x.shape[dim]):
             return x
         first = k * self.size
-        last = first + _least(self.size, self.extent - first)
+        last = first + minimum(self.size, self.extent - first)
         return as_array(x)[(..., slice(first, last), *(slice(None),) * (-1 - dim))]
 
 
@@ -98,7 +95,7 @@ class ScoreBlocks:
         if not self.how.causal:
             return self.columns.count
         seen = (i + 1) * self.rows.size + self.part.first_query - self.part.first_key
-        return _least(self.columns.count, _most(_up(seen, self.columns.size), 0))
+        return minimum(self.columns.count, maximum(_up(seen, self.columns.size), 0))
 
     def row(self, x: Any, i: Any) -> Any:
         return self.rows.of(i, x, -2)
@@ -216,18 +213,3 @@ def _places(extent: Any, first: Any) -> Any:
 
 def _up(a: Any, b: Any) -> Any:
     return (a + (b - 1)) // b
-
-
-def _most(a: Any, b: Any) -> Any:
-    return number(expr.maximum(formula(a), formula(b)))
-
-
-def _least(a: Any, b: Any) -> Any:
-    return number(expr.minimum(formula(a), formula(b)))
-
-
-def formula(x: Any) -> Expr:
-    """Of an extent, a position or a number of blocks."""
-    found = expr_of(x)
-    assert found is not None, x
-    return found

@@ -12,12 +12,8 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen.errors import DtypeError, ShapeError
-from codegen.places import user_place
-from codegen.trace.array import Array
-from codegen.trace.derive.derivatives import custom_vjp
-from codegen.trace.number import expr_of
-from codegen.trace.ranks.communicate import members
+from spmd import Array, DtypeError, ShapeError, custom_vjp
+from spmd.extend import RankGroup, is_local, is_proved_equal, user_place
 from spmd.nn.attention_blocks import Scores, dtype_of_sums, is_one, size_of_blocks, wide
 from spmd.nn.attention_layouts import axes_of, is_split, over_ranks
 from spmd.nn.attention_rings import backward, forward
@@ -124,14 +120,14 @@ def _attended(
     if not isinstance(q, Array):
         return _eager(q, k, v, mask, bias, how, ranks)
     if ranks is not None:
-        return _made_again(q, k, v, mask, bias, how, members(ranks, "ranks= of attention")[1])
+        return _made_again(q, k, v, mask, bias, how, RankGroup(ranks, "ranks= of attention").axes)
     short, around = _is_short(q, k, how.size), False
-    if not q.context.rank_view:
+    if not is_local(q):
         keys = axes_of(k, -2)
         around = bool(keys) and (not short or bool(set(keys) & set(axes_of(q, -2))))
     if short and not around:
         return _plain(q, k, v, mask, bias, how)
-    if not q.context.rank_view and is_split(q, k, v):
+    if not is_local(q) and is_split(q, k, v):
         return over_ranks(q, k, v, mask, bias, how)
     return _made_again(q, k, v, mask, bias, how, ())
 
@@ -182,13 +178,13 @@ def _of_scores(x: Any, heads: Any, shared: Any, ndim: int) -> Any:
     if x is None:
         return None
     x = x.reshape((*(1,) * (ndim - x.ndim), *x.shape))
-    return x[..., None, :, :] if expr_of(x.shape[-3]) == 1 else _grouped(x, shared)
+    return x[..., None, :, :] if is_proved_equal(x.shape[-3], 1) else _grouped(x, shared)
 
 
 def _grouped(x: Any, shared: Any) -> Any:
     """(…, heads, length, size) to (…, key heads, heads of each, length, size)."""
     heads = x.shape[-3]
-    if expr_of(heads) is expr_of(shared):
+    if is_proved_equal(heads, shared):
         return x[..., None, :, :]
     if isinstance(shared, int) and shared == 1:
         return x[..., None, :, :, :]

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import spmd
-from codegen.trace.array import Array
-from codegen.trace.derive.derivatives import custom_vjp
+from spmd import Array, custom_vjp
 from spmd.nn.attention_blocks import Scores, is_one
 from spmd.nn.attention_rings import backward, forward
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import DtypeError, ShapeError, UsageError
-from codegen.trace import api
+from spmd import DtypeError, ShapeError, UsageError
+from spmd.extend import convolve
 
 __all__ = ["conv", "conv_transpose"]
 
@@ -58,7 +58,7 @@ def conv(x: Any, w: Any, b: Any = None, strides: Any = 1, padding: Any = "SAME",
             found=f"x {x.shape}, w {w.shape}, groups {groups}")
     grouped = _grouped(x, groups)
     start = [-before for before, _ in pads]
-    y = _convolve("y", grouped, _windows(w, groups), start, steps, apart, places)
+    y = convolve("y", grouped, _windows(w, groups), start, steps, apart, places)
     return _biased(y.reshape(*y.shape[:-2], w.shape[-1]), b, dtype)
 
 
@@ -98,7 +98,7 @@ def conv_transpose(x: Any, w: Any, b: Any = None, strides: Any = 1, padding: Any
               for e, s, k, (before, behind) in zip(x.shape[1:-1], steps, wide, pads)]
     start = [before - (k - 1) for k, (before, _) in zip(wide, pads)]
     turned = np.swapaxes(_windows(np.flip(w, tuple(range(n))), groups), -1, -2)
-    y = _convolve("x", turned, _grouped(x, groups), start, steps, apart, places)
+    y = convolve("x", turned, _grouped(x, groups), start, steps, apart, places)
     return _biased(y.reshape(*y.shape[:-2], w.shape[-1]), b, dtype)
 
 
@@ -140,9 +140,6 @@ def places_of(extent: int, window: int, stride: int, dilation: int, pad: tuple[i
 
 
 # ---- their parts ---------------------------------------------------------------------------------
-
-_convolve: Any = api.convolve
-
 
 def _operands(what: str, x: Any, w: Any) -> tuple[Any, Any, Any]:
     """Both in the type in which they are multiplied, and the type of the result."""

@@ -12,12 +12,8 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen.errors import ShapeError, UsageError
-from codegen.places import user_place
-from codegen.trace.array import as_array, is_traced
-from codegen.trace.control.conversion import given
-from codegen.trace.expecting import expect
-from codegen.user import pytree
+from spmd import ShapeError, UsageError
+from spmd.extend import as_array, called_with, expect, is_traced, map_tree, user_place
 from spmd.nn.activations import log_softmax, softmax
 from spmd.nn.shared import floats
 
@@ -60,8 +56,7 @@ def _check_temperature(temperature: Any) -> None:
     text, remedy = "the temperature is not positive", "np.argmax(logits, -1) for the likeliest"
     if is_traced(temperature):
         value = as_array(temperature)
-        expect(value.context, (value > 0).read(), f"{text}: ", value.read(),
-               f"\n  expected: a number > 0\n  try:      {remedy}")
+        expect(value > 0, f"{text}: ", value, f"\n  expected: a number > 0\n  try:      {remedy}")
     elif not np.all(np.asarray(temperature) > 0):
         raise UsageError(text, place=user_place(), expected="a number > 0",
                          found=str(temperature), remedy=remedy)
@@ -102,7 +97,7 @@ def beam_search(
     if not isinstance(beams, (int, np.integer)) or beams < 1:
         raise UsageError("spmd.nn.beam_search keeps one sequence at least", place=user_place(),
                          expected="beams: an integer from 1 on", found=repr(beams))
-    step = given(step, "the step of spmd.nn.beam_search", "k", "tokens", "state")
+    step = called_with(step, "the step of spmd.nn.beam_search", "k", "tokens", "state")
     batch = first.shape[0]
     last = first[:, None] + np.zeros((1, beams), first.dtype)
     done = last != last
@@ -122,7 +117,7 @@ def beam_search(
             alone = np.where(np.arange(size) == end, 0.0, -np.inf)
             costs = np.where(done[..., None], alone, costs)
         scores, parent, last = _best_of(scores[..., None] + costs, beams, last.dtype)
-        state, done, found = pytree.map_tree(lambda x: _followed(x, parent), (state, done, found))
+        state, done, found = map_tree(lambda x: _followed(x, parent), (state, done, found))
         found = np.where(np.arange(steps) == k, last[..., None], found)
         done = done if end is None else done | (last == end)
         return last, done, scores, found, state

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import ShapeError, UsageError
-from codegen.places import user_place
-from codegen.trace.derive.derivatives import custom_vjp
-from codegen.user.half_types import widened
+from spmd import ShapeError, UsageError, custom_vjp
+from spmd.extend import user_place, widened
 from spmd.nn.activations import one_hot, softmax
 from spmd.nn.shared import constant
 

@@ -9,12 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import spmd
-from codegen.errors import DtypeError, ShapeError, UsageError
-from codegen.places import user_place
-from codegen.trace.array import Array
-from codegen.trace.derive.derivatives import custom_vjp
-from codegen.trace.number import Number
-from spmd import random
+from spmd import Array, DtypeError, ShapeError, UsageError, custom_vjp, random
+from spmd.extend import differs_from_run_to_run, is_local, user_place
 from spmd.nn.shared import check_dim, in_float32
 
 
@@ -59,7 +55,7 @@ def _product(x: Any, w: Any, axes: int) -> Any:
 def _summed(x: Any, w: Any, axes: int) -> Any:
     """tensordot; where only the run knows how many rows x has along a dim, that one is not taken as
     one with others: nobody knows then which part of both a rank has."""
-    if not any(isinstance(e, Number) and e.expr.has_extents for e in x.shape[: x.ndim - axes]):
+    if not any(differs_from_run_to_run(e) for e in x.shape[: x.ndim - axes]):
         return np.tensordot(x, w, axes)
     inner, later = math.prod(w.shape[:axes]), w.shape[axes:]
     made = x.reshape((*x.shape[: x.ndim - axes], inner)) @ w.reshape((inner, math.prod(later)))
@@ -84,7 +80,7 @@ def embedding(ids: Any, table: Any) -> Any:
         raise DtypeError("spmd.nn.embedding takes integers", place=user_place(),
                          expected="the numbers of rows", found=str(ids.dtype),
                          remedy="ids.astype(np.int32)")
-    if not isinstance(table, Array) or table.context.rank_view:
+    if not isinstance(table, Array) or is_local(table):
         return table[ids]
     axes = (table.layout or ((),))[0]
     axes = (axes,) if isinstance(axes, str) else axes

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import DtypeError, ShapeError
-from codegen.places import user_place
+from spmd import DtypeError, ShapeError
+from spmd.extend import user_place
 from spmd.nn.activations import log_sigmoid, log_softmax
 from spmd.nn.shared import constant, floats, in_float32
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import DtypeError, ShapeError
+from spmd import DtypeError, ShapeError
 from spmd.nn.convolution import conv, numbers, pairs, places_of
 from spmd.nn.shared import in_float32
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen.errors import UsageError
-from codegen.places import user_place
+from spmd import UsageError
+from spmd.extend import user_place
 from spmd.nn.activations import sigmoid
 from spmd.nn.layers import dense
 from spmd.nn.shared import in_float32

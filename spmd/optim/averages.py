@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from codegen.user import half_types
-from codegen.user.half_types import half_type_of, narrowed
+from spmd import extend
+from spmd.extend import half_type_of, narrowed
 from spmd.optim.transformation import (
     GradientTransformation,
     counted,
@@ -119,7 +119,7 @@ def ema(decay: Any, debias: bool = True, accumulator_dtype: Any = None) -> Gradi
 def incremental_update(new_tensors: Any, old_tensors: Any, step_size: Any) -> Any:
     """A step from the old tree towards the new one: `step_size * new + (1 - step_size) * old`."""
     def between(new: Any, old: Any) -> Any:
-        half, (new, old) = half_type_of((new, old)), half_types.widened((new, old))
+        half, (new, old) = half_type_of((new, old)), extend.widened((new, old))
         return narrowed(step_size * new + (1.0 - step_size) * old, half)
 
     return map_trees(between, new_tensors, old_tensors)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from codegen.errors import UsageError
-from codegen.places import user_place
+from spmd import UsageError
+from spmd.extend import user_place
 from spmd.optim.some_leaves import empty, masked
 from spmd.optim.transformation import (
     CountState,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from codegen.trace.control.conversion import convert
+from spmd.extend import converted
 from spmd.optim.averages import first_moment, kept, second_moment, unbiased, zeros
 from spmd.optim.chaining import identity
 from spmd.optim.some_leaves import empty
@@ -73,7 +73,7 @@ def scale_by_schedule(step_size_fn: Any) -> GradientTransformation:
         return CountState(counter())
 
     def update(updates: Any, state: CountState, params: Any = None) -> Any:
-        size = in_types(convert(step_size_fn)(state.count))
+        size = in_types(converted(step_size_fn)(state.count))
         new = CountState(counted(state.count))
         return map_trees(lambda u: size(u.dtype) * u, updates), new
 
@@ -87,7 +87,7 @@ def scale_by_learning_rate(learning_rate: Any = None, *, flip_sign: bool = True
     if learning_rate is None:
         return identity()
     if callable(learning_rate):
-        return scale_by_schedule(lambda count: sign * convert(learning_rate)(count))
+        return scale_by_schedule(lambda count: sign * converted(learning_rate)(count))
     return scale(sign * learning_rate)
 
 

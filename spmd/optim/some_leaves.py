@@ -11,11 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from codegen.errors import UsageError
-from codegen.places import user_place
-from codegen.trace.control.conversion import convert
-from codegen.trace.state import flatten
-from codegen.user.named import held, rebuilt
+from spmd import UsageError
+from spmd.extend import converted, flatten, items, rebuilt, user_place
 from spmd.optim.transformation import (
     EmptyState,
     GradientTransformation,
@@ -48,11 +45,11 @@ def set_to_zero() -> GradientTransformation:
 
 def _said(what: Any, tree: Any) -> Any:
     """A tree in the structure of another, of what is said of its leaves, or by a function of it."""
-    return _spread(convert(what)(tree) if callable(what) else what, tree, "the tree")
+    return _spread(converted(what)(tree) if callable(what) else what, tree, "the tree")
 
 
 def _spread(said: Any, tree: Any, path: str) -> Any:
-    parts, mine = held(said), held(tree)
+    parts, mine = items(said), items(tree)
     if parts is None:
         return map_trees(lambda _: said, tree)
     if mine is None or {key for key, _ in parts} != {key for key, _ in mine}:

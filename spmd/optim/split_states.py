@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import UsageError
-from codegen.places import user_place
+from spmd import UsageError
+from spmd.extend import user_place
 from spmd.optim.transformation import GradientTransformation, map_trees
 
 

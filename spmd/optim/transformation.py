@@ -13,11 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import spmd
-from codegen.errors import UsageError
-from codegen.places import user_place
-from codegen.trace.control.conversion import convert
-from codegen.trace.state import fill, flatten
-from codegen.user.half_types import is_half
+from spmd import UsageError
+from spmd.extend import converted, filled, flatten, is_half, user_place
 
 Schedule = Callable[[Any], Any]
 
@@ -78,8 +75,7 @@ def map_to(n: int, f: Callable[..., Sequence[Any]], first: Any, *rest: Any) -> l
         by_path = dict(zip(theirs, others, strict=True))  # dicts may have another order
         columns.append([by_path[path] for path in mine])
     made = [None if row[0] is None else f(*row) for row in zip(*columns)]
-    return [fill(tree, iter([None if m is None else m[k] for m in made]), fresh=True)
-            for k in range(n)]
+    return [filled(tree, [None if m is None else m[k] for m in made]) for k in range(n)]
 
 
 def _shown(paths: Sequence[str]) -> str:
@@ -126,7 +122,7 @@ def counted(count: Any) -> Any:
 
 def value_at(x: Any, count: Any) -> Any:
     """A number, or what a schedule says of it at a step."""
-    return convert(x)(count) if callable(x) else x
+    return converted(x)(count) if callable(x) else x
 
 
 def needs_params(params: Any, what: str) -> None:

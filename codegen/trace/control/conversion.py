@@ -38,7 +38,7 @@ _codes: dict[tuple[str, types.CodeType], types.CodeType | str] = {}
 _made: dict[int, types.CodeType] = {}
 _Text = tuple[str, list[tuple[_Function, str | None]], list[types.CodeType]]
 _trees: dict[tuple[str, int], _Text] = {}
-runtime: Any = None  # what converted functions call: the module control, put here by program.py
+runtime: Any = None  # what converted functions call: see registration.py
 
 
 def convert(function: Callable[..., Any]) -> Callable[..., Any]:

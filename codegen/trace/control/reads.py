@@ -273,9 +273,9 @@ def _instance(x: Any) -> Iterator[Any]:
 
 def _holds_nothing(c: type) -> bool:
     """Bases in known modules that keep no state of their own."""
-    return c.__module__ in ("typing", "abc", "codegen.trace.ranks.layout_forms") or (
-        c.__module__ == "enum" and issubclass(c, enum.Enum)
-    )
+    return c.__module__ in (
+        "typing", "abc", "codegen.trace.ranks.layout_forms", "codegen.trace.user_operations"
+    ) or (c.__module__ == "enum" and issubclass(c, enum.Enum))
 
 
 def _root(module: str) -> types.ModuleType | None:

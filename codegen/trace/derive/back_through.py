@@ -29,7 +29,7 @@ from codegen.trace.context import Context
 from codegen.trace.control.regions import laid_as, plain_type
 from codegen.trace.derive.needed import pruned
 from codegen.trace.derive.once_more import closure, copier, run_again, saved_by
-from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse
+from codegen.trace.derive.reverse import Reverse
 from codegen.trace.expecting import expect
 from codegen.trace.view import index_value
 
@@ -430,7 +430,5 @@ def _keep(at: Reverse, op: Op, turns: _Turns, kept: Mapping[Value, Value]) -> No
     context.keeps.append(Keeps(tuple(stacks), turns.most, op.place))
 
 
-RULES[Loop] = _loop
-RULES[Branch] = _branch
-ACTIVE[Loop] = _loop_active
-ACTIVE[Branch] = _branch_active
+WAYS_BACK = {Loop: _loop, Branch: _branch}
+ACTIVE_RESULTS = {Loop: _loop_active, Branch: _branch_active}

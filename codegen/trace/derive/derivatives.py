@@ -21,7 +21,7 @@ from codegen.trace.array import Array, as_value, wrap
 from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import as_called, convert
 from codegen.trace.control.regions import laid_as
-from codegen.trace.derive import back_through, exchanged, forward, mapped
+from codegen.trace.derive import forward
 from codegen.trace.derive.eagerly import Held, own_args, without
 from codegen.trace.derive.given import (
     check_function,
@@ -43,8 +43,6 @@ from codegen.trace.ranks.varying import families
 from codegen.trace.state import Tree, fill, flatten
 from codegen.user.absent import needs_of, stand_ins
 from codegen.variance import NONE, Axes
-
-assert back_through and exchanged and mapped  # their rules
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from codegen.ops.group import each
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import wrap
-from codegen.trace.derive.reverse import RULES, Reverse
+from codegen.trace.derive.reverse import Reverse
 from codegen.trace.ranks.communicate import all_to_all
 from codegen.variance import Axes
 
@@ -229,6 +229,4 @@ def _permute(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     back.add(at.emit(turned, back.g))
 
 
-RULES[Fold] = _fold
-RULES[Move] = _move
-RULES[Permute] = _permute
+WAYS_BACK = {Fold: _fold, Move: _move, Permute: _permute}

@@ -25,7 +25,7 @@ from codegen.trace.context import Block, Context
 from codegen.trace.control.regions import laid_as
 from codegen.trace.derive.needed import pruned
 from codegen.trace.derive.once_more import closure, copier
-from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse
+from codegen.trace.derive.reverse import Reverse
 from codegen.trace.derive.shares import Shares
 from codegen.trace.ranks.mapping import global_shape
 from codegen.trace.ranks.varying import axes_in
@@ -175,5 +175,5 @@ def _as_result(
     return wide, ArrayType(value.type.dtype, (mesh.size(layout[0]), *rest), layout)
 
 
-RULES[ShardMap] = _shard_map
-ACTIVE[ShardMap] = _active
+WAYS_BACK = {ShardMap: _shard_map}
+ACTIVE_RESULTS = {ShardMap: _active}

@@ -16,7 +16,7 @@ from codegen.ir import Keeps, Op, Value, free_values
 from codegen.ops import Again, Defined, Expect, Print
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_value, wrap
-from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse, moving
+from codegen.trace.derive.reverse import Reverse, moving
 
 
 def copier(
@@ -140,5 +140,5 @@ def _defined_active(at: Reverse, op: Op) -> Iterable[Value]:
     return moving(op)
 
 
-RULES[Defined] = _defined
-ACTIVE[Defined] = _defined_active
+WAYS_BACK = {Defined: _defined}
+ACTIVE_RESULTS = {Defined: _defined_active}

@@ -18,7 +18,6 @@ from codegen.trace import array, foreign
 from codegen.trace.array import Array, is_traced, unsupported
 from codegen.trace.context import Context, refuse_constant_write
 from codegen.trace.numpy import (
-    composite,
     elementwise,
     fourier,
     polynomials,
@@ -30,7 +29,6 @@ from codegen.trace.numpy.function_table import Function, of_numpy_name, table
 from codegen.trace.numpy.masks import Chosen
 from codegen.trace.numpy.refused import CLASSES, RANDOM, REMEDIES, SHAPES_OF_DATA
 
-elementwise.COMPOSITE.update(composite.UFUNCS | special.UFUNCS)
 
 @cache
 def _by_function() -> dict[Any, Function]:

@@ -77,7 +77,7 @@ def _cannot_broadcast(shapes: Sequence[Shape], what: str, a: Expr, b: Expr) -> S
     symbolic = not (a.is_const and b.is_const)
     reason, remedy = f"{a} is not {b}", ""
     if symbolic:
-        reason = f"{a} and {b} are not proved equal{_example(a, b)}"
+        reason = f"{a} and {b} are not proved equal{example_of_difference(a, b)}"
         remedy = "slice both to one extent, or give the mesh axis a fixed size"
         names = sorted(s.name for s in a.symbols() | b.symbols() if s.kind == "scalar")
         if a.has_extents or b.has_extents:
@@ -94,7 +94,7 @@ def _cannot_broadcast(shapes: Sequence[Shape], what: str, a: Expr, b: Expr) -> S
 _EXAMPLES = 2000  # values that are tried for one
 
 
-def _example(a: Expr, b: Expr) -> str:
+def example_of_difference(a: Expr, b: Expr) -> str:
     """Return values, each within its bounds, for which two extents differ, as text; or ""."""
     places = islice(environments(a.symbols() | b.symbols()), _EXAMPLES)
     for values, (left, right) in tried(places, (a, b), ()):
@@ -228,7 +228,7 @@ def operand_value(context: Context, x: Operand, dtype: DType, shape: Shape) -> V
     return broadcast_value(context, cast_value(context, value, dtype), shape)
 
 
-COMPOSITE: dict[str, Callable[..., Any]] = {}  # UFUNCS of other files, put here by dispatch.py
+COMPOSITE: dict[str, Callable[..., Any]] = {}  # of other files: registration.py
 
 
 def apply(

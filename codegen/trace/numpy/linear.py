@@ -30,8 +30,8 @@ from codegen.trace.numpy.elementwise import (
     store,
 )
 
-# Functions for split matrices, which codegen/trace/blocked.py enters: it is written with those
-# below. Each gives None where a matrix is gathered.
+# Functions for split matrices, which registration.py enters: they are written with those below.
+# Each gives None where a matrix is gathered.
 BLOCKED: dict[str, Callable[..., Any]] = {}
 
 SINGULAR = ("np.linalg.{}: the matrix is singular\n  expected: one that can be inverted\n"

@@ -21,6 +21,8 @@ MOST_BYTES = 256 << 20
 KEPT = 0.75  # of MOST_BYTES, when it was too much
 FORGOTTEN_S = 3600  # after which a part of a file is of a build that was killed
 _BLOCK = 4096  # what the smallest file takes
+_UNSEEN = 1 / 32  # of MOST_BYTES, which a process writes before it looks at the whole folder again
+_unseen: dict[str, int] = {}  # bytes that this process has written since it looked, by folder
 
 
 class Cache:
@@ -53,7 +55,11 @@ class Cache:
                 return
             self._write(name, data)
             self._write(f"{key}.key", name.encode())
-            self._make_room()
+            unseen = _unseen.get(self.folder, self.most) + max(_BLOCK, len(data)) + _BLOCK
+            if unseen > self.most * _UNSEEN:
+                self._make_room()
+                unseen = 0
+            _unseen[self.folder] = unseen
         except OSError:
             pass
 

@@ -196,11 +196,12 @@ def marked(mark: str) -> list[int]:
     """Processes in whose environment this mark stands."""
     needle = f"{MARK}={mark}".encode()
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+    for name in os.listdir("/proc"):
+        if name.isdigit():
             try:
-                if needle in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+                with open(f"/proc/{name}/environ", "rb", buffering=0) as file:
+                    if needle in file.read():
+                        found.append(int(name))
             except OSError:  # gone meanwhile, or not ours
                 continue
     return found

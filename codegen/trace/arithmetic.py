@@ -55,7 +55,7 @@ def _is_python(x: object) -> bool:
 
 
 def _logic(symbolic: Callable[[Expr, Expr], Expr], ufunc: str) -> Any:
-    """& and |: symbolic between truth values, bit by bit on integers."""
+    """Return the methods for & and |: symbolic between truth values, bit by bit on integers."""
 
     def forward(self: Number, other: object) -> Any:
         bits = isinstance(other, (bool, np.bool_)) or (isinstance(other, Number) and other.truth)
@@ -108,7 +108,7 @@ def _power(a: Expr, b: Expr) -> Expr | None:
 
 
 class NumberMethods:
-    """What Number has beside its content; `self` is a Number."""
+    """Number gets its operators and conversions from this class; `self` is a Number."""
 
     __add__, __radd__ = _arithmetic(lambda a, b: a + b, "add")
     __sub__, __rsub__ = _arithmetic(lambda a, b: a - b, "subtract")

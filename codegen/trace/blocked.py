@@ -64,8 +64,8 @@ class Dealt:
         self.layout, self.turned_layout = (None, axis, None), (None, None, axis)
 
     def deal_turned(self, x: Array) -> Array:
-        """Of the transpose of the matrix: its columns are dealt, and `turned` makes rows of what a
-        rank has got."""
+        """Deal the columns of x to the ranks, block by block; `turned` transposes what a rank has
+        got, so that they become rows."""
         wide = self.padded(x)
         blocks = as_array(shaping.reshape(wide, (self.width, self.count, self.block)))
         first = (self.axis, None, None) if _by_rows(x) else (None, self.axis, None)
@@ -159,7 +159,8 @@ class Lower(Dealt):
         return whole.reshape(part.shape[0], -1)
 
     def fetched(self, x: Array, have: Bounds, want: Bounds) -> Array:
-        """What this rank wants of an array that all have together."""
+        """Return the elements within the bounds `want`, read from the ranks that hold `have`
+        each."""
         shape = tuple(span[1] - span[0] for span in want if span is not None)
         move = Move((self.axis,), have, want, (ArrayType(x.type.dtype, shape),))
         return emitted(move, x)[0]
@@ -183,7 +184,8 @@ class Lower(Dealt):
         return as_array(fori_loop(0, self.count, deal, blocks))
 
     def step(self, k: Any, blocks: Array) -> Array:
-        """What the blocks before it take from a block, above its diagonal too; then its factor."""
+        """Subtract what the blocks before block k contribute to it, above its diagonal too; then
+        factor it."""
         low, start, (offset, own) = self.flat(blocks), k * self.block, self.own()
         rows = self.columns_of(k)
         before = self.gathered(blocks[:start, k : k + 1])
@@ -231,8 +233,8 @@ class Elimination:
         self.given = self.dealt.deal_turned(x)
 
     def down(self, k: Any, cols: Array, *sides: Array) -> tuple[list[Array], list[Array]]:
-        """What Lu makes of a panel; and, after that, the columns of A, and what is done to them is
-        done to."""
+        """Factor panel k and apply its pivots and its factor to the columns of A and to `sides`.
+        Return the factors (Lu's results), then A and the sides."""
         dealt, columns = self.dealt, self.dealt.columns_of(k)
         offset, own = dealt.own()
         factors = emitted(Lu(), dealt.gathered(cols[k : k + 1, :, columns.start :]))
@@ -288,7 +290,8 @@ def solve(x: Array, what: str, b: Array) -> Array | None:
 
 
 def slogdet(x: Array) -> tuple[Array, Array] | None:
-    """Of the pivots, block after block."""
+    """Return the sign and the logarithm of the determinant, from the pivots of each block in turn;
+    None where the matrix is not split, or too small for this to pay."""
     axis = axis_of(x)
     if axis is None or not _large(x):
         return None
@@ -325,7 +328,8 @@ class Reflections:
         self.blocks = -(-min(x.shape) // self.dealt.block)
 
     def down(self, k: Any, state: Any) -> Any:
-        """Of the columns, and of what LAPACK calls tau, for each block."""
+        """Factor panel k and apply its reflections to the columns behind it. The state holds the
+        columns, and LAPACK's tau for each block."""
         (cols, taus), dealt = state, self.dealt
         columns, (offset, own) = dealt.columns_of(k), dealt.own()
         panel = dealt.gathered(cols[k : k + 1, :, columns.start :])
@@ -346,7 +350,8 @@ class Reflections:
         return as_array((columns == arange(self.dealt.width)).astype(self.given.dtype))
 
     def up(self, k: Any, cols: Array, taus: Array, q: Array) -> Array:
-        """What block k makes of the columns of Q; those before it begin with zeros still."""
+        """Apply the reflections of block k to the columns of Q; the columns before it still begin
+        with zeros."""
         dealt, flat, start = self.dealt, self.dealt.flat(q), self.dealt.columns_of(k).start
         v, t = self.block(dealt.gathered(cols[k : k + 1, :, start:]), taus[k])
         rest = flat[k * dealt.own()[1] :, start:]
@@ -354,8 +359,9 @@ class Reflections:
         return q
 
     def block(self, made: Array, tau: Array) -> tuple[Array, Array]:
-        """V^T and T. T is (D S + I)^-1 D, where D has tau on its diagonal and S is what stands
-        above the diagonal of V^H V: Puglisi, Modification of the Householder method, 1992."""
+        """Return V^T and T. T is (D S + I)^-1 D, where D has tau on its diagonal and S is what
+        stands above the diagonal of V^H V: Puglisi, Modification of the Householder method,
+        1992."""
         i, j = arange(made.shape[0])[:, None], arange(self.dealt.width)[: made.shape[1]]
         v = as_array(picking.where(i < j, made, (i == j).astype(made.dtype)))
         above = shaping.triu(products.conjugate(v) @ linear.turned(v), 1)
@@ -365,7 +371,7 @@ class Reflections:
 
 
 def qr(x: Array, mode: str) -> tuple[Array | None, Array] | None:
-    """Q and R. Q has as many columns as x has rows if mode is "complete"; for "r" it is None."""
+    """Return Q and R; None where the matrix is not split, or too small for this to pay."""
     if mode != "complete" and (made := tall(x)) is not None:
         return made
     axis = axis_of(x)

@@ -40,8 +40,8 @@ from codegen.user import pytree
 
 
 def call(function: Any) -> Any:
-    """What runs instead of a function that the user's code calls: a converted helper, or a built-in
-    that also takes values known only at run time."""
+    """Return what runs instead of a function that the user's code calls: a converted helper, or a
+    built-in that also takes values known only at run time."""
     context = Context.current()
     if context is None:
         return function
@@ -261,7 +261,8 @@ def _example(x: Any) -> Any:
 
 
 def _each(plain_: Callable[..., Any]) -> Callable[..., Any]:
-    """map, filter, reduce: what they call is called as the user's code would call it."""
+    """Wrap map, filter or reduce: the function that it calls is converted, as where the user's code
+    calls it."""
 
     def over(function: Any, *rows: Any) -> Any:
         return plain_(function and call(function), *map(ordered, rows))

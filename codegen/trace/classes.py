@@ -133,7 +133,8 @@ class Entity(Program):
         return super().__getattr__(name)
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
-        """What a class has as a base that is written below this one."""
+        """Return the bases of a class that names this entity as its base: the decorated class
+        itself."""
         return (self.cls,)
 
 
@@ -160,7 +161,7 @@ class _Kept:
 
 @dataclass
 class _Arm:
-    """One entry, captured."""
+    """An arm holds what was captured of one entry, or of `__init__`."""
 
     name: str
     place: Place | None
@@ -220,7 +221,7 @@ class _Recording:
                           "bind it to an attribute of self: then it is state")
 
     def kept(self, path: str, name: str, x: Any) -> _Kept | None:
-        """What __init__ bound, as a state; None for what stays as it is."""
+        """Make a state of a value that `__init__` bound; return None if the value is a constant."""
         if isinstance(x, _NUMBERS) and path not in self.entity.numbers:
             return None
         type = leaf_type(x)
@@ -417,7 +418,8 @@ def _blank(block: Block, name: str, t: ArrayType, place: Place | None) -> Value:
 
 
 def place_of(cls: type) -> Place:
-    """Where a class stands."""
+    """Return the place where a class is defined; the user's own place where Python does not know
+    it."""
     for function in vars(cls).values():
         code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
         if code is not None:

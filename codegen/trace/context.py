@@ -50,8 +50,8 @@ Limits = dict[str, tuple[Expr | None, Expr | None]]
 
 @dataclass(eq=False)
 class Block:
-    """An open region. once: its code runs once, as a part of the code around it. apart: it uses
-    nothing that was computed around it but what it is given."""
+    """A block collects the ops of an open region. once: its code runs once, as a part of the code
+    around it. apart: it uses nothing that was computed around it, except its arguments."""
 
     args: tuple[Value, ...] = ()
     ops: list[Op] = field(default_factory=list)
@@ -84,7 +84,8 @@ class _Captures(threading.local):
 
 
 class Context:
-    """One capture. `current()` gives the innermost one of this thread; None outside any program."""
+    """A context holds the state of one capture. `current()` returns the innermost one of this
+    thread; None outside any program."""
 
     _captures = _Captures()
     entry_runs = expr.const(1)  # whether a call is one of the entry that is captured
@@ -188,8 +189,8 @@ class Context:
             self.learn(holds)
 
     def learn(self, holds: Expr) -> None:
-        """What a condition says of axis sizes or of a scalar: the next attempt knows it of their
-        symbols.
+        """Note what a condition says of axis sizes or of a scalar; the next capture bounds their
+        symbols by it.
 
         Understood are size <= number, size == number, size == size, number % size == 0; and
         scalar >= number, scalar <= number.
@@ -309,7 +310,8 @@ class Context:
         return value
 
     def remember(self, key: Any, make: Callable[[], T]) -> T:
-        """What was computed under this key in an open region, or a new one made now."""
+        """Return what was computed under this key in an open region; compute and keep it if there
+        is none."""
         key = (self.rank_view > 0, key)
         for block in reversed(self.blocks):
             if key in block.memo:
@@ -430,7 +432,8 @@ def _told(axis: Axis, holds: Expr, mesh: Mesh) -> dict[str, Any]:
 def _narrowed(
     limits: tuple[Expr | None, Expr | None], sym: Sym, holds: Expr
 ) -> tuple[Expr | None, Expr | None]:
-    """What is left of the least and the most of a symbol where a condition of it alone holds."""
+    """Return the least and the greatest value of a symbol, narrowed by a condition on this symbol
+    only."""
     low, high = limits
     for call in expr.calls(holds):
         slope, rest = expr.linear_in(call.args[0], sym)

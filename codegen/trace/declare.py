@@ -143,7 +143,8 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
 
 
 def _own_name(context: Context, name: str) -> str:
-    """Of a scalar in formulas: what launches call it. Raises UsageError where that is taken."""
+    """Return the name by which launches set a scalar that stands in formulas; raise UsageError if
+    it is taken."""
     if not context.is_free(name):
         raise UsageError(
             f"spmd.scalar({name!r}): another number of this program has that name",

@@ -49,8 +49,8 @@ def expect(context: Context, holds: Value, *text: Any, check: str = "") -> None:
 
 
 def asserted(test: Any, source: str, message: Callable[[], Any]) -> Any:
-    """What Python's own `assert` gets of its test: of one that is known only at run time, True; the
-    run ends where it does not hold, with the text of the message."""
+    """Return the test that Python's own `assert` gets; for one that is known only at run time,
+    return True and end the run where it does not hold, with the text of the message."""
     if not is_traced(test):
         return test
     context = require_context("assert")
@@ -79,8 +79,8 @@ def asserted(test: Any, source: str, message: Callable[[], Any]) -> Any:
 def within(
     context: Context, index: Expr | Value, extent: Expr, dim: int, size: Expr | None = None
 ) -> None:
-    """Where bounds are checked: that an index, or each of an array of them, is one of a dim of
-    this extent; negative ones count from the end. size: of the box that begins there."""
+    """Where bounds are checked, expect that an index, or each of an array of them, is inside a dim
+    of this extent; negative ones count from the end."""
     if "bounds" not in context.checks or context.selecting:
         return
     last = extent - (expr.const(1) if size is None else size)
@@ -144,9 +144,8 @@ def _nonzero(context: Context, e: Expr) -> bool:
 
 
 def at_least(least: int, extent: Expr, what: str) -> None:
-    """Of an operation that has no result for fewer elements along its axis, where only a run knows
-    how many there are: launches with fewer are refused; where the operation may not run at all,
-    it ends the run."""
+    """Expect that an axis has at least `least` elements, where only a run knows how many there are:
+    launches with fewer are refused; an operation that may not run at all ends the run."""
     context = require_context(what)
     if not extent.has_extents or context.rank_view or expr.nonneg(extent - least):
         return

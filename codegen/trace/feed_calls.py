@@ -35,7 +35,7 @@ from codegen.user.spec import Spec
 
 
 class Stream:
-    """What spmd.feed gives: a stream of batches.
+    """A stream of batches, as spmd.feed returns it.
 
     `feed.next()` takes the next batch, `feed.more()` says whether there is one, `for b in feed:`
     takes all, `feed.send(values)` gives values back to whoever made the batch.
@@ -54,8 +54,7 @@ class Stream:
         return f'feed("{self.name}" of {fields})'
 
     def next(self) -> Any:
-        """The next batch: `b.x` is the array of field x, of which each rank has its part. It waits
-        until the batch is there. Where the stream has ended, the run ends with a message.
+        """Take the next batch: `b.x` is the array of field x, of which each rank has its part.
 
         Inside a shard_map, `b.x` is this rank's own block, as the field's layout cuts it."""
         context = self._context("next")
@@ -113,7 +112,8 @@ class Stream:
             found=shape_text(shape), remedy=remedy)
 
     def _answered(self) -> tuple[str, ...]:
-        """What splits the rows of answers: a rank answers for all rows that it has of any field."""
+        """Return the axes that split the rows of answers: a rank answers for all rows that it has
+        of any field."""
         split = {(t.layout or ((),))[0] for _, t in self.declared.fields}
         return split.pop() if len(split) == 1 else ()
 

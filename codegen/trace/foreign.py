@@ -44,7 +44,7 @@ def is_unknown(*trees: Any) -> bool:
 
 
 def target(x: Any, text: str) -> Any:
-    """What a statement writes into, or an error where it is a constant."""
+    """Return x, into which a statement writes; raise an error if it is a constant."""
     if _is_constant(x) and Context.current() is not None:
         refuse_constant_write(text, ", ".join(getattr(x.base, "dtype", x.dtype).names or ()))
     return x
@@ -96,8 +96,8 @@ class _Row:
 
 
 def indexed(x: Any) -> Any:
-    """What is subscripted to be read: constants, lists, and np.r_ and np.c_, which NumPy cannot
-    hand over."""
+    """Wrap x for a subscript that reads it, if NumPy cannot hand its key over: constants, lists,
+    np.r_ and np.c_; return other values as they are."""
     if type(x) in (list, tuple) and Context.current() is not None:
         return _Row(x)
     if (x is np.r_ or x is np.c_) and Context.current() is not None:

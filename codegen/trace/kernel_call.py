@@ -38,7 +38,8 @@ _NO_KERNEL_TYPES = ("float16", "bfloat16")
 
 
 class Reads(Protocol):
-    """What is known of a kernel's body, by the name of a parameter and its dims."""
+    """This protocol says what is known of a kernel's body, by the name of a parameter and its
+    dims."""
 
     def writes(self, name: str, ndim: int) -> bool: ...
 
@@ -46,7 +47,7 @@ class Reads(Protocol):
 
 
 class Kernel:
-    """A kernel: the user's function as it is, its name, and the place where it is defined."""
+    """A kernel is the user's function as it is, its name, and the place where it is defined."""
 
     def __init__(
         self, function: Callable[..., Any], place: Place | None = None, signature: str | None = None
@@ -114,7 +115,7 @@ class Kernel:
         self.back = back
 
     def read_parts(self) -> tuple[Any, ...]:
-        """What its code depends on: see reads.py."""
+        """Return what the kernel's code depends on: see reads.py."""
         return self.function, self.name, self.signature and self.signature.text
 
     def __call__(self, *args: Any, halo: Any = None, boundary: Any = None, **kwargs: Any) -> Any:

@@ -89,7 +89,8 @@ class _Call:
         return len(self.operands) - 1
 
     def content(self, out: Array) -> Value:
-        """What is in an output before the call; zeros are made again, which needs no memory."""
+        """Return the value of an output before the call; zeros are made again, which needs no
+        memory."""
         value = out.read()
         if _is_zeros(self.context, value):
             shape = value.type.shape
@@ -156,7 +157,8 @@ def _is_zeros(context: Context, value: Value) -> bool:
 
 
 def _pad(x: Array, widths: list[tuple[int, int]], mode: str, **more: Any) -> Array:
-    """As np.pad, by ops that ranks compute of their own parts and ghost cells."""
+    """Pad an array as np.pad does, by ops that ranks compute from their own parts and ghost
+    cells."""
     if mode == "constant":
         padded: Array = padding.pad(x, widths, mode, **more)
         return padded

@@ -153,7 +153,7 @@ def evaluate(
 
 
 def taken(result: Any, theirs: set[int], back: dict[int, Any] | None = None) -> Any:
-    """What NumPy returned, with its new arrays as arrays of the program.
+    """Return NumPy's result with its new arrays as arrays of the program.
 
     theirs: ids of the owners of memory that stays a constant. back: what some arrays stand for.
     """

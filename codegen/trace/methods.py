@@ -53,7 +53,7 @@ def _method(name: str) -> Any:
 
 
 class ArrayMethods:
-    """What Array has beside its content; `self` is an Array."""
+    """Array gets its operators and methods from this class; `self` is an Array."""
 
     @property
     def T(self: Any) -> Any:
@@ -219,7 +219,8 @@ class ArrayMethods:
 
 
 class ChosenMethods:
-    """What x[mask] has beside its content; `self` is a Chosen."""
+    """Chosen, the type of x[mask], gets its operators and methods from this class; `self` is a
+    Chosen."""
 
     def __array_function__(self: Any, function: Any, types: Any, args: Any, options: Any) -> Any:
         return self.computed(function.__name__, dispatch.by_name, args, options)

@@ -119,7 +119,8 @@ _ROUNDS = 4  # in which the compiler's choice of layouts may change
 
 
 def _rules(layout: Any, mesh: Mesh) -> dict[str, Any]:
-    """Layout rules: by the name of a dim, a mesh axis or several."""
+    """Return the layout rules of a program: the mesh axis, or axes, for the name of a dim. Raise
+    UsageError for anything but rules."""
     if layout is None or layout == "auto":
         return {}
     if not isinstance(layout, Mapping):
@@ -178,7 +179,7 @@ class Program:
         return f"<spmd program {self.name} over {', '.join(self.mesh.names)}>"
 
     def read_parts(self) -> tuple[Any, ...]:
-        """What a capture depends on: see reads.py."""
+        """Return what a capture depends on: see reads.py."""
         axes = [(a.name, a.fixed) for a in self.mesh.axes]
         return (self.function, self.name, self.file, axes, self.rules, self.sync,
                 self.selectable)
@@ -189,7 +190,7 @@ class Program:
         return {k: p.default for k, p in inspect.signature(self.function).parameters.items()}
 
     def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Every parameter's value. Raises UsageError for unknown names and missing values."""
+        """Return every parameter's value by name."""
         signature = inspect.signature(self.function).parameters
         for name in given:
             if name not in signature:
@@ -348,7 +349,8 @@ class Program:
         return check_saves(check_feeds(module))
 
     def reached(self, values: dict[str, Any]) -> Iterable[tuple[str, Any]]:
-        """What of the user's the function can read and change, but for itself: by name."""
+        """Yield, by name, the user's values that the function can read and change, but for
+        itself."""
         return values.items()
 
     def recorded(
@@ -360,7 +362,7 @@ class Program:
         return lambda: outputs_at(context, returned, place_of_return(context, function, self.place))
 
     def called(self, context: Context, function: Callable[..., Any], values: dict[str, Any]) -> Any:
-        """What the converted function returns for these parameters."""
+        """Return what the converted function returns for these parameters."""
         return function(**values)
 
     def _check_rules(self, context: Context) -> None:

@@ -56,7 +56,8 @@ class Names:
         return self._globals.get(name, UNDEFINED)
 
     def key(self, name: str) -> Any:
-        """What tells the variable from all others: the id of its cell, or where it is global."""
+        """Return a key that only this variable has: the id of its cell, or its namespace and name
+        if it is global."""
         cell = self._cells.get(name)
         return (id(self._globals), name) if cell is None else id(cell)
 
@@ -196,7 +197,7 @@ def _flatten(value: Any, leaves: list[Any], above: set[int]) -> Tree:
 
 
 def inside(value: Any, key: Any) -> Any:
-    """What a list, dict or object holds there; None where it is none."""
+    """Return what a list, dict or object holds under a key; None where it has no such key."""
     tree = _flatten(value, [], set()) if not isinstance(value, Array) else Tree("leaf", value)
     found = (c.value for k, c in zip(tree.keys, tree.children) if k == key)
     return next(found, None)
@@ -236,7 +237,7 @@ def fill(
 
 @dataclass(frozen=True)
 class LeafType:
-    """What a leaf is as an array. weak: promotes as a Python number. scalar: immutable."""
+    """The type of a leaf as an array. weak: promotes as a Python number. scalar: immutable."""
 
     dtype: DType
     shape: Shape = ()
@@ -331,7 +332,7 @@ def describe(x: Any) -> str:
 
 @dataclass(frozen=True)
 class Held:
-    """What one variable holds at some moment."""
+    """The content of one variable at some moment."""
 
     tree: Tree
     leaves: list[Any]
@@ -377,7 +378,8 @@ def storage_of(entry: Variables, memory: Any) -> Any:
 
 
 def capture(code: Code) -> Variables:
-    """What its variables hold now: those that it may rebind, and others that hold data."""
+    """Return what the variables of `code` hold now: those that it may rebind, and others that hold
+    data."""
     out = {name: hold(code.names.get(name)) for name in code.bound}
     for name in code.touched:
         held = hold(code.names.get(name))

@@ -53,7 +53,8 @@ class Storage:
         self.content = value
 
     def write(self, context: Context, value: Value) -> None:
-        """Replace the content. Every write goes through here, so that loops see what is carried."""
+        """Replace the content. All writes go through here: write logs tell loops what is
+        carried."""
         self.value = value
         for shadow, gone in self.shadows.items():
             shadow.value = gone

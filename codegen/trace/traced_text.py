@@ -207,14 +207,15 @@ def of(plain: Any) -> Any:
 
 
 def converted(value: Any) -> Any:
-    """What an f-string writes by !r or !s, outside of print and assert."""
+    """Return the value that an f-string writes by !r or !s outside of print and assert; refuse one
+    that only the run knows."""
     if Context.current() is not None and is_unknown(value):
         refuse(f"an f-string with {_found(value)} in it")
     return value
 
 
 def percent(text: str, values: Any) -> str:
-    """text % values."""
+    """Return text % values; refuse values that only the run knows."""
     if Context.current() is not None and is_unknown(values):
         refuse(f"text % {_found(values)}")
     return known_text(values, text % values)

@@ -58,7 +58,8 @@ _EXTRA = "__value__"  # what an arm gives as an expression
 
 @dataclass
 class _Arm:
-    """What one arm leaves behind. storages: older ones that it wrote, with their new values."""
+    """An arm records what its code left behind. storages: older ones that it wrote, with their new
+    values."""
 
     block: Block
     variables: Variables
@@ -145,7 +146,8 @@ class Branch(Capture):
         return extra
 
     def _merge_variable(self, name: str) -> _Merged | None:
-        """What a variable holds after the branch; None: nothing to do."""
+        """Merge what the arms left in a variable; return what it holds after the branch, or None if
+        no arm changes it."""
         helds = [arm.variables.get(name) for arm in self.arms]
         defined = [h for h in helds if h is not None]
         if not defined:
@@ -314,7 +316,8 @@ class Branch(Capture):
 
 @dataclass(frozen=True)
 class _Merged:
-    """What a variable holds after the branch. things: its containers, as `fill` takes them."""
+    """A merged variable: what it holds after the branch. things: its containers, as `fill` takes
+    them."""
 
     held: Held
     leaves: list[Any]

@@ -110,7 +110,7 @@ class Later:
 
 
 class Loop(Capture):
-    """One loop. Its flags are False when a pass begins."""
+    """A loop is captured by passes over its body. Its flags are False when a pass begins."""
 
     def __init__(self, context: Context, code: Code, later: Later | None = None) -> None:
         self.later = later or Later()
@@ -184,7 +184,7 @@ class Loop(Capture):
                 self.given.append((name, j))
 
     def settled(self) -> Settled:
-        """What this loop carries, for its next capture."""
+        """Return what this loop carries, for its next capture."""
         names = memory_of(self.entry)
         aliases = {k: tuple(names.get(o, o) if isinstance(o, Storage) else o for o in others)
                    for k, others in self.aliases.items()}
@@ -459,7 +459,8 @@ class Loop(Capture):
     # ---- the op ---------------------------------------------------------------------------------
 
     def test(self, evaluate: Callable[[], Any] | None) -> Region | None:
-        """The condition region: the test holds and no flag is true. None: it has neither."""
+        """Return the region of the condition: the test holds and no flag is true. Return None if
+        the loop has neither a test nor flags."""
         flags = [f for f in self.flags if (f, 0) in self.carried]
         if evaluate is None and not flags:
             return None

@@ -86,8 +86,8 @@ def why_unconverted() -> str:
 
 
 def in_a_for_statement(remedy: str = "") -> tuple[str, str]:
-    """Of what stands in no for statement that is compiled: what is behind the text of the value
-    that was found, and what to try."""
+    """Return two texts for the error about a `for` that was not compiled: what follows the value in
+    the message, and what to try."""
     if why := why_unconverted():
         return f"; {why}", "a file with the program in it, which Python runs or imports"
     return "", f"leave out the enumerate, zip, list or comprehension around it{remedy}"
@@ -227,15 +227,15 @@ def _text(code: types.CodeType, namespace: dict[str, Any]) -> _Text | None:
 
 
 def _codes_of(tree: ast.Module, filename: str, flags: int) -> list[types.CodeType]:
-    """Of the whole file, and of each statement alone, as notebooks compile them: Python compiles a
-    call of `module.function` another way where it sees the import."""
+    """Compile the whole file, and each statement by itself, as notebooks do: Python compiles a call
+    of `module.function` another way where it sees the import."""
     parts = [tree, *(ast.Module([statement], []) for statement in tree.body)]
     made = [compile(part, filename, "exec", flags=flags, dont_inherit=True) for part in parts]
     return [code for module in made for code in codes_in(module)]
 
 
 def _same(codes: list[types.CodeType], code: types.CodeType) -> list[types.CodeType]:
-    """Those that do what this one does, wherever in the file they stand."""
+    """Return the code objects of the file that do the same as `code`, wherever they stand."""
     meant = content(code)
     return [c for c in codes if c.co_name == code.co_name and content(c) == meant]
 

@@ -171,7 +171,8 @@ def _row(x: Array, at: Any) -> Any:
 def _types_of_rows(
     context: Context, names: Names, count: Any, step: Callable[[Names, Any], Any]
 ) -> tuple[Tree, list[LeafType | None]]:
-    """What f returns for one row, once the carry is settled; nothing of it is kept."""
+    """Return the structure and the types of f's result for one row, once the types of the carry are
+    stable; the ops of this capture are dropped."""
     loop = Loop(context, Code(names, (_STATE,)))
     end = expr_of(count)
     counter = Counter(context, "k", expr.const(0), end, expr.const(1))

@@ -28,8 +28,8 @@ from codegen.trace.number import number
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is known of a computed integer: its least value, a formula of sizes that it does not
-    exceed, and whether it is a power of two."""
+    """Bounds of a computed integer: its least value, a formula of sizes that it does not exceed,
+    and whether it is a power of two."""
 
     least: int | None = None
     most: Expr | None = None

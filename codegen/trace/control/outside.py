@@ -71,7 +71,7 @@ def is_iterator(x: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Something with state. path: how the user reaches it. items: what it held, by their steps."""
+    """A thing with state, as the body found it."""
 
     thing: Any
     path: str
@@ -80,7 +80,7 @@ class _Seen:
 
 
 class Outside:
-    """What a body can reach when it begins. what: loop, branch, shard_map, member or program.
+    """Everything that a body can reach when it begins.
 
     carried: ids of things that the body may change; of a global, (id of the namespace, name).
     """
@@ -233,7 +233,7 @@ class Outside:
         return True
 
     def put_back(self) -> None:
-        """After a failure: restores what would keep an array of the program alive."""
+        """After a failure, restore every thing that would keep an array of the program alive."""
         for seen, now in self._others():
             if self._holds_traced(_new(seen, now).values()):
                 _restore(seen.thing, seen.items, now)
@@ -382,7 +382,7 @@ class Variable:
 
 
 class Attributes:
-    """Those of a list, a dict or the like, of a class that has them."""
+    """Read and restore the attributes of a list, a dict or the like whose class has some."""
 
     def __init__(self, thing: Any) -> None:
         self.thing = thing
@@ -404,7 +404,8 @@ def step(path: str, thing: Any, key: Any) -> str:
 
 
 def of_piece(what: str, code: Code, entry: Variables) -> Outside:
-    """What a loop or a branch can reach beside the variables that it carries."""
+    """Return the outside of a loop or a branch: what it can reach beside the variables that it
+    carries."""
     names = code.names
     carried = [names.key(name) for name in code.bound]
     carried += [id(x) for held in entry.values() if held for x in held.tree.containers()]
@@ -424,7 +425,7 @@ def _alike(now: Any, before: Any) -> bool:
 
 
 def _new(seen: _Seen, now: dict[Any, Any]) -> dict[Any, Any]:
-    """What a thing holds now that it did not hold there before."""
+    """Return the entries of a thing that it did not hold when the body began."""
     return {k: v for k, v in now.items() if k not in seen.items or not _alike(v, seen.items[k])}
 
 
@@ -465,7 +466,7 @@ def _restore(thing: Any, before: dict[Any, Any], now: dict[Any, Any]) -> None:
 
 
 def items_of(thing: Any) -> dict[Any, Any] | None:
-    """What a thing holds, by key, index or attribute; None where it has no state."""
+    """Return what a thing holds, by key, index or attribute; None if it has no state."""
     if isinstance(thing, np.ndarray) and thing.dtype.hasobject and thing.dtype.names is None:
         return dict(enumerate(islice(thing.flat, _COMPARED_ITEMS)))
     if isinstance(thing, np.ndarray):
@@ -560,7 +561,7 @@ def _flat(state: Any) -> Any:
 
 
 def _left_in(iterator: Any) -> dict[Any, Any]:
-    """Where an iterator stands, as far as it can be told without asking it for more."""
+    """Return the position of an iterator, as far as it can be told without taking an item."""
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
         if frame is None:

@@ -126,7 +126,7 @@ class _Walk:
                 self.visit(part)
 
     def parts(self, x: Any) -> Iterable[Any]:
-        """What an object consists of. Raises _Unknown."""
+        """Return the objects and words that an object consists of."""
         kind = type(x)
         if isinstance(x, types.ModuleType):
             self.modules[_seen_through(x).__name__] = x
@@ -165,7 +165,8 @@ class _Walk:
             yield self.used(f.__globals__, name, chain)
 
     def used(self, namespace: dict[str, Any], name: str, chain: tuple[str, ...]) -> Any:
-        """What a function finds under a global name, or behind attributes of a module there."""
+        """Return what a function reads under a global name, or through attributes of a module under
+        that name."""
         if chain[:1] == (_IMPORT,):
             return _imported(name, namespace)
         value = namespace.get(name, getattr(builtins, name, _MISSING))
@@ -333,7 +334,8 @@ def is_users_class(x: type) -> bool:
 
 
 def uses_of(code: types.CodeType) -> _Uses:
-    """What a function and those in it use by global names: a name, and attributes read of it."""
+    """Return what a function, and the functions in it, read by global names: each name with its
+    chain of attributes."""
     return _code(code)[1]
 
 
@@ -346,7 +348,8 @@ def _seen_through(x: types.ModuleType) -> types.ModuleType:
 
 
 def _imported(name: str, namespace: dict[str, Any]) -> Any:
-    """What an import statement inside a function finds, where it was imported before."""
+    """Return the module that an import statement in a function yields, if it is imported
+    already."""
     module = sys.modules.get(name.partition(".")[0])
     return _no() if module is None or namespace.get("__package__") else module
 

@@ -131,7 +131,7 @@ class Capture:
         return block
 
     def abort(self) -> None:
-        """After an exception: drops the open block and puts everything back."""
+        """After an exception, drop the open block and put everything back."""
         if self.open is not None:
             self.close()
             self.put_back()
@@ -149,7 +149,7 @@ class Capture:
         around.memo.update(block.memo)
 
     def after(self) -> Variables:
-        """What the variables hold now. UnsupportedError where something outside has changed."""
+        """Return what the variables hold now."""
         self.filled = self.outside.check()
         return capture(self.code)
 

@@ -222,7 +222,8 @@ class _Rewriter(ast.NodeTransformer):
         return out
 
     def _names(self, *nodes: ast.AST) -> tuple[ast.expr, ast.expr]:
-        """Constants: names that the nodes bind, and others through which they may change data."""
+        """Return two constants: the names that the nodes bind, and the names through which they may
+        change data."""
         bound = dict.fromkeys(n for n in bound_names(nodes) if n != _ITEM)
         bound |= dict.fromkeys(self.shared)
         touched = dict.fromkeys(
@@ -323,8 +324,8 @@ class _Rewriter(ast.NodeTransformer):
         return _constant(tuple(self._spelt(n) for n in getattr(node, "kept", ())))
 
     def _fresh(self, node: Any) -> ast.expr:
-        """What no turn reads of before it; where a turn may be left early, what is read behind the
-        loop must last until then."""
+        """Return the variables that no turn reads from the turn before; without those that code
+        behind the loop may read after an early exit."""
         lasts = node.kept if getattr(node, "flags", ()) else ()
         return _constant(tuple(
             self._spelt(n) for n in getattr(node, "fresh", ()) if n not in lasts))

@@ -25,7 +25,8 @@ Path = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Settled:
-    """What a loop carries: leaves, memory, what may be one memory, variables bound inside."""
+    """A record of what a loop carries: leaves, memory, what may be one memory, variables bound
+    inside."""
 
     carried: Mapping[Key, LeafType]
     stored: Mapping[Memory | Storage, ArrayType]

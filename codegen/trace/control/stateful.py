@@ -270,12 +270,13 @@ def _passing(value: int, what: str) -> Passing:
 
 
 def identity(x: Any) -> int:
-    """id(x)."""
+    """Return id(x), marked as an int that no image may keep."""
     return _passing(id(x), "id()")
 
 
 def hashed(x: Any) -> int:
-    """hash(x)."""
+    """Return hash(x), marked as an int that no image may keep unless it is the same in every
+    process."""
     return hash(x) if _is_lasting(x) else _passing(hash(x), "hash()")
 
 
@@ -286,9 +287,9 @@ def _is_lasting(x: Any) -> bool:
 
 
 def ordered(x: Any) -> Any:
-    """What code iterates over. A set whose order differs between processes is sorted by types and
-    texts; UnsupportedError where its elements have no text of their own, and for an iterator of
-    which the run may have left items."""
+    """Return x as code iterates over it. A set whose order differs between processes is sorted by
+    types and texts; raise UnsupportedError where its elements have no text of their own, and for an
+    iterator of which the run may have left items."""
     refuse_left_early(x)
     if type(x) not in (set, frozenset) or len(x) < 2 or all(map(_is_lasting, x)):
         return x

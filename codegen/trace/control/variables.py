@@ -128,7 +128,7 @@ def _first(nodes: Sequence[ast.AST]) -> Events:
 
 
 def _events(node: ast.AST) -> Events:
-    """What a statement does to variables first."""
+    """Return the first event of each variable in a statement: it is read, or bound."""
     if isinstance(node, ast.If):
         arms = [_first(node.body), _first(node.orelse)]
         bound = arms[0].keys() & arms[1].keys()

@@ -293,8 +293,9 @@ def _parts_of(at: Reverse, op: Op, turns: _Turns) -> Op:
 
 
 def _without_last_turns(inner: Reverse, region: Region) -> Region:
-    """Of loops that run again only for what their turns begin with, of which only the run knows how
-    many there are, the last turn is left out: nothing begins with what it makes."""
+    """Leave out the last turn of inner loops that run again only for the values that their turns
+    begin with, and whose number of turns only the run knows: no turn begins with what the last one
+    makes."""
     ops: list[Op] = []
     stacks = set(inner.kept.values())
     read = [v for op in region.ops for v in (*op.operands, *(
@@ -369,7 +370,8 @@ def _saved_in(body: Region, turns: _Turns) -> dict[Value, Value]:
 def _turn_again(
     copies: Copier, ops: Iterable[Op], kept: Mapping[Value, Value]
 ) -> tuple[list[Op], list[Op]]:
-    """As run_again, of a turn: of what is kept of a function, the turn computes the rest once."""
+    """Copy the ops of a turn as run_again does; a function whose results are kept in part is
+    computed once for the rest."""
     every, run = list[Op](), list[Op]()
     for op in ops:
         inner = op.regions[0].ops if saved_by(op) else (op,)
@@ -381,7 +383,7 @@ def _turn_again(
 
 
 def _begun(at: Reverse, op: Op, k: int, g: Value | None) -> Value:
-    """What the way back through a loop begins with, of a carried value."""
+    """Return the cotangent of a carried value with which the way back through a loop begins."""
     g, value, a = at.of_result(op.results[k], g), op.results[k], op.regions[-1].args[k]
     have = at.shares.reach(value) - at.shares.varies(a)
     return at.brought(g, have, at.shares.after(a))
@@ -392,7 +394,7 @@ def _both(args: Sequence[Value], moving: Sequence[int], around: Sequence[Value])
 
 
 def _stack_of(context: Context, a: Value, turns: Expr, name: str) -> Value:
-    """What a carried value was, turn after turn."""
+    """Return a value for the stack that holds a carried value, with a row for each turn."""
     layout = None if context.rank_view else ((), *(a.type.layout or ()))
     return Value(name + "_turns", ArrayType(a.type.dtype, (turns, *a.type.shape), layout))
 

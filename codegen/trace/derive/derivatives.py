@@ -256,7 +256,7 @@ def _said(
 
 
 class custom_vjp:
-    """Decorator: a function with a gradient that you write, as jax.custom_vjp.
+    """A decorator for a function with a gradient that you write, as jax.custom_vjp.
 
     `f.defvjp(fwd, bwd)`: fwd takes f's arguments and returns a pair: what f returns, and what bwd
     needs. bwd takes what it needs and the cotangents of f's result, and returns a tuple of those of
@@ -336,7 +336,8 @@ class custom_vjp:
 
 
 class _Recording:
-    """What f does, from arguments that are marked as those it is differentiated by."""
+    """A recording of what f does with arguments that are marked as those it is differentiated
+    by."""
 
     def __init__(
         self, context: Context, what: str, args: Sequence[Any], numbers: Sequence[int]

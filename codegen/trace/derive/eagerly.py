@@ -28,7 +28,7 @@ class OnlyCaptured(Exception):
 
 def mapped(runtime: Any, f: Callable[..., Any], eager: Callable[[], Any],
            traced: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """What a shard_map of f gives in an eager run. traced: the same in a program."""
+    """Return what a shard_map of f gives in an eager run."""
     try:
         return eager()
     except OnlyCaptured:
@@ -102,7 +102,8 @@ def own_args(args: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
 def eagerly(
     runtime: Any, derivative: Callable[..., Any], args: Sequence[Any], item: int | None = None
 ) -> Any:
-    """What derivative(*args) gives, or one item of it: of a program that knows all arrays."""
+    """Return derivative(*args), or one item of it, by a program that is captured and run with all
+    arrays known."""
     if runtime.index_ is not None:
         raise OnlyCaptured
     kept = _Kept()

@@ -34,8 +34,9 @@ from codegen.variance import Axes
 
 
 class _Back:
-    """One exchange. members: axes along which there are several; alike: those along which what is
-    given is the same; inside: those of the members along which the cotangent is to be summed."""
+    """The way back through one exchange. members: axes along which there are several; alike: those
+    along which what is given is the same; inside: those of the members along which the cotangent is
+    to be summed."""
 
     def __init__(self, at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
         (self.x,), (self.y,), (g,) = op.operands, op.results, given
@@ -62,7 +63,7 @@ class _Back:
         return self.at.summed(self.g, self.inside)
 
     def type(self) -> ArrayType:
-        """Of the cotangent of what is given."""
+        """The type of the operand's cotangent."""
         return ArrayType(self.g.type.dtype, self.x.type.shape)
 
     def folded(self, what: Kind, x: Value) -> Value:
@@ -132,8 +133,8 @@ def _of_product(back: _Back, what: Fold, g: Value) -> Value:
 
 
 def _in_blocks(back: _Back, what: Fold) -> Value:
-    """Of a scan: each member gets a block of what all were given, and of the cotangents of what
-    they got; it goes back through what it then combines alone, as one does along a dim."""
+    """Go back through a scan: each member gets a block of all members' operands and cotangents, and
+    goes back through the scan of its block as along a dim."""
     at, x = back.at, back.x
     rows, g = _turned(back, x), _turned(back, back.g)
     if what.flow == "before":  # as what the one before got
@@ -148,7 +149,7 @@ def _in_blocks(back: _Back, what: Fold) -> Value:
 
 
 def _turned(back: _Back, x: Value) -> Value:
-    """Of everybody's x, which is a row, a block of columns."""
+    """Return a block of columns of the matrix whose rows are the members' x."""
     row = wrap(back.at.context, back.at.reshaped(x, (expr.const(1), expr.product(x.type.shape))))
     rows: Value = all_to_all(row, back.axes, 1, 0, tiled=True).read()
     return rows
@@ -187,7 +188,8 @@ def _move(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
 
 
 def _to_root(back: _Back, what: Move) -> Value:
-    """What members got of the root, back at it; zeros at others."""
+    """Return, at the root, the cotangent of what the members got from it; zeros at the other
+    members."""
     at, root, shape = back.at, what.root, back.x.type.shape
     assert root is not None
     here = expr.eq(back.me, root)

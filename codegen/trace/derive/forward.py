@@ -32,7 +32,8 @@ def _exchanges(op: Op) -> bool:
 
 
 class Forward:
-    """changes: by how much values change, of those that do."""
+    """Carry changes of values forward through ops. changes: by how much values change, of those
+    that do."""
 
     def __init__(self, context: Context, changes: Mapping[Value, Value]) -> None:
         self.context, self.changes = context, dict(changes)

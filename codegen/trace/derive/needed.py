@@ -20,7 +20,7 @@ def pruned(region: Region) -> Region:
 
 
 def needed(ops: Sequence[Op], results: Iterable[Value]) -> list[Op]:
-    """Those of the ops that the results need, and what has an effect."""
+    """Return the ops that the results need, and those that have an effect."""
     wanted, kept = set(results), []
     for op in reversed(ops):
         if not op.results or wanted.intersection(op.results) or has_effect(op):
@@ -83,8 +83,8 @@ def _read(region: Region) -> set[Value]:
 
 
 def kept_by(region: Region, keeps: Iterable[Keeps]) -> tuple[Keeps, ...]:
-    """What ways back keep that are in a region. What is computed again begins with others' values:
-    these are kept."""
+    """Return the values of this region that ways back keep. Ops that run again read other values,
+    and these are kept."""
     made = {v: op for op in walk(region) for v in op.results}
     found = []
     for some in keeps:

@@ -65,7 +65,7 @@ class Reverse:
             self.active &= self.shares.reached
 
     def standing(self, op: Op) -> Op:
-        """What stands now where an op was recorded."""
+        """Return the op that now stands in the place of a recorded op."""
         while op in self.context.replaced:
             op = self.context.replaced[op]
         return op
@@ -312,7 +312,7 @@ def _refuse_feeds(op: Op) -> None:
 
 
 def read_by(op: Op) -> Iterable[Value]:
-    """What an op reads, in its regions too."""
+    """Yield the values that an op reads, in its regions too."""
     yield from op.operands
     for region in op.regions:
         yield from free_values(region)

@@ -111,7 +111,7 @@ class _Flow:
         self.needs[value] = self.needs.get(value, NONE) | axes
 
     def reached(self, begins: Iterable[Value]) -> set[Value]:
-        """What gets a cotangent."""
+        """Return the values that get a cotangent when the way back begins at `begins`."""
         found = set(begins)
         left = list(found)
         while left:
@@ -129,9 +129,9 @@ class _Flow:
 
 
 class Shares:
-    """families: over which axes values vary. before: along which axes a value's cotangent is in
-    shares when all of it is found; summed: along which it is summed then. reached: what gets a
-    cotangent; None: not known."""
+    """A plan of the axes along which cotangents are in shares. families: over which axes values
+    vary. before: along which axes a value's cotangent is in shares when all of it is found; summed:
+    along which it is summed then. reached: what gets a cotangent; None: not known."""
 
     def __init__(self, families: Families) -> None:
         self.families = families
@@ -141,7 +141,7 @@ class Shares:
 
     @classmethod
     def none(cls, mesh: Mesh) -> Shares:
-        """Of global arrays: no cotangent is in shares."""
+        """Return the plan for global arrays, where no cotangent is in shares."""
         return cls(Families(mesh, {}, {}))
 
     @classmethod
@@ -149,8 +149,8 @@ class Shares:
         cls, families: Families, ops: Sequence[Op], outs: Mapping[Value, Axes],
         begins: Iterable[Value], active: Collection[Value],
     ) -> Shares:
-        """outs: where the way back begins, with the axes over which what it begins with varies.
-        begins: what it ends at."""
+        """Plan where shares are summed. outs: the values where the way back begins, with the axes
+        over which their cotangents vary. begins: the values at which it ends."""
         found = cls(families)
         every = frozenset(families.coords) and NONE.union(*families.coords.values())
         flow = _Flow(families, active, every)
@@ -203,7 +203,8 @@ class Shares:
 
 
 class _Cut:
-    """Along one axis. shared: values whose cotangents are in shares before they are summed."""
+    """A minimum cut for one axis: it decides which cotangents are summed along it. shared: values
+    whose cotangents are in shares before they are summed."""
 
     def __init__(self, flow: _Flow, axis: str, reached: Collection[Value]) -> None:
         self.flow, self.axis = flow, axis

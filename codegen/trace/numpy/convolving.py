@@ -14,7 +14,8 @@ from codegen.trace.numpy.elementwise import result_type
 
 def convolve(gives: str, a: Any, b: Any, start: Sequence[int], stride: Sequence[int],
              dilation: Sequence[int], shape: Sequence[int]) -> Array:
-    """What codegen.ops.Convolve says, of arrays with a dim for groups of channels."""
+    """Emit a codegen.ops.Convolve of two arrays that have a dim for groups of channels; return its
+    result."""
     x, y = as_array(a), as_array(b)
     kind, context = result_type(x, y), x.context
     what = Convolve(gives, tuple(map(as_expr, start)), tuple(stride), tuple(dilation),

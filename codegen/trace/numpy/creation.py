@@ -403,8 +403,7 @@ def dynamic_slice(x: Any, starts: Any, sizes: Any) -> Any:
 
 
 def dynamic_update_slice(x: Any, update: Any, starts: Any) -> Array:
-    """A new array: x with `update` written where the part of its shape that begins at `starts`
-    lies.
+    """Return a copy of x in which `update` is written at `starts`.
 
     starts: as of dynamic_slice. The result has the shape and dtype of x.
 

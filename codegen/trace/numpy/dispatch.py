@@ -88,7 +88,8 @@ def _name_of(function: Any) -> str:
 
 
 def call_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Array.__array_function__: what NumPy does when one of its functions meets an Array."""
+    """Run our function in the place of NumPy's that meets an Array: this is
+    Array.__array_function__."""
     if any(isinstance(x, Chosen) for x in args):
         return NotImplemented
     if foreign.may_run(function, args, kwargs):
@@ -142,7 +143,8 @@ def _has_array(x: Any) -> bool:
 def call_ufunc(
     ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Array.__array_ufunc__: a call, or ufunc.reduce, accumulate, outer, at."""
+    """Run a ufunc, or its reduce, accumulate, outer or at, on Arrays: this is
+    Array.__array_ufunc__."""
     if any(isinstance(x, Chosen) for x in inputs):
         return NotImplemented
     function = ufunc if method == "__call__" else getattr(ufunc, method)
@@ -186,7 +188,8 @@ _UNDISPATCHED = (
 
 
 def aware(function: Any) -> Function | None:
-    """What a converted call runs instead of one of these; None for other functions."""
+    """Return what a converted call runs instead of `function`; None if the function needs no
+    other."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, (np.random.RandomState, np.random.Generator)):
         return _of_random(function)
@@ -194,7 +197,8 @@ def aware(function: Any) -> Function | None:
 
 
 def elsewhere(function: Any) -> Function | None:
-    """What runs instead of a function of NumPy's or of another library; None: of neither."""
+    """Return what runs instead of a function of NumPy's or of another library; None for all
+    others."""
     if isinstance(getattr(function, "__self__", None), Array):
         return None
     if foreign.is_numpys(function):
@@ -262,7 +266,8 @@ def _of_random(function: Any) -> Function:
 
 @cache
 def _aware() -> dict[int, Function]:
-    """By id: what is called need not be hashable."""
+    """Return the replacements by the id of what they replace: what is called need not be
+    hashable."""
     return {id(f): _aware_of(f) for f in _UNDISPATCHED}
 
 
@@ -287,7 +292,8 @@ _PARTS = ("linalg", "fft", "emath", "lib.stride_tricks")  # of numpy; others are
 
 
 def numpy_names() -> Iterator[str]:
-    """Of functions of NumPy's namespace, attributes of its arrays and methods of its ufuncs."""
+    """Yield the names of NumPy's functions, of the attributes of its arrays, and of the methods of
+    its ufuncs."""
     for part in ("", *_PARTS):
         found = of_numpy_name(part) if part else np
         for name in sorted(vars(found)):

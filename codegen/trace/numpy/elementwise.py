@@ -57,7 +57,8 @@ def shape_text(shape: Shape) -> str:
 
 
 def broadcast_shapes(shapes: Sequence[Shape], what: str = "operands") -> Shape:
-    """NumPy's rule: from the right, extents are equal or one of them is the constant 1."""
+    """Return the shape that NumPy broadcasts to: from the right, extents are equal or one of them
+    is the constant 1. Raise ShapeError where they are neither."""
     ndim = max((len(s) for s in shapes), default=0)
     out = []
     for d in range(-ndim, 0):
@@ -108,7 +109,7 @@ def _example(a: Expr, b: Expr) -> str:
 
 
 def kind_of(x: Operand) -> Any:
-    """What NumPy's promotion sees: a dtype, or int, float, complex for weak operands."""
+    """Return what NumPy's promotion sees: a dtype, or int, float, complex for weak operands."""
     if isinstance(x, Array):
         if x.weak:
             return {"i": int, "u": int, "f": float, "c": complex}.get(x.type.dtype.kind, x.dtype)
@@ -129,7 +130,8 @@ def is_weak(x: Operand) -> bool:
 
 
 def _kinds_of(operands: Sequence[Operand]) -> list[Any]:
-    """kind_of each. Beside bfloat16, which NumPy does not know, weak numbers are of that type."""
+    """Return kind_of each operand. Beside bfloat16, which NumPy does not know, weak numbers are of
+    that type."""
     kinds = [kind_of(x) for x in operands]
     half = next((k for k in kinds if not isinstance(k, type) and k == "bfloat16"), None)
     return kinds if half is None else [half if k in (int, float) else k for k in kinds]
@@ -146,7 +148,8 @@ def result_type(*operands: Operand) -> DType:
 
 
 def joined_type(parts: Sequence[Any]) -> DType:
-    """Of one array of them all. No number is weak there: 1.5 beside a float32 is a float64."""
+    """Return the type of one array that holds all parts. No number is weak there: 1.5 beside a
+    float32 is a float64."""
     kinds = (dtypes.numpy_dtype(as_array(p).type.dtype) for p in parts)
     try:
         return element_type(np.result_type(*kinds))
@@ -293,7 +296,8 @@ _COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.g
 
 
 def _beyond(ufunc: np.ufunc, operands: list[Operand]) -> bool | None:
-    """What NumPy says of integers and a Python integer that their dtype cannot hold."""
+    """Return what NumPy's comparison gives for integers and a Python integer that their dtype
+    cannot hold; None for all other operands."""
     if ufunc not in _COMPARISONS or not any(type(x) is int for x in operands):
         return None
     plain = [np.zeros((), x.dtype) if isinstance(x, Array) and not x.weak else x for x in operands]
@@ -390,7 +394,8 @@ def store(result: Any, out: Any, where: Any = True, casting: bool = True) -> Any
 
 
 def assign(target: Array, value: Any) -> None:
-    """target[...] = value: broadcast to its shape, cast to its dtype."""
+    """Assign target[...] = value: the value is broadcast to the target's shape and cast to its
+    dtype."""
     context = target.context
     value = normal(value)
     if isinstance(value, np.integer) and target.type.dtype.kind in "iu":
@@ -420,7 +425,7 @@ def check_assignable(source: Shape, target: Shape) -> None:
 
 
 def select(mask: Any, a: Any, b: Any) -> Array:
-    """np.where(mask, a, b)."""
+    """Return np.where(mask, a, b)."""
     context = require_context("np.where")
     operands = [normal(x) for x in (mask, a, b)]
     dtype = result_type(*operands[1:])

@@ -41,8 +41,8 @@ from codegen.user import pytree
 
 
 def get(array: Array, key: Any) -> Any:
-    """x[key]: a view; a new array for integer arrays and for single elements; with a mask,
-    what it chooses."""
+    """Return x[key]: a view; a new array for integer arrays and for single elements; with a mask, a
+    Chosen."""
     if _is_element(key):
         found = known.element(array, key if isinstance(key, tuple) else (key,))
         if found is not None:
@@ -78,7 +78,8 @@ def _is_unknown(key: Any) -> bool:
 
 
 def _known_elements(array: Array, key: Any) -> Any:
-    """What NumPy copies out of an array that is known; None where it shows a part of it."""
+    """Return the elements that NumPy copies out of an array whose content is known; None where
+    x[key] is a view, or where NumPy refuses the key."""
     items = key if isinstance(key, tuple) else (key,)
     if _is_unknown(key) or not (all(map(is_whole, items)) and len(items) == array.ndim) and all(
         map(is_basic, items)
@@ -109,7 +110,7 @@ def _assign_known(x: Array, key: Any, value: Any) -> bool:
 
 
 def set_(array: Array, key: Any, value: Any) -> None:
-    """x[key] = value."""
+    """Assign x[key] = value."""
     if _is_element(key) and isinstance(value, (int, float, complex, np.generic)):
         if known.put_element(array, key if isinstance(key, tuple) else (key,), value):
             return
@@ -241,7 +242,8 @@ def combine_at(array: Array, key: Any, value: Any, fn: str) -> None:
 
 
 class At:
-    """x.at: `x.at[key].add(v)` is a new array with v added at key; also set, mul, min, max."""
+    """x.at is of this class: `x.at[key].add(v)` is a new array with v added at key; also set, mul,
+    min, max."""
 
     def __init__(self, array: Array) -> None:
         self._array = array

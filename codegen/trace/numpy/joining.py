@@ -135,7 +135,8 @@ def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **_: Any) -
 
 
 def extent(x: Any) -> Expr:
-    """What is added to a dim, or how wide a window is."""
+    """Return a pad width or the width of a window as a formula; raise ShapeError if it may be
+    negative."""
     e = expr_of(x)
     if e is None or expr.nonneg(-e - 1):
         raise ShapeError("pad widths are non-negative integers",
@@ -145,7 +146,7 @@ def extent(x: Any) -> Expr:
 
 
 class Joiner:
-    """np.r_ or np.c_: arrays, numbers and slices one after the other."""
+    """This is np.r_ or np.c_: a subscript joins arrays, numbers and slices one after the other."""
 
     def __init__(self, own: Any) -> None:
         self.own = own
@@ -184,7 +185,7 @@ class Joiner:
         return expand_dims(array, tuple(new))
 
     def _typed(self, parts: list[Array], items: Any) -> list[Array]:
-        """Numbers promote weakly."""
+        """Return the parts in their common type; numbers among the items promote weakly."""
         dtype = result_type(*(normal(i) if not isinstance(i, slice) else p
                              for i, p in zip(items, parts)))
         return [as_array(p, dtype) for p in parts]

@@ -44,7 +44,8 @@ _DIVERGED = ("np.linalg.{} did not converge\n  expected: a matrix of finite numb
 
 
 def _matrix(what: str, x: Any, square: bool = False) -> Array:
-    """Of a type that LAPACK computes with; integers become float64, as in NumPy."""
+    """Return x as an array of matrices, of a type that LAPACK computes with; integers become
+    float64, as in NumPy. Raise ShapeError for fewer than two dims."""
     array = as_array(x)
     if array.ndim < 2:
         raise ShapeError(f"np.linalg.{what} takes matrices", expected="2 dims or more",
@@ -74,7 +75,7 @@ def emitted(what: Kind, *operands: Array) -> list[Array]:
 
 
 def _blocked(of: str, x: Array, *more: Any) -> Any:
-    """What a function for split matrices makes of one; None where it is gathered."""
+    """Return what the function for split matrices makes of x; None where x is gathered instead."""
     return BLOCKED[of](x, *more)
 
 
@@ -97,7 +98,7 @@ def hold(info: Array, message: str, routine: str = "") -> None:
 
 
 def turned(x: Any) -> Any:
-    """Every matrix transposed."""
+    """Return x with every matrix transposed."""
     return shaping.swapaxes(x, -1, -2)
 
 
@@ -223,7 +224,8 @@ def _eig(what: str, a: Any, vectors: bool) -> list[Array]:
 
 @derived(linear_back.eig)
 def eig(a: Any) -> Any:
-    """Always complex: whether all eigenvalues are real is known only at run time."""
+    """Return eigenvalues and eigenvectors, always complex: whether all are real is known only at
+    run time."""
     return _named("eig")(*_eig("eig", a, True))
 
 
@@ -236,7 +238,8 @@ def eigvals(a: Any) -> Any:
 
 
 def _solved(x: Array, b: Array) -> tuple[Array, Array]:
-    """Of matrices, their leading dims broadcast; and 0 for each that is not singular."""
+    """Solve x for b, with broadcast leading dims; return the solutions, and 0 for each matrix that
+    is not singular."""
     lead = broadcast_shapes([x.extents[:-2], b.extents[:-2]], "np.linalg.solve")
     lu, pivots, info = emitted(Lu(), turned(x))
     given = spread(lu, lead, 2), spread(pivots, lead, 1), spread(turned(b), lead, 2)
@@ -297,8 +300,7 @@ def tensorinv(a: Any, ind: int = 2) -> Any:
 
 
 def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
-    """By singular values. The sums of squares of the residues are given where there are more rows
-    than columns; NumPy gives none where the rank is not full, which is known only at run time."""
+    """Solve by singular values."""
     x, y = _pair("lstsq", a, b)
     if x.ndim != 2:
         raise ShapeError("np.linalg.lstsq takes one matrix", expected="2 dims", found=str(x.type))
@@ -321,13 +323,13 @@ def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
 
 
 def _largest(s: Array) -> Any:
-    """Of singular values."""
+    """Return the largest of each row of singular values, with the dim kept."""
     known = s.extents[-1].is_const
     return s[..., :1] if known else _most(s, axis=-1, keepdims=True)
 
 
 def _least(x: Array, of: Array | None = None) -> Any:
-    """What counts as 0 beside 1, of singular values: a rounding for each row or column."""
+    """Return what counts as 0 beside a singular value of 1: one rounding for each row or column."""
     longest = expr.maximum(*(x if of is None else of).extents[-2:])
     eps = np.finfo(x.dtype).eps
     return eps * longest.value if longest.is_const else as_array(number(longest), x.dtype) * eps
@@ -350,14 +352,14 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = 0) -
 
 @derived(linear_back.slogdet)
 def slogdet(a: Any) -> Any:
-    """Of elimination: the sign of the determinant, and the logarithm of its size."""
+    """Return the sign of the determinant and the logarithm of its size, by elimination."""
     x = _matrix("slogdet", a, square=True)
     made = _blocked("slogdet", x)
     return _named("slogdet")(*(made or pivots_product(*emitted(Lu(), turned(x)))))
 
 
 def pivots_product(lu: Array, pivots: Array, info: Array) -> tuple[Array, Array]:
-    """What `slogdet` gives, of factors."""
+    """Return what `slogdet` returns, from the factors of the matrix."""
     diagonal = as_array(shaping.diagonal(lu, 0, -2, -1))
     size, regular = apply(np.absolute, diagonal), apply(np.equal, info, 0)
     kept = as_array(apply(np.not_equal, size, 0))
@@ -405,7 +407,8 @@ def cond(x: Any, p: Any = None) -> Any:
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """Of vectors or matrices along one or two dims; else the root of the sum of squares."""
+    """Return a norm of vectors or matrices along one or two dims; by default the root of the sum of
+    squares."""
     array = as_array(x)
     floats = array if array.type.dtype.kind in "fc" else as_array(array, np.float64)
     dims = tuple(range(array.ndim)) if axis is None else reducing.dims_of(axis, array.ndim, "norm")

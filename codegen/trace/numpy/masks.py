@@ -162,7 +162,7 @@ class Chosen(NDArrayOperatorsMixin):
         return self.like(self.whole.astype(dtype))
 
     def copy(self) -> Chosen:
-        """As NumPy's x[mask] is one."""
+        """Return a copy of the chosen elements, as x[mask] is one in NumPy."""
         return Chosen(self.whole.copy(), self.mask, self.at)
 
     @property
@@ -171,7 +171,7 @@ class Chosen(NDArrayOperatorsMixin):
 
     @property
     def ndim(self) -> int:
-        """Of what is chosen."""
+        """The number of dims of x[mask]."""
         return self.whole.ndim - self.mask.ndim + 1
 
     @property
@@ -218,8 +218,8 @@ def _count(mask: Array) -> Array:
 
 
 class MaskPlaces(Chosen):
-    """Where a mask holds: np.nonzero(mask)[dim]; dim None: places in the raveled mask, or rows of
-    all. indices: makes the array of all places, of which the mask chooses."""
+    """The places where a mask holds, np.nonzero(mask)[dim]; dim None: places in the raveled mask,
+    or rows of all. indices: makes the array of all places, from which the mask chooses."""
 
     def __init__(
         self, mask: Array, dim: int | None, indices: Callable[[], Array], name: str

@@ -199,7 +199,8 @@ def partition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = N
 
 
 def argpartition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:
-    """Positions: of what is less than the element at each k, of what equals it, of what is more."""
+    """Return positions: those of elements less than the one at each k, of its equals, then of the
+    rest."""
     array, d = _lane(x, axis, order, "np.argpartition", kind)
     places = _places(array, d, kth, "np.argpartition")
     if array.type.dtype.kind == "c" or not 0 < len(places) < 64:

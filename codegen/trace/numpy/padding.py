@@ -90,7 +90,8 @@ _STATISTICS: dict[str, Callable[..., Any]] = {
 
 
 def _statistics(array: Array, d: int, widths: Any, lengths: Any, mode: str) -> list[Array]:
-    """Of as many elements at each end as stat_length= says; of all of them where it says None."""
+    """Return a statistic of the elements at each end: as many as stat_length= says, all for
+    None."""
     n = constant(array.extents[d], f"np.pad with mode={mode!r}", "np.concatenate")
     of = _STATISTICS[mode]
     out = []
@@ -109,7 +110,7 @@ def _nothing(array: Array, d: int, widths: Any, values: Any, mode: str) -> list[
 
 
 def _repeated() -> None:
-    """Of elements of the array itself: _pad_from."""
+    """Mark a mode that repeats elements of the array itself; _pad_from does it."""
 
 
 # Per mode what makes both sides of a dim, and the option that it reads.

@@ -44,7 +44,8 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Any:
 
 
 def nonzero(x: Any, name: str = "nonzero") -> tuple[MaskPlaces, ...]:
-    """Where elements are not 0, by dim: places whose number only the run knows."""
+    """Return, dim by dim, the places of elements that are not 0; only the run knows their
+    number."""
     mask = _as_mask(x)
     if not mask.ndim:
         raise ShapeError(f"np.{name} of a number", expected="an array of at least one dim",
@@ -198,7 +199,7 @@ def _split_as(grid: Array, j: int, array: Array, k: int) -> Array:
 
 
 def round_(x: Any, decimals: int = 0, out: Any = None) -> Any:
-    """NumPy's: half to even, scaled by a power of ten."""
+    """Round as NumPy does: scale by a power of ten, half to even."""
     array = as_array(x)
     kind = array.type.dtype.kind
     if kind in "iu" and decimals >= 0:
@@ -446,7 +447,8 @@ def _bytes(what: str, a: Any, axis: Any) -> tuple[Array, int]:
 
 
 def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
-    """Of several arrays, the one that an element of `a` counts."""
+    """Return an array whose elements come from the choice that the element of `a` names by its
+    number."""
     options = [normal(c) for c in choices]
     at, count = as_array(a, dtypes.INT64), len(options)
     at = _by_mode(at, count, mode)
@@ -459,7 +461,8 @@ def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
 
 
 def compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
-    """What a condition chooses along a dim; of the first elements where it is shorter."""
+    """Return the parts along a dim that a condition chooses; a shorter condition stands for the
+    first."""
     if is_traced(condition):
         if out is not None:
             raise unsupported("np.compress with out=, by a condition known only at run time",

@@ -25,7 +25,7 @@ from codegen.trace.numpy.reducing import floats, sum_
 
 
 def _operands(what: str, a: Any, v: Any) -> tuple[Array, Array]:
-    """Of one dim and one element at least."""
+    """Return two arrays of one dim; raise ShapeError for other dims, or for no elements."""
     x, y = as_array(a), as_array(v)
     for z in (x, y):
         if z.ndim != 1 or z.extents[0] == 0:
@@ -122,7 +122,8 @@ def _overlapping(x: Array, kernel: Array, wide: int) -> Any:
 
 
 def correlate(a: Any, v: Any, mode: Any = "valid") -> Any:
-    """Of a longer operand and a kernel; the other way round, all is turned."""
+    """Correlate the longer operand with the shorter one as a kernel; swapped operands give a
+    reversed result."""
     mode = _mode("np.correlate", mode)
     x, y = _operands("np.correlate", a, v)
     if _shorter("np.correlate", x, y, mode):
@@ -135,7 +136,7 @@ def _conjugate(x: Array) -> Any:
 
 
 def polyval(p: Any, x: Any) -> Any:
-    """Horner's rule."""
+    """Evaluate a polynomial by Horner's rule."""
     out: Any = shaping.broadcast_to(np.zeros((), as_array(x).dtype), as_array(x).shape)
     for c in p if isinstance(p, Array) else np.asarray(p):
         out = apply(np.add, apply(np.multiply, out, x), c)
@@ -166,7 +167,7 @@ def _count(p: Array) -> int:
 
 
 def polyder(p: Any, m: int = 1) -> Any:
-    """The m-th derivative."""
+    """Return the m-th derivative."""
     made = as_array(p)
     for _ in range(m):
         made = made[:-1] * arange(_count(made) - 1, 0, -1)

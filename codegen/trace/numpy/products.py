@@ -33,7 +33,8 @@ def _mismatch(what: str, a: Array, b: Array, reason: str) -> ShapeError:
 
 
 def matmul(x: Any, y: Any) -> Array:
-    """NumPy's matmul: 1-D operands count as a row and a column, leading dims broadcast."""
+    """Multiply as NumPy's matmul: 1-D operands count as a row and a column, leading dims
+    broadcast."""
     a, b = as_array(x), as_array(y)
     if a.ndim == 0 or b.ndim == 0:
         raise _mismatch("matmul", a, b, "an operand has no dims; use *")
@@ -68,7 +69,8 @@ def dot(x: Any, y: Any, out: Any = None) -> Any:
 
 
 def conjugate(x: Any) -> Array:
-    """Of complex numbers; np.conjugate would make integers of bools."""
+    """Return the conjugate of complex numbers, others as they are; np.conjugate would make integers
+    of bools."""
     array = as_array(x)
     return as_array(apply(np.conjugate, array)) if array.type.dtype.kind == "c" else array
 
@@ -79,7 +81,8 @@ def vecdot(x: Any, y: Any, axis: int = -1) -> Any:
 
 
 def vdot(x: Array, y: Array) -> Any:
-    """Of complex numbers in one loop: a product would want conjugates in memory."""
+    """Return the dot product; of complex numbers in one loop, as a product would want conjugates in
+    memory."""
     if x.shape == y.shape and x.type.dtype.kind == "c":
         return vecdot(x, y)
     return matmul(conjugate(x), y)
@@ -209,7 +212,8 @@ def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = Non
 
 
 def _as_text(subscripts: Any, operands: Sequence[Any]) -> tuple[str, list[Any]]:
-    """Subscripts as letters: NumPy takes lists of integers behind each operand too."""
+    """Return subscripts as letters, and the operands: NumPy takes lists of integers behind each
+    operand too."""
     if isinstance(subscripts, str):
         return subscripts, list(operands)
     items = (subscripts, *operands)
@@ -266,7 +270,8 @@ def _without_ones(term: str, array: Array, extents: dict[str, Expr]) -> tuple[st
 
 
 def _pair(ta: str, a: Array, tb: str, b: Array, later: set[str]) -> tuple[str, Array]:
-    """One matmul: letters of both that are used later are a batch, the others are summed."""
+    """Multiply two operands by one matmul: letters of both that are used later are a batch, the
+    others are summed."""
     for t, x, other in ((ta, a, tb), (tb, b, ta)):  # letters of one operand that nobody needs
         alone = tuple(k for k, c in enumerate(t) if c not in other and c not in later)
         if alone:

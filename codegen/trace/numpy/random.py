@@ -243,7 +243,8 @@ def _random(fn: str, position: Any, stream: Any, seed: Any) -> Any:
 
 
 def _integer(x: Any) -> Any:
-    """As uint64; negative ones wrap around."""
+    """Return an integer as uint64; negative ones wrap around. Raise UsageError for anything
+    else."""
     if isinstance(x, (int, np.integer)):
         return np.uint64(int(x) % 2**64)
     if Context.current() is not None:

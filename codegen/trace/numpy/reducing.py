@@ -164,7 +164,8 @@ def _count(array: Array, axis: Any, keepdims: Any, where: Any) -> Any:
 
 
 def _summed_in(element: DType, dtype: Any) -> DType:
-    """What NumPy sums elements in for a mean: integers in float64, half types in float32."""
+    """Return the type in which NumPy sums elements for a mean: float64 for integers, float32 for
+    half types."""
     if dtype is not None:
         return element_type(dtype)
     if element.kind in "biu":
@@ -268,7 +269,8 @@ def average(x: Any, axis: Any = None, weights: Any = None, returned: bool = Fals
 
 
 def _average_type(array: Array, weights: Array) -> DType:
-    """What NumPy multiplies, sums and divides in: at least float64 where it averages integers."""
+    """Return the type in which NumPy computes a weighted average: at least float64 where it
+    averages integers."""
     least = [np.float64(0)] if array.type.dtype.kind in "biu" else []
     return result_type(array, weights, *least)
 

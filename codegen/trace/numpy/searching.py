@@ -199,7 +199,7 @@ def interp(
 
 
 def _interpolated(at: Array, xs: Array, ys: Array, left: Any, right: Any) -> Any:
-    """As arr_interp of NumPy's C, with its second tries where a formula gives NaN."""
+    """Interpolate as arr_interp of NumPy's C, with its second tries where a formula gives NaN."""
     low, high = ys[0] if left is None else left, ys[-1] if right is None else right
     if xs.extents[0] == 1:
         inside = select(at > xs[0], high, ys[0])

@@ -29,7 +29,7 @@ def _kept(x: Any, mask: Any, size: int, fill: Any) -> Any:
 
 
 def _least(x: Any) -> Any:
-    """What no element is less than."""
+    """Return the least value of x's dtype: no element is less."""
     kind = x.dtype.kind
     if kind in "biu":
         return False if kind == "b" else np.iinfo(str(x.dtype)).min
@@ -45,12 +45,12 @@ def _places(x: Any) -> Any:
 
 
 def _nan(x: Any) -> Any:
-    """Where a row has NaN; of integers, nowhere."""
+    """Return a mask of the NaN in a row; integers have none."""
     return x != x
 
 
 def _firsts(x: Any) -> Any:
-    """Of equal elements of a sorted row, the first; all NaN are equal."""
+    """Return a mask of the first of equal elements in a sorted row; all NaN are equal."""
     made = np.ones_like(x, dtype=bool)
     made[1:] = (x[1:] != x[:-1]) & ~(_nan(x[1:]) & _nan(x[:-1]))
     return made
@@ -160,7 +160,8 @@ def intersect1d(
     ar1: Any, ar2: Any, assume_unique: bool = False, return_indices: bool = False, *,
     size: int, fill_value: Any = None,
 ) -> Any:
-    """return_indices: where there is nothing, the length of the array."""
+    """Return the elements that are in both arrays. return_indices: also their positions; behind the
+    last one, the length of the array."""
     x, y = _row(ar1), _row(ar2)
     dtype = np.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
@@ -178,7 +179,8 @@ def intersect1d(
 def setdiff1d(
     ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int, fill_value: Any = None
 ) -> Any:
-    """assume_unique: in the order of ar1, as NumPy has them then."""
+    """Return the elements of ar1 that are not in ar2. assume_unique: in the order of ar1, as NumPy
+    has them then."""
     found = _row(ar1) if assume_unique else np.sort(_row(ar1))
     mask = ~np.isin(found, _row(ar2))
     return _kept(found, mask if assume_unique else mask & _firsts(found), size, fill_value)

@@ -267,7 +267,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def names() -> list[str]:
-    """What of scipy.special works in programs."""
+    """Return the names of scipy.special that work in programs."""
     return sorted({*SPECIAL.split(), *UFUNCS, *FUNCTIONS, "cbrt", "exp2", "expm1", "log1p"})
 
 

@@ -75,7 +75,8 @@ def _between(n: Any, q: float, method: str) -> tuple[Any, Any, Any]:
 
 def _quantiles(what: str, x: Any, q: Any, axis: Any, out: Any, method: str, keepdims: Any,
                counts: bool, other: Any) -> Any:
-    """counts: of the numbers alone, how many there are is known only at run time."""
+    """Return quantiles along an axis. counts: NaN are left out, so only the run knows how many
+    numbers there are."""
     _check_quantile(what, q, method, other)
     if other.get("weights") is not None:
         return _weighted(what, x, q, axis, out, keepdims, counts, other["weights"])
@@ -184,7 +185,8 @@ def _numbers_along(array: Array, d: int) -> Any:
 
 def quantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
              method: str = "linear", keepdims: Any = False, **other: Any) -> Any:
-    """Of the two sorted elements nearest to q, what `method` says; NaN where there is one."""
+    """Return what `method` makes of the two sorted elements nearest to q; NaN where a lane has
+    one."""
     return _quantiles("np.quantile", x, q, axis, out, method, keepdims, False, other)
 
 
@@ -429,7 +431,8 @@ def nanmean(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdi
 def nanvar(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
            keepdims: Any = False, *, correction: Any = None, where: Any = True,
            **options: Any) -> Any:
-    """Return np.nanvar: NaN where no more than `ddof` numbers are left; np.var gives infinity."""
+    """Return np.nanvar, which is NaN where no more than `ddof` numbers are left; np.var gives
+    infinity there."""
     array, ddof = as_array(x), ddof if correction is None else correction
     options |= {"ddof": ddof, "keepdims": keepdims, "where": where}
     if array.type.dtype.kind not in "fc":

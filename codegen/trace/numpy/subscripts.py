@@ -30,7 +30,7 @@ from codegen.trace.number import expr_of
 
 @dataclass(frozen=True)
 class Whole:
-    """An integer: an Expr, or a 0-d array."""
+    """An item of a key that is one integer: an Expr, or a 0-d array."""
 
     at: Expr | Value
 
@@ -46,7 +46,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Many:
-    """An integer array."""
+    """An item of a key that is an integer array."""
 
     index: Any
 

@@ -68,7 +68,8 @@ def reduce(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: Any =
 
 
 def _but_first_negative(array: Array, d: int) -> Array:
-    """What is to be added where the first of a dim is what the others are subtracted from."""
+    """Return the array with all but the first element of a dim negated: their sum is the first
+    minus all others."""
     made, rest = as_array(array.copy()), (*[slice(None)] * d, slice(1, None))
     made[rest] = -made[rest]
     return made
@@ -116,7 +117,7 @@ def _lanes(ufunc: np.ufunc, x: Any, d: int, dtype: Any) -> Array:
 
 
 def _reduced(ufunc: np.ufunc, x: Any, axis: Any, dtype: Any, initial: Any, where: Any) -> Any:
-    """What reducing a dim gives, and that dim."""
+    """Reduce one dim in a loop; return the result and the dim."""
     array, what = as_array(x), f"np.{ufunc.__name__}.reduce"
     d = _one_dim(axis, array, what)
     if where is not True:
@@ -194,7 +195,7 @@ def outer(ufunc: np.ufunc, x: Any, y: Any, **options: Any) -> Any:
 
 def reduceat(ufunc: np.ufunc, x: Any, indices: Any, axis: Any = 0, dtype: Any = None,
              out: Any = None) -> Any:
-    """What stands from indices[i] up to indices[i + 1] combined; where that is nothing, the element
+    """Combine the elements from indices[i] up to indices[i + 1]; an empty segment gives the element
     at indices[i]. Indices that only the run knows must not decrease."""
     if ufunc.__name__ not in _ROW:
         array = as_array(x)
@@ -281,7 +282,7 @@ def _segments(at: Array, array: Array, d: int) -> Array:
 
 
 def _combined(fn: str, array: Array, d: int, segments: Array, count: Any) -> Array:
-    """What belongs to each segment of a dim, combined; -1 belongs to none."""
+    """Combine the elements of each segment along a dim; segment -1 stands for none."""
     dtype = array.type.dtype
     shape = (*array.shape[:d], count, *array.shape[d + 1 :])
     made = full(shape, neutral_sign(fn, dtype), dtypes.numpy_dtype(dtype))

@@ -44,7 +44,8 @@ def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
 
 
 def combined(context: Context, what: Kind, value: Value) -> Array:
-    """What an exchange makes of the members' values: of half types in float32, rounded once."""
+    """Emit an exchange that combines the members' values, half types in float32, and round the
+    result once."""
     stored = value.type.dtype
     total = context.emit_one(what, widened(context, value))
     return wrap(context, cast_value(context, total, stored))
@@ -292,7 +293,7 @@ def pscan(x: Any, axis: Any, op: Any = "sum") -> Any:
 
 
 def pexscan(x: Any, axis: Any, op: str = "sum") -> Any:
-    """As pscan, without this rank's own x. With sizes as x, it gives where this rank's part begins.
+    """Combine x of all ranks before this one, as pscan does without this rank's own x.
 
     op: a name, no function. The first rank gets what changes no other value: 0 for sums, 1 for
     products, the largest number (inf for floats) for minima.
@@ -329,7 +330,8 @@ def pargmin(x: Any, axis: Any) -> Any:
 
 
 def _located(x: Any, axis: Any, fn: str, what: str) -> Any:
-    """Two all-reduces: of the values, then of the positions of those who have the best of them."""
+    """Find the best value and who has it by two all-reduces: of the values, then of the positions
+    of those who have the best."""
     context, axes = members(axis, what)
     size, own = (number(e) for e in (context.mesh.size(axes), context.mesh.position(axes)))
     values = _all_reduce(x, axis, fn, what)

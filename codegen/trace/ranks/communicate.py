@@ -150,7 +150,8 @@ def same_on_all(context: Context, e: Expr, what: str) -> None:
 
 
 def _destination(context: Context, axes: Axes, p: Sym, to: Callable[..., Any]) -> tuple[Expr, Expr]:
-    """What the user's `to` gives for member p: the destination, and whether there is one."""
+    """Return what the user's `to` gives for member p: the destination, and 1 where there is one.
+    Raise an error where only the run knows it."""
     called = given(to, "to= of ppermute", "i", "n")
     context.selecting = len(context.blocks)
     before = [len(block.ops) for block in context.blocks]
@@ -182,7 +183,8 @@ def _no_destination(found: str) -> UsageError:
 
 
 def _pairs(p: Sym, perm: Any) -> tuple[Expr, Expr]:
-    """JAX's spelling: sends where p is one of the sources."""
+    """Return the destination of member p from JAX's pairs (source, destination), and 1 where p is a
+    source."""
     perm = _integers(perm)
     to, sends = expr.const(0), expr.const(0)
     for k, what in enumerate(("source", "destination")):
@@ -257,7 +259,8 @@ def dim_of(d: Any, ndim: int, what: str) -> int:
 
 
 def pieces(context: Context, axes: Axes, extent: Expr, what: str) -> tuple[Span, Expr]:
-    """Where this rank's piece lies when all members' pieces are joined, and the whole extent."""
+    """Return where this rank's piece lies when all members' pieces are joined, as (begin, end), and
+    the whole extent. Raise ShapeError where no formula gives the sum."""
     n = context.mesh.size(axes)
     k = Sym("k", "var", expr.const(0), n - 1)
     each = at_member(context, axes, extent, expr.symbol(k))
@@ -315,7 +318,8 @@ def joined(
 def kept_part(
     context: Context, axes: Axes, shape: Shape, d: int, tiled: bool, what: str
 ) -> tuple[Bounds, Shape]:
-    """What this rank keeps of an array of this shape, its part of dim d; and the shape of that."""
+    """Return the bounds of this rank's part of dim d in an array of this shape, and the shape of
+    that part."""
     n, k = context.mesh.size(axes), context.mesh.position(axes)
     if not tiled:
         _one_per_member(shape, d, n, what)

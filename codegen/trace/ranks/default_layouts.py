@@ -75,7 +75,8 @@ class _Cuts:
                 yield layout
 
     def entries(self, axes: Axes) -> list[LayoutEntry]:
-        """What may cut a dim: one axis, or as a dim of an argument is cut."""
+        """Return the layout entries that may cut a dim within these axes: one axis, or as a dim of
+        an argument is cut."""
         single: list[LayoutEntry] = [(a,) for a in self.mesh.names if a in axes]
         given = [self.real(entry) for _, layout in self.arguments for entry in layout]
         return [e for e in dict.fromkeys([*single, *given]) if e and axes.issuperset(e)]

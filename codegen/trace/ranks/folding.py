@@ -79,7 +79,8 @@ def _checked(op: Op, what: str) -> Op:
 
 
 def _element_by_element(context: Context, called: Op, x: Array) -> Region | None:
-    """What op does, where it does the same with every element, and needs and leaves nothing else.
+    """Return op as a region, if it does the same with every element and needs and leaves nothing
+    else; else None.
 
     It is captured once, and nothing of that is kept.
     """

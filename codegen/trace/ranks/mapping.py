@@ -53,7 +53,7 @@ class _Arguments:
         self.makers: list[Callable[[Sequence[Value]], Any]] = []
 
     def add(self, x: Any, spec: Any, given: bool, pad: bool) -> None:
-        """Adds one leaf. given: the user named a layout for it."""
+        """Add one leaf as an operand. given: the user named a layout for it."""
         context = self.context
         if isinstance(x, Array) and (x.is_global or x.ndim):  # of a 0-d array there are views, too
             value = x.read()

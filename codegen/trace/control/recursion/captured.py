@@ -341,7 +341,8 @@ class Recursion:
         return values + [laid_as(context, s.value, t.layout) for s, t in self.stored.items()]
 
     def _results(self, member: Member, leaves: Sequence[Any], values: Sequence[Value]) -> Any:
-        """What a call returns, from values; the memory that it writes shows the last of them."""
+        """Build the result of a call from the values of its op; storages that it writes show the
+        last of them."""
         context, known, taken = self.context, member.results, member.arguments
         assert known is not None and taken is not None
         given = iter(values)

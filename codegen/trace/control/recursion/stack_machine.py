@@ -82,12 +82,13 @@ class FunctionCode:
                 self._define(arm)
 
     def reads(self, block: BasicBlock) -> list[Value]:
-        """What a block reads that is computed in others."""
+        """Return the values that a block reads and other blocks compute."""
         lets = [op.operands[0] for s in block.counters if (op := self.lets.get(s))]
         return [v for v in (*block.needs, *lets) if v in self.defined]
 
     def wanted(self, block: BasicBlock) -> list[Value]:
-        """What a block reads of rows: what other blocks compute, or arms that meet give it."""
+        """Return the values that a block reads from rows of the stack: results of other blocks, and
+        arguments that it gets where arms meet."""
         needs = [v for v in self.reads(block) if not self.again(v)]
         if not block.returned:
             used = set(used_values(block.code))
@@ -152,7 +153,7 @@ class _Machine:
         return found + self._memory_in(after)
 
     def _begin(self, operands: Sequence[Value]) -> dict[Key, Value]:
-        """What the loop begins with: the first call has begun."""
+        """Return the state before the first turn of the loop: the first call has begun."""
         entry = self.numbers[id(self.first.blocks[0])]
         state: dict[Key, Value] = {_NEXT: self._number(entry)}
         given = dict(zip(self.first.args, operands))
@@ -250,7 +251,8 @@ class _Machine:
     def _arrived(
         self, f: FunctionCode, block: BasicBlock, state: dict[Key, Value]
     ) -> dict[Value, Value]:
-        """What a block is given that lies in no row: memory, and the results of a call."""
+        """Return the values that a block is given and that lie in no row: memory, and the results
+        of a call."""
         if block.returned:
             g = self._callee(block)
             results = [state["result", g, k] for k in range(len(g.member.results.types))]

@@ -33,8 +33,8 @@ Formulas = Sequence[Shape]
 
 @dataclass
 class Cost:
-    """Of a loop, which is reached so many times. The seconds are of all these times, of them those
-    of its exchanges, and of those that fetch parts of a value of the Graph."""
+    """The cost of a loop that is reached `often` times. The seconds are of all these times: in all,
+    those of its exchanges, and of those that fetch parts of a value of the Graph."""
 
     often: float = 0.0
     seconds: float = 0.0
@@ -65,9 +65,9 @@ def bytes_of(value: Value) -> int | None:
 
 
 class Costs:
-    """loops: those in which something is exchanged, with the loops in them, by their counters; and
-    `others`, if they are there. total: seconds of these, and of exchanges outside of loops. sizes:
-    by names of axes."""
+    """The costs of a Program. loops: those in which something is exchanged, with the loops in them,
+    by their counters; and `others`, if they are there. total: seconds of these, and of exchanges
+    outside of loops. sizes: by names of axes."""
 
     def __init__(
         self, program: Module, sizes: Mapping[str, int], others: Collection[Sym] = ()
@@ -173,7 +173,8 @@ class Costs:
 
 
 class _AtRank:
-    """What follows from formulas at a rank: computed once for all values of their symbols."""
+    """A number that follows from formulas at a rank, computed once for all values of their
+    symbols."""
 
     def __init__(self, of: Callable[[Formulas, Mapping[str, int]], int], what: Formulas) -> None:
         self.of, self.what = of, what
@@ -205,7 +206,7 @@ def a_few_and_many(mesh: Mesh) -> list[dict[str, int]]:
 
 
 def _ranks(mesh: Mesh, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Where ranks are in the mesh: all of a small one, some of a large one."""
+    """Yield the values of symbols on ranks of the mesh: all of a small one, some of a large one."""
     given = {s.name: n for a, n in sizes.items() for s in (mesh.axis(a).size_sym,)}
     along = [
         range(n) if n <= SAMPLED else sorted({k * (n - 1) // (SAMPLED - 1) for k in range(SAMPLED)})

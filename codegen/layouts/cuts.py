@@ -31,7 +31,8 @@ ZERO = const(0)
 
 @dataclass(frozen=True)
 class Cut:
-    """axes: that split the dim `extent` whose blocks are followed; (): first … last on all ranks.
+    """The part of a dim that a rank holds or needs. axes: that split the dim `extent` whose blocks
+    are followed; (): first … last on all ranks.
 
     given: low and high themselves, where no blocks are followed. entry: that of all or nothing.
     """
@@ -104,8 +105,8 @@ class Cut:
         )
 
     def wraps(self) -> tuple[Expr, Expr, Expr] | None:
-        """Of a dim that goes on: how often it stands before itself, and behind, for this part to
-        lie within; and its period."""
+        """Return how often a dim that goes on stands before itself, and behind, for this part to
+        lie within; and its period. None: it does not go on."""
         if self.period is None:
             return None
         n = expr.maximum(self.period, 1)
@@ -195,7 +196,7 @@ def given(axes: LayoutEntry, low: Expr, high: Expr) -> Cut:
 
 
 def blocks(shape: Shape, layout: Layout) -> Window:
-    """What a rank holds of an array of this layout."""
+    """Return the window that a rank holds of an array of this layout."""
     return tuple(block(entry, e) for e, entry in zip(shape, layout, strict=True))
 
 
@@ -291,7 +292,8 @@ def _ranges_around(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
 
 
 def of_operand(cut: Cut, start: Expr, step: int, mesh: Mesh) -> Cut:
-    """Where element j is operand[start + step * j]: the operand's part for this one of j."""
+    """Return the operand's part for this part of j, where element j is operand[start + step *
+    j]."""
     first, last = _covered(cut.first, cut.last, start, step)
     assert cut.period is None or (start, step) == (ZERO, 1), "of a whole dim"
     if cut.given is None and not cut.axes:
@@ -306,7 +308,8 @@ def of_operand(cut: Cut, start: Expr, step: int, mesh: Mesh) -> Cut:
 
 
 def of_result(cut: Cut, start: Expr, step: int, extent: Expr, mesh: Mesh) -> Cut:
-    """Those j of a slice start + step * j, j < extent, that lie in this part of the operand."""
+    """Return the part of the j of a slice, start + step * j with j < extent, that lie in this part
+    of the operand."""
     if cut.given is not None:
         return given(cut.axes, *_within(*cut.given, start, step, extent))
     first, last = _within(cut.first, cut.last, start, step, extent)
@@ -317,7 +320,8 @@ def of_result(cut: Cut, start: Expr, step: int, extent: Expr, mesh: Mesh) -> Cut
 
 
 def rolled(cut: Cut, shift: Expr, extent: Expr, mesh: Mesh) -> Cut:
-    """Where element j is operand[(j - shift) mod extent]: the operand's part for this one of j."""
+    """Return the operand's part for this part of j, where element j is operand[(j - shift) mod
+    extent]."""
     if cut.axes and cut.given is None and cut.step != 1:
         cut = given(cut.axes, *cut.bounds(mesh))
     bounds = cut.given and (cut.given[0] - shift, cut.given[1] - shift)
@@ -359,7 +363,8 @@ def _ceil(e: Expr, step: IntLike) -> Expr:
 
 
 def widened(blocks: Cut, width: int) -> Cut:
-    """Of a dim that is longer than this one: its blocks, and so many elements more."""
+    """Return these blocks with `width` more elements behind each, for a dim that is longer by
+    them."""
     if not blocks.axes:
         return replace(blocks, last=blocks.last + width)
     if blocks.given is not None:

@@ -34,7 +34,8 @@ from codegen.symbolic.expr import Expr
 
 
 class Localizer:
-    """defs: the op that makes a value of the Graph; entry: the axes that split a dim."""
+    """The rules of kinds ask this for the parts of values. defs: the op that makes a value of the
+    Graph; entry: the axes that split a dim."""
 
     def __init__(self, mesh: Mesh, entry: Callable[[Value, int], LayoutEntry]) -> None:
         self.mesh = mesh
@@ -122,7 +123,8 @@ class Localizer:
         return value
 
     def around(self, x: Value, dim: int, wanted: Cut, build: Builder) -> Value:
-        """Of a dim that a rank has whole: a part that lies beyond its ends too."""
+        """Return a part that lies beyond the ends, too, of a dim that goes on and that a rank has
+        whole."""
         wraps = wanted.wraps()
         assert wraps is not None
         before, beyond, period = wraps
@@ -163,7 +165,8 @@ class Localizer:
         return tuple(a for a in self.mesh.names if any(a in c.axes for c in inner))
 
     def computed(self, op: Op, window: Window, inner: Iterable[Cut]) -> Window:
-        """Of a result that combines dims cut so: what each rank computes. No axis cuts two dims."""
+        """Return the window that each rank computes of a result that combines dims cut so. No axis
+        cuts two dims."""
         used = {a for c in inner for a in c.axes}
         shape = op.result.type.shape
         return tuple(cuts.whole(e) if used & set(c.axes) else c for c, e in zip(window, shape))
@@ -171,7 +174,8 @@ class Localizer:
     def combined(
         self, op: Op, window: Window, inner: Sequence[Cut], value: Value, fn: str, build: Builder
     ) -> Value:
-        """What each rank computed of its own elements of the inner dims, over all ranks."""
+        """Combine, over all ranks, what each rank computed from its own elements of the inner
+        dims."""
         axes = self.axes_of(inner)
         held = self.computed(op, window, inner)
         if axes:
@@ -185,7 +189,8 @@ class Localizer:
         self, axes: LayoutEntry, op: Op, held: Window, window: Window, value: Value, fn: str,
         build: Builder,
     ) -> Value:
-        """What all ranks have of a part of the result, combined; of that, the part wanted."""
+        """Combine a part of the result that all ranks have, along these axes; return the part of it
+        that is wanted."""
         cut = [d for d, (c, h) in enumerate(zip(window, held)) if c != h]
         if len(cut) == 1 and window[cut[0]] == cuts.block(axes, op.result.type.shape[cut[0]]):
             part = along(len(window), {cut[0]: window[cut[0]].bounds(self.mesh)})

@@ -181,7 +181,8 @@ class Parts(Builder):
     def exchange(
         self, x: Value, have: Window, window: Window, axes: tuple[str, ...], moved: Sequence[int]
     ) -> tuple[Value, list[cuts.Cut]]:
-        """What members along these axes hold becomes what they want of the dims that move."""
+        """Emit the exchange along these axes after which members hold what they want of the dims
+        that move; return its value, and the cuts that a rank then has."""
         coords = {self.mesh.axis(a).coord_sym for a in axes}
         now = [
             c if d in moved or (_symbols(c, self.mesh) & coords) else h
@@ -212,7 +213,8 @@ class Parts(Builder):
         self, axes: tuple[str, ...], have: Sequence[cuts.Cut], want: Sequence[cuts.Cut],
         types: tuple[ArrayType, ...] = (), room: Window = (),
     ) -> Move:
-        """Of what members hold to what they want; room: where it is done in place."""
+        """Return the Move from what members hold to what they want; room: where it is done in
+        place."""
         wraps = tuple(c.wraps() for c in want)
         held, wanted, around = (tuple(c.bounds(self.mesh) for c in cut)
                                 for cut in (have, want, room))

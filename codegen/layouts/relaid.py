@@ -30,7 +30,8 @@ class Inside(Enum):
 
 @dataclass(frozen=True)
 class Laid:
-    """Of a loop: the layouts that arrays get before it; how what it makes lies; why, in words."""
+    """A choice for a loop: the layouts that arrays get before it; how what it makes lies; why, in
+    words."""
 
     before: tuple[tuple[Value, Layout], ...]
     inside: Inside = Inside.SAME
@@ -41,7 +42,8 @@ Choices = Mapping[Sym, Laid]  # by the counters of loops
 
 
 def relaid(graph: Module, choices: Choices, inside: Inside = Inside.SAME) -> Module:
-    """inside: of what is around these loops, and behind them."""
+    """Return the Graph with these choices made. inside: how arrays lie around these loops, and
+    behind them."""
     work = _Relaid(choices, graph)
     body = work.region(graph.body, inside, [v.type for v in graph.body.args])
     outputs = tuple(
@@ -52,7 +54,7 @@ def relaid(graph: Module, choices: Choices, inside: Inside = Inside.SAME) -> Mod
 
 
 class _Relaid(Builder):
-    """now: what stands for a value."""
+    """Rewrite the regions of a Graph. now: what stands for a value."""
 
     def __init__(self, choices: Choices, graph: Module) -> None:
         super().__init__()
@@ -66,7 +68,8 @@ class _Relaid(Builder):
         self, region: Region, inside: Inside, args: Sequence[ArrayType],
         ends: Sequence[ArrayType] = (),
     ) -> Region:
-        """args: the types of its arguments now. ends: it yields arrays with their layouts."""
+        """Rewrite a region. args: the types of its arguments now. ends: it yields arrays with their
+        layouts."""
         given = tuple(self.argument(v, t) for v, t in zip(region.args, args, strict=True))
         outer, self.known = self.known, {}
         with self.inside() as ops:

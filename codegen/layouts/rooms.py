@@ -21,8 +21,9 @@ if TYPE_CHECKING:  # it reads the other way round while running
 
 
 class Rooms:
-    """of: the room of each value that has some. ghosts: what is fetched into it. in_place: results
-    of a loop's body that may be written where an argument lies, and that argument."""
+    """The rooms of a Graph's values. of: the room of each value that has some. ghosts: what is
+    fetched into it. in_place: results of a loop's body that may be written where an argument lies,
+    and that argument."""
 
     def __init__(self, demands: Demands) -> None:
         self.demands = demands
@@ -108,7 +109,8 @@ class Rooms:
         return demand is not None and demand.made == [home(op.result)]
 
     def carry(self) -> None:
-        """What a loop carries has room only if what it becomes has."""
+        """Leave room only to those values carried by a loop of which the next version has room,
+        too."""
         again = True
         while again:
             again = False

@@ -24,7 +24,7 @@ Homes = tuple[tuple[Shape, Layout], ...]
 
 @dataclass(frozen=True)
 class Feeding(Kind):
-    """What is done with a feed: ranks come to it together."""
+    """A kind that takes from a feed or answers it: ranks come to it together."""
 
     from_buffers = True
     fence = True

@@ -116,10 +116,10 @@ class Branch(Stated, Control):
 
 @dataclass(frozen=True, eq=False)
 class Defined(Stated, Control):
-    """While tracing only: what the region computes, whose derivative somebody has written. back:
+    """Compute a region whose derivative somebody has written; it exists while tracing only. back:
     from operands, results and the cotangents of these, as arrays, to those of the operands; None:
-    it is computed again for that. kept: the last so many results are there for the way back alone:
-    a cotangent of one comes from a derivative of `back`, and goes through what the region did."""
+    the region is computed again for that. kept: so many last results are for the way back alone: a
+    cotangent of one comes from a derivative of `back`, and goes through what the region did."""
 
     name = "defined"
     back: Callable[..., Any] | None
@@ -135,7 +135,7 @@ class Defined(Stated, Control):
 
 @dataclass(frozen=True)
 class Relayout(Kind):
-    """Graph level: the same elements, laid out otherwise. asked: by the user; because: why the
+    """Lay the same elements out otherwise (Graph level). asked: by the user; because: why the
     compiler does it, where that is its own choice; wanted: each rank gets the parts that it uses,
     ghost cells too, at once."""
 
@@ -173,7 +173,7 @@ class Relayout(Kind):
 
 @dataclass(frozen=True)
 class ShardMap(Stated, Control):
-    """Graph level: the region is one rank's view of the operands' shards; sure: the user says that
+    """Run the region on each rank, on the operands' shards (Graph level). sure: the user says that
     results are equal along the axes that their layouts do not name."""
 
     name = "shard_map"

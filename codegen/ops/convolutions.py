@@ -166,7 +166,8 @@ class Convolve(Kind):
         return "a convolution"
 
     def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
-        """Where an operand has a number that is not finite, the result may have it anywhere."""
+        """Check that the operands are finite: a number that is not may reach every element of the
+        result."""
         some = (at.any_of(at.not_finite(v), range(v.type.ndim)) for v in op.operands)
         where = at.emit(Broadcast((), value.type.shape), (at.map("logical_or", *some),))
         return at.unless(value, where)
@@ -187,7 +188,8 @@ class Convolve(Kind):
         return at.natural(of["y"], dim) if middle == 0 and self.stride[d] == 1 and x == y else None
 
     def _middle(self, op: Op, dim: int, at: Localizer) -> Cut | None:
-        """Whose windows have their middle in a rank's part of x; None where some have it beyond."""
+        """Return the part of y whose windows have their middle in a rank's part of x; None where a
+        middle may lie outside x."""
         of, d = self.by_name(op), dim - 1
         x, y = of["x"].type.shape[dim], of["y"].type.shape[dim]
         middle = self.start[d] + self._span(op, d) // 2
@@ -203,7 +205,7 @@ class Convolve(Kind):
         return self.dilation[d] * (self.by_name(op)["w"].type.shape[1 + d] - 1)
 
     def _read(self, op: Op, d: int, of_y: Cut, at: Localizer) -> Cut:
-        """What windows hold of a dim of x."""
+        """Return the part of dim d of x that the windows of this part of y read."""
         span, extent = self._span(op, d), self.by_name(op)["x"].type.shape[1 + d]
         cut = cuts.of_operand(of_y, self.start[d], self.stride[d], at.mesh)
         return _clipped(_wider(cut, expr.const(0), span, at), extent, at)
@@ -300,7 +302,7 @@ class Convolve(Kind):
 
 
 class _Memory(NamedTuple):
-    """Where an operand lies: its first element, and how far elements are apart along each dim.
+    """The memory of an operand: its first element, and its strides along each dim, in elements.
     copied: it is memory of the op's own."""
 
     buffer: Value
@@ -337,7 +339,7 @@ def _wider(cut: Cut, before: Expr, behind: Expr, at: Localizer) -> Cut:
 
 
 def _clipped(cut: Cut, extent: Expr, at: Localizer) -> Cut:
-    """What of it lies in a dim of this extent."""
+    """Return the cut without what lies outside a dim of this extent."""
     def inside(e: Expr) -> Expr:
         e = e if expr.nonneg(extent - e) else expr.minimum(e, extent)
         return e if expr.nonneg(e) else expr.maximum(e, 0)
@@ -348,7 +350,8 @@ def _clipped(cut: Cut, extent: Expr, at: Localizer) -> Cut:
 
 
 def _inside(first: int, step: int, extent: int, count: int) -> tuple[slice, slice]:
-    """Of first + step * o, o < count, those that lie in an extent; and these o."""
+    """Return two slices, of the positions first + step * o for o < count that lie inside an extent,
+    and of these o."""
     low = min(max(0, -(first // step)), count)
     high = min(max(low, -((first - extent) // step)), count)
     begin = first + step * low

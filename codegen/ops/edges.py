@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Edge(Kind):
-    """Graph level: the first and the last element again, before and behind along every dim; parts
-    of it are wanted with all that lies between."""
+    """Repeat the first and the last element before and behind an array, along every dim (Graph
+    level). A part of the result is wanted with all that lies between."""
 
     name = "edge"
     widths: tuple[tuple[int, int], ...]
@@ -42,7 +42,8 @@ class Edge(Kind):
         return [np.pad(operands[0], self.widths, mode="edge")]
 
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        """What lies before and behind is added to the first and the last element, dim by dim."""
+        """Add the cotangents of what lies before and behind to those of the first and the last
+        element, dim by dim."""
         (g,), (x,) = given, op.operands
         assert g is not None
         for d, (before, after) in enumerate(self.widths):
@@ -72,8 +73,8 @@ class Edge(Kind):
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
-        """What a rank has, in an array with room, whose rim is filled from dim to dim. An empty
-        part has no elements to go there: nobody reads what is there then."""
+        """Put a rank's part into an array with room, and fill the rim dim by dim. An empty part has
+        no elements to repeat: nobody reads its rim."""
         (x,), (held,) = operands, self.needs(op, window, at)
         shape, lows, step = at.shape(window), at.lows(window), (1,) * x.type.ndim
         own = [

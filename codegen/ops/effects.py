@@ -33,8 +33,9 @@ class Effect(Kind):
 
 @dataclass(frozen=True)
 class Print(Effect):
-    """parts: texts and format specs in turn, one spec per operand. paced: not each time; the first
-    operand is the number of a step, the second how many there are: the last one is printed."""
+    """Print a text. parts: texts and format specs in turn, one spec per operand. paced: not each
+    time; the first operand is the number of a step, the second how many there are: the last one is
+    printed."""
 
     name = "print"
     parts: tuple[str, ...]
@@ -42,7 +43,7 @@ class Print(Effect):
     paced: bool = False
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """A line for each member."""
+        """Print one line for each member."""
         return at.one_by_one(op, given)
 
     def steps(self, op: Op, at: Maker) -> None:

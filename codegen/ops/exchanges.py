@@ -46,23 +46,25 @@ class Exchange(Kind):
         at.exchange(op, self)
 
     def agreed(self) -> dict[str, Expr]:
-        """By name: the formulas that must be the same on all members."""
+        """Return, by name, the formulas that must be the same on all members."""
         return {}
 
     def differs(self) -> list[Expr] | None:
-        """What decides which part of one whole a member gets: where it is the same on all, or
-        there is none, all get the same. None: what they get differs otherwise."""
+        """Return the formulas that decide which part of one whole a member gets: members for which
+        they are equal get the same. Return None if what members get differs otherwise."""
         return None
 
     def unsent(self, me: Expr, result: ArrayType) -> tuple[Expr, Any]:
-        """Where (1) a member gets nothing although its result has elements, and what they are."""
+        """Return a formula that is 1 where a member gets nothing although its result has elements,
+        and the value of these elements."""
         return expr.const(0), 0
 
     def claims(self, op: Op, at: Claims) -> None:
         raise NotImplementedError(self.name)
 
     def together(self, group: Group) -> list[list[Array]]:
-        """What each member gets, in NumPy, in their order; what they give is not written to."""
+        """Return each member's result in NumPy, in the members' order; their operands are not
+        written to."""
         raise NotImplementedError(self.name)
 
     def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
@@ -214,8 +216,8 @@ class Move(Flowing):
         return list(self.types) or super().infer(types)
 
     def claims(self, op: Op, at: Claims) -> None:
-        """Where parts are had and wanted, only what is stated of them: that members hold all that
-        others want follows from the cuts."""
+        """State that parts had and wanted are in bounds. That members hold all that others want
+        follows from the cuts."""
         given, made = op.operands[0].type.shape, op.result.type.shape
         if self.room:
             at.spans(self.room, made)

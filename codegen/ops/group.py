@@ -28,7 +28,7 @@ Box = Sequence[tuple[int, int]]  # Bounds of one member, evaluated
 
 
 def along(ndim: int, given: Mapping[int, Span]) -> Bounds:
-    """Of so many dims: all there is, but of some these elements."""
+    """Return bounds for `ndim` dims: all of each, but the given spans of some."""
     return tuple(given.get(d) for d in range(ndim))
 
 
@@ -46,23 +46,24 @@ def combine(fn: str) -> np.ufunc:
 
 @dataclass
 class Member:
-    """env: the values of symbols on this rank. value: evaluates Exprs in them."""
+    """One member in NumPy. env: the values of symbols on this rank. value: evaluates Exprs in
+    them."""
 
     operands: list[Array]
     env: Mapping[str, int]
     value: Eval
 
     def eval(self, e: Expr, sym: Sym, position: int) -> int:
-        """An Expr in the position of a member."""
+        """Return the value of an Expr for a member at this position."""
         return as_expr(e).evaluate({**self.env, sym.name: position})
 
     def box(self, bounds: Bounds, shape: Sequence[int]) -> Box:
-        """shape: of all there is."""
+        """Return bounds as (begin, end) for each dim; `shape` is that of the whole array."""
         return [(0, extent) if span is None else (self.value(span[0]), self.value(span[1]))
                 for span, extent in zip(each(bounds, len(shape)), shape, strict=True)]
 
     def copies(self, box: Box, wraps: Wraps) -> list[Box]:
-        """Where a part stands, in dims that go on beyond their ends."""
+        """Return the boxes at which a part stands, in dims that go on beyond their ends."""
         per_dim = []
         for (low, high), wrap in zip(box, wraps or [None] * len(box), strict=True):
             before, beyond, period = map(self.value, wrap or (0, 0, 0))
@@ -113,7 +114,7 @@ class Group:
         return roots.pop()
 
     def total(self, fn: str, read: Sequence[Array]) -> Array:
-        """What some members have, combined."""
+        """Combine the arrays of some members by fn; raise MatchingError if their shapes differ."""
         total, *rest = read
         if any(a.shape != total.shape for a in rest):
             raise MatchingError(
@@ -139,7 +140,7 @@ class Group:
 
 
 def common(a: Box, b: Box) -> Box | None:
-    """What lies in both, if anything does."""
+    """Return the intersection of two boxes; None if it is empty."""
     box = [(max(p, q), min(m, n)) for (p, m), (q, n) in zip(a, b, strict=True)]
     return None if any(high <= low for low, high in box) else box
 

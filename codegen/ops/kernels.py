@@ -64,7 +64,8 @@ class Kernel(Stated):
         return holds
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
-        """What it works on for a rank's blocks of the results."""
+        """Return the parts of the operands that a kernel reads for a rank's blocks of its
+        results."""
         return [
             tuple(
                 cuts.whole(extent) if along is None
@@ -75,7 +76,8 @@ class Kernel(Stated):
         ]
 
     def depends(self, op: Op, window: Window, at: Localizer) -> list[Window | None]:
-        """All of each: that ranks may call it on parts of arrays is what its user says."""
+        """Return the whole of each operand's part: that ranks may call it on parts is what its user
+        says."""
         return [*super().needs(op, window, at)]
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:

@@ -36,19 +36,8 @@ Eval = Callable[[IntLike], int]  # evaluates Exprs
 
 
 class Kind:
-    """name: how texts call it. inline: it has an `element`, its result need not lie in memory.
-    is_view: no work of its own, or hardly any: computed anew wherever a part is wanted. in_place:
-    it wants the memory of its first operand for its result. reads: its operands point by point, so
-    that they may be computed on the way; strided boxes where they lie; or whole and contiguous.
-    from_buffers: others than its rank look at its operands, which are in buffers; else a constant
-    is read in the image. rereads: it may read one element at several points. held: a rank has
-    balanced blocks of its results, whatever parts of them are wanted; so it has of a kind of
-    several results, which are of one batch. laborious: ghost cells of its result are fetched, not
-    computed once more. fuses: a Store or Reduce that is all of its `steps` may share loops. fence:
-    nothing that comes later is computed before it. at_home: a rank's blocks of its operands are
-    what it works on. has_room: its result may lie in an array with room for ghost cells. lays_out:
-    it says how arrays lie. flat: its results are steps: they have no derivative but 0.
-    without_vjp: what to do where it has no derivative."""
+    """A kind says what an op does, by its class, its fields and its rules. name: how texts call
+    it."""
 
     name: ClassVar[str]
     inline: ClassVar[bool] = False
@@ -69,7 +58,7 @@ class Kind:
 
     @property
     def called(self) -> str:
-        """What texts call the op, if that depends on what it says."""
+        """Return the op's name in texts, which may depend on its fields."""
         return self.name
 
     def infer(self, types: Types) -> list[ArrayType]:
@@ -86,7 +75,8 @@ class Kind:
         raise NotImplementedError(self.name)
 
     def element(self, op: Op, index: Index, at: Resolver) -> At:
-        """What stands at an index of the result; of a kind that is `inline`."""
+        """Return the scalar at an index of the result; only a kind that is `inline` has this
+        rule."""
         raise NotImplementedError(self.name)
 
     def is_cheap(self) -> bool:
@@ -104,14 +94,14 @@ class Kind:
         return [v.type.shape for v in (*op.operands[part:], *(() if self.in_place else op.results))]
 
     def claims(self, op: Op, at: Claims) -> None:
-        """What must hold of an op of a Program, on every rank and for all sizes."""
+        """State what must hold of an op of a Program, on every rank and for all sizes."""
 
     # ---- derivatives ---------------------------------------------------------------------------
 
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        """What the cotangents of the results (None: zeros) add to those of the operands: the
-        transpose of the derivative, applied. Called where an operand matters to what is
-        differentiated; UnsupportedError where nobody has written it."""
+        """Return what the cotangents of the results (None: zeros) add to those of the operands: the
+        transpose of the derivative, applied. It is called where an operand matters to what is
+        differentiated; raise UnsupportedError if there is no derivative."""
         raise at.none(op)
 
     # ---- spmd.vmap -------------------------------------------------------------------------------
@@ -128,7 +118,7 @@ class Kind:
     # ---- what is checked while a program runs ----------------------------------------------------
 
     def title(self) -> str:
-        """What users call it, as in "a sum makes a NaN"."""
+        """Return what users call the op, as in "a sum makes a NaN"."""
         return self.name
 
     def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:

@@ -102,7 +102,7 @@ def _dtype(x: Array) -> DType:
 
 
 class Members:
-    """What the steps of an op share: the loops over a batch, and where a member's parts lie."""
+    """Steps of an op share this: the loops over a batch, and where a member's parts lie."""
 
     def __init__(self, what: Factor, op: Op, at: Maker) -> None:
         self.op, self.at = op, at
@@ -112,7 +112,7 @@ class Members:
         self.dtype = op.operands[0].type.dtype
 
     def part(self, value: Value, writes: bool = False) -> Part[Value]:
-        """Of an array of the batch."""
+        """Return a member's part of an array of the batch."""
         zeros = (expr.const(0),) * (value.type.ndim - self.n)
         return Part(value, ravel((*positions(self.loops), *zeros), value.type.shape), writes)
 
@@ -125,7 +125,7 @@ class Members:
         return self.part(into, writes=True)
 
     def results(self, first: int = 0) -> list[Part[Value]]:
-        """Those from this one on."""
+        """Return the member's parts of the results, from result `first` on."""
         return [self.part(v, writes=True) for v in self.op.results[first:]]
 
     def spare(self, name: str, dtype: DType, *shape: Expr) -> Part[Value]:
@@ -146,9 +146,9 @@ class Members:
 
 @dataclass(frozen=True)
 class Cholesky(Factor):
-    """Of a matrix of which the lower triangle counts, or the upper one, row by row: the factor of
-    that triangle, row by row too, and 0, or the order of the first leading minor that is not
-    positive."""
+    """Factor a matrix of which the lower triangle counts, or the upper one, row by row. Results:
+    the factor of that triangle, row by row too, and 0, or the order of the first leading minor that
+    is not positive."""
 
     name = "cholesky"
     upper: bool = False
@@ -224,7 +224,8 @@ class LuSolve(Factor):
     cores = (2, 1, 2)
 
     def layout(self, operands: Types, result: ArrayType) -> tuple[tuple[str, ...], ...]:
-        """Where many columns lie in parts, each on several ranks, ranks get whole columns."""
+        """Return the result's layout: whole columns for a rank, where many columns lie in parts on
+        several ranks."""
         columns, within = layout_of(operands[2])[-2:]
         many = all(e.is_const and e.value >= COLUMNS_LEAST for e in result.shape[-2:])
         split = columns or (within if many else ())

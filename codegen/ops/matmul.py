@@ -108,8 +108,8 @@ def added_to(call: LibraryCall[Value], sign: int, into: Value, offset: Expr, row
 
 
 def sources(call: LibraryCall[Value], of: Value) -> Iterator[tuple[Expr, Expr, Expr, Expr]]:
-    """What such a call reads of an array: where that begins, how wide a row in memory is, how far
-    rows are apart, and how many there are."""
+    """Yield what such a call reads of an array: its offset, the width of a row in memory, the
+    distance of rows, and their number."""
     m, n, k, *leads = call.numbers[:5]
     ways = call.function.name.rpartition("_")[2]
     for part, way, lead, (height, width) in zip(call.parts, ways, leads, ((m, k), (k, n))):
@@ -294,7 +294,7 @@ class _Matrix(NamedTuple):
 
     @property
     def turned(self) -> _Matrix:
-        """Its transpose."""
+        """Return the transpose."""
         return self._replace(row=self.column, column=self.row)
 
     def beside(self, rows: Expr, batch: tuple[plan.Var, ...], other: _Matrix) -> _Matrix | None:

@@ -321,7 +321,8 @@ class Cumulative(Lane):
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
-        """Of my part, after the last total of each of those before me."""
+        """Return the running values of this rank's part, which continue after the totals of the
+        ranks before."""
         d, fn = self.dim, self.fn
         axes = window[d].axes
         if not axes:

@@ -44,8 +44,9 @@ FOUR_STEPS, FACTOR = 1 << 14, 32
 
 @dataclass(frozen=True)
 class Fourier(Lane):
-    """fn: fft or ifft of complex numbers; rfft of real ones to the n // 2 + 1 first results; irfft
-    of such ones to n real numbers. scale: 1 for "one", 1 / sqrt(n) for "root", 1 / n for "n"."""
+    """Transform lanes by Fourier's sum. fn: fft or ifft of complex numbers; rfft of real ones to
+    the n // 2 + 1 first results; irfft of such ones to n real numbers. scale: 1 for "one", 1 /
+    sqrt(n) for "root", 1 / n for "n"."""
 
     name = "fourier"
     held = True

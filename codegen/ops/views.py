@@ -38,7 +38,8 @@ class View(Kind):
 
 @dataclass(frozen=True)
 class Broadcast(View):
-    """dims[k]: the result dim of operand dim k (increasing); a 1 may stretch."""
+    """Repeat an array along other dims. dims[k]: the result dim of operand dim k (increasing); a 1
+    may stretch."""
 
     name = "broadcast"
     rereads = True
@@ -290,7 +291,8 @@ class Diagonal(View):
         return at.node(op.operands[0], self._twice(index))
 
     def _twice(self, entries: tuple[T, ...]) -> tuple[T, ...]:
-        """Of each dim of the result: the same of each dim of the operand."""
+        """Return the entries of the result's dims as entries of the operand's dims, with one of
+        them twice."""
         return (*entries[: self.second], entries[self.first], *entries[self.second :])
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
@@ -313,8 +315,8 @@ class Diagonal(View):
 
 @dataclass(frozen=True)
 class Roll(View):
-    """Graph level: result[j] = operand[(j - shift) mod its extent] along dim; extent: of the
-    result, where it is another one."""
+    """Shift an array cyclically (Graph level): result[j] = operand[(j - shift) mod its extent]
+    along dim. extent: of the result, where it is another one."""
 
     name = "roll"
     dim: int
@@ -360,7 +362,8 @@ class Roll(View):
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
-        """What is there already, of the extents that the window says, in its own formulas."""
+        """Return the part of the operand that is there already, with the extents that the window
+        says in its own formulas."""
         shape = at.shape(window)
         if operands[0].type.shape == shape:
             return operands[0]
@@ -448,7 +451,7 @@ class Update(Kind):
 
 
 def begin(box: Slice | Update, part: Window, held: Window, at: Localizer) -> Shape:
-    """Where a part of the result of a slice (the operand of an update) begins in what is held of
-    the array that it is a slice of (written to)."""
+    """Return the index at which a part of a slice's result (of an update's operand) begins in the
+    held part of the array that it is a slice of (written to)."""
     lows = zip(box.start, box.step, at.lows(part), at.lows(held), strict=True)
     return tuple(as_expr(s) + k * low - under for s, k, low, under in lows)

@@ -29,9 +29,9 @@ At = Node[Value]
 
 
 class Resolver:
-    """stored: the values that lie in memory. runtime: a run-time scalar's number. named: what
-    stands for long formulas of the index, so that offsets stay short. constants: data in the
-    image."""
+    """A resolver finds what stands at an index of a value. stored: the values that lie in memory.
+    runtime: a run-time scalar's number. named: symbols for long formulas of the index, so that
+    offsets stay short. constants: data in the image."""
 
     def __init__(self, program: Module, stored: Container[Value]) -> None:
         self.defs = program.def_use.defs
@@ -43,7 +43,8 @@ class Resolver:
         self.constants: dict[Value, Array] = {}
 
     def within(self, box: Slice | Update, index: Index) -> Index:
-        """Where in the whole array an element of a slice, or of what an update writes, is."""
+        """Return the index in the whole array of an element of a slice, or of what an update
+        writes."""
         starts = map(self.name, box.start) if box.cut else box.start
         return tuple(a + s * j for a, s, j in zip(starts, box.step, index, strict=True))
 
@@ -58,7 +59,8 @@ class Resolver:
         return expr.symbol(self.named[e]) + plus
 
     def node(self, value: Value, index: Index) -> At:
-        """What stands at this index of the value."""
+        """Return the scalar at this index of a value: a Load if the value is stored, else its
+        formula."""
         if value in self.stored:
             return Load(value, ravel(index, value.type.shape))
         return self.computed(self.defs[value], index)
@@ -71,7 +73,8 @@ class Resolver:
         return op.what.element(op, (), self) if op and isinstance(op.what, Full) else node
 
     def computed(self, op: Op, index: Index) -> At:
-        """What an op computes at this index of its result, whether that is stored or not."""
+        """Return the scalar that an op computes at this index of its result, whether that is stored
+        or not."""
         return op.what.element(op, index, self)
 
     def at_offset(self, value: Value, offset: Expr) -> At:
@@ -89,8 +92,8 @@ class Resolver:
         return self.node(value, unravel(offset, shape))
 
     def constant(self, value: Value, data: Array) -> Value:
-        """Where a constant's data lies in the image: another value than its own, if that is a
-        copy in memory."""
+        """Return the value that stands for a constant's data in the image: another than its own, if
+        that is a copy in memory."""
         if value not in self.data:
             copied = value in self.stored
             self.data[value] = Value(value.name, value.type) if copied else value

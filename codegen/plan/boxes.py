@@ -26,8 +26,8 @@ There = Mapping[Sym, Expr]
 
 
 class Sides:
-    """What the rules of exchanges are given. me, member: positions along the axes of the op.
-    exactly: the coordinates of that member by its position; there: by names."""
+    """A view of both sides of an exchange, for the rules of its kinds. me, member: positions along
+    the axes of the op. exactly: the coordinates of that member by its position; there: by names."""
 
     def __init__(self, mesh: Mesh, resolver: Resolver) -> None:
         self.mesh = mesh
@@ -38,7 +38,8 @@ class Sides:
         self.names: dict[Sym, Expr] = {}
 
     def details(self, op: Op, what: ops.Exchange, member: Sym) -> dict[str, Any]:
-        """what: the op does, or a barrier where one is asked for around it."""
+        """Return the fields of a plan.Exchange that depend on its kind. what: the kind of the op,
+        or a barrier that is asked for around it."""
         self.me, self.member = self.mesh.position(what.axes), expr.symbol(member)
         self.exactly = self.mesh.at(what.axes, self.member)
         theirs = {c: Sym(f"their_{c.name[2:]}", "var", c.lo, c.hi) for c in self.exactly}
@@ -50,7 +51,7 @@ class Sides:
     # ---- boxes -----------------------------------------------------------------------------------
 
     def box(self, value: Value) -> Box[Value]:
-        """Where a value lies: a strided region of a buffer."""
+        """Return the strided region of a buffer in which a value lies."""
         loops = loop_vars(value.type.shape)
         node = self.resolver.node(value, positions(loops))
         assert isinstance(node, Load), "what is sent lies in memory"
@@ -78,7 +79,7 @@ class Sides:
                      for span, named in zip(bounds, cut, strict=True))
 
     def theirs(self, into: Box[Value]) -> Box[Value]:
-        """Where the member pulls into, what it pulls from me."""
+        """Return what a member pulls from me, in my view, from where it pulls into."""
         (member,) = self.member.symbols()
         back = {s: expr.symbol(coord) for coord, e in self.there.items() for s in e.symbols()}
         return _seen_from(into, {**self.there, **back, member: self.me})
@@ -98,8 +99,8 @@ class Sides:
     def parts(
         self, op: Op, have: Bounds, want: Bounds, room: Bounds = (), wraps: Wraps = ()
     ) -> tuple[Box[Value], Box[Value], Box[Value]]:
-        """What I pull from the member, into what, and what it pulls from me, where members hold the
-        elements that `have` says, and want others. With room, one array has both."""
+        """Return what I pull from the member, into what, and what it pulls from me, where members
+        hold the elements that `have` says, and want others. With room, one array has both."""
         into, ndim = self.box(op.result), op.result.type.ndim
         have, want, moved = each(have, ndim), each(want, ndim), _by(wraps, ndim)
         cut = [a is not None and b is not None for a, b in zip(have, want, strict=True)]
@@ -128,7 +129,7 @@ def _counts(wraps: Wraps) -> list[Expr]:
 
 
 def _number(dim: int) -> Sym:
-    """Of the wrap along a dim."""
+    """Return the symbol that counts the wraps around a dim."""
     return Sym(f"wrap_{dim}", "var", expr.const(0))
 
 
@@ -197,9 +198,9 @@ def _with(box: Box[Value], names: Mapping[Sym, Expr]) -> Box[Value]:
 def _between(
     box: Box[Value], held: Bounds, part: Bounds, cut: Sequence[bool], which: str, whose: str
 ) -> Box[Value]:
-    """Of a box that holds some elements, these; empty where there are none. Long formulas get
-    names, in dims that are cut: of the part by `which` it is, of what is held by whose box it is.
-    """
+    """Return the part of a box that holds these elements of those it holds; an empty box if there
+    are none. Long formulas get names, in dims that are cut: of the part by `which` it is, of what
+    is held by whose box it is."""
     names: dict[Sym, Expr] = {}
 
     def name(text: str, e: Expr) -> Expr:

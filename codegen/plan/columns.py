@@ -41,7 +41,7 @@ class _Line:
 
 @dataclass
 class _Run:
-    """What shares a loop; or one work of another kind."""
+    """A run is the stores that share one loop; or one work of another kind."""
 
     lines: list[_Line]
     works: list[Work]
@@ -80,7 +80,7 @@ def _together(run: _Run) -> list[Work]:
 
 
 def _at(line: _Line, turn: Expr) -> Store:
-    """What a line does in a turn of its own."""
+    """Return the store of a line in one turn, without its loop."""
     (own,) = line.work.loops
     return replace(mapped(line.work, lambda e: e.subst({own.sym: turn})), loops=())
 

@@ -76,7 +76,8 @@ def _shows(x: Exchange) -> tuple[int, int] | None:
 
 
 class _Reads:
-    """Backwards over steps: which buffers are read behind them, before they are filled again.
+    """Walk backwards over steps to find which buffers are read behind them, before they are filled
+    again.
 
     shown: by buffer, those that it may lie in where a rank is alone. At a take, the batch before it
     is left. Where the rank asks for more, or resumes, it copies what it holds of a batch, but what
@@ -131,7 +132,7 @@ class _Reads:
 
 
 def _filled(step: Step) -> set[int]:
-    """What a step fills without reading it."""
+    """Return the numbers of the buffers that a step fills without reading them."""
     if isinstance(step, Take):
         return {b.number for b in step.into}
     shows = _shows(step) if isinstance(step, Exchange) else None

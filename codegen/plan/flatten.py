@@ -89,7 +89,7 @@ def _exprs(node: Node[M]) -> Iterator[Expr | None]:
 
 
 def moved(node: Node[M], change: _Change) -> Node[M]:
-    """Where loop variables have become something else."""
+    """Return a node in which loop variables have been replaced."""
 
     def changed(x: Node[M]) -> Node[M] | None:
         if isinstance(x, Load):

@@ -63,7 +63,7 @@ else:
 
 @dataclass(frozen=True)
 class Literal:
-    """A number. Equal ones are spelled alike: 0.0 is another one than -0.0."""
+    """A constant number. Equal ones are spelled alike: 0.0 is another one than -0.0."""
 
     value: Any = field(compare=False)
     dtype: DType
@@ -110,7 +110,7 @@ class Load(Generic[M]):
 
 @dataclass(frozen=True)
 class Kept:
-    """What a Keep of the same nest has computed for this point."""
+    """A value that a Keep of the same nest has computed for this point."""
 
     name: str
     dtype: DType
@@ -301,7 +301,8 @@ class LibraryCall(Generic[M]):
 
 @dataclass(frozen=True)
 class Argument(Generic[M]):
-    """what: a Buffer (from offset on, of this shape) or a Node. writes: an output of the kernel."""
+    """An argument of a kernel: a Buffer (from offset on, of this shape) or a Node. writes: an
+    output."""
 
     what: M | Expr | Node[M]
     dtype: DType
@@ -312,7 +313,7 @@ class Argument(Generic[M]):
 
 @dataclass(frozen=True)
 class KernelCall(Generic[M]):
-    """symbol(arguments): an array is passed as its address and extents, a scalar by value."""
+    """Call symbol(arguments): an array is passed as its address and extents, a scalar by value."""
 
     symbol: str
     arguments: tuple[Argument[M], ...]
@@ -388,7 +389,7 @@ POINT, ARRIVED = Sym("point", "var"), "arrived"
 
 @dataclass(frozen=True)
 class Exchange(Generic[M]):
-    """An exchange phase. `member` is the symbol of a member's position along `axes`.
+    """One exchange phase of all ranks. `member` is the symbol of a member's position along `axes`.
 
     pull_from: what I take from a member, in that member's view. pull_into: where it goes, in mine.
     send: what a member takes from me, in mine. source, dest: of a permute (None: not solved).
@@ -443,12 +444,8 @@ class Exchange(Generic[M]):
 
 @dataclass(frozen=True)
 class Loop:
-    """slot: where the rank keeps the counter (None: a while loop counts nothing). condition: the
-    steps that compute the truth value `flag`. rotate: cycles of buffers; as a turn ends, what is in
-    one comes to be in the next one, and what is in the last in the first, without being moved:
-    their places in the rank's memory change. All of a cycle have one dtype and one capacity, so a
-    box that lies inside its buffer does so in every turn; and whoever takes part in an exchange
-    that touches them has made the same turns."""
+    """Repeat the body. slot: where the rank keeps the counter (None: a while loop counts
+    nothing)."""
 
     counter: Sym | None
     slot: int
@@ -492,7 +489,7 @@ class Default:
 
 @dataclass(frozen=True)
 class Print(Generic[M]):
-    """paced: only when it is time again, or where the first operand is the second."""
+    """Print a text. paced: only when it is time again, or where the first operand is the second."""
 
     parts: tuple[str, ...]
     operands: tuple[Node[M], ...]
@@ -503,7 +500,7 @@ class Print(Generic[M]):
 
 @dataclass(frozen=True)
 class Expect(Generic[M]):
-    """Where `holds` is not true, the run of all ranks ends with this text. check: who asked."""
+    """The run of all ranks ends with this text where `holds` is not true. check: who asked."""
 
     holds: Node[M]
     parts: tuple[str, ...]
@@ -514,9 +511,9 @@ class Expect(Generic[M]):
 
 @dataclass(frozen=True)
 class Home:
-    """Of what a loop carries: the extents of memory, and shape and layout of the array that it is a
-    part of, and how far from its beginning that part stands in it, where it has room around. None:
-    no other rank has anything to do with it."""
+    """The place of something carried: the extents of its memory, the shape and layout of the array
+    that it is a part of, and how far from its beginning that part stands, if there is room around
+    it. None: no other rank has anything to do with it."""
 
     name: str
     dtype: DType

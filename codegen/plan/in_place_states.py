@@ -21,7 +21,8 @@ Choice = tuple[int, int]  # number of an entry, and of a state that it writes in
 
 @dataclass(frozen=True)
 class Written:
-    """state: its number; old: its value; new: what it is in the end, in the same memory."""
+    """A state that an entry writes in place. state: its number; old: its value; new: its last
+    value, in the same memory."""
 
     state: int
     old: Value

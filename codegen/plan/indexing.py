@@ -68,7 +68,8 @@ def waiting_room(row: Shape, dtype: DType) -> Expr:
 
 
 def match_dims(index: Index, shape: Shape, inner: Shape) -> Index | None:
-    """Where two shapes differ by dims of extent 1 only: the same index without division."""
+    """Return the same index of another shape, without division, if the shapes differ by dims of
+    extent 1 only; else None."""
     kept = [i for i, e in zip(index, shape, strict=True) if e != 1]
     if [e for e in shape if e != 1] != [e for e in inner if e != 1]:
         return None

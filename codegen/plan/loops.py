@@ -32,9 +32,9 @@ Kernels = Mapping[str, tuple[Any, tuple[Parameter, ...]]]
 
 @dataclass(frozen=True, eq=False)
 class Do(Kind):
-    """begins: pairs of an operand and a result that has the operand's elements at first: it lies
-    in the same memory, or they are copied. scratch: memory that is needed meanwhile. of: the op of
-    the Program that it is; None: of several, fused."""
+    """Do these acts. begins: pairs of an operand and a result that has the operand's elements at
+    first: it lies in the same memory, or they are copied. scratch: memory that is needed meanwhile.
+    of: the op of the Program that it is; None: of several, fused."""
 
     name = "do"
     acts: tuple[Act, ...]
@@ -45,9 +45,10 @@ class Do(Kind):
 
 @dataclass(frozen=True)
 class Loops:
-    """constants: what a Load reads that is no value in memory. named: symbols that stand for
-    formulas. apart: by result of a loop, the axes along which ranks may have made other turns.
-    lets: symbols that `let` ops define, where what they name follows from a formula."""
+    """A program as loop nests. constants: what a Load reads that is no value in memory. named:
+    symbols that stand for formulas. apart: by result of a loop, the axes along which ranks may have
+    made other turns. lets: symbols that `let` ops define, where what they name follows from a
+    formula."""
 
     module: Module
     constants: Mapping[Value, Array]
@@ -102,7 +103,8 @@ def bounded(e: Expr) -> Expr:
 
 
 def _unclipped(e: Expr) -> Expr:
-    """What is no less, without the ends of the array: a rank's block, and what is around it."""
+    """Return an upper bound of a formula, without the ends of the array: a rank's block and what is
+    around it."""
     for atom in e.atoms():
         slope, _ = expr.linear_in(e, atom)
         if not isinstance(atom, Call) or slope is None or not slope.is_const:

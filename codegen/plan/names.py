@@ -30,6 +30,6 @@ def identifier(name: str) -> str:
 
 
 def buffer_names(plan: Plan) -> dict[int, str]:
-    """Of every buffer and constant, by its id."""
+    """Return a C identifier for every buffer and constant, by its id."""
     names = Fresh()
     return {id(b): names.name(identifier(b.name)) for b in (*plan.buffers, *plan.constants)}

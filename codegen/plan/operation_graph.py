@@ -94,10 +94,7 @@ def shown_in(plan: Plan) -> dict[int, set[int]]:
 
 
 class _Graph:
-    """memory: where buffers may lie in the memory of others. fields: by feed, what its takes fill,
-    which may be where the batch lies until the next one is taken. lets: the counters that Lets set.
-    handed: for each parameter of the phase at hand, those of these counters that it follows
-    from."""
+    """The graph while it is built. memory: where buffers may lie in the memory of others."""
 
     def __init__(self, plan: Plan) -> None:
         self.rows: list[OperationRow] = []
@@ -229,7 +226,8 @@ def _symbols(formulas: object) -> set[Sym]:
 
 @dataclass(frozen=True)
 class _Memory:
-    """lies_in: what shown_in returns. overlays: arms of branches whose buffers share memory."""
+    """The buffers that share memory. lies_in: what shown_in returns. overlays: arms of branches
+    whose buffers share memory."""
 
     lies_in: dict[int, set[int]]
     overlays: Overlays
@@ -252,7 +250,8 @@ def _ordered(rows: list[OperationRow], memory: _Memory) -> None:
 
 
 class _Streams:
-    """ends: by place of a row that is the last of its stream so far, the stream. bits: of those."""
+    """The streams of a region. ends: by place of a row that is the last of its stream so far, the
+    stream. bits: a mask of those places."""
 
     def __init__(self) -> None:
         self.ends: dict[int, int] = {}

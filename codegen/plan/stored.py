@@ -87,7 +87,7 @@ class _Storing:
     # ---- facts -----------------------------------------------------------------------------------
 
     def keep(self, region: Region) -> None:
-        """What regions take and give, and what is not computed where it is read."""
+        """Store what regions take and give, and what is not computed where it is read."""
         self.stored.update(region.args, region.results)
         for op in region.ops:
             if not op.what.inline:
@@ -241,7 +241,7 @@ class _Storing:
                 yield use.position
 
     def separate(self, op: Op) -> None:
-        """What is written into x must not read x elsewhere than where it writes: else store it."""
+        """Store the value written into x if it reads x at other places than those it writes."""
         x, v = op.operands[0], op.operands[1]
         if v in self.stored:
             return

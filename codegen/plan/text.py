@@ -144,7 +144,7 @@ def _array(a: Array) -> str:
 
 
 def _steps(steps: Sequence[Step], indent: str, entries: tuple[str, ...] = ()) -> Iterator[str]:
-    """entries: names of the arms of the last step."""
+    """Yield the lines of steps. entries: names of the arms of the last step."""
     for step in steps:
         place = getattr(step, "place", None)
         where = f"  # line {place.line}" if place else ""

@@ -79,8 +79,8 @@ def asserted(test: Any, source: str, message: Callable[[], Any]) -> Any:
 def within(
     context: Context, index: Expr | Value, extent: Expr, dim: int, size: Expr | None = None
 ) -> None:
-    """Where bounds are checked, expect that an index, or each of an array of them, is inside a dim
-    of this extent; negative ones count from the end."""
+    """Expect that an index, or each of an array of them, is inside a dim of this extent, if bounds
+    are checked; negative ones count from the end. size: of the box that begins there."""
     if "bounds" not in context.checks or context.selecting:
         return
     last = extent - (expr.const(1) if size is None else size)

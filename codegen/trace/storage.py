@@ -53,7 +53,7 @@ class Storage:
         self.content = value
 
     def write(self, context: Context, value: Value) -> None:
-        """Replace the content. All writes go through here: write logs tell loops what is
+        """Replace the content of the memory. All writes go through here: logs tell loops what is
         carried."""
         self.value = value
         for shadow, gone in self.shadows.items():
@@ -87,7 +87,7 @@ class Known:
 
     @property
     def context(self) -> Context:
-        """The present capture: a content may be kept from another one, as a constant."""
+        """Return the present capture; a content may be kept from another one, as a constant."""
         return Context.current() or self.made_in
 
     @property

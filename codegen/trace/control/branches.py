@@ -316,7 +316,7 @@ class Branch(Capture):
 
 @dataclass(frozen=True)
 class _Merged:
-    """A merged variable: what it holds after the branch. things: its containers, as `fill` takes
+    """A merged variable holds this after the branch. things: its containers, as `fill` takes
     them."""
 
     held: Held

@@ -222,7 +222,7 @@ class _Rewriter(ast.NodeTransformer):
         return out
 
     def _names(self, *nodes: ast.AST) -> tuple[ast.expr, ast.expr]:
-        """Return two constants: the names that the nodes bind, and the names through which they may
+        """Return, as constants, the names that the nodes bind, and those through which they may
         change data."""
         bound = dict.fromkeys(n for n in bound_names(nodes) if n != _ITEM)
         bound |= dict.fromkeys(self.shared)

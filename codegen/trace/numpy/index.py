@@ -41,8 +41,8 @@ from codegen.user import pytree
 
 
 def get(array: Array, key: Any) -> Any:
-    """Return x[key]: a view; a new array for integer arrays and for single elements; with a mask, a
-    Chosen."""
+    """Return what x[key] is in NumPy: a view; a new array for integer arrays and for single
+    elements; with a mask, a Chosen."""
     if _is_element(key):
         found = known.element(array, key if isinstance(key, tuple) else (key,))
         if found is not None:

@@ -199,7 +199,7 @@ def partition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = N
 
 
 def argpartition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:
-    """Return positions: those of elements less than the one at each k, of its equals, then of the
+    """Return the positions of elements less than the one at each k, of its equals, then of the
     rest."""
     array, d = _lane(x, axis, order, "np.argpartition", kind)
     places = _places(array, d, kth, "np.argpartition")

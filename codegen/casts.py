@@ -87,5 +87,6 @@ def inexact(a: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Any:
 
 
 def range_text(a: np.ndarray[Any, Any]) -> str:
-    """Of a message: from which number to which they are."""
+    """Return the text of a message for the least and the greatest of some numbers; "" if there are
+    none."""
     return f", from {a.min()} to {a.max()}" if a.size and a.dtype.kind in "iuf" else ""

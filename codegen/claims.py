@@ -23,8 +23,8 @@ Axes = tuple[str, ...]
 
 
 class Claims:
-    """Of one op after the other. facts: what is known where the op stands. conditions, routes:
-    what is found to be asked at launch."""
+    """The claims of one op after the other. facts: what is known where the op stands. conditions,
+    routes: what is found to be asked at launch."""
 
     def __init__(self, program: Module) -> None:
         self.mesh = program.mesh
@@ -41,7 +41,7 @@ class Claims:
         self.axes: Axes = ()  # of an exchange
 
     def of(self, op: Op, facts: Facts) -> None:
-        """What is claimed from now on is claimed of this op."""
+        """Begin with the claims of this op: what is claimed from now on is claimed of it."""
         self.op, self.facts = op, facts
         if isinstance(op.what, Exchange):
             self.axes = axes = op.what.axes
@@ -70,7 +70,7 @@ class Claims:
         raise InternalError.of_rule(rule, self.op.place, found)
 
     def require(self, holds: Expr, why: str) -> None:
-        """Asked at launch."""
+        """Ask at launch that a condition holds."""
         if holds not in self.stated and holds not in self.conditions:
             text = f"{user_text(self.mesh, holds)}, so that {why}"
             self.conditions[holds] = Condition(holds, text, self.op.place)
@@ -82,7 +82,7 @@ class Claims:
         return self.mesh.position(self.axes)
 
     def at(self, e: Expr, position: Expr) -> Expr:
-        """What an Expr is on the member at a position."""
+        """Return `e` as the member at a position evaluates it."""
         return e.subst(self.mesh.at(self.axes, position))
 
     def among(self) -> Facts:

@@ -123,7 +123,7 @@ def lower(graph: Module) -> Levels:
 def through(
     check: Callable[[Level], Level], level: Level, *passes: Callable[[Level], Level]
 ) -> Level:
-    """What passes make of a level, one after the other, checked where one has changed it."""
+    """Return a level after some passes, checked after each pass that changed it."""
     for of in passes:
         made = of(level)
         level = level if made is level else check(made)
@@ -131,7 +131,7 @@ def through(
 
 
 def split(graph: Module) -> Split:
-    """What ranks hold of a Graph's values, and its Program."""
+    """Return which parts of a Graph's values ranks hold, and the Graph's Program."""
     demands = Demands(check(graph))
     return demands, through(check, check(partition(graph, demands)), with_sums_behind)
 

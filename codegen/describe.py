@@ -53,8 +53,8 @@ def manifest_of(
     plan: Plan, target: str, finished: Plan | None = None, graph: Sequence[OperationRow] = (),
     rows_of: Sequence[IndependentRows] = (),
 ) -> dict[str, Any]:
-    """Return the manifest: what a runtime must know before and while it runs the image. finished:
-    the same plan after hoisting, which says what is computed when. graph: the rows of the operation
+    """Return the manifest, which tells a runtime what it must know to run the image. finished: the
+    same plan after hoisting, which says what is computed when. graph: the rows of the operation
     graph, to which the numbers under `rows` point; the notes hold the rows themselves. rows_of: of
     each entry, or of a program without entries, the dim along which calls may be joined."""
     steps = operations(plan.steps)
@@ -239,20 +239,22 @@ def _array(a: Array) -> dict[str, Any]:
 
 
 def _input(a: Array) -> dict[str, Any]:
-    """An input. optional: the name of it, or of its tree, where calls may leave it out."""
+    """Return the manifest's row of an input. optional: the name of it, or of its tree, where calls
+    may leave it out."""
     optional = {"optional": a.needs[0]} if a.flag else {}
     return {**_array(a), "default": a.default, **optional}
 
 
 def _output(a: Array) -> dict[str, Any]:
-    """An output. needs: the optional inputs, or trees of them, without which calls do not compute
-    it. selectable: calls that do not ask for it do not compute it."""
+    """Return the manifest's row of an output. needs: the optional inputs, or trees of them, without
+    which calls do not compute it. selectable: calls that do not ask for it do not compute it."""
     needs = {"needs": list(a.needs)} if a.needs else {}
     return {**_array(a), **needs, **({"selectable": True} if a.flag else {})}
 
 
 def _carried(a: Array) -> dict[str, Any]:
-    """What a loop carries; without a shape and a layout, if it is a rank's alone."""
+    """Return the row of an array that a loop carries; without a shape and a layout, if it is a
+    rank's alone."""
     row = _array(a)
     return {**row, "shape": None, "layout": None} if a.own else row
 
@@ -275,8 +277,8 @@ def _independent(rows: IndependentRows) -> dict[str, Any]:
 
 
 def _feed(feed: Feed, plan: Plan) -> dict[str, Any]:
-    """What it gives, and where in the program that is taken or something is sent: takes and sends
-    by their numbers in the image."""
+    """Return the manifest's row of a feed: its fields, and the takes and sends of it, by their
+    numbers in the image."""
     where = {"place": line_of(feed.place)} if feed.place else {}
     return {
         "name": feed.name, **where,

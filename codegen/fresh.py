@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class Fresh:
-    """taken: names that are given away already."""
+    """Give out names, each once. taken: names that are given away already."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._count = dict.fromkeys(taken, 1)

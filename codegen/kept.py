@@ -44,8 +44,8 @@ class Nothing:
 
 
 def program_key(program: Any, values: Mapping[str, Any], how: Sequence[str]) -> str:
-    """Of a program's image; "" where something that a capture reads cannot be seen before it. how:
-    it is built: for which target, with which checks."""
+    """Return the key of a program's image; "" where something that a capture reads cannot be seen
+    before it. how: it is built: for which target, with which checks."""
     read = reads.digest(program, dict(values))
     return _key("program", read, tuple(how), _compiler(), _numba()) if read else ""
 

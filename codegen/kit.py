@@ -17,15 +17,15 @@ from codegen.symbolic.expr import Expr
 
 
 class Builder:
-    """ops: those emitted so far. name: of what comes next, or the kind's own; place: where in the
-    source that comes from."""
+    """A builder of ops. ops: those emitted so far. name: of what comes next, or the kind's own;
+    place: where in the source that comes from."""
 
     def __init__(self, name: str = "", place: Place | None = None) -> None:
         self.ops: list[Op] = []
         self.name, self.place = name, place
 
     def typed(self, what: Kind, operands: Sequence[Value]) -> ArrayType:
-        """Of the result of an op that has one."""
+        """Return the type of the only result of an op."""
         (t,) = what.infer([v.type for v in operands])
         return t
 
@@ -45,7 +45,8 @@ class Builder:
 
     @contextmanager
     def inside(self) -> Iterator[list[Op]]:
-        """What is emitted meanwhile, apart from the rest: the ops of a region."""
+        """Collect the ops that are emitted meanwhile, separate from the others: the ops of a
+        region."""
         outer, self.ops = self.ops, []
         try:
             yield self.ops

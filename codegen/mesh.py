@@ -68,7 +68,7 @@ class Axis:
 
     @property
     def size_name(self) -> str:
-        """What its size is called in conditions and manifests."""
+        """The name of its size in conditions and manifests."""
         return f"n_{self.name}"
 
     @cached_property
@@ -203,7 +203,7 @@ def local_extent(mesh: Mesh, extent: IntLike, entry: LayoutEntry) -> Expr:
 
 
 def local_offset(mesh: Mesh, extent: IntLike, entry: LayoutEntry) -> Expr:
-    """Where a rank's part of a dim begins."""
+    """Return the first element of a rank's part of a dim."""
     if not entry or isinstance(entry, Owned):
         return expr.const(0)
     return block_offset(extent, mesh.size(entry), mesh.position(entry))
@@ -248,7 +248,8 @@ def checked_count(what: str, value: Any) -> int:
 
 
 def checked_text(text: Any, place: Place | None) -> None:
-    """Of a condition of launches. UsageError where it is none: a second condition, for example."""
+    """Check the text of a condition of launches; raise UsageError where it is none: a second
+    condition, for example."""
     if not isinstance(text, str):
         raise UsageError(
             "spmd.require takes one condition and a text", place=place,

@@ -74,12 +74,13 @@ def last(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def place_at(traceback: TracebackType) -> Place:
-    """Where one step of a traceback stands."""
+    """Return the place of one step of a traceback."""
     return place_in(traceback.tb_frame.f_code, traceback.tb_lasti, traceback.tb_lineno)
 
 
 def put_place(error: SpmdError) -> None:
-    """Where an error has no place: the innermost one of the user's that it came through."""
+    """Give an error that has no place the innermost place in the user's code that it came
+    through."""
     place, step = None, error.__traceback__
     while step is not None:
         if is_user_file(step.tb_frame.f_code.co_filename):

@@ -104,7 +104,7 @@ class Predicate:
 
     @property
     def holds(self) -> Expr:
-        """1 or 0."""
+        """Return a formula that is 1 where the op runs, else 0."""
         total = expr.const(1)
         for s in sorted(self.given, key=lambda s: s.name):
             total = total * expr.symbol(s)
@@ -114,7 +114,8 @@ class Predicate:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """What an op follows from has a lower rank, or the same predicate."""
+        """Return a rank in an order: an op's operands come from ops of a lower rank, or of the same
+        predicate."""
         return len(self.given), -(float("inf") if self.wanted is None else len(self.wanted))
 
 
@@ -122,8 +123,8 @@ class Predicate:
 
 
 class _Needs:
-    """values, symbols: the optional inputs that each follows from. runs: those without which an op
-    has nothing to do."""
+    """The needs of values and ops. values, symbols: the optional inputs that each follows from.
+    runs: those without which an op has nothing to do."""
 
     def __init__(self, optional: Iterable[Input]) -> None:
         self.values: dict[Value, Symbols] = {
@@ -156,7 +157,7 @@ class _Needs:
                 self.symbols[op.what.counter] = self.runs[op]
 
     def regions(self, op: Op, control: Symbols) -> None:
-        """Of a branch, or of an op whose region is given its last operands."""
+        """Find the needs of a branch, or of an op whose region is given its last operands."""
         if isinstance(op.what, Branch) and op.what.on is None:
             control |= self.of(op.operands[0])
         for region in op.regions:
@@ -186,7 +187,7 @@ class _Needs:
         self.runs[op] = control | self.common(op)
 
     def common(self, op: Op) -> Symbols:
-        """What all that an op with regions does needs: its results, and what users see of it."""
+        """Return the needs that all results and all visible effects of an op with regions share."""
         effects = [inner for r in op.regions for inner in walk(r) if _is_effect(inner)]
         found = [self.of(v) for v in op.results] + [self.runs[inner] for inner in effects]
         return frozenset.intersection(*found) if found else NONE
@@ -206,7 +207,8 @@ def _has_effect(op: Op) -> bool:
 
 
 def _served(graph: Module) -> dict[Op, Symbols | None]:
-    """Of the outermost ops that serve some outputs only: these."""
+    """Return, for each of the outermost ops that serve some outputs only, the flags of these
+    outputs."""
     every = {o.wanted for o in graph.outputs}
     if None in every:
         return {}
@@ -234,7 +236,7 @@ def _used(op: Op) -> list[Value]:
 
 
 class _Predicating:
-    """held: what is known to be given where a region runs."""
+    """Put ops under their predicates. held: what is known to be given where a region runs."""
 
     def __init__(
         self, graph: Module, needs: _Needs, serves: Mapping[Op, Symbols | None]

@@ -61,7 +61,7 @@ SHORT_S = 0.1  # lines wait to be read: shorter times say nothing of a pace
 
 
 class Steps:
-    """What a program says of its steps, as lines: which one, values, amounts per second, time left.
+    """Write lines about a program's steps: which one, values, amounts per second, time left.
 
     live: a line takes the place of the one before, so there may be many.
     """
@@ -104,7 +104,7 @@ class Steps:
 
 
 def clock_text(seconds: float) -> str:
-    """1:02:03, 2:03, 0:03."""
+    """Return seconds as a clock shows them: 1:02:03, 2:03, 0:03."""
     whole = round(seconds)
     hours, rest = divmod(whole, 3600)
     text = f"{rest // 60}:{rest % 60:02d}"

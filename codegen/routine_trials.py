@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Word(IntEnum):
-    """What CBLAS and LAPACKE call how a matrix lies, and which part of it counts."""
+    """Numbers by which CBLAS and LAPACKE say how a matrix lies, and which part of it counts."""
 
     ROW_MAJOR = 101
     BY_COLUMNS = 102
@@ -34,8 +34,9 @@ class Key(str):
 
 
 class Trial(NamedTuple):
-    """arguments: numbers, letters, keys, None for no address, and arrays, by address. result: what
-    the call has left, as arrays; expected: what NumPy makes of the same matrices."""
+    """A call to try. arguments: numbers, letters, keys, None for no address, and arrays, by
+    address. result: what the call has left, as arrays; expected: what NumPy makes of the same
+    matrices."""
 
     arguments: Sequence[Any]
     result: Callable[[], Sequence[Any]]

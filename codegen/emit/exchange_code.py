@@ -132,7 +132,7 @@ def _told(x: Exchange) -> dict[str, tuple[Box, ...]]:
 
 
 def _begin(f: RankFunction, x: Exchange, mesh: Mesh) -> None:
-    """Fill rank->exchange."""
+    """Write the statements that fill rank->exchange."""
 
     def put(name: str, e: Expr) -> None:
         f.line(f"x->{name} = {f.integer(e, Binds.CHOICE)};")
@@ -169,7 +169,7 @@ def _begin(f: RankFunction, x: Exchange, mesh: Mesh) -> None:
 
 
 def _kind(x: Exchange) -> str:
-    """What the engine calls it."""
+    """Return the engine's name for the kind of an exchange."""
     if not x.boxes:
         return "SPMD_BARRIER"
     if x.fn:

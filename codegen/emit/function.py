@@ -42,8 +42,8 @@ from codegen.symbolic.spelling import Binds, Text, within
 
 
 class CFunction:
-    """Those who know where things are say how an Expr, an element in memory and a scalar of the
-    run are spelled: symbolic, load, runtime."""
+    """A function of C while it is written. Subclasses say how an Expr, an element in memory and a
+    scalar of the run are spelled: symbolic, load, runtime."""
 
     def __init__(self, depth: int = 1) -> None:
         self.lines: list[str] = []
@@ -158,7 +158,7 @@ class CFunction:
                 self.line(f"const int64_t {b.sym.name} = {clamped};")
 
     def value(self, node: Node) -> Text:
-        """What a Node computes, in its dtype's compute type."""
+        """Return the text that computes a Node, in its dtype's compute type."""
         match node:
             case Literal():
                 return literal(node.value, node.dtype)

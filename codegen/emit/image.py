@@ -215,13 +215,15 @@ def _arrays(plan: Plan) -> tuple[Array, ...]:
 
 
 def _shard(plan: Plan, places: Places) -> str:
-    """Where a rank's part of each input and output lies in the global array."""
+    """Write the function that says where a rank's part of each input and output lies in the global
+    array."""
     return _per_array(places, "shard", [(a.name, a.part) for a in _arrays(plan)],
                       ("offset", "extent"))
 
 
 def _room(plan: Plan, places: Places) -> str:
-    """Where it lies in the memory that has ghost cells around it."""
+    """Write the function that says where a part lies in the memory that has ghost cells around
+    it."""
     return _per_array(places, "room", [(a.name, a.room) for a in _arrays(plan)],
                       ("before", "around"))
 

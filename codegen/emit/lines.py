@@ -15,7 +15,7 @@ WIDTH = 99
 
 
 def source(place: Place) -> str:
-    """file:line: what stands there in the user's program; fit to stand in a comment."""
+    """Return file:line and what stands there in the user's program, fit for a comment."""
     line = " ".join(place.source_line().split()).replace("*/", "* /").replace("/*", "/ *")
     return f"{os.path.basename(place.file)}:{place.line}: {line}".rstrip(": ")
 
@@ -67,8 +67,8 @@ _MARKS = (" + ", " - ", " ? ", " : ", ", ")
 
 
 def _cut(line: str, first: int, width: int) -> int:
-    """Where to break: the last place within the width among those in the fewest parentheses; never
-    within a text."""
+    """Return where to break a line: the last place within the width among those in the fewest
+    parentheses; never within a text."""
     depth, best, least, quoted = 0, -1, 0, False
     for k, c in enumerate(line[:width]):
         quoted ^= c == '"'  # one within a text is \042

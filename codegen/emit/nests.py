@@ -188,7 +188,7 @@ class NestWriter(CFunction):
                     self.line(self.put(part.buffer, part.offset, value, part.combine))
 
     def keep(self, name: str) -> str:
-        """What a value that is kept from here on is called."""
+        """Return the name of a value that is kept from here on."""
         self.kept[name] = self.names.name(identifier(name))
         return self.kept[name]
 
@@ -319,6 +319,7 @@ _OF_FLOAT = {"min": "spmd_minimum", "max": "spmd_maximum"}
 
 
 def openmp(fn: str, dtype: DType) -> str:
-    """What lets a loop combine in another order; spmd_…: of csrc/spmd_simd.h."""
+    """Return OpenMP's name of a combining function, by which a loop may combine in another order;
+    spmd_…: of csrc/spmd_simd.h."""
     special = {"b": _OF_BOOL, "f": _OF_FLOAT}.get(dtype.kind, {})
     return special.get(fn, OPENMP[fn])

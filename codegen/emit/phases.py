@@ -36,8 +36,8 @@ from codegen.symbolic.spelling import Binds, Text
 
 
 class PhaseWriter(NestWriter):
-    """One compute phase. After write(): what the caller hands over, in this order: buffers,
-    parameters of the phase, runtimes, and with `library` the table of routines."""
+    """The writer of one compute phase. After write(): what the caller hands over, in this order:
+    buffers, parameters of the phase, runtimes, and with `library` the table of routines."""
 
     def __init__(self, phase: Phase, buffer_names: dict[int, str],
                  shared: SharedWorks | None = None) -> None:
@@ -217,7 +217,7 @@ class PhaseWriter(NestWriter):
         self.line(self.put(work.buffer, work.offset, single("where")))
 
     def take(self, work: Lane, value: Node, number: str, k: str) -> None:
-        """What a lane's extreme is after one more element."""
+        """Write the update of a lane's extreme by one more element."""
         self.line(f"const {work.dtype.compute} value = {self.value(value)[0]};")
         self.line(f"const int better = {self.beyond(work, f'most[{k}]')};")
         for name, new, ending in (("most", "value", suffix(work.dtype)),

@@ -17,7 +17,8 @@ from codegen.symbolic.spelling import Binds, Text, c_operand
 
 
 class Places:
-    """counters: the slots of a rank that loops and `let` write. constants: whether one is used."""
+    """The places of a rank's data. counters: the slots of a rank that loops and `let` write.
+    constants: whether one is used."""
 
     def __init__(self, plan: Plan) -> None:
         self.names = buffer_names(plan)
@@ -39,7 +40,8 @@ class Places:
         return f"CONSTANT(r, {buffer.number})"
 
     def symbol(self, s: Sym, world: str = "r->world") -> str:
-        """Where a rank finds the value of a symbol; "" for a variable of its own function."""
+        """Return the C by which a rank reads the value of a symbol; "" for a variable of its own
+        function."""
         if s in self.at_load:
             return f"r->at_load[{self.entry(s)}]"
         if s in self.counters:

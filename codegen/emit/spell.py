@@ -90,7 +90,7 @@ def rounded(value: Text, dtype: DType) -> Text:
 
 
 def element(dtype: DType, place: str) -> Text:
-    """What stands in memory, in the compute type."""
+    """Return an element in memory, converted to the compute type."""
     text = single(place)
     return call(f"spmd_{dtype.name}_load", text) if dtype.c.startswith("spmd_") else text
 

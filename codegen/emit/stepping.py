@@ -41,7 +41,7 @@ from codegen.symbolic.spelling import Binds
 
 
 class ControlWriter:
-    """phases, exchanges: the functions that step() needs."""
+    """The writer of step(). phases, exchanges: the functions that step() needs."""
 
     def __init__(self, plan: Plan, places: Places) -> None:
         self.plan, self.places = plan, places
@@ -93,7 +93,7 @@ class ControlWriter:
         self.f.line(f"if ({name}(r)) return SPMD_WAITS;")
 
     def resume(self, first: int) -> None:
-        """Where a rank goes on from this case to the last one so far."""
+        """Write the case at which a rank goes on: from this case to the last one so far."""
         self.f.line(f"r->pc = {first};")
         self.f.line("/* fall through */")
         last = f" ... {self.cases}" if self.cases > first else ""
@@ -164,7 +164,8 @@ class ControlWriter:
             self.f.close()
 
     def without_copy(self, x: Exchange) -> None:
-        """What a member does that is alone; else:"""
+        """Open the branch of a member that is alone and need not copy; the other members' branch
+        follows."""
         assert x.pull_from is not None and x.pull_into is not None
         into, f = self.places.number(x.pull_into.buffer), self.f
         f.open(f"if ({f.integer(self.plan.mesh.size(x.axes), Binds.SUM)} == 1) {{")

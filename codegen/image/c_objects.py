@@ -73,8 +73,8 @@ class FunctionInC:
 
 @dataclass(frozen=True)
 class Passed:
-    """What a call gives: parameters by name, in the order in which it passes them, and for extents
-    that it leaves out the array and the dim."""
+    """The arguments of a call: parameters by name, in the order in which it passes them, and for
+    extents that it leaves out the array and the dim."""
 
     names: tuple[str, ...]
     extents: tuple[tuple[str, str, int], ...] = ()
@@ -83,7 +83,7 @@ class Passed:
 def compile_c(
     function: FunctionInC, passed: Passed, signature: Sequence[Parameter], symbol: str, target: str
 ) -> bytes:
-    """The object file. Raises KernelError with the line of the C file."""
+    """Compile a C function into an object file; raise KernelError with the line of the C file."""
     text = _wrapper(function, passed, signature, symbol)
     folder = os.path.dirname(function.path)
     flags = [*link.FLAGS, *(f"-Werror={e}" for e in _ERRORS), f"-march={target}",
@@ -140,7 +140,7 @@ def _wrapper(
 
 
 def _argument(p: CParameter, k: int, passed: Parameter) -> str:
-    """What the user's function gets for one of its parameters."""
+    """Return the C of an argument that the wrapper passes for one of the user's parameters."""
     c, address = p.c if p.pointer else passed.dtype.c, f"p{k}"  # a number C itself converts
     if passed.ndim or passed.writes:
         typed = f"({'' if p.writes else 'const '}{c} *)p{k}"

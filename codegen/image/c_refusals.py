@@ -59,7 +59,7 @@ def _refused(function: FunctionInC, text: str, expected: str, found: str, remedy
 
 
 def not_compiled(function: FunctionInC, said: str) -> KernelError:
-    """What the compiler said, at the first line of the user's that it names."""
+    """Return the error with the compiler's text, at the first line of the user's that it names."""
     rows = [(file, int(line), int(column or 1), kind, _OPTION.sub("", text))
             for file, line, column, kind, text in _SAID.findall(said)]
     texts = [text for _, _, _, kind, text in rows if kind != "note"]

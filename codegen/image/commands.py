@@ -29,7 +29,7 @@ class Ended:
 
 
 def found(name: str) -> str:
-    """Where on PATH a program of this name is, or ""."""
+    """Return the path of a program of this name on PATH, or ""."""
     return shutil.which(name) or ""
 
 

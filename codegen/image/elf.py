@@ -28,7 +28,7 @@ def damaged(found: str, expected: str) -> ImageError:
 
 
 def printable(text: str) -> str:
-    """Without terminal escapes: what is no plain character is shown by its number."""
+    """Return a text without terminal escapes: what is no plain character is shown by its number."""
     return "".join(c if c.isprintable() else _escaped(ord(c)) for c in text)
 
 

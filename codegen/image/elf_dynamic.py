@@ -111,7 +111,8 @@ class _Dynamic:
                 raise damaged(f"one at {s.address:#x}", "memory to protect within what is written")
 
     def place(self, address: int, size: int = 1, writes: bool = False) -> int:
-        """Where these bytes of memory lie in the file: all in one segment, and there to be read."""
+        """Return the file offset of these bytes of memory; raise ImageError unless one segment has
+        all of them."""
         for s in self.loads:
             if s.address <= address and address + size <= s.address + s.size:
                 if not writes or s.flags & _WRITE:

@@ -34,7 +34,8 @@ _ALIASES = {"numba_gamma": "tgamma", "numba_gammaf": "tgammaf", "numba_ldexp": "
 def compile_kernel(
     function: Callable[..., Any], signature: Sequence[Parameter], symbol: str, target: str
 ) -> bytes:
-    """The object file. target: an LLVM name of a CPU. Raises KernelError with the kernel's line."""
+    """Compile a kernel into an object file; raise KernelError with the kernel's line. target: an
+    LLVM name of a CPU."""
     functions = refusals.check_names(function)
     module = _optimised(_typed(function, signature), symbol, target)
     declared = [*module.functions, *module.global_variables]

@@ -169,7 +169,7 @@ def _field(node: str, name: str) -> str:
 
 
 def _raised(module: str) -> Iterator[tuple[str, str, int]]:
-    """What the optimised code can still raise: text, file and line, as numba keeps them."""
+    """Yield what the optimised code can still raise: text, file and line, as numba keeps them."""
     pattern = rf'(?m)^@"?{re.escape(RAISED)}[0-9a-f]+"? = .* c"((?:[^"\\]|\\..)*)"'
     for quoted in re.findall(pattern, module):
         escapes = re.compile(rb"\\([0-9A-F]{2})")

@@ -28,8 +28,8 @@ _WRITES = frozenset(
 
 
 class Reading:
-    """function: a kernel's. find: gives the tree of one, or None. Answers are kept: helpers that
-    are defined anew want a new Reading."""
+    """A reading of a kernel's source. function: a kernel's. find: gives the tree of one, or None.
+    Answers are kept: helpers that are defined anew want a new Reading."""
 
     def __init__(
         self, function: Callable[..., Any], find: Callable[[Any], ast.AST | None]

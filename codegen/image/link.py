@@ -94,7 +94,8 @@ double spmd_trial(double x) { return sqrt(x); }
 
 
 def include_dir() -> str:
-    """Where the headers are that images include: in the package, or beside it in a source tree."""
+    """Return the folder of the headers that images include: in the package, or beside it in a
+    source tree."""
     here = Path(__file__).resolve().parent.parent  # the package codegen
     for place in (here / "include", here.parent / "csrc"):
         if (place / "spmd_image.h").is_file():
@@ -104,7 +105,8 @@ def include_dir() -> str:
 
 
 def compiler() -> list[str]:
-    """The C compiler: CC, or cc, gcc, clang. Raises EnvironmentFault where there is none."""
+    """Return the command of the C compiler: CC, or cc, gcc, clang; raise EnvironmentFault where
+    there is none."""
     named = os.environ.get("CC", "").split()
     for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
         if commands.found(command[0]):
@@ -124,7 +126,8 @@ def link(
     source: str, *, objects: Sequence[bytes], constants: bytes, manifest: dict[str, Any],
     notes: dict[str, Any], index_words: int, target: str,
 ) -> bytes:
-    """The image. index_words: how many run-time scalars stand behind the index. target: -march."""
+    """Link an image and return its bytes. index_words: how many run-time scalars stand behind the
+    index. target: -march."""
     empty = reader.index_words(0, 0, 0, [1] * reader.AXES, [0] * index_words)
     files: dict[str, bytes] = {
         "image.c": source.encode(),
@@ -204,7 +207,8 @@ def trial(target: str) -> str:
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Somewhere to write: the temporary directory, the shared memory file system, or here."""
+    """Make a folder that can be written: in the temporary directory, the shared memory file system,
+    or here."""
     for place in (None, "/dev/shm", "."):
         try:
             return tempfile.TemporaryDirectory(

@@ -52,7 +52,8 @@ MOST_BITS = 1024  # of numbers in formulas that are only compared
 
 
 class ImageFile:
-    """An image. sections: name -> (offset, size). manifest: its JSON. digest: hexadecimal."""
+    """An image in memory. sections: name -> (offset, size). manifest: its JSON. digest:
+    hexadecimal."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -65,7 +66,7 @@ class ImageFile:
         return self.data[offset : offset + size]
 
     def notes(self) -> dict[str, Any]:
-        """What only people read: the text of every level."""
+        """Return the notes, the text of every level, which only people read."""
         import zlib  # what only people read: ranks do without
 
         try:
@@ -299,7 +300,7 @@ def damaged_words(expected: str, found: str) -> InputError:
 
 
 class IndexWords:
-    """What a local program says of itself."""
+    """The index words of a local program: what it says of itself."""
 
     def __init__(self, data: bytes) -> None:
         if len(data) < 8 * INDEX_FIXED or len(data) % 8:
@@ -341,7 +342,8 @@ class IndexWords:
 
 
 def patch(image: ImageFile, first: int, count: int, sizes: list[int], scalars: list[int]) -> bytes:
-    """A local program: the image with its index words. Raises InputError where they do not fit.
+    """Return the local program: the image with its index words. Raises InputError where they do not
+    fit.
 
     What is a local program already stays what it is: it runs on its own ranks only.
     """

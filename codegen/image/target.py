@@ -71,6 +71,6 @@ def features(target: str) -> list[str]:
 
 
 def describe(target: str) -> dict[str, object]:
-    """What the manifest says of it."""
+    """Return the manifest's description of a target."""
     machine = "x86-64" if target in _ADDS else "aarch64"
     return {"machine": machine, "level": target, "features": features(target)}

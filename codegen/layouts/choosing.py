@@ -39,8 +39,8 @@ def _anything_split(graph: Module) -> bool:
 
 
 def _spread(graph: Module, free: Sequence[Input]) -> dict[str, Layout]:
-    """Where no layout is named at all, return one that splits the dims of the largest input over
-    the axes, in order."""
+    """Return a layout that splits the dims of the largest input over the axes, in order, for a
+    program that names no layout."""
     known = [i for i in free if i.shape and all(largest(e).is_const for e in i.shape)]
     if not known:
         return {}

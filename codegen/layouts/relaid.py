@@ -68,8 +68,8 @@ class _Relaid(Builder):
         self, region: Region, inside: Inside, args: Sequence[ArrayType],
         ends: Sequence[ArrayType] = (),
     ) -> Region:
-        """Rewrite a region. args: the types of its arguments now. ends: it yields arrays with their
-        layouts."""
+        """Return a region with its ops rewritten. args: the types of its arguments now. ends: it
+        yields arrays with their layouts."""
         given = tuple(self.argument(v, t) for v, t in zip(region.args, args, strict=True))
         outer, self.known = self.known, {}
         with self.inside() as ops:

@@ -33,9 +33,9 @@ class Effect(Kind):
 
 @dataclass(frozen=True)
 class Print(Effect):
-    """Print a text. parts: texts and format specs in turn, one spec per operand. paced: not each
-    time; the first operand is the number of a step, the second how many there are: the last one is
-    printed."""
+    """Print a text with values. parts: texts and format specs in turn, one spec per operand. paced:
+    not each time; the first operand is the number of a step, the second how many there are: the
+    last one is printed."""
 
     name = "print"
     parts: tuple[str, ...]

@@ -36,8 +36,20 @@ Eval = Callable[[IntLike], int]  # evaluates Exprs
 
 
 class Kind:
-    """A kind says what an op does, by its class, its fields and its rules. name: how texts call
-    it."""
+    """A kind says what an op does, by its class, its fields and its rules. name: how texts call it.
+    inline: it has an `element`, its result need not lie in memory. is_view: no work of its own, or
+    hardly any: computed anew wherever a part is wanted. in_place: it wants the memory of its first
+    operand for its result. reads: its operands point by point, so that they may be computed on the
+    way; strided boxes where they lie; or whole and contiguous. from_buffers: others than its rank
+    look at its operands, which are in buffers; else a constant is read in the image. rereads: it
+    may read one element at several points. held: a rank has balanced blocks of its results,
+    whatever parts of them are wanted; so it has of a kind of several results, which are of one
+    batch. laborious: ghost cells of its result are fetched, not computed once more. fuses: a Store
+    or Reduce that is all of its `steps` may share loops. fence: nothing that comes later is
+    computed before it. at_home: a rank's blocks of its operands are what it works on. has_room: its
+    result may lie in an array with room for ghost cells. lays_out: it says how arrays lie. flat:
+    its results are steps: they have no derivative but 0. without_vjp: what to do where it has no
+    derivative."""
 
     name: ClassVar[str]
     inline: ClassVar[bool] = False

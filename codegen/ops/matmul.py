@@ -294,7 +294,7 @@ class _Matrix(NamedTuple):
 
     @property
     def turned(self) -> _Matrix:
-        """Return the transpose."""
+        """Return the transposed matrix."""
         return self._replace(row=self.column, column=self.row)
 
     def beside(self, rows: Expr, batch: tuple[plan.Var, ...], other: _Matrix) -> _Matrix | None:

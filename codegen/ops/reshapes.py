@@ -250,8 +250,8 @@ class Named(Reshape):
 
 @dataclass(frozen=True)
 class OnceAtZero(Reshape):
-    """Copy the elements. A derivative that goes through here twice ends the run where one is 0: the
-    formula for the first one is right there, but its own derivative is not."""
+    """Copy the elements unchanged. A derivative that goes through here twice ends the run where one
+    is 0: the formula for the first one is right there, but its own derivative is not."""
 
     name = "once_at_zero"
 

@@ -63,7 +63,7 @@ else:
 
 @dataclass(frozen=True)
 class Literal:
-    """A constant number. Equal ones are spelled alike: 0.0 is another one than -0.0."""
+    """A number that is constant. Equal ones are spelled alike: 0.0 is another one than -0.0."""
 
     value: Any = field(compare=False)
     dtype: DType
@@ -313,7 +313,8 @@ class Argument(Generic[M]):
 
 @dataclass(frozen=True)
 class KernelCall(Generic[M]):
-    """Call symbol(arguments): an array is passed as its address and extents, a scalar by value."""
+    """Call a kernel by its symbol: an array is passed as its address and extents, a scalar by
+    value."""
 
     symbol: str
     arguments: tuple[Argument[M], ...]
@@ -444,8 +445,12 @@ class Exchange(Generic[M]):
 
 @dataclass(frozen=True)
 class Loop:
-    """Repeat the body. slot: where the rank keeps the counter (None: a while loop counts
-    nothing)."""
+    """Repeat the steps of the body. slot: where the rank keeps the counter (None: a while loop
+    counts nothing). condition: the steps that compute the truth value `flag`. rotate: cycles of
+    buffers; as a turn ends, what is in one comes to be in the next one, and what is in the last in
+    the first, without being moved: their places in the rank's memory change. All of a cycle have
+    one dtype and one capacity, so a box that lies inside its buffer does so in every turn; and
+    whoever takes part in an exchange that touches them has made the same turns."""
 
     counter: Sym | None
     slot: int
@@ -489,7 +494,7 @@ class Default:
 
 @dataclass(frozen=True)
 class Print(Generic[M]):
-    """Print a text. paced: only when it is time again, or where the first operand is the second."""
+    """Print parts and operands. paced: when it is time again, or operand 0 is operand 1."""
 
     parts: tuple[str, ...]
     operands: tuple[Node[M], ...]
@@ -511,9 +516,9 @@ class Expect(Generic[M]):
 
 @dataclass(frozen=True)
 class Home:
-    """The place of something carried: the extents of its memory, the shape and layout of the array
-    that it is a part of, and how far from its beginning that part stands, if there is room around
-    it. None: no other rank has anything to do with it."""
+    """The place of something carried: the extents of its memory, shape and layout of the array that
+    it is a part of, and the part's offset where there is room around. None: other ranks have no
+    part in it."""
 
     name: str
     dtype: DType

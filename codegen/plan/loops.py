@@ -32,9 +32,9 @@ Kernels = Mapping[str, tuple[Any, tuple[Parameter, ...]]]
 
 @dataclass(frozen=True, eq=False)
 class Do(Kind):
-    """Do these acts. begins: pairs of an operand and a result that has the operand's elements at
-    first: it lies in the same memory, or they are copied. scratch: memory that is needed meanwhile.
-    of: the op of the Program that it is; None: of several, fused."""
+    """Do these acts in order. begins: pairs of an operand and a result that has the operand's
+    elements at first: it lies in the same memory, or they are copied. scratch: memory that is
+    needed meanwhile. of: the op of the Program that it is; None: of several, fused."""
 
     name = "do"
     acts: tuple[Act, ...]

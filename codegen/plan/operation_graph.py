@@ -94,7 +94,10 @@ def shown_in(plan: Plan) -> dict[int, set[int]]:
 
 
 class _Graph:
-    """The graph while it is built. memory: where buffers may lie in the memory of others."""
+    """The graph while it is built. memory: where buffers may lie in the memory of others. fields:
+    by feed, what its takes fill, which may be where the batch lies until the next one is taken.
+    lets: the counters that Lets set. handed: for each parameter of the phase at hand, those of
+    these counters that it follows from."""
 
     def __init__(self, plan: Plan) -> None:
         self.rows: list[OperationRow] = []

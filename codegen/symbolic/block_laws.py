@@ -36,7 +36,8 @@ def alike(a: Call, b: Call) -> bool:
 
 
 def after(call: Call) -> Call | None:
-    """Where the block ends that begins here, as a call; None where that is another formula."""
+    """Return the end of the block that begins here, as a call; None where that is another
+    formula."""
     k, extent, blocks = call.args
     end = CONSTRUCT["begin"](k + 1, extent, blocks)
     atom = next(iter(end.atoms()), None)
@@ -59,8 +60,8 @@ def extents(e: Expr) -> Iterator[tuple[Call, Expr, Expr]]:
 
 @cache
 def opened(e: Expr, nesting: int = 0) -> Expr:
-    """e without begin: quotients, remainders and comparisons instead. nesting: of searches for
-    proofs, which bounds what is proved of their normal forms."""
+    """Return e without calls of begin: with quotients, remainders and comparisons instead. nesting:
+    of searches for proofs, which bounds what is proved of their normal forms."""
     found = begins(e)
     forms: dict[Call, Expr] = {}
 
@@ -111,7 +112,7 @@ def by_parts(call: Call) -> Call:
 
 
 def bounds(call: Call, e: Expr, sign: int, nonneg: Callable[[Expr], bool]) -> list[Expr]:
-    """What a beginning in e is at least (sign 1) or at most (-1)."""
+    """Return lower (sign 1) or upper bounds (-1) of a beginning in e."""
     k, extent, blocks = call.args
     if not (nonneg(extent) and nonneg(blocks)):
         return []

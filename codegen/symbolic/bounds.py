@@ -288,7 +288,7 @@ def _from_given(atom: Atom, given: tuple[Expr, ...], slope: int) -> list[Expr]:
 
 
 def _bounds(atom: Atom, e: Expr, given: tuple[Expr, ...], sign: int) -> list[Expr]:
-    """What an atom of e is at least (sign 1) or at most (-1)."""
+    """Return lower (sign 1) or upper bounds (-1) of an atom of e."""
     out = _from_given(atom, given, sign)
     if isinstance(atom, Sym):
         own = atom.lo if sign > 0 else atom.hi
@@ -305,7 +305,7 @@ def _bounds(atom: Atom, e: Expr, given: tuple[Expr, ...], sign: int) -> list[Exp
 
 
 def _least(atom: Call, e: Expr, x: Expr, y: Expr) -> list[Expr]:
-    """Of a minimum, a quotient or a remainder."""
+    """Return lower bounds of a minimum, a quotient or a remainder."""
     out = [ZERO] if _atom_nonneg(atom) else []
     if atom.op == "floordiv":
         out += _alike(atom, e, 1)
@@ -318,7 +318,7 @@ def _least(atom: Call, e: Expr, x: Expr, y: Expr) -> list[Expr]:
 
 
 def _most(atom: Call, e: Expr, x: Expr, y: Expr) -> list[Expr]:
-    """Of a maximum (nothing is known), a quotient or a remainder."""
+    """Return upper bounds of a maximum (none is known), a quotient or a remainder."""
     if atom.op == "floordiv":
         return [*_alike(atom, e, -1), *([x] if nonneg(y) and nonneg(x) else [])]
     if atom.op == "mod" and nonneg(y - 1):

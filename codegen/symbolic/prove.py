@@ -45,7 +45,7 @@ class CounterExample:
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known about a `to`.
+    """A proof says what is known about a `to`.
 
     always: right for every size. condition: right where `condition` is 1. refuted: see
     `counter_example`. checked: right up to `checked` members; try the actual size at launch.
@@ -67,8 +67,9 @@ class Proof:
 
 @dataclass(frozen=True)
 class Case:
-    """Where `guard` is 1 (it implies lo <= var <= hi), var maps to `to`, which has no truth value
-    of var. pin: the only var of the case (then `to` has no var at all), or None."""
+    """A case of the map var -> to, which holds where `guard` is 1 (it implies lo <= var <= hi);
+    `to` has no truth value of var. pin: the only var of the case (then `to` has no var at all), or
+    None."""
 
     guard: Expr
     to: Expr

@@ -37,7 +37,7 @@ def _all_divisors(n: int) -> tuple[int, ...]:
 
 
 def divisors(n: int, lo: int | None, hi: int | None) -> list[int]:
-    """Those from lo to hi, both inclusive; None: without bound."""
+    """Return the divisors of n between lo and hi, both included; a bound of None is no bound."""
     return [k for k in _all_divisors(n) if (lo is None or lo <= k) and (hi is None or k <= hi)]
 
 

@@ -32,7 +32,8 @@ _TRUE = {
 
 
 def first_failure(claim: Claim, facts: Facts, unless: Facts) -> Failure | None:
-    """Where a claim fails while the facts hold and no extent in `unless` is 0."""
+    """Return the first values at which a claim fails while the facts hold and no extent in `unless`
+    is 0; None if it never does."""
     kind, e = claim
     if any(f == 0 for f in facts):  # it never happens
         return None

@@ -309,7 +309,7 @@ def _sides(e: Expr) -> tuple[Expr, Expr, int]:
 
 
 def text(e: Expr, name: Name) -> str:
-    """For people."""
+    """Return an Expr as text for people."""
     return _Writer(_TEXT, name).expr(e)[0]
 
 
@@ -349,7 +349,8 @@ def function(e: Expr, names: Iterable[str]) -> Callable[..., int]:
 
 @cache
 def to_json(e: Expr) -> Any:
-    """Prefix form: an integer, a symbol's name, or [op, ...] with ops + * and those of calls.
+    """Return the prefix form of e: an integer, a symbol's name, or [op, ...] with ops + * and those
+    of calls.
 
     Not to be changed: who asks again gets the same."""
     terms = [_term_json(m, c) for m, c in written(e).terms or (((), 0),)]

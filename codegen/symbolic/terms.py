@@ -172,7 +172,7 @@ class Expr:
         return Expr, (self.terms,)
 
     def __eq__(self, other: object) -> bool:
-        """Structural: the same normal form. For a symbolic comparison use `eq`."""
+        """Return whether both have the same normal form. For a symbolic comparison use `eq`."""
         if isinstance(other, int):
             return self.is_const and self.value == other
         return self is other
@@ -185,7 +185,7 @@ class Expr:
 
     @cached_property
     def order(self) -> str:
-        """As key, without the bounds of symbols: what terms are sorted by."""
+        """The key by which terms are sorted: as `key`, without the bounds of symbols."""
         return "+".join(f"{c}*{'*'.join(a.order for a in m)}" for m, c in self.terms)
 
     @cached_property
@@ -248,7 +248,7 @@ class Expr:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """As rows, of which the last one is the whole."""
+        """Return the formula as rows, of which the last one is the whole."""
         return rows_of(SPELL["prefix"](self))
 
     def evaluate(self, values: Mapping[str, int]) -> int:

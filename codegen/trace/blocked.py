@@ -371,7 +371,8 @@ class Reflections:
 
 
 def qr(x: Array, mode: str) -> tuple[Array | None, Array] | None:
-    """Return Q and R; None where the matrix is not split, or too small for this to pay."""
+    """Return Q and R; None where the matrix is not split, or too small for this to pay. Q has as
+    many columns as x has rows if mode is "complete"; for "r" it is None."""
     if mode != "complete" and (made := tall(x)) is not None:
         return made
     axis = axis_of(x)

@@ -54,7 +54,8 @@ class Stream:
         return f'feed("{self.name}" of {fields})'
 
     def next(self) -> Any:
-        """Take the next batch: `b.x` is the array of field x, of which each rank has its part.
+        """Take the next batch: `b.x` is the array of field x, of which each rank has its part. It
+        waits until the batch is there. Where the stream has ended, the run ends with a message.
 
         Inside a shard_map, `b.x` is this rank's own block, as the field's layout cuts it."""
         context = self._context("next")

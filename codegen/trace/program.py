@@ -190,7 +190,8 @@ class Program:
         return {k: p.default for k, p in inspect.signature(self.function).parameters.items()}
 
     def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return every parameter's value by name."""
+        """Return every parameter's value by name. Raises UsageError for unknown names and missing
+        values."""
         signature = inspect.signature(self.function).parameters
         for name in given:
             if name not in signature:

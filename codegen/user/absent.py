@@ -166,7 +166,8 @@ class Absent(NDArrayOperatorsMixin):
         return repr(self)
 
     def with_copies(self, of: Callable[[Any], Any]) -> Any:
-        """What a derivative computes with, in its place; see `meeting`."""
+        """Return the stand-in that a derivative computes with, and note what it needs; see
+        `meeting`."""
         if _met:
             _met[-1].update(self.needs)
         return of(self.stand_in)
@@ -226,7 +227,7 @@ def _each(names: Iterable[str]) -> Needs:
 def computed(
     function: Callable[..., Any], args: Any, kwargs: Any, needs: Needs
 ) -> Any:
-    """What a function makes of stand-ins, as what is not there."""
+    """Call a function on stand-ins; return its results as arrays that are not there."""
     needs = _each((*needs, *needs_of((args, kwargs))))
     with np.errstate(all="ignore"):
         try:
@@ -288,8 +289,8 @@ _CALLING = frozenset("fori_loop while_loop cond switch scan blocks range".split(
 def without(
     name: str, function: Callable[..., Any], args: Any, kwargs: Any, needs: Needs
 ) -> Any:
-    """What spmd's function of a name gives for arrays some of which are not there. What a user
-    would see of them is left out."""
+    """Return the result of spmd's function of a name for arguments some of which are not there.
+    What a user would see of them is left out."""
     if name in _EFFECTS:
         return None
     if name in ("cond", "switch") and needs_of(args[:1]):

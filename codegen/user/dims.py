@@ -121,7 +121,8 @@ class BoundedDim:
         return next((x for x in found if x is not None), None)
 
     def extent(self) -> Any:
-        """Its extent here. Raises UsageError outside of programs."""
+        """The extent of the dim in this capture or eager run. Raises UsageError outside of
+        programs."""
         if (symbolic := self.symbolic()) is not None:
             return symbolic
         if (known := _FIXED.get()) is not None:

@@ -18,7 +18,8 @@ MANY = 8  # arrays of one tree, beyond which tables have a line for all of them
 
 
 def held(tree: Any) -> list[tuple[Any, Any]] | None:
-    """What a dict, list, tuple, named tuple or dataclass holds, by key; None of anything else."""
+    """Return what a dict, list, tuple, named tuple or dataclass holds, by key; None for anything
+    else."""
     if isinstance(tree, dict):
         return list(tree.items())
     if isinstance(tree, (tuple, list)):
@@ -100,7 +101,7 @@ def roots(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def listed(names: Iterable[str]) -> str:
-    """What messages say is known: a tree of many leaves is one of them."""
+    """Return the known names for a message: a tree of many leaves is one of them."""
     return ", ".join(
         f"{root} (a tree of {len(leaves)} arrays)" if len(leaves) > MANY else ", ".join(leaves)
         for root, leaves in roots(names).items()
@@ -122,7 +123,7 @@ def together(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def spread(given: Mapping[str, Any], known: Collection[str], what: str = "input") -> dict[str, Any]:
-    """What is given by name, a leaf each: trees where names of trees stand, else as it is.
+    """Return what is given with a leaf for each name: trees are taken apart, other values stay.
 
     Raises InputError where a tree lacks leaves or has others, UsageError for what is given twice.
     """

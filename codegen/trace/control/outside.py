@@ -71,7 +71,8 @@ def is_iterator(x: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A thing with state, as the body found it."""
+    """A thing with state, as the body found it. path: how the user reaches it. items: what it held,
+    by their steps."""
 
     thing: Any
     path: str
@@ -80,7 +81,8 @@ class _Seen:
 
 
 class Outside:
-    """Everything that a body can reach when it begins.
+    """Everything that a body can reach when it begins. what: loop, branch, shard_map, member or
+    program.
 
     carried: ids of things that the body may change; of a global, (id of the namespace, name).
     """

@@ -126,7 +126,7 @@ class _Walk:
                 self.visit(part)
 
     def parts(self, x: Any) -> Iterable[Any]:
-        """Return the objects and words that an object consists of."""
+        """Return the objects and words that an object consists of. Raises _Unknown."""
         kind = type(x)
         if isinstance(x, types.ModuleType):
             self.modules[_seen_through(x).__name__] = x

@@ -149,7 +149,8 @@ class Capture:
         around.memo.update(block.memo)
 
     def after(self) -> Variables:
-        """Return what the variables hold now."""
+        """Return what the variables hold now. UnsupportedError where something outside has
+        changed."""
         self.filled = self.outside.check()
         return capture(self.code)
 

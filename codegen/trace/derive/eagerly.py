@@ -28,7 +28,7 @@ class OnlyCaptured(Exception):
 
 def mapped(runtime: Any, f: Callable[..., Any], eager: Callable[[], Any],
            traced: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Return what a shard_map of f gives in an eager run."""
+    """Return what a shard_map of f gives in an eager run. traced: the same in a program."""
     try:
         return eager()
     except OnlyCaptured:

@@ -300,7 +300,9 @@ def tensorinv(a: Any, ind: int = 2) -> Any:
 
 
 def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
-    """Solve by singular values."""
+    """Solve by singular values. The sums of squares of the residues are given where there are more
+    rows than columns; NumPy gives none where the rank is not full, which is known only at run
+    time."""
     x, y = _pair("lstsq", a, b)
     if x.ndim != 2:
         raise ShapeError("np.linalg.lstsq takes one matrix", expected="2 dims", found=str(x.type))

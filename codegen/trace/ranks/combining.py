@@ -293,7 +293,8 @@ def pscan(x: Any, axis: Any, op: Any = "sum") -> Any:
 
 
 def pexscan(x: Any, axis: Any, op: str = "sum") -> Any:
-    """Combine x of all ranks before this one, as pscan does without this rank's own x.
+    """Combine x of all ranks before this one, as pscan does without this rank's own x. With sizes
+    as x, it gives where this rank's part begins.
 
     op: a name, no function. The first rank gets what changes no other value: 0 for sums, 1 for
     products, the largest number (inf for floats) for minima.

@@ -50,7 +50,8 @@ def axes_in(layout: Layout | None) -> Axes:
 
 
 def families(context: Context) -> Families:
-    """Return over which axes the values computed so far in the open regions vary."""
+    """Return over which axes the values computed so far in the open regions vary. What was walked
+    for the last call, and still stands so, is not walked again."""
     if context.families is None:
         context.families = _Walked(Families(context.mesh, {}, context.varying))
     walked: _Walked = context.families

@@ -77,7 +77,7 @@ def most_bytes(size: Expr) -> int:
 def remedy(
     demands: Demands, op: Op, value: Value, name: str, gathered: Sequence[int]
 ) -> str | None:
-    """What to try; None where this is what was asked for."""
+    """Return a text that says what to try; None where the exchange is what was asked for."""
     by = demands.by_place.get(op.place, [])  # what the exchange is made for
     kernels = [o.what.kernel.name for o in by
                if isinstance(o.what, Kernel) and value in o.operands]

@@ -295,7 +295,7 @@ class _Range:
 
 
 def rank_prefix(index: int) -> str:
-    """What stands before a line that every rank prints, in an image too."""
+    """Return what stands before a line that every rank prints, in an image too."""
     return f"rank {index}: "
 
 

@@ -38,7 +38,7 @@ _PYTHON = {"b": bool, "i": int, "f": float, "c": complex}
 
 @dataclass(frozen=True)
 class Kind:
-    """What an array or a number is as state. weak: it promotes as a Python number does."""
+    """The kind of an array or a number as state. weak: it promotes as a Python number does."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()
@@ -58,7 +58,7 @@ class _OtherNumber(Exception):
 
 
 class EagerEntry:
-    """One entry: call it with its inputs and scalars by name."""
+    """An entry of the class: call it with its inputs and scalars by name."""
 
     def __init__(self, entity: EagerEntity, name: str) -> None:
         self._entity, self._name = entity, name
@@ -85,7 +85,8 @@ class EagerEntry:
 
 
 class EagerEntity:
-    """What eager() of a class gives: each of its entries is a method of it, as of an open image.
+    """An object of a class that is a program, as its eager() returns it: each entry is a method, as
+    of an open image.
 
     Example::
 
@@ -109,9 +110,9 @@ class EagerEntity:
         made: Callable[[], Any], world: Callable[[Mapping[str, Any]], eager.World],
         states: Callable[[], Collection[str]], needed: Collection[str] = (),
     ) -> None:
-        """methods: the entries. made: makes the object, as `__init__` does. world: what an eager
-        run of these inputs knows. states: the paths of what is state in an image. needed: names
-        of states that have to be given first."""
+        """Make the object and note its state. methods: the entries. made: makes the object, as
+        `__init__` does. world: what an eager run of these inputs knows. states: the paths of what
+        is state in an image. needed: names of states that have to be given first."""
         self._name, self._methods, self._place = name, dict(methods), place
         self._world, self._states, self._needed = world, states, list(needed)
         self._feeds: dict[str, EagerStream] = {}
@@ -157,7 +158,7 @@ class EagerEntity:
         self.close()
 
     def close(self) -> None:
-        """Does nothing: there is no job to end."""
+        """Do nothing here: there is no job to end."""
 
     # ---- calls -----------------------------------------------------------------------------------
 
@@ -273,7 +274,7 @@ class EagerEntity:
         state_paths.files().write(os.fspath(path), self.state())
 
     def load(self, state: str | os.PathLike[str] | Mapping[str, Any]) -> None:
-        """Replace the state: by a file that `save` of this or of an open image wrote, or by arrays
+        """Replace the state by a file that `save` of this or of an open image wrote, or by arrays
         by name, or trees of them.
 
         Raises InputError, and nothing has changed, where one is missing, unknown, or of another

@@ -306,7 +306,8 @@ class _World:
         return np.zeros(shape, dtypes.numpy_dtype(declared.value.type.dtype))
 
     def input(self, declared: Input, given: Mapping[str, Any]) -> Array:
-        """The whole array: as given, or put together from what the default computes per rank."""
+        """Return the whole array of an input: as given, or put together from what the default
+        computes per rank. Raise InputError for another shape."""
         shape = extents(declared.shape, evaluator(self.env))
         dtype = dtypes.numpy_dtype(declared.value.type.dtype)
         if declared.name in given:

@@ -33,7 +33,8 @@ class EagerArray(np.ndarray[Any, Any]):
         return super().__getitem__(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """What is not there makes the array one that is not there, under all its names."""
+        """Write the value; a value that is not there makes this array one that is not there, under
+        all its names."""
         if needs := needs_of((key, value)):
             self.withhold(needs)
         else:
@@ -200,7 +201,7 @@ def _at(ufunc: np.ufunc) -> Any:
 
 
 class At:
-    """x.at[k].add(v): x with something done at k, as a new array."""
+    """The object x.at: x.at[k].add(v) is x with v added at k, as a new array."""
 
     def __init__(self, x: EagerArray, key: Any = None) -> None:
         self.x = x

@@ -230,7 +230,7 @@ class EagerRank(Common):
         return self.each("preduce", x, axis, combine)
 
     def folded(self, what: str, x: Any, axis: Axes, op: Any, count: int) -> Any:
-        """What a user's function makes of the arrays of the first `count` members, one by one."""
+        """Combine the arrays of the first `count` members by a user's function, one by one."""
         def like(a: Any) -> Any:
             made = self.empty_like(a)
             made.made_empty = True
@@ -348,7 +348,7 @@ def _joined(parts: Sequence[Any], dim: int, tiled: bool) -> EagerArray:
 
 
 def _dealt(x: np.ndarray[Any, Any], n: int, dim: int, tiled: bool) -> list[Any]:
-    """What each of n members gets of an array: its own copy."""
+    """Return the part of an array that each of n members gets, as its own copy."""
     return [received(b.copy()) for b in _pieces(x, n, dim, tiled)]
 
 
@@ -365,7 +365,8 @@ def _pieces(x: np.ndarray[Any, Any], n: int, dim: int, tiled: bool) -> list[Any]
 
 
 def _permute(payloads: Sequence[Any]) -> list[Any]:
-    """What each member receives. payloads: a target, or None, and an array per member."""
+    """Return what each member receives. payloads: a target, or None, and an array per member. Raise
+    MatchingError where a target does not exist, or is named twice."""
     n = len(payloads)
     sender: dict[int, int] = {}
     for k, (target, _) in enumerate(payloads):

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 
 class EagerStream:
-    """What spmd.feed gives in an eager run: as codegen.trace.feed_calls.Stream."""
+    """A feed in an eager run, as spmd.feed returns it there: see
+    codegen.trace.feed_calls.Stream."""
 
     def __init__(self, world: World, batches: Batches, layouts: Mapping[str, Any],
                  by_rules: Container[str], declared: Mapping[str, Any]) -> None:
-        """by_rules: fields that the rules of the program may lay out otherwise. declared: fields as
-        the user says them, with trees."""
+        """Begin at the first batch. by_rules: fields that the rules of the program may lay out
+        otherwise. declared: fields as the user says them, with trees."""
         self.world, self.batches = world, batches
         self.layouts, self.by_rules = dict(layouts), by_rules
         self.number = 0
@@ -105,7 +106,7 @@ class EagerStream:
         return (layout,) if isinstance(layout, MeshName) else layout
 
     def _together(self, rank: EagerRank, what: str, given: Any, of: Combine) -> Any:
-        """What `of` gives this rank, once all have come here."""
+        """Return what `of` gives this rank, once all ranks have come here."""
         here = user_place()
 
         def at_this_line(parts: Sequence[Any]) -> Sequence[Any]:

@@ -301,7 +301,7 @@ class LibraryCall(Generic[M]):
 
 @dataclass(frozen=True)
 class Argument(Generic[M]):
-    """An argument of a kernel: a Buffer (from offset on, of this shape) or a Node. writes: an
+    """A kernel's argument: a Buffer (from offset on, of this shape) or a Node. writes: an
     output."""
 
     what: M | Expr | Node[M]
@@ -313,8 +313,7 @@ class Argument(Generic[M]):
 
 @dataclass(frozen=True)
 class KernelCall(Generic[M]):
-    """Call a kernel by its symbol: an array is passed as its address and extents, a scalar by
-    value."""
+    """Call a kernel by its symbol: arrays pass as address and extents, scalars by value."""
 
     symbol: str
     arguments: tuple[Argument[M], ...]

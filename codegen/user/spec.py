@@ -13,7 +13,7 @@ from codegen.user.numbers import element_type
 
 
 class Spec:
-    """What spmd.spec gives: a description of one array."""
+    """A description of one array, as spmd.spec returns it."""
 
     def __init__(self, shape: Any, dtype: Any, layout: Any, default: Any) -> None:
         self.shape, self.dtype, self.layout, self.default = shape, dtype, layout, default
@@ -59,8 +59,8 @@ def is_tree(shape: Any) -> bool:
 
 
 def declared(name: str, shape: Any, dtype: Any, layout: Any) -> tuple[Any, dict[str, Spec]]:
-    """What spmd.input is given, as a tree of specs, and these by name; one that is no tree is one
-    of float64 unless it says otherwise. Raises UsageError and ProgramError."""
+    """Return what spmd.input declares as a tree of specs, and the specs by name. What is no tree is
+    one array, of float64 unless it says otherwise. Raises UsageError and ProgramError."""
     if not is_tree(shape):
         one = Spec(shape, np.float64 if dtype is None else dtype, layout, None)
         return one, {name: one}

@@ -75,7 +75,8 @@ def _placed(x: Any, arrays: Mapping[str, Any], path: str, seen: set[int]) -> Any
 
 
 def _inside(x: Any) -> list[tuple[str, str, Any]] | None:
-    """What a container or an object holds: how it is reached, what a name says, and itself."""
+    """Return what a container or an object holds: how it is reached, what a name says, and itself;
+    None for anything else."""
     if isinstance(x, tuple):
         fields = getattr(x, "_fields", None)
         if fields:
@@ -96,7 +97,7 @@ def _quoted(key: Any) -> str:
 
 
 class Contents:
-    """What the lists, dicts and objects in an object hold now, to be put back later."""
+    """A copy of what the lists, dicts and objects in an object hold now, to be put back later."""
 
     def __init__(self, x: Any) -> None:
         self._held: dict[int, tuple[Any, Any]] = {}

@@ -88,8 +88,8 @@ def check_batch(name: str, shapes: Mapping[str, Sequence[Any]], kinds: Mapping[s
 
 
 def batch_maker(feed: str, fields: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
-    """What makes a batch of arrays by the paths of fields: a named tuple, with trees where they
-    were declared."""
+    """Return a function that makes a batch of arrays by the paths of fields: a named tuple, with
+    trees where they were declared."""
     names = tuple(fields)
 
     def missing(self: Any, name: str) -> Any:
@@ -113,7 +113,8 @@ def declared_inside() -> ProgramError:
 
 
 def sent_fields(feed: str, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """What feed.send is given, by name, that of trees by their paths. Raises UsageError."""
+    """Return the arguments of feed.send by name, the arrays of trees by their paths. Raises
+    UsageError."""
     if len(values) > 1 or (values and named) or not (values or named):
         raise UsageError(f'feed "{feed}": send takes one array or tree, or several by name',
                          place=user_place(), expected="feed.send(action), feed.send(a=x, b=y)",
@@ -146,8 +147,8 @@ def _is_of_numbers(value: Any) -> bool:
 
 
 def told(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What was sent as those who make batches read it: dicts with the trees that were sent, in
-    which tuples stand for lists and tuples, and dicts for all else."""
+    """Return what was sent as those who make batches read it: dicts with the trees that were sent,
+    in which tuples stand for lists and tuples, and dicts for all else."""
     found: dict[str, Any] = {}
     for path, value in values.items():
         *steps, last = path.split(".")
@@ -245,8 +246,8 @@ class Batches:
             return None
 
     def answer(self, taken: int, values: dict[str, Array]) -> None:
-        """What is sent behind the last of `taken` batches reaches who made it. Raises InputError
-        without such a batch, UsageError where nobody takes it."""
+        """Hand what is sent behind the last of `taken` batches to the maker of that batch. Raises
+        InputError without such a batch, UsageError where nobody takes it."""
         if taken == self.answered:
             raise unanswerable(self.feed)
         self.answered = taken

@@ -21,14 +21,14 @@ Box = Mapping[Any, tuple[int, int]]  # of labels, the first element and the one 
 
 @dataclass(frozen=True)
 class Start:
-    """spmd.start(u): an argument that stands for a place in u."""
+    """An argument of a kernel, spmd.start(u), that stands for a place in u."""
 
     array: Any
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a call means for the dims of its arrays, by the names of parameters.
+    """The meaning of a call for the dims of its arrays, by the names of parameters.
 
     labels: of the dims that the function sees; equal ones are cut alike. halo, boundary: of inputs.
     """
@@ -66,7 +66,8 @@ class Form:
         return out
 
     def first(self, name: str, box: Box) -> int | tuple[int, ...]:
-        """Where a part of an array begins."""
+        """Return the position at which a part of an array begins: one integer for one dim, else a
+        tuple."""
         at = tuple(box[c[0]][0] if c and c[0] in box else 0 for c in self.cuts(name))
         return at if len(at) > 1 else at[0]
 
@@ -85,7 +86,8 @@ _SPELLING = 'halo={"u": (1, 1)}: one entry per dim, an integer, (before, behind)
 def halos(kernel: str, given: Any, dims: Mapping[str, int], outputs: Sequence[str]) -> dict[
     str, Halo
 ]:
-    """By input. dims: how many dims the kernel sees of each array."""
+    """Return the ghost cells of each input, by name. dims: how many dims the kernel sees of each
+    array. Raise an error for inputs that the kernel does not have."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):

@@ -148,7 +148,8 @@ class Everybody(Everyone):
         return True
 
     def _ends(self, near: dict[str, tuple[int, int]], mine: Axes) -> Iterator[Any]:
-        """Of ranks that come and list somebody: which, and begin and end along each axis."""
+        """Yield the ranks that come and list somebody, with begin and end of the list along each
+        axis."""
         here = self.there if mine is self.pairs.taker else self.here
         ends = [t for begin, end in near.values() for t in (begin, end)]
         for places in self.pairs.each(self.pairs.symbols(mine)):
@@ -172,7 +173,7 @@ class Everybody(Everyone):
 
     def _listed(self, near: dict[str, tuple[int, int]], mine: Axes, others: Axes,
                 symbols: list[int]) -> Iterator[Ranges]:
-        """Of every rank, those it lists."""
+        """Yield, for every rank, the range of ranks that it lists."""
         for places, ends in self._ends(near, mine):
             low, high = dict(places), dict(places)
             for a, begin, end in zip(near, ends[::2], ends[1::2], strict=True):
@@ -203,7 +204,8 @@ class Everybody(Everyone):
 
 
 def _parts(begin: Array, end: Array, size: int) -> Iterator[tuple[Array, Array]]:
-    """Of ranges that may go on beyond the last of so many members: those up to it, and the rest."""
+    """Split ranges that may go on beyond the last of so many members: yield the parts up to it,
+    then the rest."""
     yield begin, np.minimum(end, size)
     if (end > size).any():
         yield 0 * begin, np.maximum(end - size, 0)

@@ -39,7 +39,7 @@ class Pairs:
         self, row: Row, meshes: Sequence[Mapping[str, Any]],
         turn: tuple[int, ...] | None = None, wrap: int | None = None,
     ) -> None:
-        """meshes: what all ranks of one may name."""
+        """Prepare the terms of one exchange. meshes: what all ranks of one may name."""
         self.row, self.terms = row, Terms()
         t, table = self.terms, row.table
         self.loose = False  # whether a mismatch is only a suspicion
@@ -101,7 +101,8 @@ class Pairs:
         return most
 
     def ranges(self, symbols: Sequence[int]) -> Ranges:
-        """Of these symbols, on every mesh: a column each."""
+        """Return the least and the greatest values of these symbols: a row each, a column for each
+        mesh."""
         none = np.zeros((1, self.count), dtype=np.int64)
         low = [self.given[s] if s in self.given else none[0] for s in symbols]
         high = [self.given[s] if s in self.given else self.last[s] for s in symbols]
@@ -140,19 +141,19 @@ class Pairs:
         return [np.broadcast_to(np.asarray(values[t]), (length,)) for t in terms]
 
     def number_of(self, symbols: list[int]) -> int:
-        """Of places."""
+        """Return the number of places that these symbols span, on all meshes."""
         low, high = self.ranges(symbols)
         return int(np.prod(high - low + 1, axis=0, dtype=np.int64).sum())
 
     def symbols(self, *places: Axes) -> list[int]:
-        """Of meshes, loops, wraps and the group, then of these places."""
+        """Return the symbols of meshes, loops, wraps and the group, then of these places."""
         terms = [*self.at, self.wrap, *(t for a in (self.across, *places) for t in a.values())]
         return [*self.given, *(s for s in terms if self.terms.value(s) is None)]
 
     # ---- names -------------------------------------------------------------------------------
 
     def names(self, me: Axes) -> Names:
-        """What formulas of a rank may name."""
+        """Return the terms that formulas of a rank may name."""
         here = {self.coordinate[a]: term for a, term in (self.across | me).items()}
         return {**self.values, **here, **self.counters}
 
@@ -312,7 +313,8 @@ class Pairs:
         return self.terms.exact(terms, point)
 
     def rank(self, point: Point, place: Axes | int) -> str:
-        """By its index. place: along the axes of the exchange, or a position."""
+        """Return the text for a rank, by its index. place: along the axes of the exchange, or a
+        position."""
         index, at = 0, place if isinstance(place, dict) else self.place(self.terms.number(place))
         for a in self.row.table.axes:
             k, size = self.exact(point, {**self.across, **at}[a], self.size[a])
@@ -421,7 +423,7 @@ class BoxTerms:
         self.nonempty = t.all(*(t.at_least(e, one) for e, _ in self.dims))
 
     def found(self, point: Point) -> Found:
-        """At a point."""
+        """Return offset, extents and strides of the box at a point."""
         parts = (t for dim in self.whole for t in dim)
         offset, *dims = self.pairs.exact(point, self.offset, *parts)
         return offset, tuple(dims[::2]), tuple(dims[1::2])

@@ -68,7 +68,7 @@ class Terms:
         return term
 
     def value(self, term: int) -> int | None:
-        """Of a number, else None."""
+        """Return the value of a term that is a number, else None."""
         op, args = self.table[term]
         return args[0] if op == "number" else None
 
@@ -156,7 +156,7 @@ class Terms:
         return self._product((self.number(-1), term)) if first < 0 else term
 
     def _factor(self, term: int) -> tuple[int, int]:
-        """What is multiplied (-1: nothing) and the number it is multiplied by."""
+        """Return the term that is multiplied (-1: none) and the number that it is multiplied by."""
         op, args = self.table[term]
         if op == "number":
             return -1, args[0]
@@ -245,7 +245,8 @@ class Terms:
         return {t for t in self.parts(terms) if self.table[t][0] == "symbol"}
 
     def dtype(self, *terms: int) -> Any:
-        """What the values are computed in: 64 bits, or Python's integers where that is too few."""
+        """Return the dtype in which values are computed: 64 bits, or Python's integers where that
+        is too few."""
         if all(self.size[part] < MOST for part in self.parts(terms)):
             return np.int64
         exact = {}
@@ -372,7 +373,8 @@ def _times(a: Range, b: Range) -> Range:
 
 
 def _quotient(op: str, low: Array, high: Array, least: Array, most: Array) -> Range:
-    """floordiv and mod: narrow for positive divisors, which blocks have; else what always holds."""
+    """Return bounds of floordiv or mod: narrow for positive divisors, which blocks have; else what
+    always holds."""
     if least is most and isinstance(least, int) and least > 0:
         first, last = low // least, high // least
         if op == "floordiv":

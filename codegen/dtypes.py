@@ -15,8 +15,8 @@ from codegen.errors import InputError
 
 @dataclass(frozen=True)
 class DType:
-    """An element type. name: as in NumPy. c: the type in memory. compute: the C type arithmetic is
-    done in."""
+    """A row describes an element type. name: as in NumPy. c: the type in memory. compute: the C
+    type arithmetic is done in."""
 
     name: str
     kind: str  # b bool, i signed, u unsigned, f float, c complex

@@ -27,12 +27,12 @@ Form = int | str | tuple["Form", ...]
 
 @dataclass(frozen=True)
 class Function:
-    """A scalar function. ufunc: NumPy's name for it, or scipy.special's (resolves promotion,
-    computes the reference). c: by dtype kind, or one form for all. result: same (as the first
-    operand), bool, int32, real (of a complex one), or other: a float's integer of the same size, an
-    integer's float. header: of the C, where not every image includes it; header_for: "f" if it is
-    that of floats only. lanes: images that use it say so, and their loops call it for vectors
-    (csrc/spmd_lanes.h)."""
+    """A row describes a scalar function. ufunc: NumPy's name for it, or scipy.special's (resolves
+    promotion, computes the reference). c: by dtype kind, or one form for all. result: same (as the
+    first operand), bool, int32, real (of a complex one), or other: a float's integer of the same
+    size, an integer's float. header: of the C, where not every image includes it; header_for: "f"
+    if it is that of floats only. lanes: images that use it say so, and their loops call it for
+    vectors (csrc/spmd_lanes.h)."""
 
     name: str
     ufunc: str

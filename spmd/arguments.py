@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def read(texts: dict[str, str]) -> dict[str, Any]:
-    """What --set gives, as numbers; text that is none stays as it is."""
+    """Return the values that --set gives, as numbers; text that is none stays as it is."""
     return {name: _number(text) for name, text in texts.items()}
 
 
@@ -57,8 +57,8 @@ def extents_of(
 def scalars_of(
     manifest: dict[str, Any], settings: dict[str, Any], extents: dict[str, int] | None = None
 ) -> dict[str, int | float]:
-    """Every scalar's value: what was set, else its default. extents: of named dims, as inputs have
-    them. Raises UsageError, and InputError where a dim was set to something else."""
+    """Return the value of every scalar: what was set, else its default. extents: of named dims, as
+    inputs have them. Raises UsageError, and InputError where a dim was set to something else."""
     extents = extents or {}
     known = [scalar["name"] for scalar in manifest["scalars"]]
     for name in settings:
@@ -90,8 +90,8 @@ def scalars_of(
 
 
 def check_settings(manifest: dict[str, Any], given: dict[str, Any]) -> None:
-    """What users set are scalars of their own. Raises UsageError for the one that says which entry
-    runs."""
+    """Check that all values that users set are scalars of their own. Raises UsageError for the one
+    that says which entry runs."""
     if manifest["entries"] and ENTRY in given:
         others = [s["name"] for s in manifest["scalars"] if s["name"] != ENTRY]
         raise UsageError(f"the program has no scalar {ENTRY!r}",
@@ -216,8 +216,8 @@ def check_given(inputs: list[dict[str, Any]], given: Any) -> None:
 
 
 def asked_for(face: Face, arguments: dict[str, Any]) -> tuple[Only, dict[str, Any]]:
-    """What a call asks for with `only`, and its other arguments, without optional inputs that are
-    None."""
+    """Return what a call asks for with `only`, and its other arguments, without optional inputs
+    that are None."""
     only = None
     if "only" in arguments and face.takes_only:
         arguments = dict(arguments)

@@ -32,7 +32,7 @@ class Cache:
         self.used = False  # something was found
 
     def get(self, key: str) -> bytes | None:
-        """What was kept under a key; using it makes it young again."""
+        """Return what was kept under a key; using it makes it young again."""
         name = self._read(f"{key}.key").decode("ascii", "replace")
         if len(name) != 64 or not name.isalnum():
             return None
@@ -78,7 +78,7 @@ class Cache:
         return data
 
     def _write(self, name: str, data: bytes) -> None:
-        """In one step: whoever reads meanwhile sees the old file or the new one."""
+        """Write a file in one step: whoever reads meanwhile sees the old file or the new one."""
         with whole(os.path.join(self.folder, name), sync=False) as file:
             file.write(data)
 

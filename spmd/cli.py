@@ -31,7 +31,8 @@ COMMAND = "spmd"
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
-    """Of fixed width: asking the terminal imports every compression module Python has."""
+    """Return a help formatter of fixed width: asking the terminal imports every compression module
+    Python has."""
     return argparse.HelpFormatter(prog, max_help_position=30, width=80)
 
 
@@ -84,7 +85,7 @@ def _loaded(target: str) -> Any:
 
 
 def _called() -> str:
-    """As what the user has started us."""
+    """Return the name by which the user has started us."""
     return COMMAND if os.path.basename(sys.argv[0]) == COMMAND else f"python -m {COMMAND}"
 
 
@@ -407,7 +408,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def _feeds(named: dict[str, str], alone: list[str]) -> Any:
-    """What --feed gives: for the only feed, or by names; None without it."""
+    """Return what --feed gives: for the only feed, or by names; None without it."""
     if len(alone) + bool(named) > 1:
         raise UsageError("several --feed, and one of them names no feed", found=", ".join(alone),
                          expected="--feed NAME=FILE.py for each feed")
@@ -487,7 +488,8 @@ def _attempt(arguments: list[str]) -> tuple[argparse.Namespace | None, Exception
 
 
 def _command_of(options: argparse.Namespace | None, wrong: Exception | None) -> str:
-    """What this process was told to do. Raises what is wrong with its arguments."""
+    """Return the command that this process was told to do; raise what is wrong with its
+    arguments."""
     if wrong:
         raise wrong
     return str(options.command) if options else "--help"

@@ -62,7 +62,8 @@ class Distributed:
     def __init__(
         self, job: Job, number: int, one_rank: bool, kept: bool, what: str = "output"
     ) -> None:
-        """number: of the array, where outputs are numbered behind the inputs."""
+        """Wrap an output of a job. number: of the array, where outputs are numbered behind the
+        inputs."""
         row = job.array(number)
         self.name: str = row["name"]
         self.shape, self.dtype = job.setup.shape(row), numpy_dtype(row["dtype"])

@@ -57,7 +57,7 @@ def _routines(*sources: str) -> Iterator[Check]:
 
 
 def _places() -> Check:
-    """Where images can be loaded from: memory files, else directories without noexec."""
+    """Check where images can be loaded from: memory files, else directories without noexec."""
     good = []
     for place in loader.places():
         try:

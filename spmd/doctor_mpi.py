@@ -60,7 +60,7 @@ def checks() -> Iterator[Check]:
 
 
 def environment() -> dict[str, str]:
-    """Of a program that starts MPI anew, and finds this spmd."""
+    """Return the environment of a program that starts MPI anew, and finds this spmd."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(INHERITED)}
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, [here, kept.get("PYTHONPATH", "")]))
@@ -68,7 +68,8 @@ def environment() -> dict[str, str]:
 
 
 def _library() -> tuple[str, list[str], str]:
-    """What the MPI library calls itself, its files, and what was wrong where there is none."""
+    """Return what the MPI library calls itself, its files, and what was wrong where there is
+    none."""
     done = commands.run([sys.executable, "-c", LOAD], environment=environment(), limit_s=LIMIT_S)
     lines = done.out.splitlines()
     if done.code or not lines:
@@ -88,7 +89,7 @@ def _remedy() -> str:
 
 
 def _version(mpirun: str) -> str:
-    """What a launcher says of itself."""
+    """Return what a launcher prints for --version."""
     try:
         done = commands.run([mpirun, "--version"], environment=environment(), limit_s=LIMIT_S)
     except OSError as error:

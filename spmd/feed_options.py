@@ -196,7 +196,7 @@ NONE = object()  # such a setting, which is given; None: it is not given
 
 
 def given_settings(asked: Any) -> dict[str, Any]:
-    """Those that stand on the command line."""
+    """Return the settings that stand on the command line."""
     found = {name: getattr(asked, name, None) for name in (*SETTINGS, "image")}
     return {name: None if value is NONE else value for name, value in found.items()
             if value is not None}

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def hidden(error: BaseException) -> EnvironmentFault | None:
-    """What to say instead of an error that is nobody's: which file stands before a module."""
+    """Return the error to show in the place of one that nobody expected: which file stands before a
+    module; None if none does."""
     for cause in reversed(list(_chain(error))):
         for file in _files_of(cause):
             if name := _hides(file):

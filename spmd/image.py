@@ -52,7 +52,7 @@ def _unpickled(data: bytes) -> Image:
 
 
 class Image:
-    """One executable image: what spmd.build and spmd.load give.
+    """An executable image, as spmd.build and spmd.load return it.
 
     `data` are its bytes, `manifest` its description, `digest` is the hash of its content. It can be
     pickled, for `multiprocessing`, Dask and the like: what travels is its bytes.

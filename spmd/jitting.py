@@ -125,8 +125,8 @@ class _Jobs:
         self.begin()
 
     def begin(self) -> None:
-        """Start without images. Called again in a forked child, which has neither the threads of
-        open images nor their memory."""
+        """Start without any images. Called again in a forked child, which has neither the threads
+        of open images nor their memory."""
         self.owner, self.lock = os.getpid(), threading.RLock()
         self.open: OrderedDict[Any, Opened] = OrderedDict()
 

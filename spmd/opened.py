@@ -294,7 +294,7 @@ class Opened:
         return {None: self._face}
 
     def _profiled(self, arguments: dict[str, Any]) -> tables.Profile:
-        """Run once. Return, in every process, where the time went on all ranks."""
+        """Run once and return, in every process, where the time went on all ranks."""
         job, times = self._measured(arguments, events=False)
         rows = self.processes.broadcast(timeline.profile(job, times) if times else None)
         ranks = job.setup.ranks
@@ -310,7 +310,7 @@ class Opened:
     def _measured(
         self, arguments: dict[str, Any], events: bool
     ) -> tuple[Job, list[timeline.RankEvents]]:
-        """Run once. Return the job, and in process 0 the times of all ranks."""
+        """Run once and return the job, and in process 0 the times of all ranks."""
         self._launch.times = events
         self._once(arguments)
         assert self._job is not None

@@ -24,7 +24,8 @@ MOST_GATHERED = 1 << 30  # bytes of one process that are gathered: MPI counts th
 
 
 def hosted_parts(job: Job, array: int) -> list[tuple[tuple[int, ...], np.ndarray]]:
-    """Where the hosted ranks' parts of an input or output begin, and views of their elements."""
+    """Return where the hosted ranks' parts of an input or output begin, and views of their
+    elements."""
     row = job.array(array)
     dtype = numpy_dtype(row["dtype"])
     ranks: Iterable[int] = job.setup.owners(row["layout"])

@@ -51,7 +51,8 @@ def exit_code(error: BaseException) -> int:
 
 
 def _hidden(error: BaseException) -> SpmdError | None:
-    """What to say of a module that a file of the user hides, instead of an error of nobody."""
+    """Return the error to show about a module that a file of the user hides, instead of an error of
+    nobody."""
     if isinstance(error, SpmdError) and not isinstance(error, InternalError):
         return None
     told: SpmdError | None = import_module("spmd.hiding").hidden(error)
@@ -95,6 +96,6 @@ def error_text(error: BaseException) -> str:
 
 
 def checks_text(manifest: dict[str, Any]) -> str:
-    """What an image checks, and at how many places."""
+    """Return what an image checks, and at how many places."""
     places = [row.get("check") for row in manifest["operations"] if row["kind"] == "expect"]
     return ", ".join(f"{places.count(name)} of {name}" for name in manifest["checks"])

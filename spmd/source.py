@@ -162,8 +162,8 @@ def guarded(step: Any) -> Any:
 
 
 def _meant(error: Exception) -> str:
-    """What to do about a name or a keyword that does not exist: one that is like it, or a package
-    to install."""
+    """Return what to do about a name or a keyword that does not exist: one that is like it, or a
+    package to install."""
     if hider := hidden(error):
         return hider.remedy
     if isinstance(error, TypeError):
@@ -197,7 +197,7 @@ def user_place(error: BaseException) -> tuple[Place | None, bool]:
 
 
 def parameters_of(program: Any, settings: dict[str, str]) -> dict[str, Any]:
-    """Those of the settings that are parameters of the program, which reads them as annotated."""
+    """Return the settings that are parameters of the program, which reads them as annotated."""
     return guarded(lambda: program.read(settings))
 
 
@@ -258,7 +258,8 @@ def checked_twin(
 def image_for_run(
     asked: argparse.Namespace, opened: Checked | None
 ) -> tuple[bytes, dict[str, Any]]:
-    """What `run` builds before it runs: the image, and those of the settings that are parameters.
+    """Return the image that `run` builds before it runs, and those of the settings that are
+    parameters.
 
     opened: an image without the checks that are asked for; b"" where its program is not beside it.
     """
@@ -288,7 +289,7 @@ def image_of(path: str, settings: dict[str, str], no_cache: bool) -> tuple[bytes
 
 
 def build_file(options: argparse.Namespace, _: Processes) -> int:
-    """`spmd build`: writes the image beside the program, or where it was asked for."""
+    """Write the image beside the program, or where it was asked for: the command `spmd build`."""
     path = options.program
     file = program_file(path)
     image = options.output or os.path.splitext(file)[0] + ".img"
@@ -319,13 +320,13 @@ def build_file(options: argparse.Namespace, _: Processes) -> int:
 
 
 def chosen_cache(options: argparse.Namespace) -> Any:
-    """What --no-cache leaves of it."""
+    """Return the cache, or one that forgets where --no-cache is given."""
     return Cache("") if options.no_cache else Cache()
 
 
 def point_out(data: bytes) -> None:
-    """On standard error: what layouts make ranks exchange that they might not have to, and how the
-    layers of pipelines are cut."""
+    """Print on standard error what layouts make ranks exchange that they might not have to, and how
+    the layers of pipelines are cut."""
     for text in [*warnings_of(data), *pipeline_notes.warnings(reader.read(data, host=False))]:
         print(f"spmd: {text}", file=sys.stderr)
 

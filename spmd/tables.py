@@ -54,7 +54,7 @@ class Layouts(Table):
 
 
 class Profile(Table):
-    """Where the time went: a row for each operation, the longest first.
+    """A table of where the time went: a row for each operation, the longest first.
 
     Rows have "kind", "axes", "place", "text", "count" (turns), "seconds" (the mean over the ranks),
     "waiting" (a part of 1), "longest" (seconds), "imbalance", "bytes" and "bandwidth".

@@ -51,8 +51,8 @@ def gather(job: Job) -> list[RankEvents]:
 
 
 def cost_of_checks(job: Job) -> tuple[float, float]:
-    """Of the ranks of this process, once they have run: the seconds that checks took, about, and
-    all seconds but those of waiting; means."""
+    """Return, for the ranks of this process, once they have run, the seconds that checks took,
+    about, and all seconds but those of waiting; both are means."""
     rows, ranks = job.manifest["operations"], [RankEvents(*row) for row in _mine(job)]
     busy = [sum(rank.total(row["number"])[2] for rank in ranks) / len(ranks) / NS for row in rows]
     return sum(t * row.get("checking", 0.0) for t, row in zip(busy, rows)), sum(busy)
@@ -219,7 +219,7 @@ def profile_title(ranks: int, rows: list[dict[str, Any]]) -> str:
 
 
 def profile_cells(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """What stands in every row of the table, under HEAD."""
+    """Yield the cells of every row of the table, under HEAD."""
     whole = sum(row["seconds"] for row in rows) or 1.0
     for row in rows:
         exchange = row["kind"] != "compute"

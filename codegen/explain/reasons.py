@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
 
 def tables(levels: Levels) -> dict[str, Any]:
-    """Return {"arrays": …, "traffic": …, "chosen": …}: rows for people, in the order of the
-    program."""
+    """Return three lists of rows, "arrays", "traffic" and "chosen", in the order of the program."""
     found = Explained(levels.demands, levels.program)
     sites = [x.site for x in walk_steps(levels.plan.steps)
              if isinstance(x, plan.Exchange) and x.boxes]

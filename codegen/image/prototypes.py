@@ -86,7 +86,8 @@ def parse(text: str) -> Prototype:
 
 
 def _parameter(text: str, array: str | None) -> CParameter:
-    """Parse one parameter. array: the one directly before it, or before the extents before it."""
+    """Return the parameter that a text declares. array: the one directly before it, or before the
+    extents before it."""
     front, star, back = text.rpartition("*")
     words = (front if star else back).split()
     named = back.split() if star else words[-1:]

@@ -51,7 +51,7 @@ def text(value: Any, where: str) -> None:
 
 
 def anything(value: Any, where: str) -> None:
-    """Accept any value: only people read it."""
+    """Accept every value, since only people read it."""
 
 
 def truth(value: Any, where: str) -> None:

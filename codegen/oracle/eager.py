@@ -271,7 +271,7 @@ class World(Common):
         return MeshName(name, tuple(self.axes))
 
     def barrier(self, axis: Any = None) -> None:
-        """Do nothing here: the program's own code runs once, so there is nobody to wait for."""
+        """Do nothing, since the program's own code runs once and there is nobody to wait for."""
 
     def captured(self, function: Callable[[], Any]) -> list[EagerArray]:
         """The arrays of a dict that a function returns, which is captured and interpreted."""

@@ -158,7 +158,7 @@ class EagerEntity:
         self.close()
 
     def close(self) -> None:
-        """Do nothing here: there is no job to end."""
+        """Do nothing, since there is no job to end."""
 
     # ---- calls -----------------------------------------------------------------------------------
 

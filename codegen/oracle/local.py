@@ -201,7 +201,7 @@ def _at(ufunc: np.ufunc) -> Any:
 
 
 class At:
-    """The object x.at: x.at[k].add(v) is x with v added at k, as a new array."""
+    """An array's attribute x.at, where x.at[k].add(v) is x with v added at k, as a new array."""
 
     def __init__(self, x: EagerArray, key: Any = None) -> None:
         self.x = x

@@ -301,8 +301,7 @@ class LibraryCall(Generic[M]):
 
 @dataclass(frozen=True)
 class Argument(Generic[M]):
-    """A kernel's argument: a Buffer (from offset on, of this shape) or a Node. writes: an
-    output."""
+    """An argument of a kernel: a Buffer (from an offset on) or a Node. writes: an output."""
 
     what: M | Expr | Node[M]
     dtype: DType
@@ -444,12 +443,12 @@ class Exchange(Generic[M]):
 
 @dataclass(frozen=True)
 class Loop:
-    """Repeat the steps of the body. slot: where the rank keeps the counter (None: a while loop
-    counts nothing). condition: the steps that compute the truth value `flag`. rotate: cycles of
-    buffers; as a turn ends, what is in one comes to be in the next one, and what is in the last in
-    the first, without being moved: their places in the rank's memory change. All of a cycle have
-    one dtype and one capacity, so a box that lies inside its buffer does so in every turn; and
-    whoever takes part in an exchange that touches them has made the same turns."""
+    """Repeat a body of steps. slot: where a rank keeps the counter (None: a while loop has none).
+    condition: the steps that compute the truth value `flag`. rotate: cycles of buffers; as a turn
+    ends, what is in one comes to be in the next one, and what is in the last in the first, without
+    being moved: their places in the rank's memory change. All of a cycle have one dtype and one
+    capacity, so a box inside its buffer is so in every turn; and whoever takes part in an exchange
+    that touches them has made the same turns."""
 
     counter: Sym | None
     slot: int

@@ -78,8 +78,8 @@ class Hosting:
 
 
 class Calibration:
-    """limits: found so far; what was not measured stays as it was kept before. missed: comparisons
-    that there was no time, or no memory, for."""
+    """A measurement of limits. limits: found so far; what was not measured stays as it was kept
+    before. missed: comparisons that there was no time, or no memory, for."""
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self.end = time.monotonic() + limit_s

@@ -91,7 +91,8 @@ class Floor:
             raise EnvironmentFault(f"memory for the floor: {text}", remedy="smaller --sizes")
 
     def turns(self, count: int) -> tuple[list[list[int]], int]:
-        """As Bench.ours; the first call finds out which method is best."""
+        """Measure the collective; return what Bench.ours returns. The first call finds out which
+        method is best."""
         if not self.method:
             self.method = self._best(min(count, TRIALS))
         return self._measure(self.method, count)

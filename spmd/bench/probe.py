@@ -45,7 +45,7 @@ def main(text: str) -> None:
 
 
 class Probe:
-    """One mesh."""
+    """A probe of an image on one mesh."""
 
     def __init__(
         self, checked: loader.Checked, ledger: Ledger, mesh: tuple[int, ...],
@@ -84,7 +84,7 @@ class Probe:
         return None
 
     def compare(self, job: Any, index: int, values: dict[str, int]) -> Any:
-        """What the manifest says and what the machine code computes."""
+        """Yield what the manifest says and what the machine code computes, for one rank."""
         buffers = self.manifest["buffers"]
         taken = ffi.new("int64_t[]", len(buffers) + 1)
         load = ffi.new("int64_t[]", len(self.ledger.at_load) + 1)

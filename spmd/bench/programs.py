@@ -49,9 +49,9 @@ Given = Callable[[int, Any, Any], Any]
 def _program(
     given: Given, exchange: Callable[..., Any], gotten: Callable[[int, Any, Any, Any, Any], Any]
 ) -> Program:
-    """given: of the elements of a piece, the number of ranks, the position plus the turn.
-    gotten: of the elements of a piece, those of the result, the position, the number of ranks,
-    the turn."""
+    """Make the program of a collective. given: of the elements of a piece, the number of ranks, the
+    position plus the turn. gotten: of the elements of a piece, those of the result, the position,
+    the number of ranks, the turn."""
 
     @spmd.program(mesh=(AXIS,))
     def turns(count: int = 2) -> Any:

@@ -149,8 +149,8 @@ def _of_zip(path: str) -> list[PackedFile]:
 
 
 def _of_tar(path: str, match: str) -> list[PackedFile]:
-    """Of several files of one name the last one counts, as where it is unpacked; a link is the file
-    that it leads to."""
+    """Return the files of a tar. Of several files of one name the last one counts, as where it is
+    unpacked; a link is the file that it leads to."""
     with tarfile.open(path, "r:") as opened:
         every = {os.path.normpath(one.name): one for one in opened}
     found = []
@@ -164,7 +164,7 @@ def _of_tar(path: str, match: str) -> list[PackedFile]:
 
 
 def _linked(one: tarfile.TarInfo, every: dict[str, tarfile.TarInfo]) -> tarfile.TarInfo:
-    """What a link leads to. ValueError where that is not in the archive."""
+    """Return the file that a link leads to. ValueError where that is not in the archive."""
     for _ in range(LINKS):
         if not (one.islnk() or one.issym()):
             return one

@@ -23,7 +23,8 @@ Pair = tuple[int, int]
 
 
 class BytePairs:
-    """Tokens of text: 0 to 255 are bytes, each further one stands for a pair of earlier ones.
+    """Encode text as tokens: 0 to 255 are bytes, each further one stands for a pair of earlier
+    ones.
 
     ::
 

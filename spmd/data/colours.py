@@ -71,7 +71,8 @@ def brightness(image: Any, factor: float) -> np.ndarray:
 
 
 def contrast(image: Any, factor: float) -> np.ndarray:
-    """Change the contrast: 0 gives the picture's mean gray everywhere, 1 changes nothing.
+    """Change the contrast by a factor: 0 gives the picture's mean gray everywhere, 1 changes
+    nothing.
 
     InputError for several pictures in one array: each has a mean of its own.
     """
@@ -87,7 +88,7 @@ def contrast(image: Any, factor: float) -> np.ndarray:
 
 
 def saturation(image: Any, factor: float) -> np.ndarray:
-    """Change the saturation: 0 gives a gray picture, 1 changes nothing."""
+    """Change the saturation by a factor: 0 gives a gray picture, 1 changes nothing."""
     return _blended(_coloured(image), to_gray(image)[..., None], factor)
 
 

@@ -30,7 +30,7 @@ class EndOfStream(Exception):
 
 
 class Drawn:
-    """Examples by position. A key says which one it is, whatever the source is."""
+    """Find examples by position. A key says which one it is, whatever the source is."""
 
     def __init__(self, source: ExampleSource, settings: Settings) -> None:
         self.source, self.settings = source, settings
@@ -47,7 +47,7 @@ class Drawn:
         return str(self.length)
 
     def keys(self, first: int, count: int) -> Sequence[int]:
-        """Of the positions first, first + 1, …"""
+        """Return the keys of the positions first, first + 1, …"""
         raise NotImplementedError
 
     def get(self, key: int) -> Any:
@@ -61,7 +61,7 @@ class Drawn:
 
 
 class ByNumber(Drawn):
-    """Of a source whose examples have numbers; the key is one."""
+    """Find examples of a source whose examples have numbers; the key is one."""
 
     def __init__(self, source: ExampleSource, settings: Settings) -> None:
         super().__init__(source, settings)
@@ -71,8 +71,8 @@ class ByNumber(Drawn):
         self._blocks: dict[int, list[int]] = {}  # keys of BLOCK positions, the oldest first
 
     def keys(self, first: int, count: int) -> Sequence[int]:
-        """Where they are drawn, those of many positions take little more time than that of one:
-        they are kept for the next call."""
+        """Return the keys of positions. Where they are drawn, those of many positions take little
+        more time than that of one: they are kept for the next call."""
         assert self.length is not None
         if self.settings.shuffle is False and self.settings.sampling == "once":
             return [position % self.length for position in range(first, first + count)]
@@ -109,7 +109,8 @@ class ByNumber(Drawn):
 
 
 class ByReading(Drawn):
-    """Of a source that is read from its begin: a pass for each epoch, shuffled in windows.
+    """Find examples of a source that is read from its begin, in a pass for each epoch, shuffled in
+    windows.
 
     The key is the position. Positions behind the last one asked for are read on to. What was read
     last is kept, as ranks do not ask in order; further back, a pass begins anew.
@@ -130,7 +131,8 @@ class ByReading(Drawn):
         self._pass: Iterator[tuple[str, Any]] | None = None
 
     def digest(self) -> str:
-        """Of the first examples: what reads on in another order elsewhere begins with others."""
+        """Return a hash of the first examples: what reads on in another order elsewhere begins with
+        others."""
         found = Digest("read")
         for place in range(COMPARED):
             one = self._find(0, place)
@@ -165,7 +167,8 @@ class ByReading(Drawn):
         return found
 
     def _find(self, epoch: int, place: int) -> tuple[str, Any] | None:
-        """What an epoch has at this place: read on to it. None: the pass ends before."""
+        """Return the name and the example at a place of an epoch, reading on to it; None if the
+        pass ends before."""
         number, at = divmod(place, self.window)
         if (epoch, number) not in self._kept:
             if epoch != self._epoch or number * self.window < self._read:
@@ -213,7 +216,7 @@ class ByReading(Drawn):
 
 
 class ByActing(Drawn):
-    """Of environments: the key is the position; place and turn follow from it."""
+    """Find what environments show: the key is the position; place and turn follow from it."""
 
     def __init__(self, source: ExampleSource, settings: Settings) -> None:
         super().__init__(source, settings)

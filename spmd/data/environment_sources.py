@@ -21,7 +21,8 @@ from spmd.data.source_tools import Digest, caller
 
 
 class Observed:
-    """What an environment shows: `obs`, `reward`, `terminated`, `truncated`, `done`, `first`.
+    """An observation of an environment: `obs`, `reward`, `terminated`, `truncated`, `done`,
+    `first`.
 
     done: the episode ends with this. first: it begins with this; the reward is 0 then. turn: how
     many actions led here. place: which environment it is, from 0.
@@ -91,7 +92,7 @@ class _Environments(ExampleSource):
             self._actions[place] = (turn + 1, one if len(one) > 1 else next(iter(one.values())))
 
     def at(self, position: int, seed: int) -> Observed:
-        """What is shown at a position; again, if it was asked for already.
+        """Return what is shown at a position; return it again, if it was asked for already.
 
         An environment whose last turn was not shown here, as another worker had it, begins anew.
         """
@@ -155,7 +156,7 @@ def _row(tree: Any, k: int) -> Any:
 
 
 def _nothing() -> None:
-    """What closes an environment without a method for it."""
+    """Do nothing to close an environment that has no method for it."""
 
 
 def environments(make: str | Callable[[], Any], count: int, /, **options: Any) -> ExampleSource:

@@ -21,7 +21,8 @@ END_BYTES = 4096  # the first and the last of each
 
 
 class FileExample:
-    """A file: its `path`, its `label` (None if nothing gives one), and its `bytes`, read now."""
+    """An example is a file: its `path`, its `label` (None if nothing gives one), and its `bytes`,
+    read now."""
 
     __slots__ = ("_source", "label", "path")
 
@@ -99,7 +100,8 @@ class _Files(ExampleSource):
 
 
 def _below(common: str, path: str) -> str:
-    """As os.path.relpath, in a tenth of the time where there is nothing to do."""
+    """Return a path below a folder as os.path.relpath does, in a tenth of the time where there is
+    nothing to do."""
     begin = os.path.join(common, "")
     plain = path.startswith(begin) and "//" not in path and "/." not in path
     return path[len(begin):] if plain else os.path.relpath(path, common)

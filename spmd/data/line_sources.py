@@ -50,7 +50,7 @@ class TextLine:
 
 
 class _LineIndex:
-    """Where lines of a file begin."""
+    """An index of where lines of a file begin."""
 
     def __init__(self, file: PlainFile) -> None:
         self.file = file
@@ -205,7 +205,8 @@ class _Csv(ExampleSource):
         return text if at else text.removeprefix(csv_fields.MARK)
 
     def _read(self) -> tuple[np.ndarray, int, dict[str, Any]]:
-        """Where every 32nd row begins, how many there are, and the types of their columns."""
+        """Return where every 32nd row begins, how many there are, and the types of their
+        columns."""
         count, starts = 0, []
         names: list[str] = []
         types: list[str] = []

@@ -179,7 +179,7 @@ class _Mixed(_Several):
         return max(places) + 1 if self.stop == "last" else min(places)
 
     def _place(self, source: int, number: int) -> int:
-        """Where this example of a source stands, counted on without an end."""
+        """Return the place of this example of a source, counted on without an end."""
         turn, rest = divmod(number, self.counts[source])
         first = np.flatnonzero(np.array(self.pattern) == source)
         return turn * len(self.pattern) + int(first[rest])

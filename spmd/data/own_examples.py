@@ -31,7 +31,8 @@ def copied(example: Any) -> Any:
 
 
 def add_example(found: Digest, example: Any) -> None:
-    """What is in it, as far as two processes see it alike: of other objects only their class."""
+    """Add the content of an example to a digest, as far as two processes see it alike: of other
+    objects only their class."""
     found.add(type(example).__name__)
     if isinstance(example, np.ndarray):
         plain = "" if example.dtype.hasobject else example.reshape(-1)[

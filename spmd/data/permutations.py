@@ -50,8 +50,8 @@ def round_keys(seed: int, epoch: int, window: int, rounds: int) -> list[Words]:
 def permuted(
     n: int, positions: Positions, seed: int, epoch: Words | int = 0, window: Words | int = 0
 ) -> Positions:
-    """Where a random permutation of n, one for each seed, epoch and window, puts
-    these positions below n.
+    """Return where a random permutation of n, one for each seed, epoch and window, puts these
+    positions below n.
 
     ::
 

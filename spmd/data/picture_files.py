@@ -122,7 +122,8 @@ def _check_holds(mode: str, opened: Any) -> None:
 
 
 def _sooner(raw: Any, at_least: tuple[int, int] | None) -> tuple[np.ndarray, int] | None:
-    """By simplejpeg. None: Pillow is to read it, or to say why it cannot be read."""
+    """Decode by simplejpeg; return None if Pillow is to read the picture, or to say why it cannot
+    be read."""
     library = faster()
     try:
         height, width, colours, _ = library.decode_jpeg_header(raw)

@@ -90,7 +90,8 @@ class Pipeline:
         return self._of_source(self.source.length)
 
     def _of_source(self, ask: Callable[[], Any]) -> Any:
-        """What the source says of itself. SourceFailed, with the user's line, if it raises."""
+        """Return what the source says of itself. SourceFailed, with the user's line, if it
+        raises."""
         try:
             return ask()
         except SpmdError:
@@ -387,7 +388,7 @@ def _stacked(results: Any, count: int) -> dict[str, Any]:
 
 
 def _code(function: Any) -> CodeType:
-    """Where a function stands; of an object that is called, its method."""
+    """Return the code of a function; of an object that is called, that of its method."""
     plain = inspect.unwrap(function)
     code = getattr(plain, "__code__", None) or getattr(type(plain).__call__, "__code__", None)
     if not isinstance(code, CodeType):

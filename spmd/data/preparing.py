@@ -201,7 +201,8 @@ def _is_of(value: Any, dtype: np.dtype) -> bool:
 
 
 def _typed(x: Any, value: Any) -> np.ndarray:
-    """As an array; an empty list, whose numbers NumPy takes for floats, has the type of `value`."""
+    """Return x as an array; an empty list, whose numbers NumPy takes for floats, has the type of
+    `value`."""
     return np.asarray(x, np.asarray(value).dtype if isinstance(x, list) and not x else None)
 
 

@@ -50,8 +50,9 @@ def source_in_time(pipeline: Pipeline) -> AbstractContextManager[None]:
 
 @contextmanager
 def read_in_time(what: str, file: str, limit: float | None, longer: str) -> Iterator[None]:
-    """file: of the user, in which it mostly stands. longer: what to try where it needs more time.
-    Of a launcher's processes the first one says that it is slow."""
+    """Limit the time in which code of a user is read. file: of the user, in which it mostly stands.
+    longer: what to try where it needs more time. Of a launcher's processes the first one says that
+    it is slow."""
     reader = threading.get_ident()
 
     def tell() -> None:

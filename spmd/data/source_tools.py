@@ -63,7 +63,8 @@ def caller() -> Place | None:
 
 
 def once_made(make: Callable[[], Any]) -> Callable[[], Any]:
-    """What make() gives, made when it is first asked for, once in each process."""
+    """Return a function that returns what make() gives, made when it is first asked for, once in
+    each process."""
     kept: list[Any] = []
     lock = Lock()
 
@@ -125,7 +126,8 @@ class Digest:
         return self
 
     def add_samples(self, size: int, read: Any) -> Digest:
-        """Of size bytes, all of a mebibyte or less, else 16 parts of it from begin to end."""
+        """Add samples of `size` bytes: all of a mebibyte or less, else 16 parts of it from begin to
+        end."""
         part = 1 << 16
         self.add(size)
         starts = range(0, size, part) if size <= 16 * part else (

@@ -91,8 +91,8 @@ class Vocabulary:
     def read(
         cls, path: str | os.PathLike[str], unknown: str | None = "<unknown>"
     ) -> Vocabulary:
-        """Of a text with a word a line. unknown: which of them stands for others, if it is there;
-        None: no word does."""
+        """Read a vocabulary from a text with a word a line. unknown: which of them stands for
+        others, if it is there; None: no word does."""
         with open(path, encoding="utf-8", newline="\n") as file:
             words = file.read().removesuffix("\n").split("\n")
         return cls(words, unknown)

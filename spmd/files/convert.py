@@ -36,7 +36,8 @@ def _convert(
     file: InputFile, given: npy.Elements, made: npy.Elements, low: int, high: int, processes: int,
     available: int,
 ) -> mmap.mmap:
-    """What bytes low to high of the converted array are made of is read, and converted."""
+    """Read what bytes low to high of the converted array are made of, and convert it into
+    memory."""
     old, new = numpy_dtype(given.dtype), numpy_dtype(made.dtype)
     old = old.newbyteorder() if given.swapped else old
     first, last = low // new.itemsize, -(-high // new.itemsize)

@@ -34,7 +34,8 @@ CODES = {"bool": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "ui
 
 
 class CsvTable:
-    """A CSV file: where its rows are. blocks: (first byte, bytes, rows before, lines before)."""
+    """An index of a CSV file that says where its rows are. blocks: (first byte, bytes, rows before,
+    lines before)."""
 
     def __init__(self, file: InputFile) -> None:
         self.file = file
@@ -216,7 +217,7 @@ def whole(file: InputFile, found: dict[str, tuple[CsvTable, int]]) -> TableEleme
 
 
 def elements(file: InputFile, member: tuple[CsvTable, int]) -> TableElements:
-    """One column."""
+    """Return one column as an array."""
     return _elements(file, *member)
 
 

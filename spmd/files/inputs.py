@@ -146,7 +146,7 @@ class InputFile:
 
 
 class InputArray:
-    """An input's elements: buffer[start] is the first byte, `strides` are in bytes.
+    """The elements of an input: buffer[start] is the first byte, `strides` are in bytes.
 
     swapped: their byte order is not this machine's. buffer: the mapped file; of a compressed
     member, and of elements that are converted, memory that is filled when it is first used: all of
@@ -265,7 +265,8 @@ class _Archives:
         self.files: dict[str, tuple[InputFile, dict[str, Any]]] = {}
 
     def file(self, path: str, name: str) -> tuple[InputFile, dict[str, Any]]:
-        """For input `name`. InputError for a damaged one, OutputError for one that is not there."""
+        """Return the open file for input `name`, and its members. InputError for a damaged one,
+        OutputError for one that is not there."""
         if path not in self.files:
             file, archive = InputFile(path, name), archive_format(path)
             self.files[path] = file, {}

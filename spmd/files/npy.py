@@ -73,7 +73,7 @@ def element_count(shape: Iterable[int]) -> int:
 
 
 class Elements:
-    """Where the elements of an array lie: from byte `start`, neighbours `strides` bytes apart.
+    """The place of an array's elements: from byte `start`, neighbours `strides` bytes apart.
 
     end: behind the last of them, in C order. swapped: their byte order is not this machine's.
     inflate(low, high, processes, available): the bytes that `start` counts in, where those of the
@@ -116,7 +116,7 @@ def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> Frame:
 def elements(
     read: Callable[[int, int], bytes], start: int, length: int, wrong: Wrong
 ) -> Elements:
-    """What the `length` bytes of a .npy file say of its elements; they begin at byte `start`.
+    """Return what the `length` bytes of a .npy file, from byte `start` on, say of its elements.
 
     read(at, count): bytes of the header. Raises what wrong(what, expected, found) makes.
     """

@@ -76,7 +76,7 @@ def members(file: InputFile) -> dict[str, NpzMember]:
 
 
 def _directory(file: InputFile) -> tuple[int, int, int]:
-    """Where the directory begins, a bound of its end, and how many members it has."""
+    """Return where the directory begins, a bound of its end, and how many members it has."""
     tail = file.read(max(0, file.length - END.size - MANY), END.size + MANY)
     at = tail.rfind(END_MARK)
     while at >= 0 and (
@@ -142,7 +142,8 @@ def _check_apart(file: InputFile, found: dict[str, NpzMember], directory: int) -
 
 
 def elements(file: InputFile, member: NpzMember) -> npy.Elements:
-    """Where a member's elements lie: in the file, or, for a compressed member, once inflated."""
+    """Return where a member's elements lie: in the file, or, for a compressed member, once
+    inflated."""
     start = _start(file, member)
     if member.flags & ENCRYPTED or member.method not in (STORED, DEFLATED):
         how = "an encrypted member" if member.flags & ENCRYPTED else f"method {member.method}"
@@ -300,7 +301,8 @@ def _entry(raw: bytes, size: int, at: int) -> bytes:
 
 
 def _end(count: int, size: int, start: int) -> bytes:
-    """What follows the directory: where it begins; twice, if 32 bits do not hold that."""
+    """Return the record behind the directory, which says where that begins; twice, if 32 bits do
+    not hold it."""
     few = min(count, MANY)
     end = END.pack(END_MARK, 0, 0, few, few, min(size, WIDE), min(start, WIDE), 0)
     if count < MANY and size < WIDE and start < WIDE:

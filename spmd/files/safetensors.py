@@ -68,7 +68,7 @@ def members(file: InputFile) -> dict[str, StoredArray]:
 
 
 def _parsed(file: InputFile, raw: bytes) -> dict[str, Any]:
-    """The header. Whatever is wrong with its JSON is an InputError."""
+    """Return the header of a file. Whatever is wrong with its JSON is an InputError."""
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
@@ -107,7 +107,7 @@ def _member(file: InputFile, name: str, row: Any, base: int) -> StoredArray:
 
 
 def elements(file: InputFile, member: StoredArray) -> npy.Elements:
-    """Where the elements of an array lie in the file."""
+    """Return where the elements of an array lie in the file."""
     if member.code not in DTYPES:
         raise file.wrong(
             "holds a type that programs do not have", ", ".join(DTYPES), repr(member.code)

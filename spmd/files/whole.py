@@ -65,7 +65,7 @@ class whole:
 
 
 def write_whole(path: str, data: bytes) -> None:
-    """Writes these bytes. Raises OutputError."""
+    """Write these bytes to a file. Raises OutputError."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise OutputError(f"cannot write {path}: it exists and is not a file")
     try:
@@ -90,7 +90,8 @@ def keep_mode(fd: int, path: str) -> None:
 
 
 def refuse_replacing(given: str, sources: dict[str, str]) -> None:
-    """sources: what a command reads, by path. Raises UsageError where a file to write is of it."""
+    """Refuse to write a file that the command also reads. sources: what it reads, by path. Raises
+    UsageError where a file to write is of it."""
     for path, what in sources.items():
         try:
             same = os.path.samefile(given, path)

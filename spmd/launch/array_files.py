@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def versions_of(opened: Mapping[str, InputArray]) -> Versions:
-    """Where each array comes from, and what tells two files apart."""
+    """Return the path of each array, and its version, which tells two files apart."""
     return {name: (array.path, array.version) for name, array in opened.items()}
 
 

@@ -170,7 +170,7 @@ class Meeting:
         return self.samples >= SAMPLES
 
     def _doing(self, k: int) -> str:
-        """What is known of a process that has not come."""
+        """Return in words what is known of a process that has not come."""
         mate = self._mate(k)
         if self._has_ended(k):
             return "has ended"

@@ -67,8 +67,9 @@ class Launch:
         self, face: Face, settings: dict[str, Any], given: dict[str, tuple[int, ...]],
         only: Any = None,
     ) -> Setup:
-        """What these scalars, and inputs of these shapes by name, make of the image on its mesh,
-        for a call of this face. only: names of the outputs that are asked for; None: all."""
+        """Return the setup for a call of this face: what these scalars, and inputs of these shapes
+        by name, make of the image on its mesh. only: names of the outputs that are asked for; None:
+        all."""
         options = self.options
         self.face = face
         settings, mesh, ranks = patched_in(
@@ -106,7 +107,8 @@ class Launch:
                      self.options, hosts)
 
     def mine(self, setup: Setup, said: dict[str, Any]) -> dict[str, Any]:
-        """What this process brings to `agreed`: it and `said` must be alike in all of them."""
+        """Return what this process brings to `agreed`: the processes must have equal values of it,
+        and of `said`."""
         said = {"mesh": self.sizes, **said}
         return mine(self.checked.digest, said, setup.first, setup.count)
 
@@ -195,7 +197,7 @@ class Launch:
             raise
 
     def kept(self) -> None:
-        """What there is to do for feeds and checkpoints once all ranks have run."""
+        """Finish feeds, frames and checkpoints once all ranks have run."""
         if self.feeds is not None:
             self.feeds.ran()
         if self.saving is not None:

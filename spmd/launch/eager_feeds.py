@@ -51,7 +51,8 @@ class WholeRing:
         """It tells of every batch."""
 
     def put(self, k: int, pieces: Sequence[tuple[int, int, Mapping[str, Any]]]) -> None:
-        """As of FeedRing: rows of no piece are zeros."""
+        """Put batch k together from pieces of rows, as FeedRing does; rows of no piece are
+        zeros."""
         whole = {f.name: np.zeros(f.shape, f.dtype) for f in self.feed.fields}
         for first, rows, given in pieces:
             for name, array in whole.items():
@@ -102,14 +103,14 @@ class WholeRing:
 
 
 class EagerFeed:
-    """What --feed names, for a run as plain NumPy."""
+    """A feed that --feed names, for a run as plain NumPy."""
 
     masks = True  # its batches have the field mask, where one is declared
 
     def __init__(self, name: str, given: str, beside: list[Supply] | None = None,
                  mates: list[Pipeline] | None = None) -> None:
-        """beside, mates: supplies of the other feeds of the run, and pipelines of files; its own
-        come to them."""
+        """Note what is given for the feed. beside, mates: supplies of the other feeds of the run,
+        and pipelines of files; its own come to them."""
         self.name, self.given = name, given
         self.mates: list[Pipeline] = [] if mates is None else mates
         self.beside: list[Supply] = [] if beside is None else beside
@@ -118,7 +119,7 @@ class EagerFeed:
 
     def batches(self, batch: int, fields: Mapping[str, tuple[Any, Any]]
                 ) -> Iterator[dict[str, np.ndarray]]:
-        """Whole batches. fields: shape of one example, and dtype."""
+        """Return an iterator over whole batches. fields: shape of one example, and dtype."""
         given: str | Pipeline = self.given
         if "@" not in self.given:
             given = load_beside(self.given, self.mates)
@@ -162,7 +163,8 @@ class EagerFeed:
 
 @contextmanager
 def eager_feeds(given: Any) -> Iterator[Any]:
-    """What `run --eager --feed` gives, for program.eager(feed=…): closed behind the run."""
+    """Yield the feeds that `run --eager --feed` gives, for program.eager(feed=…); close them behind
+    the run."""
     one = isinstance(given, str)
     beside: list[Supply] = []
     mates: list[Pipeline] = []

@@ -25,7 +25,7 @@ PRETENDED = "SPMD_PRETEND_HOSTS"
 
 
 def mine(digest: str, settings: dict[str, Any], first: int, count: int) -> dict[str, Any]:
-    """What this process, host of so many ranks, brings to `agree`. settings: by name."""
+    """Return what this process, host of so many ranks, brings to `agree`. settings: by name."""
     return {
         "ranks": range(first, first + count),
         "digest": digest,
@@ -50,7 +50,7 @@ def place() -> tuple[str, ...]:
 
 
 class Hosts:
-    """Where the processes of a job are. Lists have one entry per process.
+    """A map of the processes of a job to hosts and arenas. Lists have one entry per process.
 
     names: of their hosts; hosts: their numbers. arenas: the number of the arena whose memory each
     of them shares. first: rank of each, and behind the last one the number of ranks. cores: usable
@@ -137,7 +137,7 @@ def _compare(everyones: list[dict[str, Any]]) -> None:
 
 
 def _different(key: str, one: dict[str, Any], other: dict[str, Any]) -> str:
-    """What one process holds that the other does not, by name."""
+    """Return in words what one process holds that the other does not."""
     value = one[key]
     if not isinstance(value, dict):
         return f"{key} {value}"

@@ -99,7 +99,7 @@ class IterableSupply:
         self.stream, self.next, self.held, self.ended, self.reply = stream, 0, {}, None, None
 
     def _check_told(self, feed: FedFeed, rings: list[FeedRing], start: int) -> None:
-        """What ranks send reaches the iterable, all of it. Raises UsageError."""
+        """Check that all that ranks send reaches the iterable. Raises UsageError."""
         if not isinstance(self.stream, Generator):
             raise whole_batches.untold(feed.name)
         rows = {row for ring in rings for row in range(*ring.rows)}
@@ -191,7 +191,7 @@ class IterableSupply:
     # ---- batches ---------------------------------------------------------------------------------
 
     def _batch(self, feed: FedFeed, k: int, depth: int) -> dict[str, np.ndarray] | None:
-        """Whole batch k. None: there is none."""
+        """Return the whole batch k, or None if there is none."""
         if k in self.held:
             return self.held[k]
         assert self.stream is not None
@@ -205,7 +205,7 @@ class IterableSupply:
         return self.held.get(k)
 
     def _read(self, feed: FedFeed) -> Any:
-        """What the iterable gives; `ended` is set where that is no batch."""
+        """Return the next item of the iterable; set `ended` where there is none."""
         assert self.stream is not None
         try:
             reply, self.reply = self.reply, None
@@ -291,7 +291,7 @@ def _converted(where: str, field: FeedField, value: Any, rows: int | None) -> np
 
 
 def _theirs(feed: FedFeed, k: int, error: Exception) -> InputError:
-    """What an iterable has raised, with the line in which it did."""
+    """Return the error for what an iterable has raised, with the line in which it did."""
     place, step = None, error.__traceback__
     while step is not None:
         if is_user_file(step.tb_frame.f_code.co_filename):

@@ -62,7 +62,7 @@ def interval(every: Any) -> tuple[int, int]:
 
 
 class Keeping:
-    """What a launch does for checkpoints, in one process."""
+    """The checkpoints of a launch, in one process."""
 
     def __init__(self, launch: Launch) -> None:
         options = launch.options
@@ -136,7 +136,8 @@ class Keeping:
         return found
 
     def _open(self) -> tuple[str, str, str]:
-        """Process 0: where sets go, what they are called by, and the one to go on from."""
+        """Return, in process 0, where sets go, what they are called by, and the set to go on
+        from."""
         chosen = ""
         again = bool(self.to and self.source
                      and os.path.realpath(self.to) == os.path.realpath(self.source))
@@ -182,7 +183,8 @@ class Keeping:
     # ---- what sets hold --------------------------------------------------------------------------
 
     def arrays(self, job: Job, point: int) -> dict[str, tuple[int, dict[str, Any]]]:
-        """What a point carries, by names that differ: the number of each for the engine."""
+        """Return the arrays that a point carries, by names that differ: the engine's number and the
+        row of each."""
         manifest = self.launch.manifest
         points = manifest["points"]
         number = len(manifest["inputs"]) + len(manifest["outputs"])
@@ -230,8 +232,8 @@ class Keeping:
         self.bytes = sum(len(p.data) for p in pieces)
 
     def _pieces(self, job: Job, point: int) -> list[Piece]:
-        """What this process has to write of a set: of what several ranks have, the first of them
-        writes it."""
+        """Return the pieces of a set that this process writes; of several ranks that hold one part,
+        the first writes it."""
         made = []
         offset, extent = ffi.new("int64_t[8]"), ffi.new("int64_t[8]")
         address, size = ffi.new("void **"), ffi.new("int64_t *")

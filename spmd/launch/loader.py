@@ -126,7 +126,8 @@ class Loaded:
             raise
 
     def close(self) -> None:
-        """Unload. The descriptor is closed last: its number names the mapping until then."""
+        """Unload the machine code. The descriptor is closed last: its number names the mapping
+        until then."""
         if self._handle != ffi.NULL:
             lib.spmd_library_close(self._handle)
             os.close(self._file)
@@ -136,7 +137,7 @@ class Loaded:
 def _open(
     data: bytes, proof: dict[bytes, bytes], left_out: tuple[int, int]
 ) -> tuple[Any, int]:
-    """The bytes, loaded: the dynamic linker's handle and the descriptor to close after it."""
+    """Load the bytes; return the dynamic linker's handle and the descriptor to close after it."""
     held: list[int] = []  # open until the end: a number names one file only
     reasons: list[str] = []
     try:
@@ -176,7 +177,7 @@ def _is_proved(handle: Any, proof: dict[bytes, bytes]) -> bool:
 
 
 def places() -> Iterator[str]:
-    """Where an image can be put to be loaded: in memory (""), else in a directory."""
+    """Yield the places from which an image can be loaded: memory (""), then directories."""
     yield ""
     chosen = (os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP"))
     yield from filter(os.path.isdir, dict.fromkeys([*chosen, "/tmp", "/var/tmp", "/dev/shm"]))

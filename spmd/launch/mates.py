@@ -76,7 +76,8 @@ def _words(path: str) -> tuple[int, ...]:
 
 
 def _answer(file: Any, at: int, words: int) -> bytes:
-    """What was appended, once it is whole: lines of Python, then `words` bytes of addresses."""
+    """Wait for what is appended to the file, and return it once it is whole: lines of Python, then
+    `words` bytes of addresses; b"" if it does not come in time."""
     deadline = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline:
         text = os.pread(file.fileno(), 1 << 16, at)
@@ -107,7 +108,7 @@ def user_place(frames: list[tuple[str, int]]) -> tuple[str, int]:
 
 
 def line_text(file: str, line: int) -> str:
-    """script.py:12: comm.Barrier()"""
+    """Return a line of a file as text, such as script.py:12: comm.Barrier()."""
     linecache.checkcache(file)
     text = linecache.getline(file, line).strip()
     return f"{os.path.basename(file)}:{line}" + (f": {text}" if text else "")
@@ -130,7 +131,8 @@ def mates() -> dict[int, Mate]:
 
 
 def _mate(number: int, pids: list[int]) -> Mate:
-    """Of the processes that a launcher's process has started, the one that has begun."""
+    """Return the mate among the processes that a launcher's process has started: the one that has
+    begun."""
     for pid in pids:
         folder = f"/proc/{pid}/fd"
         try:

@@ -64,7 +64,7 @@ class StartWatch:
         lib.spmd_start_begin(self.given)
 
     def end(self) -> None:
-        """They have come."""
+        """End the watch, since the processes have come."""
         lib.spmd_start_end()
 
 

@@ -130,7 +130,8 @@ class Processes:
         raise Elsewhere(met[speaker][0], met[speaker][2])
 
     def refuse(self, error: SpmdError) -> NoReturn:
-        """What all processes have found wrong: the first one says it."""
+        """Raise an error that all processes have found: the first process prints it, the others
+        leave."""
         if self.number:
             raise Elsewhere(error.exit_code, str(error)) from None
         self.met = error
@@ -167,7 +168,8 @@ class Processes:
         os._exit(error.exit_code)
 
     def finish(self) -> None:
-        """The last meeting. MPI_Finalize would hold up whoever looks for those who do not come."""
+        """Wait in the last meeting of all processes. MPI_Finalize would hold up whoever looks for
+        those who do not come."""
         if self.patience:
             self.patience.may_leave = True
             self.comm.Barrier()
@@ -201,7 +203,8 @@ def _until_read(*streams: TextIO) -> None:
 def disagreement(
     what: str, holder: str, odd: list[int], *, expected: str, found: str, remedy: str
 ) -> AgreementError:
-    """What ranks or processes of one job should have alike, and which of them have it otherwise."""
+    """Return the error for ranks or processes of one job that differ in what they should have
+    alike."""
     which = holder if len(odd) == 1 else {"rank": "ranks", "process": "processes"}[holder]
     return AgreementError(f"{what}: {which} {listed(odd)} differ{'s' if len(odd) == 1 else ''}",
                           expected=expected, found=found, remedy=remedy)

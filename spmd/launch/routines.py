@@ -25,8 +25,8 @@ _openblas: Any = None
 
 
 def address(source: str, name: str) -> Any:
-    """Where a routine begins. Raises ImageError for a source that is not known, EnvironmentFault
-    where the library is missing, or lacks the routine."""
+    """Return the address of a routine. Raises ImageError for a source that is not known,
+    EnvironmentFault where the library is missing, or lacks the routine."""
     if source not in SOURCES:
         raise ImageError(f"the image calls {name} of {source}, which this runtime does not know",
                          expected=f"a routine of {' or '.join(SOURCES)}",
@@ -67,7 +67,7 @@ def _of_numpy(name: str) -> Any:
 
 
 def _of_engine(name: str) -> Any:
-    """What images call of the engine by name; the rest is in the table that ranks are handed."""
+    """Return a function of the engine that images call by name."""
     if name != "keep":
         raise ImageError(f"the engine has no routine {name}", expected="keep", found=name)
     return ffi.cast("void *", ffi.addressof(lib, "spmd_keep"))

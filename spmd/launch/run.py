@@ -59,7 +59,7 @@ def run(asked: argparse.Namespace, processes: Processes) -> int:
 
 
 def _run(asked: argparse.Namespace, processes: Processes, document: TextIO | None) -> int:
-    """document: what takes the profile as JSON, and nothing else."""
+    """Run an image, or a program, and return the exit code."""
     if asked.checkpoint or asked.resume:
         asked.check = (*asked.check, POINTS)
     checked, parameters = _image(asked, processes)
@@ -271,8 +271,8 @@ class Run(Launch):
         array_files.put(job, self.opened, numbers, "input")
 
     def _room(self, job: Job, number: int) -> tuple[str, int]:
-        """Where output `number` of the entry goes: a path that every process can open, and its
-        first byte."""
+        """Return where output `number` of the entry goes: a path that every process can open, and
+        its first byte."""
         _, output = self.face.outputs[number]
         file = self.files[number]
         if file is not None:

@@ -15,7 +15,7 @@ CLEAR = "\r\x1b[K"
 
 
 class Saying:
-    """Of one run."""
+    """Print what the program says in one run."""
 
     def __init__(self) -> None:
         self.live = sys.stderr is not None and sys.stderr.isatty()

@@ -27,7 +27,7 @@ LINE = 64  # bytes at whose multiples arrays of a checkpoint begin: SPMD_LINE
 
 
 class Setup:
-    """What a launch binds: mesh axes, scalars, ranks of this process, threads.
+    """The values that a launch binds: mesh axes, scalars, ranks of this process, threads.
 
     sizes: of each mesh axis. scalars: by name. hosts: None while they are not known.
     """

@@ -171,7 +171,8 @@ def _dims_in(manifest: dict[str, Any], formula: Any) -> list[str]:
 def suggestion(
     manifest: dict[str, Any], ranks: int, scalars: dict[str, Any], wanted: list[int | None] | None
 ) -> str:
-    """What would work: other ranks for the wanted mesh, other meshes, other numbers of ranks."""
+    """Return a text with what would work: other ranks for the wanted mesh, other meshes, other
+    numbers of ranks."""
     names = [axis["name"] for axis in manifest["mesh"]]
     fixed = [axis["size"] for axis in manifest["mesh"]]
 

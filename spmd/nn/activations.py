@@ -43,7 +43,7 @@ def sigmoid(x: Any) -> Any:
 
 @in_float32
 def log_sigmoid(x: Any) -> Any:
-    """log(sigmoid(x)), without overflow."""
+    """Return log(sigmoid(x)), computed without overflow."""
     return -softplus(-floats(x, "log_sigmoid"))
 
 
@@ -176,7 +176,8 @@ def softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
 
 @in_float32
 def log_softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
-    """log(softmax(x)), without underflow. where: which elements take part; others are -inf.
+    """Return log(softmax(x)), computed without underflow. where: which elements take part; others
+    are -inf.
 
     >>> spmd.nn.log_softmax(np.array([0.0, 1000.0]))
     array([-1000.,     0.])

@@ -107,11 +107,12 @@ class ScoreBlocks:
         return self.columns.of(j, x, -2)
 
     def both(self, x: Any, i: Any, j: Any) -> Any:
-        """Of what has a dim of queries and one of keys, or of one of them."""
+        """Return the part for blocks i and j of an array with a dim of queries and one of keys, or
+        with one of them; None for None."""
         return None if x is None else self.columns.of(j, self.rows.of(i, x, -2), -1)
 
     def scores(self, q: Any, i: Any, j: Any) -> Any:
-        """Of block i of the queries, which are q, and block j of the keys."""
+        """Return the scores of block i of the queries, which are q, and block j of the keys."""
         seen = self.both(self.part.mask, i, j)
         if self.how.causal:
             query = self.row(_places(self.rows.extent, self.part.first_query), i)
@@ -125,7 +126,8 @@ class ScoreBlocks:
 
 
 def begun(q: Any, v: Any) -> tuple[Any, Any, Any]:
-    """Of no keys yet: the largest score of each query, the sum of powers, that of values."""
+    """Return the state before any keys: the largest score of each query, the sum of powers, that of
+    values."""
     column = np.zeros_like(q[..., :1], dtype=dtype_of_sums(q))
     return column - np.inf, column, column + np.zeros(v.shape[-1], column.dtype)
 
@@ -209,7 +211,7 @@ def is_one(extent: Any) -> bool:
 
 
 def _places(extent: Any, first: Any) -> Any:
-    """Where rows stand, as a column."""
+    """Return the positions of rows, as a column."""
     places = np.arange(extent) if isinstance(extent, int) else spmd.arange(extent)
     return places[:, None] + first
 
@@ -227,7 +229,7 @@ def _least(a: Any, b: Any) -> Any:
 
 
 def formula(x: Any) -> Expr:
-    """Of an extent, a position or a number of blocks."""
+    """Return an extent, a position or a number of blocks as an Expr."""
     found = expr_of(x)
     assert found is not None, x
     return found

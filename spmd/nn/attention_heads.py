@@ -139,7 +139,8 @@ def _attended(
 def _eager(
     q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores, ranks: Any
 ) -> Any:
-    """Of NumPy's arrays; in a shard_map of an eager run, ranks gather all keys."""
+    """Compute attention of NumPy's arrays; in a shard_map of an eager run, ranks gather all
+    keys."""
     if ranks is not None:
         k, v = (spmd.all_gather(x, ranks, x.ndim - 2, tiled=True) for x in (k, v))
         lengths = spmd.all_gather(np.full(1, q.shape[-2]), ranks, tiled=True)
@@ -222,7 +223,7 @@ def _plain(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any:
 
 
 def _softmax(scores: Any, seen: Any, some_see_nothing: bool) -> Any:
-    """Of what is seen; 0 in rows that see nothing."""
+    """Return the softmax of the scores that are seen; 0 in rows that see nothing."""
     if seen is not None:
         scores = np.where(seen, scores, scores.dtype.type(-np.inf))
     most = np.max(constant(scores), -1, keepdims=True)

@@ -93,7 +93,7 @@ def _missing(layout: Layout, other: Layout) -> Axes:
 
 
 def _layout(x: Any) -> Layout:
-    """Of dims with more than one element."""
+    """Return the layout of x, without the axes of dims that have one element."""
     return tuple(() if is_one(n) else axes for n, axes in zip(x.shape, _entries(x)))
 
 

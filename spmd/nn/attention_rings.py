@@ -103,7 +103,7 @@ def _around(
 
 
 def _first(q: Any, rows: Any) -> Any:
-    """Where a rank's first query stands, whose positions are split over rows."""
+    """Return the position of a rank's first query, where positions are split over rows."""
     if not rows:
         return 0
     context, axes = members(rows, "spmd.nn.attention")
@@ -111,7 +111,8 @@ def _first(q: Any, rows: Any) -> Any:
 
 
 class _Ring:
-    """Whose keys are with this rank after so many steps, how many they are, where they stand."""
+    """The ring says whose keys are with this rank after so many steps, how many they are, where
+    they stand."""
 
     def __init__(self, q: Array, k: Array, axes: Any) -> None:
         self.context, self.axes = members(axes, "spmd.nn.attention")
@@ -133,7 +134,7 @@ class _Ring:
         return number(at_member(self.context, self.axes, e, owner))
 
     def padded(self, x: Any) -> Any:
-        """As long as the longest part of a rank."""
+        """Return x, padded with zeros to the length of the longest part of a rank."""
         room = spmd.zeros((*x.shape[:-2], number(self.most), x.shape[-1]), x.dtype)
         room[..., : x.shape[-2], :] = x
         return room
@@ -143,7 +144,7 @@ class _Ring:
         return x[..., : self._of(step, self.extent), :]
 
     def columns(self, step: Any, x: Any) -> Any:
-        """What of a mask or a bias is for the keys that are here."""
+        """Return the columns of a mask or a bias for the keys that are here."""
         if x is None or (isinstance(x.shape[-1], int) and x.shape[-1] == 1):
             return x
         first = self._of(step, self.offset)

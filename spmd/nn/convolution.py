@@ -64,7 +64,8 @@ def conv(x: Any, w: Any, b: Any = None, strides: Any = 1, padding: Any = "SAME",
 
 def conv_transpose(x: Any, w: Any, b: Any = None, strides: Any = 1, padding: Any = "SAME",
                    dilation: Any = 1, groups: int = 1) -> Any:
-    """A transposed convolution: the result is `strides` times as long as x along spatial dims.
+    """Compute a transposed convolution, whose result is `strides` times as long as x along spatial
+    dims.
 
     The arguments are those of conv. x is spread, with strides - 1 zeros between its elements, and
     then convolved: so jax.lax.conv_transpose has it, and flax. padding: "SAME" (n * stride places),
@@ -176,7 +177,8 @@ def _biased(y: Any, b: Any, dtype: Any) -> Any:
 
 
 def _transposed_padding(padding: str, window: int, stride: int) -> tuple[int, int]:
-    """Of what was spread; windows with their gaps, as jax.lax.conv_transpose counts them."""
+    """Return the zeros before and behind what was spread; windows count with their gaps, as
+    jax.lax.conv_transpose counts them."""
     if padding.upper() == "VALID":
         return window - 1, stride - 1 + max(window - stride, 0)
     if padding.upper() != "SAME":

@@ -132,8 +132,9 @@ def beam_search(
 
 
 def _best_of(totals: Any, beams: int, dtype: Any) -> tuple[Any, Any, Any]:
-    """Of totals (batch, beams, vocabulary) the largest, which beam and which token each is. The
-    largest of each beam come first: where the vocabulary is split, these are all that travel."""
+    """Return the largest totals (batch, beams, vocabulary), and which beam and which token each is.
+    The largest of each beam come first: where the vocabulary is split, these are all that
+    travel."""
     batch, _, size = totals.shape
     few = min(beams, size) if isinstance(size, int) else beams
     best, tokens = (x.reshape((batch, beams * few)) for x in spmd.top_k(totals, few))
@@ -143,6 +144,6 @@ def _best_of(totals: Any, beams: int, dtype: Any) -> tuple[Any, Any, Any]:
 
 
 def _followed(x: Any, parent: Any) -> Any:
-    """Of x (batch, beams, …) what belongs to the beam that each one follows."""
+    """Return, of x (batch, beams, …), what belongs to the beam that each one follows."""
     at = parent.reshape((*parent.shape, *[1] * (x.ndim - 2)))
     return np.take_along_axis(x, at, axis=1)

@@ -39,7 +39,7 @@ def ones(seed: Any, shape: Any, dtype: Any = np.float32, layout: Any = None) -> 
 
 
 def constant(value: float) -> Initializer:
-    """This number everywhere."""
+    """Return an initializer with this number everywhere."""
     return lambda seed, shape, dtype=np.float32, layout=None: (
         zeros(seed, shape, dtype, layout) + value)
 
@@ -77,7 +77,7 @@ def truncated_normal(stddev: float = 1e-2, lower: float = -2.0, upper: float = 2
 
 
 def _quantile(chance: Any) -> Any:
-    """Of the standard normal distribution."""
+    """Return the quantile of the standard normal distribution."""
     if isinstance(chance, Array):
         return math.sqrt(2) * wrap(chance.context, chance.context.emit_one(
             Map("erfinv"), (2 * chance - 1).read()))

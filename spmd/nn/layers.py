@@ -99,7 +99,8 @@ def _axes(x: Array) -> set[str]:
 
 
 def _of_split(ids: Any, table: Array, axes: tuple[str, ...]) -> Any:
-    """Of a table whose rows are split over these axes: what each rank has, and 0, summed up."""
+    """Look ids up in a table whose rows are split over these axes: ranks sum what each has, and 0
+    for the rest."""
     rows, layout = table.shape[0], table.layout
     ids = ids.astype(np.int64)
     at = np.where(ids < 0, ids + rows, ids).clip(0, rows - 1)

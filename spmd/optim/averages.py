@@ -64,7 +64,7 @@ def unbiased(moment: Any, decay: Any, count: Any) -> Any:
 
 def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None
           ) -> GradientTransformation:
-    """Momentum: the updates, plus `decay` times the sum before.
+    """Add momentum to updates: the result is the updates plus `decay` times the result before.
 
     - nesterov: looks a step ahead (Sutskever et al., 2013).
     - accumulator_dtype: the element type of the sum; by default that of the parameter, float32 for

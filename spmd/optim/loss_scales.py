@@ -22,7 +22,7 @@ def all_finite(tree: Any) -> Any:
 
 
 class _Scaling:
-    """What both have: a factor of losses, by which gradients are divided."""
+    """Both kinds of scales have this: a factor of losses, by which gradients are divided."""
 
     def scale(self: Any, tree: Any) -> Any:
         """A loss, or a tree of arrays, times the factor."""
@@ -53,7 +53,7 @@ class StaticLossScale(_Scaling, _Static):
     """A factor that stays. Made by `static_loss_scale`."""
 
     def adjust(self, grads_finite: Any) -> StaticLossScale:
-        """Itself."""
+        """Return itself, since the factor stays."""
         return self
 
 
@@ -61,9 +61,8 @@ class DynamicLossScale(_Scaling, _Dynamic):
     """A factor that grows while gradients are finite. Made by `dynamic_loss_scale`."""
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
-        """The next one: greater after `period` steps that were all finite, smaller after one that
-        was not.
-        """
+        """Return the next scale: greater after `period` steps that were all finite, smaller after
+        one that was not."""
         last = self.counter == self.period - 1
         greater = self.loss_scale * self.factor
         up = np.where(np.logical_and(last, np.isfinite(greater)), greater, self.loss_scale)

@@ -41,7 +41,7 @@ def empty(_: Any) -> EmptyState:
 
 
 def set_to_zero() -> GradientTransformation:
-    """Updates of zeros: what it is for stays as it is."""
+    """Replace updates by zeros, so that parameters stay as they are."""
     return GradientTransformation(
         empty, lambda updates, state, params=None: (map_trees(np.zeros_like, updates), state))
 

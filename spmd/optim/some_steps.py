@@ -30,8 +30,8 @@ class MultiStepsState(NamedTuple):
 
 
 class MultiSteps:
-    """Gradient accumulation: an optimizer that steps at every k-th call, with the mean of k
-    gradients. Updates of the other calls are zeros.
+    """Accumulate gradients, and step at every k-th call with the mean of k gradients. Updates of
+    the other calls are zeros.
 
     - opt: the optimizer.
     - every_k_schedule: k, or a function of the number of steps so far.

@@ -63,7 +63,8 @@ def map_trees(f: Callable[..., Any], first: Any, *rest: Any) -> Any:
 
 
 def map_to(n: int, f: Callable[..., Sequence[Any]], first: Any, *rest: Any) -> list[Any]:
-    """n such trees: f gives n values. UsageError where the trees differ in structure."""
+    """Return n trees like the first one, of the n values that f gives for each leaf. UsageError
+    where the trees differ in structure."""
     tree, leaves = flatten(first)
     columns = [leaves]
     for other in rest:
@@ -175,6 +176,6 @@ def global_norm(updates: Any) -> Any:
 
 
 def _axes(x: Any) -> frozenset[Any]:
-    """Those that split an array, as far as its layout is known by now."""
+    """Return the axes that split an array, as far as its layout is known by now."""
     dims = (d if isinstance(d, tuple) else (d,) for d in getattr(x, "layout", None) or ())
     return frozenset(axis for dim in dims for axis in dim if axis is not None)

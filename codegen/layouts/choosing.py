@@ -18,7 +18,8 @@ from codegen.symbolic.estimate import largest
 
 
 def choose(graph: Module, auto: Sequence[str]) -> dict[str, Layout]:
-    """By name of the inputs in `auto`: how most of each is used where it lies.
+    """Return, by name of the inputs in `auto`, the layout in which most of each is used where it
+    lies.
 
     What a shard_map takes stays as it was, whole: its function sees the difference.
     """
@@ -58,7 +59,8 @@ def _elements(i: Input) -> int:
 
 
 def _wanted(demands: Demands, i: Input) -> Layout:
-    """The axes that its uses want its dims split over; now that of the first use that splits it."""
+    """Return an input's layout with the axes over which its uses want its dims split; a dim that
+    two uses split follows the first."""
     entries = list(i.layout)
     if any(entries):
         return i.layout

@@ -50,7 +50,7 @@ class Cut:
     entry: Owned | None = None
 
     def bounds(self, mesh: Mesh) -> tuple[Expr, Expr]:
-        """The first element, and the one after the last."""
+        """Return the first element of a rank's part, and the one after the last."""
         if self.given is not None:
             return self.given
         if not self.axes:
@@ -78,7 +78,7 @@ class Cut:
         return low, high
 
     def follows(self, other: Cut) -> bool:
-        """Whether both follow the same blocks in the same steps."""
+        """Return whether both cuts follow the same blocks in the same steps."""
         return (
             bool(self.axes) and self.given is None and other.given is None
             and (self.axes, self.extent, self.step) == (other.axes, other.extent, other.step)
@@ -86,12 +86,12 @@ class Cut:
 
     @property
     def empty(self) -> bool:
-        """Whether there is evidently nothing in it."""
+        """Return whether a rank's part is evidently empty."""
         low, high = self.given or (self.first, self.last)
         return low == high and not self.open
 
     def inside(self, other: Cut) -> bool:
-        """Whether it is evident that every rank's part lies in its part by another cut."""
+        """Return whether every rank's part evidently lies in its part by another cut."""
         if self == other or self.empty:
             return True
         if self.period is not None and other.period is None:
@@ -121,7 +121,8 @@ class Cut:
         return expr.most(_ceil(before, n), 0), expr.most(_ceil(beyond, n), 0), self.period
 
     def opened(self) -> Cut:
-        """Without clipping, so that its bounds are simple formulas; not of a few rows of many."""
+        """Return the cut without clipping, so that its bounds are simple formulas; itself if it has
+        few rows of many."""
         if not self.axes or self.given is not None:
             return self
         rows, n = self.last - self.first, self.extent
@@ -168,7 +169,8 @@ def block(axes: LayoutEntry, extent: Expr) -> Cut:
 
 
 def owned(axes: LayoutEntry, rows: int, row: int, mesh: Mesh) -> Owned:
-    """The entry of dims of which a rank has all if it has this row of a dim of so many."""
+    """Return the entry of dims of which a rank has all or nothing: all if it has row `row` of a dim
+    of `rows` rows that these axes split."""
     low, high = row_of(axes, rows, row, mesh).bounds(mesh)
     return Owned(tuple(axes), rows, row, high - low)
 
@@ -218,7 +220,7 @@ def lows(mesh: Mesh, window: Window) -> Shape:
 
 
 def inside(a: Window, b: Window) -> bool:
-    """Whether it is evident that every rank's part by the one lies in its part by the other."""
+    """Return whether every rank's part by window a evidently lies in its part by window b."""
     return all(x.inside(y) for x, y in zip(a, b, strict=True))
 
 
@@ -235,8 +237,9 @@ Ranges = tuple[Expr, Expr, Expr, Expr]
 def near(
     mesh: Mesh, axes: tuple[str, ...], have: Sequence[Cut], want: Sequence[Cut]
 ) -> tuple[Ranges, ...]:
-    """Along each of these axes, where each alone splits a dim that is shifted, widened or cut into
-    blocks of another extent; else ().
+    """Return, along each of these axes, the range of members that a member reads, and of those that
+    read it, where each axis alone splits a dim that is shifted, widened or cut into blocks of
+    another extent; else ().
 
     A member reads those of which a part lies in what it wants before it is clipped, and that hold
     anything. Ranges may go on beyond the ends of the axis, to its other end.
@@ -376,7 +379,7 @@ def widened(blocks: Cut, width: int) -> Cut:
 
 
 def hull(a: Cut, b: Cut) -> Cut | None:
-    """The least cut that has both in it, where they lie near each other; else None."""
+    """Return the least cut that contains both, where they lie near each other; else None."""
     if a == b or b.inside(a):
         return a
     if a.inside(b):
@@ -410,7 +413,8 @@ def hull_of(a: Window, b: Window) -> Window | None:
 
 
 def gather(windows: Sequence[Window]) -> list[Window]:
-    """A few windows that cover these; each one's parts lie near each other."""
+    """Return a few windows that cover all of these; the windows that one of them covers lie near
+    each other."""
     out: list[Window] = []
     for window in windows:
         for k, known in enumerate(out):

@@ -247,7 +247,8 @@ class Demands:
     # ---- how a value comes to its parts ----------------------------------------------------------
 
     def settle(self, value: Value, op: Op | None) -> None:
-        """All uses of a value are known: what is made, what is fetched."""
+        """Decide, when all uses of a value are known, which parts of it ranks compute and which
+        they fetch."""
         wanted = self.wanted.get(value, {})
         blocks = home(value)
         demand = self.of[value] = Demand()
@@ -286,8 +287,8 @@ class Demands:
                 demand.of[window] = demand.of[wide]
 
     def laborious(self, op: Op, wanted: Iterable[Window]) -> bool:
-        """Whether ghost cells of what an op makes are fetched, since to make them once more is more
-        work: where the rest lies in balanced blocks."""
+        """Return whether ghost cells of an op's result are fetched, since computing them again is
+        more work: where the rest lies in balanced blocks."""
         value, wanted = op.result, list(wanted)
         if not op.what.laborious or not wanted:
             return False
@@ -297,7 +298,8 @@ class Demands:
         ) and not all(cuts.inside(w, blocks) for w in wanted)
 
     def goes_on(self, op: Op, window: Window) -> bool:
-        """Whether what is beyond the ends of dims that go on there can be computed as the rest."""
+        """Return whether what lies beyond the ends of a window's periodic dims can be computed as
+        the rest is."""
         around = [d for d, c in enumerate(window) if c.period is not None]
         return not around or (
             isinstance(op.what, Map)

@@ -65,7 +65,7 @@ class Localizer:
         return found or cuts.block(self.entry(value, dim), value.type.shape[dim])
 
     def define(self, op: Op) -> None:
-        """Called for one op after the other, in program order."""
+        """Note where the results of an op lie; it is called for each op in program order."""
         for value in op.results:
             self.defs[value] = op
             for dim in range(value.type.ndim):
@@ -84,8 +84,8 @@ class Localizer:
         return isinstance(op.what, Relayout) and op.result in self.everywhere
 
     def goes_on(self, value: Value, dim: int) -> bool:
-        """Whether the part of a value beyond the ends of a dim, which goes on there, can be had
-        from such parts of what it is a view of."""
+        """Return whether the part of a value beyond the ends of a periodic dim can be had from such
+        parts of what it is a view of."""
         op = self.defs.get(value)
         if op is not None and self.is_laid_out(op):
             return self.goes_on(op.operands[0], dim)
@@ -153,8 +153,8 @@ class Localizer:
     # ---- what combines elements ------------------------------------------------------------------
 
     def summed(self, op: Op, window: Window) -> tuple[str, ...]:
-        """The axes over which a sum is still to be reduced when each rank has its own part; () for
-        other ops, and where the result is wanted in parts."""
+        """Return the axes over which a sum is still to be reduced when each rank has its own part;
+        () for other ops, and where the result is wanted in parts."""
         inner = op.what.summed(op, window, self)
         if inner is None:
             return self.partial.get(op.result, ())

@@ -61,7 +61,8 @@ class Parts(Builder):
     def through(
         self, what: Slice | Reshape, operands: Sequence[Value]
     ) -> tuple[Slice | Reshape, Sequence[Value]]:
-        """A slice of a slice is a slice of what that one shows; so is a reshape."""
+        """Return one op for two: a slice of a slice as a slice of the first operand, a reshape of a
+        reshape as one reshape; other ops as they are."""
         op = self.made.get(operands[0])
         below = op.what if op else None
         if op is None or type(below) is not type(what):
@@ -128,7 +129,7 @@ class Parts(Builder):
         return made
 
     def have(self, value: Value, local: Value) -> None:
-        """A rank holds its blocks of a value: what else is wanted of it is fetched."""
+        """Note that a rank holds its blocks of a value, and fetch what else is wanted of it."""
         self.parts[-1][value, home(value)] = local
         self.fetch_wanted(value)
 
@@ -201,8 +202,8 @@ class Parts(Builder):
         return self.emit(move, (x,)), now
 
     def in_parts(self, moves: bool, have: cuts.Cut, want: cuts.Cut, axes: tuple[str, ...]) -> bool:
-        """Whether members have all of a dim that others have or want one block after the other.
-        They are in the mesh's order; the blocks of an entry ("y", "x") are not."""
+        """Return whether members have all of a dim that others have or want one block after the
+        other. They are in the mesh's order; the blocks of an entry ("y", "x") are not."""
         if moves:
             return have == cuts.block(axes, have.extent) and want == cuts.whole(have.extent)
         if have != want:
@@ -227,7 +228,7 @@ class Parts(Builder):
         return tuple(a for a in self.mesh.names if any(a in layout[d] for d in dims))
 
     def stated(self, x: Value, now: Sequence[cuts.Cut]) -> tuple[ArrayType, ...]:
-        """The type of what an exchange makes of x."""
+        """Return the type of an exchange's result, whose dims are cut as `now` says."""
         return (ArrayType(x.type.dtype, cuts.extents(self.mesh, tuple(now))),)
 
 

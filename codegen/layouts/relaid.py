@@ -117,7 +117,7 @@ class _Relaid(Builder):
                 self.add(Relayout(layout_of(old.type)), (new,), (old,))
 
     def again(self, op: Op, inside: Inside) -> None:
-        """The op on what stands for its operands."""
+        """Emit an op again, on the values that now stand for its operands."""
         what, self.place = op.what, op.place
         operands = [self.now.get(v, v) for v in op.operands]
         if isinstance(what, Relayout) and (
@@ -150,7 +150,7 @@ class _Relaid(Builder):
     def loop(
         self, op: Op, operands: Sequence[Value], inside: Inside
     ) -> tuple[list[ArrayType], tuple[Region, ...]]:
-        """The types of what it carries, and its regions."""
+        """Return the types of what a loop carries, and its rewritten regions."""
         was = [v.type for v in op.regions[-1].args]
         types = was if inside is Inside.SAME else [_whole(t) for t in was]
         if inside is Inside.FOLLOWS:

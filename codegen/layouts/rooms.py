@@ -146,7 +146,7 @@ class Rooms:
                 self.fetch_once(v, room, around[v])
 
     def fetch_once(self, value: Value, room: Window, around: list[Window]) -> None:
-        """Ghost cells of a value are fetched as one part of its room."""
+        """Have the ghost cells of a value fetched as one part of its room."""
         demand, blocks = self.demands.of[value], home(value)
         one = around[0]
         for window in around[1:]:
@@ -168,8 +168,8 @@ class Rooms:
 
 
 def _lies_around(window: Window, blocks: Window) -> bool:
-    """Whether it is a rank's own part, shifted or with more around it. A room is made before a
-    loop: no counter says how wide it is."""
+    """Return whether a window is a rank's own part, shifted or with more around it. A room is made
+    before a loop: no counter says how wide it is."""
     return all(
         c.inside(h) or c.follows(h) or c.period is not None for c, h in zip(window, blocks)
     ) and all(s.kind != "counter" for s in cuts.symbols(window))
@@ -193,6 +193,6 @@ class _Reads:
         self._last.update(dict.fromkeys(body.results, len(body.ops)))
 
     def last(self, value: Value) -> int:
-        """The place of the last op that reads a value, or a view of it; behind all ops where it is
-        a result. What comes later may be written where it lies."""
+        """Return the place of the last op that reads a value, or a view of it; the place behind all
+        ops if it is a result. An op behind that place may write where the value lies."""
         return max([self._last.get(value, -1), *map(self.last, self._views.get(value, ()))])

@@ -72,7 +72,7 @@ class More(Feeding):
 
 @dataclass(frozen=True)
 class Send(Feeding):
-    """Hands its operands, laid out so, to those who made the batch that was taken last. homes: of
+    """Send the operands, laid out so, to those who made the batch that was taken last. homes: of
     each, in one rank's view."""
 
     name = "send"

@@ -58,8 +58,8 @@ class Loop(Control):
         return at.loop(op, given)
 
     def turns(self) -> Expr | None:
-        """How often it runs, if no condition ends it before; not more than 0 for never. None: only
-        the launch or the run knows."""
+        """Return how many turns a loop has if no condition ends it before; 0 or less for none, and
+        None if only the launch or the run knows."""
         if self.stop is None or not self.step.is_const:
             return None
         step = self.step.value
@@ -187,5 +187,5 @@ class ShardMap(Stated, Control):
     def batch(
         self, op: Op, given: Sequence[Value | None], at: Batch
     ) -> Sequence[Value | None]:
-        """Each rank has all members of its shards."""
+        """Map the region over the members too: each rank has all members of its shards."""
         return at.shard_map(op, given)

@@ -175,7 +175,8 @@ class Convolve(Kind):
     # ---- parts of global arrays ----------------------------------------------------------------
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
-        """A window belongs to whom what is in its middle belongs to."""
+        """Return the cut of a dim of the result: a window belongs to the rank that has its middle
+        element."""
         of = self.by_name(op)
         if self.gives == "w" or dim > len(self.stride):
             return None
@@ -201,7 +202,7 @@ class Convolve(Kind):
         return False
 
     def _span(self, op: Op, d: int) -> Expr:
-        """From the first element of a window to the last one."""
+        """Return the distance from the first element of a window to the last one."""
         return self.dilation[d] * (self.by_name(op)["w"].type.shape[1 + d] - 1)
 
     def _read(self, op: Op, d: int, of_y: Cut, at: Localizer) -> Cut:
@@ -312,7 +313,8 @@ class _Memory(NamedTuple):
 
     @classmethod
     def of(cls, value: Value, op: Op, at: Maker) -> _Memory:
-        """Row by row without gaps but for x, whose channels lie together; else as a copy."""
+        """Return the memory of an operand that lies row by row without gaps (of x: whose channels
+        lie together); else a copy that does."""
         loops, shape = loop_vars(value.type.shape), value.type.shape
         node, plain = at.node(value, positions(loops)), strides(shape)
         found = affine(node.offset, loops) if isinstance(node, Load) and not node.bounds else None
@@ -328,7 +330,7 @@ class _Memory(NamedTuple):
 
 
 def _wider(cut: Cut, before: Expr, behind: Expr, at: Localizer) -> Cut:
-    """With so many elements more at its ends."""
+    """Return the cut with so many elements more at its ends."""
     if cut.given is not None or (cut.axes and cut.step < 0):
         low, high = cut.bounds(at.mesh)
         return cuts.given(cut.axes, low - before, high + behind)
@@ -475,7 +477,8 @@ _LANE_FORMS = {
 
 def _caller(what: Convolve, dtype: DType, moves: Sequence[Sequence[int]],
             known: Mapping[str, Expr], lanes: bool) -> tuple[Caller, Shape]:
-    """A C function that has what is known as constants, and the numbers that it is called with."""
+    """Return a C function that has all known numbers as constants, and the numbers that it is
+    called with."""
     gives, c = what.gives, dtype.c
     fixed = {name: known[name].value for name in _FIXED if known[name].is_const}
     if lanes:

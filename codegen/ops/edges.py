@@ -97,7 +97,7 @@ class Edge(Kind):
 
 
 def _lines(at: Reverse, x: Value, d: int, first: Expr, count: Expr) -> Value:
-    """So many lines along a dim, from one on."""
+    """Return `count` lines along a dim, from line `first` on."""
     start, shape = [expr.const(0)] * x.type.ndim, [*x.type.shape]
     start[d], shape[d] = first, count
     return at.emit(Slice(tuple(start), (1,) * x.type.ndim, tuple(shape)), x)

@@ -64,7 +64,7 @@ class Expect(Effect):
     check: str = ""
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """It must hold for every member that comes here."""
+        """Expect that the condition holds for every member that comes here."""
         first, *shown = op.operands
         holds = at.where_active(*at.every_of([first], given[:1]))
         each = []
@@ -101,7 +101,7 @@ class Save(Kind):
         return ()
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """Members do not come here together: each would make frames of its own."""
+        """Refuse: members do not come here together, so each would make frames of its own."""
         raise at.none(op, f'save "{self.series}", in a function of one member',
                       "save what spmd.vmap returns, in a loop around it")
 

@@ -133,7 +133,8 @@ class Permute(Exchange):
         at.shapes(tuple(at.at(e, source) for e in shape), self.receives.subst(here))
 
     def together(self, group: Group) -> list[list[Array]]:
-        """By `to` and `sends` alone, which checks `source` and `receives`."""
+        """Send each member's operand by `to` and `sends` alone, which checks `source` and
+        `receives`."""
         (stated,) = self.types
         sender: dict[int, int] = {}
         for k, member in enumerate(group.members):
@@ -197,7 +198,8 @@ class Move(Flowing):
 
     @property
     def parts(self) -> bool:
-        """Whether each dim is had, or wanted, as a whole: then parts make up what there is."""
+        """Return whether each dim is had, or wanted, as a whole: then parts make up what there
+        is."""
         return all(have is None or want is None for have, want in zip(self.have, self.want))
 
     @property
@@ -245,7 +247,8 @@ class Move(Flowing):
                 at.tiles(have, r)
 
     def together(self, group: Group) -> list[list[Array]]:
-        """Every element from the member that holds it; what nobody holds is nobody's."""
+        """Copy every element from the member that holds it; elements that nobody holds are
+        poisoned."""
         root = 0 if self.root is None else group.root(self.root)
         out = []
         for k, (member, mine) in enumerate(zip(group.members, group.given, strict=True)):
@@ -293,7 +296,7 @@ class Move(Flowing):
         }
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """All members' elements go the same way."""
+        """Move the elements of all members in one exchange."""
         what = self.but(
             have=_deeper(self.have), want=_deeper(self.want), room=_deeper(self.room),
             wraps=_deeper(self.wraps), types=tuple(map(at.stacked, self.types)))
@@ -383,7 +386,7 @@ class Fold(Flowing):
 
 @dataclass(frozen=True)
 class Barrier(Exchange):
-    """All members have arrived."""
+    """Wait until all members have arrived."""
 
     name = "barrier"
     fence = True

@@ -33,7 +33,7 @@ def along(ndim: int, given: Mapping[int, Span]) -> Bounds:
 
 
 def each(bounds: Bounds, ndim: int) -> Bounds:
-    """One for each dim."""
+    """Return one span for each dim; None stands for all of a dim."""
     return bounds or (None,) * ndim
 
 
@@ -94,7 +94,8 @@ class Group:
         return InternalError(text, place=self.place)
 
     def send(self, k: int, to: int, sender: dict[int, int]) -> None:
-        """Member k sends to another one. sender: who sends to each, so far."""
+        """Note that member k sends to another one; raise MatchingError if that one does not exist,
+        or gets two. sender: who sends to each, so far."""
         words = f"with {len(self.members)} ranks, rank"
         if not 0 <= to < len(self.members):
             raise MatchingError(f"{words} {k} sends to {to}, which does not exist",
@@ -126,7 +127,7 @@ class Group:
         return total
 
     def near(self, taker: Member, giver: Member, axes: Sequence[str], near: Near) -> bool:
-        """Whether they are near each other, as both must say."""
+        """Return whether two members are near each other, as both must say."""
         reads = told = True
         for axis, (begin, end, first, last) in zip(axes, near):
             coord, size = f"i_{axis}", taker.env.get(f"n_{axis}", 1)

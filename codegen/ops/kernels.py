@@ -81,7 +81,7 @@ class Kernel(Stated):
         return [*super().needs(op, window, at)]
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """It is called for each member: their dim is one more loop, before those of its
+        """Call the kernel for each member: their dim is one more loop, before those of its
         signature."""
         begun = {k for how, what in self.args if how in ("out", "own") for k in what[1:]}
         operands = [at.spread(v) if g is None and (k in begun or self._loops_of(k)) else g or v
@@ -167,5 +167,5 @@ class Kernel(Stated):
 
 
 def _deeper(dims: tuple[tuple[int, int] | None, ...]) -> tuple[tuple[int, int] | None, ...]:
-    """Dims of results where one more stands before them."""
+    """Return the dims of results where one more stands before them."""
     return tuple(d and (d[0], d[1] + 1) for d in dims)

@@ -134,12 +134,13 @@ class Kind:
         return self.name
 
     def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
-        """That each element of a result is finite, or what it follows from is not; None: that is
-        not asked."""
+        """Return the condition that each element of a result is finite, or that an operand is not;
+        None: it is not checked."""
         return None
 
     def exact(self, op: Op, at: Instrument) -> Value | None:
-        """The result in float64, of operands in float64; None: integers cannot wrap around."""
+        """Return the result in float64, of operands in float64; None if integers cannot wrap around
+        here."""
         return None
 
     # ---- parts of global arrays on a rank --------------------------------------------------------
@@ -150,18 +151,19 @@ class Kind:
         return None
 
     def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
-        """Whether what is beyond the ends of a dim of the result, which goes on there, can be had
-        from what is beyond those of its operands."""
+        """Return whether what lies beyond the ends of a periodic dim of the result can be had from
+        what lies beyond the ends of its operands."""
         return True
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
-        """The part of each operand for this part of the result; () for 0-d operands."""
+        """Return the part of each operand that this part of the result needs; () for 0-d
+        operands."""
         return [tuple(map(whole, v.type.shape)) for v in op.operands]
 
     def depends(self, op: Op, window: Window, at: Localizer) -> list[Window | None]:
-        """The part of each operand on which this part of the result depends, whoever has it: what a
-        rank needs, unless ranks exchange more. None: of indices that count 0, 1, 2, …, as `at`
-        knows already."""
+        """Return the part of each operand on which this part of the result depends, whoever has it:
+        what a rank needs, unless ranks exchange more. None: of indices that count 0, 1, 2, …, as
+        `at` knows already."""
         return [*self.needs(op, window, at)]
 
     def localize(
@@ -172,16 +174,17 @@ class Kind:
         return at.part(made, tuple(map(whole, op.result.type.shape)), window, build)
 
     def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
-        """The parts of the dims over which a sum goes; None: it is no sum."""
+        """Return the parts of the dims over which a sum goes; None if the op is no sum."""
         return None
 
     def but(self, **changed: Any) -> Self:
-        """The same with other fields."""
+        """Return this kind with other values of these fields."""
         made: Self = replace(self, **changed)  # type: ignore[type-var]
         return made
 
     def counts(self) -> Sym | None:
-        """The symbol that gets its values from the op."""
+        """Return the symbol that gets its values from the op, as a loop's counter does; None if
+        there is none."""
         return None
 
     def exprs(self) -> tuple[Expr, ...]:
@@ -226,7 +229,7 @@ def dropped(shape: Sequence[Expr], dims: Iterable[int]) -> Shape:
 
 
 def behind(dims: Iterable[int]) -> tuple[int, ...]:
-    """The same dims where one more stands before them."""
+    """Return the same dims where one more stands before them."""
     return tuple(d + 1 for d in dims)
 
 

@@ -44,19 +44,19 @@ class Factor(Kind):
     cores: ClassVar[tuple[int, ...]] = (2,)
 
     def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
-        """The results of one member: element type and shape of each."""
+        """Return the element type and the shape of each result of one member."""
         raise NotImplementedError(self.name)
 
     def alone(self, *operands: Array) -> list[Any]:
-        """The results for one member, in NumPy."""
+        """Return the results for one member, in NumPy."""
         raise NotImplementedError(self.name)
 
     def batch_dims(self, types: Types) -> int:
-        """How many dims it has."""
+        """Return how many dims the batch has."""
         return types[0].ndim - self.cores[0]
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """Its batch has one more dim."""
+        """Emit the op on a batch with one more dim."""
         return at.emit_all(self, *at.every(op, given))
 
     def work(self, op: Op) -> Iterable[Shape]:
@@ -117,7 +117,7 @@ class Members:
         return Part(value, ravel((*positions(self.loops), *zeros), value.type.shape), writes)
 
     def copied(self, operand: Value, into: Value | None = None) -> Part[Value]:
-        """An operand where a routine may write over it."""
+        """Copy an operand to memory that a routine may write over, and return that."""
         if into is None:
             into = self.at.spare(f"{operand.name}_copy", self.dtype, *operand.type.shape)
         index = positions(loop_vars(into.type.shape))
@@ -129,14 +129,14 @@ class Members:
         return [self.part(v, writes=True) for v in self.op.results[first:]]
 
     def spare(self, name: str, dtype: DType, *shape: Expr) -> Part[Value]:
-        """Memory that a member needs meanwhile."""
+        """Return memory that a member needs meanwhile."""
         made = self.at.spare(f"{self.op.results[0].name}_{name}", dtype, *shape)
         return Part(made, expr.const(0), True)
 
     def call(self, name: str, parameters: str, text: str, numbers: Sequence[Expr],
              parts: Sequence[Part[Value]]) -> None:
-        """In the text stand <T> for the type of elements, <R> for that of their parts, and the keys
-        of routines: <potrf>."""
+        """Call a C function for each member. In its text stand <T> for the type of elements, <R>
+        for that of their parts, and the keys of routines: <potrf>."""
         text, routines = named_in(text, self.dtype)
         for word, said in {"<T>": self.dtype.c, "<R>": real_of(self.dtype).c}.items():
             parameters, text = parameters.replace(word, said), text.replace(word, said)

@@ -98,8 +98,8 @@ def _caller(name: str, dtype: DType, turned: Sequence[bool]) -> Caller:
 
 def added_to(call: LibraryCall[Value], sign: int, into: Value, offset: Expr, row: Expr
              ) -> LibraryCall[Value] | None:
-    """A product that is added to what stands in memory, or taken from it; None where the routine
-    is none that does so."""
+    """Return a product that is added to what stands in memory, or subtracted from it; None where
+    the routine cannot do so."""
     if call.function.name[1:5] != "gemm":
         return None
     numbers = (*call.numbers[:5], row, expr.const(sign), expr.const(1))
@@ -203,8 +203,8 @@ class MatMul(Kind):
         return made if at.axes_of([between]) else build.cast(made, op.result.type.dtype)
 
     def is_gram(self, op: Op, held: Window, at: Localizer) -> bool:
-        """Whether one operand is the transpose of the other, and all rows or all columns of the
-        result are computed: of as many rows as columns, a rank has all."""
+        """Return whether one operand is the transpose of the other, and all rows or all columns of
+        the result are computed: of as many rows as columns, a rank has all."""
         cut = held[-2:]
         if sum(bool(c.axes) for c in cut) > 1 or any(
             c != cuts.block(c.axes, e) for c, e in zip(cut, op.result.type.shape[-2:])
@@ -298,8 +298,8 @@ class _Matrix(NamedTuple):
         return self._replace(row=self.column, column=self.row)
 
     def beside(self, rows: Expr, batch: tuple[plan.Var, ...], other: _Matrix) -> _Matrix | None:
-        """All matrices along the last dim of a batch as one of more rows, if they lie so, and if
-        the other operand is the same for all of them."""
+        """Return all matrices along the last dim of a batch as one of more rows, if they lie so,
+        and if the other operand is the same for all of them."""
         found = affine(self.offset, batch[-1:]) if batch else None
         if found is None or batch[-1].sym in other.offset.symbols():
             return None
@@ -310,8 +310,8 @@ class _Matrix(NamedTuple):
         return self._replace(offset=base, row=stride if rows == 1 else self.row)
 
     def lies(self, rows: Expr, columns: Expr) -> tuple[bool, Expr] | None:
-        """Whether BLAS is to read it as a transpose, and the distance of rows in memory; None where
-        neither stride is 1, or one is negative."""
+        """Return whether BLAS is to read it as a transpose, and the distance of rows in memory;
+        None where neither stride is 1, or one is negative."""
         if self.column == 1 or columns == 1:
             lead = _lead(self.row, rows, columns)
             if lead is not None:
@@ -324,8 +324,8 @@ class _Matrix(NamedTuple):
 
 
 def shared(op: Op, window: Window, at: Localizer, of_first: int, of_second: int) -> Cut:
-    """The part of a dim that a rank takes, over which products of two operands are summed: where it
-    stands in each of them."""
+    """Return the part of a dim that a rank takes, over which products of two operands are summed:
+    where it stands in each of them."""
     (a, b), used = op.operands, {axis for c in window for axis in c.axes}
     of_a, of_b = at.natural(a, of_first), at.natural(b, of_second)
     if of_a == of_b:
@@ -337,7 +337,8 @@ def shared(op: Op, window: Window, at: Localizer, of_first: int, of_second: int)
     sums, whole = 2 * _size(op.result), cuts.whole(a.type.shape[of_first])
 
     def size(x: Value) -> Expr:
-        """How many elements move: where a batch repeats one matrix, only those of that one."""
+        """Return how many elements move: where a batch repeats one matrix, only those of that
+        one."""
         by = at.defs.get(x)
         repeated = by is not None and isinstance(by.what, Broadcast)
         return _size(by.operands[0] if by is not None and repeated else x)

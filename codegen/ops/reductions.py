@@ -248,7 +248,7 @@ class Lane(Kind):
         return (() if d == self.dim else entry for d, entry in entries)
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
-        """The line whole, the other dims as wanted."""
+        """Return the operand's part that has the lanes whole, and the other dims as wanted."""
         d, x = self.dim, op.operands[0]
         return [(*window[:d], whole(x.type.shape[d]), *window[d + 1 :])]
 
@@ -364,7 +364,7 @@ class Cumulative(Lane):
 
 
 def _last(value: Value, d: int, fn: str, build: Builder) -> Value:
-    """The last of running totals along a dim; where there is none, what is neutral."""
+    """Return the last of running totals along a dim; the neutral element where there is none."""
     (dtype, shape), zero = (value.type.dtype, value.type.shape), expr.const(0)
     one = expr.minimum(shape[d], 1)
     start = tuple(shape[d] - one if k == d else zero for k in range(len(shape)))

@@ -150,7 +150,7 @@ class Fourier(Lane):
         at.call(self.caller(x.type.dtype), loops, numbers, parts, op)
 
     def caller(self, given: DType) -> Caller:
-        """Lanes at `row` from each other, whose elements are `step` apart."""
+        """Return a C function for lanes at distance `row`, whose elements are `step` apart."""
         made, fn = self.made(given), self.fn
         real = given if given.kind == "f" else dtypes.BY_NAME[REAL[given.name]]
         few, through = "n / 2 + 1", fn in ("rfft", "irfft")
@@ -213,7 +213,7 @@ _Dims = list[tuple[Expr, Expr, Expr]]
 
 
 def _batches(dims: _Dims) -> tuple[_Dims, tuple[Expr, Expr, Expr]]:
-    """Dims that lie without gaps are one; those to loop over, and the one whose lanes one call
+    """Join dims that lie without gaps. Return those to loop over, and the one whose lanes one call
     transforms: the closest to each other, or the most."""
     joined: _Dims = []
     for extent, a, b in dims:

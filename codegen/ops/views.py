@@ -51,7 +51,7 @@ class Broadcast(View):
         return [ArrayType(types[0].dtype, tuple(self.shape))]
 
     def leading(self, op: Op) -> bool:
-        """Whether it repeats whole matrices, the last two dims."""
+        """Return whether it repeats whole matrices, the last two dims."""
         return op.operands[0].type.shape[-2:] == self.shape[-2:] and len(self.shape) >= 2 and (
             self.dims[-2:] == (len(self.shape) - 2, len(self.shape) - 1)
         )
@@ -211,7 +211,7 @@ class Transpose(View):
 
     @property
     def turns_matrices(self) -> bool:
-        """Whether it swaps the last two dims and leaves the others."""
+        """Return whether it swaps the last two dims and leaves the others."""
         *batch, row, column = range(max(2, len(self.perm)))
         return self.perm == (*batch, column, row)
 
@@ -275,7 +275,7 @@ class Diagonal(View):
         return [np.moveaxis(diagonal, -1, self.first)]
 
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        """A matrix with the cotangent on its diagonal: this one, broadcast, where k equals k."""
+        """Return a matrix with the cotangent on its diagonal, and zeros elsewhere."""
         (x,), (g,) = op.operands, given
         assert g is not None
         shape = x.type.shape

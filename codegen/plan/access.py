@@ -49,7 +49,8 @@ class Resolver:
         return tuple(a + s * j for a, s, j in zip(starts, box.step, index, strict=True))
 
     def name(self, e: Expr) -> Expr:
-        """The same number by a short name, if its formula is long and stays what it is."""
+        """Return a short name for a long formula that does not change while the program runs; other
+        formulas as they are."""
         if not expr.calls(e) or any(s.kind in ("counter", "var") for s in e.symbols()):
             return e
         plus = sum(c for m, c in e.terms if not m)
@@ -78,7 +79,7 @@ class Resolver:
         return op.what.element(op, index, self)
 
     def at_offset(self, value: Value, offset: Expr) -> At:
-        """The same, for a row-major offset instead of an index."""
+        """Return the scalar at a row-major offset of a value."""
         if value in self.stored:
             return Load(value, offset)
         op = self.defs[value]
@@ -101,7 +102,8 @@ class Resolver:
         return self.data[value]
 
     def contiguous(self, value: Value) -> tuple[Value, Expr]:
-        """The memory in which a value's elements lie one after the other, and from where on."""
+        """Return the memory in which a value's elements lie one after the other, and the offset of
+        the first."""
         loops = loop_vars(value.type.shape)
         load = self.node(value, positions(loops))
         found = affine(load.offset, loops) if isinstance(load, Load) and not load.bounds else None
@@ -109,7 +111,8 @@ class Resolver:
         return load.buffer, found[0]
 
     def plainest(self, value: Value) -> tuple[tuple[Var, ...], Index]:
-        """Loops over all of a value, and the index: as before dims of extent 1 were put in."""
+        """Return loops over all of a value, and its index, in the shape that it has without added
+        dims of extent 1."""
         loops, shape = loop_vars(value.type.shape), value.type.shape
         index = positions(loops)
         while value not in self.stored and isinstance(self.defs[value].what, Reshape):

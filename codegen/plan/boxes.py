@@ -61,13 +61,13 @@ class Sides:
         return Box(node.buffer, found[0].subst(formulas), value.type.shape, found[1])
 
     def seen(self, box: Box[Value], extent: Shape | None = None) -> Box[Value]:
-        """The same region in the member's view; of these extents."""
+        """Return the same region in the member's view, with these extents if they are given."""
         found = _seen_from(box, self.there)
         return found if extent is None else replace(found, extent=extent)
 
     def bounds(self, bounds: Bounds, cut: Sequence[bool]) -> Bounds:
-        """In the member's view; in dims that are not cut by its position, where that is all it
-        takes."""
+        """Return bounds in the member's view: by its position where this gives simple formulas,
+        else by names, in dims that are cut."""
 
         def formula(e: Expr, named: bool) -> Expr:
             exact, members = e.subst(self.exactly), self.member.symbols()
@@ -85,15 +85,15 @@ class Sides:
         return _seen_from(into, {**self.there, **back, member: self.me})
 
     def flat(self, box: Box[Value]) -> Box[Value]:
-        """Its elements, which are contiguous."""
+        """Return the elements of a contiguous box as a box of one dim."""
         return Box(box.buffer, box.offset, (expr.product(box.extent),), (expr.const(1),))
 
     def where(self, condition: Expr, box: Box[Value]) -> Box[Value]:
-        """Empty where the condition is 0."""
+        """Return the box, which is empty where the condition is 0."""
         return box if condition == 1 else _where(condition, box)
 
     def copies(self, wraps: Wraps) -> Expr:
-        """How many boxes a pair of members has."""
+        """Return the number of boxes that a pair of members has."""
         return expr.product(_counts(wraps))
 
     def parts(
@@ -124,7 +124,7 @@ WRAP = Sym("wrap", "var", expr.const(0))
 
 
 def _counts(wraps: Wraps) -> list[Expr]:
-    """How many wraps a part touches along every dim."""
+    """Return how many wraps a part touches along every dim."""
     return [i[0] + 1 + i[1] if i else expr.const(1) for i in wraps]
 
 
@@ -144,7 +144,7 @@ def _wrap_names(wraps: Wraps) -> dict[Sym, Expr]:
 
 
 def _by(wraps: Wraps, ndim: int) -> list[Expr]:
-    """How far each dim of the wrap lies from the dim itself."""
+    """Return how far each dim of the wrap lies from the dim itself."""
     moved = [expr.const(0)] * ndim
     for d, (wrap, count) in enumerate(zip(wraps, _counts(wraps))):
         if wrap:
@@ -162,7 +162,7 @@ def _moved(bounds: Bounds, by: Sequence[Expr]) -> Bounds:
 
 
 def _common(a: Bounds, b: Bounds) -> Bounds:
-    """The elements in both."""
+    """Return the intersection of two bounds."""
     return tuple(_overlap(p, q) if p and q else p or q for p, q in zip(a, b, strict=True))
 
 
@@ -176,7 +176,7 @@ def _overlap(a: Span, b: Span) -> Span:
 
 
 def _seen_from(box: Box[Value], there: There) -> Box[Value]:
-    """The same region in another member's view."""
+    """Return the same region in another member's view."""
     return Box(
         box.buffer, box.offset.subst(there), tuple(e.subst(there) for e in box.extent),
         tuple(s.subst(there) for s in box.stride),
@@ -185,7 +185,7 @@ def _seen_from(box: Box[Value], there: There) -> Box[Value]:
 
 
 def _with(box: Box[Value], names: Mapping[Sym, Expr]) -> Box[Value]:
-    """Named before its own names; without those that do not stand in it."""
+    """Return the box with these names before its own, without names that do not stand in it."""
     kept: list[tuple[Sym, Expr]] = []
     used = replace(box, names=()).symbols()
     for name, e in reversed((*names.items(), *box.names)):
@@ -227,14 +227,14 @@ def _between(
 
 
 def _where(condition: Expr, box: Box[Value]) -> Box[Value]:
-    """Empty where the condition is 0."""
+    """Return the box, which is empty where the condition is 0."""
     extent = box.extent or (expr.const(1),)
     stride = box.stride or (expr.const(1),)
     return replace(box, extent=(extent[0] * condition, *extent[1:]), stride=stride)
 
 
 def _unless(box: Box[Value], condition: Expr) -> Box[Value]:
-    """Empty where the condition is 1."""
+    """Return the box, which is empty where the condition is 1."""
     others = Sym("others", "var", expr.const(0), expr.const(1))
     named = replace(box, names=(*box.names, (others, 1 - condition)))
     return _where(expr.symbol(others), named)

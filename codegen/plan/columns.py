@@ -48,7 +48,7 @@ class _Run:
 
 
 def side_by_side(works: Sequence[Work]) -> tuple[Work, ...]:
-    """The works, those that may share a loop in one."""
+    """Return the works, joined into one where they may share a loop."""
     runs: list[_Run] = []
     for work in works:
         line = _line(work)
@@ -103,7 +103,8 @@ def _line(work: Work) -> _Line | None:
 
 
 def _run_for(runs: Sequence[_Run], line: _Line) -> tuple[_Run, _Line] | None:
-    """The last run that a line may join, and the line with its shift in it."""
+    """Return the last run that a line may join, and the line with its shift in it; None if there is
+    none."""
     if not line.work.loops:
         return None
     for run in reversed(runs):
@@ -125,8 +126,8 @@ def _run_for(runs: Sequence[_Run], line: _Line) -> tuple[_Run, _Line] | None:
 
 
 def _meets(a: _Line, b: _Line) -> set[int | None]:
-    """By how many turns the second line is ahead where both touch an element that one writes; None:
-    that is not the same everywhere."""
+    """Yield by how many turns the second line is ahead where both touch an element that one writes;
+    None where that is not the same everywhere."""
     found: set[int | None] = set()
     for p in a.places:
         for q in b.places:
@@ -142,7 +143,8 @@ def _meets(a: _Line, b: _Line) -> set[int | None]:
 
 
 def _ends(lines: Sequence[_Line]) -> tuple[int, Expr] | None:
-    """The turns that all have, two at least: from the first to where the first of them ends."""
+    """Return the begin and the end of the turns that all lines have, two at least; None if they
+    share fewer."""
     begin = max(line.shift for line in lines)
     last = [line.shift + line.count - lines[0].count for line in lines]
     if not all(e.is_const for e in last):

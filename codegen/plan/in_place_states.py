@@ -30,8 +30,8 @@ class Written:
 
 
 def choices(loops: Loops) -> frozenset[Choice]:
-    """Which entries may write into which states where they lie: those whose new array begins as the
-    old one and gets other elements by stores."""
+    """Return which entries may write into which states where they lie: those whose new array begins
+    as the old one and gets other elements by stores."""
     module, defs = loops.module, loops.module.def_use
     return frozenset(
         (number, k)
@@ -53,8 +53,8 @@ def versions(loops: Loops) -> set[Value]:
 
 
 def _begins(value: Value, known: DefUse, passed: set[Value]) -> Value | None:
-    """The array whose elements a value has at first, through all that stores write into it; None
-    where something else writes. passed: gets all of them."""
+    """Return the array whose elements a value has at first, before stores write into it; None where
+    something else writes. passed: gets all values on the way."""
     passed.add(value)
     while (op := known.defs.get(value)) is not None:
         base: Value | None = value

@@ -54,7 +54,7 @@ def loop_vars(shape: Shape, prefix: str = "j") -> tuple[Var, ...]:
 
 
 def in_order(loops: Iterable[Var]) -> list[Var]:
-    """By the dims that they run over."""
+    """Return the loops in the order of the dims that they run over."""
     return sorted(loops, key=lambda v: (len(v.sym.name), v.sym.name))
 
 
@@ -63,7 +63,8 @@ def positions(loops: Sequence[Var]) -> Index:
 
 
 def waiting_room(row: Shape, dtype: DType) -> Expr:
-    """Elements that a row takes which waits: its own, and a page, within which it is placed."""
+    """Return the elements of memory for a row that waits to be written: its own, and a page, within
+    which it is placed."""
     return expr.product(row) + 4096 // dtype.size  # csrc/spmd_support.h: spmd_apart
 
 
@@ -78,7 +79,8 @@ def match_dims(index: Index, shape: Shape, inner: Shape) -> Index | None:
 
 
 def apply(fn: str, dtype: DType, args: tuple[Node[M], ...], operand: DType) -> Node[M]:
-    """Apply; sums of symbolic integers are one symbolic integer."""
+    """Return an Apply; a sum, difference or product of symbolic integers is one symbolic
+    integer."""
     if fn in ("add", "sub", "mul") and dtype == operand == INT64:
         known = [_symbolic(a) for a in args]
         total = None if None in known else _joined(fn, *(e for e in known if e is not None))
@@ -118,7 +120,7 @@ def with_bounds(node: Node[M], bounds: tuple[Bound[M], ...]) -> Node[M]:
 
 
 def rewritten(node: Node[M], change: Callable[[Node[M]], Node[M] | None]) -> Node[M]:
-    """The node with what `change` gives for a part of it, those in bound positions too."""
+    """Return the node in which `change` has replaced parts, those in bound positions too."""
     new = change(node)
     if new is not None:
         return new
@@ -133,14 +135,15 @@ def rewritten(node: Node[M], change: Callable[[Node[M]], Node[M] | None]) -> Nod
 
 
 def or_zero(holds: Expr, node: Node[M], dtype: DType) -> Node[M]:
-    """Zero where there is nothing to read: an array that is empty on this rank."""
+    """Return a node that is 0 where `holds` is 0: there is nothing to read of an array that is
+    empty on this rank."""
     if holds == 1:
         return node
     return Apply("guard", dtype, (Integer(holds, INT64), node, Literal(0, dtype)), dtype)
 
 
 def leaves(node: Node[M]) -> Iterator[Node[M]]:
-    """All below a node that is no Apply, in bound positions too."""
+    """Yield all nodes below a node that are no Apply, in bound positions too."""
     if isinstance(node, Apply):
         for arg in node.args:
             yield from leaves(arg)
@@ -152,7 +155,7 @@ def leaves(node: Node[M]) -> Iterator[Node[M]]:
 
 
 def placed(node: Node[M]) -> Iterator[Load[M] | Integer[M]]:
-    """Every Load and Integer below a node."""
+    """Return an iterator over every Load and Integer below a node."""
     return (n for n in leaves(node) if isinstance(n, Load | Integer))
 
 
@@ -190,7 +193,7 @@ def rows_kept(
 
 
 def _rows(distance: Expr, shape: Shape) -> int | None:
-    """The least number of rows that this distance may be, of a few."""
+    """Return the least number of rows that this distance may be; None if it is not a few."""
     row, *inner = strides(shape)
     if row.is_const:
         found = distance.value // row.value if distance.is_const and row.value else None
@@ -199,7 +202,8 @@ def _rows(distance: Expr, shape: Shape) -> int | None:
 
 
 def _within(distance: Expr, inner: Sequence[Expr]) -> bool:
-    """Whether it is a few steps along the inner dims: of what is read through plain slices."""
+    """Return whether a distance is a few steps along the inner dims, as of what is read through
+    plain slices."""
     if distance.is_const:
         return abs(distance.value) <= ROWS * ROWS
     if len(inner) < 2:

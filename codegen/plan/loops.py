@@ -85,7 +85,7 @@ class Placed:
 
 
 def capacity(value: Value) -> Expr:
-    """Elements that any rank needs at any time."""
+    """Return the number of elements that any rank needs of a value at any time."""
     extent = expr.product(value.type.shape)
     elements = bounded(extent)
     if elements.is_const and (open_ended := _unclipped(extent)) != extent:
@@ -95,7 +95,8 @@ def capacity(value: Value) -> Expr:
 
 
 def bounded(e: Expr) -> Expr:
-    """The most that it is on any rank at any time: what memory is not laid out by is gone."""
+    """Return an upper bound of e on any rank at any time, in symbols by which memory is laid
+    out."""
     # a counter's bound may name the counter of the loop around it
     while gone := {s for s in e.symbols() if not s.lays_out}:
         e = estimate.upper_bound(e, gone)

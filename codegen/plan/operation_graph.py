@@ -85,7 +85,8 @@ def operation_graph(plan: Plan) -> list[OperationRow]:
 
 
 def shown_in(plan: Plan) -> dict[int, set[int]]:
-    """By number of a buffer: those in whose memory it may lie, where a rank is alone."""
+    """Return, by number of a buffer, the buffers in whose memory it may lie where a rank is
+    alone."""
     found: dict[int, set[int]] = {}
     for step in walk_steps(plan.steps):
         if isinstance(step, Exchange) and step.shifts and step.pull_into and step.pull_from:

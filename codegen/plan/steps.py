@@ -205,7 +205,7 @@ def moved(act: Expect[N], of: Callable[[N], M]) -> Expect[M]: ...
 @overload
 def moved(act: Feeding[N], of: Callable[[N], M]) -> Feeding[M]: ...
 def moved(act: Any, of: Callable[[N], M]) -> Any:
-    """The same over other memory: `of` gives it for what there was."""
+    """Return an act over other memory: `of` returns the new memory for the old."""
 
     def change(x: Any) -> Any:
         if type(x) is tuple:
@@ -246,7 +246,7 @@ _OVER_MEMORY: dict[type, tuple[str, ...]] = {
 
 
 def array_of(argument: Argument[M]) -> M | None:
-    """The array that an argument of a kernel is; None: it is a number."""
+    """Return the array that an argument of a kernel is; None if it is a number."""
     what = argument.what
     return None if isinstance(what, Expr) or isinstance(what, _NODES) else what
 

@@ -67,7 +67,7 @@ def _across(work: Store, long: list[Var]) -> tuple[Var, int] | None:
 
 
 def _is_near(offset: Expr, v: Var) -> bool:
-    """Whether two turns of a loop meet the same lines."""
+    """Return whether two turns of a loop touch the same cache lines."""
     if v.sym not in offset.symbols():
         return True
     stride = offset.subst({v.sym: 1}) - offset.subst({v.sym: 0})

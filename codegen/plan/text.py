@@ -337,5 +337,5 @@ def node_text(node: Node) -> str:
 
 
 def _where(node: Load | Integer) -> str:
-    """The positions in it that data decides."""
+    """Return the text of the positions in a node that data decides."""
     return "".join(f"; {b.sym.name} = {node_text(b.node)}" for b in node.bounds)

@@ -54,7 +54,7 @@ def is_masked(value: Any) -> bool:
 
 
 def may_cast(a: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
-    """Whether these values may be cast.
+    """Return whether these values may be cast.
 
     ::
 

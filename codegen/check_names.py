@@ -23,7 +23,7 @@ USUAL = ("bounds", "nan", "equal")  # `--check`, `check=True`; overflow is check
 
 
 def checks_of(given: object) -> tuple[str, ...]:
-    """The names that --check or check= means, in the order of CHECKS. Raises UsageError.
+    """Return the names that --check or check= means, in the order of CHECKS. Raises UsageError.
 
     given: True, "all", "bounds,nan", or an iterable of names; False, None or "": none.
     """

@@ -144,8 +144,8 @@ class Claims:
             self.broken("`source` and `receives` are the inverse of `to` and `sends`", fault)
 
     def root(self, root: Expr, does: str) -> Expr:
-        """The root's position, which all members know. Raises MatchingError where none is there.
-        does: what that rank does."""
+        """Return the root's position, which all members know. Raises MatchingError where none is
+        there. does: what that rank does."""
         size = self.mesh.size(self.axes)
         if root.symbols() & {self.mesh.axis(a).coord_sym for a in self.axes}:
             self.broken("all members name one root", str(root))

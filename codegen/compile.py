@@ -140,7 +140,7 @@ def build(
     program: Any, parameters: Mapping[str, Any], *, target: str = "native",
     store: kept.BuildStore | None = None, checks: Collection[str] = (),
 ) -> bytes:
-    """The image of a program (an ELF shared object) for a target instruction set.
+    """Return the image of a program (an ELF shared object) for a target instruction set.
 
     store: where machine code of earlier builds may be, and that of this one goes. checks: names of
     codegen.check_names, of what the image checks while it runs; POINTS: it can be kept and resumed.

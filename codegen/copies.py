@@ -64,8 +64,8 @@ class Copier:
 
 
 def said_with(what: T, symbols: Mapping[Sym, IntLike], counter: Sym | None = None) -> T:
-    """The same with other symbols in its formulas. counter: that it counts with, of an op's kind
-    that does."""
+    """Return the same with other symbols in its formulas. counter: that it counts with, of an op's
+    kind that does."""
     if not symbols:
         return what
     return _said(what, symbols, counter)  # type: ignore[no-any-return]

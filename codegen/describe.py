@@ -150,7 +150,7 @@ def notes_of(levels: Levels) -> dict[str, Any]:
 
 
 def _file_of(kernel: Any) -> str:
-    """The name of the file that a kernel is written in; "" where it has none."""
+    """Return the name of the file that a kernel is written in; "" where it has none."""
     place = getattr(kernel, "place", None)
     return os.path.basename(place.file) if place else ""
 
@@ -174,7 +174,7 @@ def _calls(act: Act, key: int | str) -> bool:
 
 
 def _row(row: OperationRow) -> dict[str, Any]:
-    """A row of the operation graph."""
+    """Return a row of the operation graph."""
     said: dict[str, Any] = {"number": row.number, "kind": row.kind, "waits": list(row.waits),
                             "stream": row.stream, "reads": sorted(row.reads),
                             "writes": sorted(row.writes)}
@@ -268,7 +268,8 @@ def _entry(e: Entry) -> dict[str, Any]:
 
 
 def _independent(rows: IndependentRows) -> dict[str, Any]:
-    """The dim whose rows are independent, or why none is, and where in the source that is seen."""
+    """Return the dim whose rows are independent, or why none is, and where in the source that is
+    seen."""
     if rows.dim:
         return {"dim": rows.dim}
     where = {"place": line_of(rows.place), "text": rows.place.source_line().strip()}  \

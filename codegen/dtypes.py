@@ -59,7 +59,7 @@ COMPLEX128 = BY_NAME["complex128"]
 
 
 def numpy_dtype(dtype: DType) -> Any:
-    """The NumPy dtype of one of our element types."""
+    """Return the NumPy dtype of one of our element types."""
     if dtype.name == "bfloat16":
         import ml_dtypes  # ten milliseconds, for one type
 

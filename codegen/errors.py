@@ -73,12 +73,13 @@ class Place:
         return linecache.getline(self.file, self.line).rstrip("\n")
 
     def caret(self) -> str:
-        """The source line and a caret under the span, or "" when the source cannot be read."""
+        """Return the source line and a caret under the span, or "" when the source cannot be
+        read."""
         return under(self.source_line(), self.column, self.end_column)
 
 
 def under(text: str, column: int, end_column: int) -> str:
-    """A line of source and a caret under columns of it; "" for a blank one."""
+    """Return a line of source and a caret under columns of it; "" for a blank one."""
     if not text.strip():
         return ""
     indent = len(text) - len(text.lstrip())

@@ -70,7 +70,8 @@ class Function:
 
 
 def scipy_special() -> Any:
-    """The module whose functions are traced, if the user has imported it; oracles import it."""
+    """Return the module whose functions are traced, if the user has imported it; oracles import
+    it."""
     return importlib.import_module("scipy.special")
 
 
@@ -116,7 +117,7 @@ def _math(names: str, header: str = "", lanes: bool = False) -> tuple[Function, 
 
 
 def _special(name: str, arity: int = 1, result: str = "same") -> Function:
-    """A function of csrc/spmd_special.h, for integers or for floats."""
+    """Return a function of csrc/spmd_special.h, for integers or for floats."""
     return Function(name, name, arity, f"spmd_{name}", result, header="spmd_special.h")
 
 
@@ -230,7 +231,7 @@ OPENMP = {
 
 
 def neutral(fn: str, dtype: DType) -> int | float | bool | complex:
-    """The value that leaves the other operand of a combining function unchanged."""
+    """Return the value that leaves the other operand of a combining function unchanged."""
     if fn in ("add", "or", "xor", "bit_or", "bit_xor", "gcd", "hypot"):
         return 0
     if fn in ("mul", "and", "lcm"):
@@ -268,7 +269,7 @@ OPS = {
 
 
 def fn_of(op: Any, what: str) -> str:
-    """The row of COMBINE that a user's op= means."""
+    """Return the row of COMBINE that a user's op= means."""
     if not isinstance(op, str) or op not in OPS:
         raise UsageError(
             f"{what}: no op {op!r}",

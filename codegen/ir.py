@@ -90,7 +90,7 @@ class Region:
     results: tuple[Value, ...]
 
     def with_ops(self, ops: Iterable[Op]) -> Region:
-        """The region with other ops; itself, if they are its own."""
+        """Return the region with other ops; itself, if they are its own."""
         new = tuple(ops)
         return self if new == self.ops else replace(self, ops=new)
 
@@ -109,7 +109,7 @@ class Op:
         return value
 
     def mapped(self, fn: Callable[[Region], Region]) -> Op:
-        """The op with what fn makes of each of its regions; itself, if that is the same."""
+        """Return the op with what fn makes of each of its regions; itself, if that is the same."""
         regions = tuple(map(fn, self.regions))
         return self if regions == self.regions else replace(self, regions=regions)
 
@@ -154,7 +154,7 @@ class Input:
         return self.value.name
 
     def mapped(self, fn: Callable[[Region], Region]) -> Input:
-        """The input with what fn makes of its default; itself, if that is the same."""
+        """Return the input with what fn makes of its default; itself, if that is the same."""
         new = None if self.default is None else fn(self.default)
         return self if new is self.default else replace(self, default=new)
 
@@ -303,7 +303,7 @@ class Module:
         return self.body.ops[-1].regions if self.entries else (self.body,)
 
     def with_bodies(self, bodies: Iterable[Region]) -> Module:
-        """The module with others of these."""
+        """Return the module with others of these."""
         made = tuple(bodies)
         if not self.entries:
             return self.with_body(made[0])
@@ -311,13 +311,14 @@ class Module:
         return self.with_body(self.body.with_ops((*self.body.ops[:-1], branch)))
 
     def mapped(self, fn: Callable[[Region], Region]) -> Module:
-        """The module with what fn makes of each of its regions; itself, if that is the same."""
+        """Return the module with what fn makes of each of its regions; itself, if that is the
+        same."""
         inputs = tuple(i.mapped(fn) for i in self.inputs)
         whole = self if inputs == self.inputs else replace(self, inputs=inputs)
         return whole.with_body(fn(self.body))
 
     def with_body(self, body: Region) -> Module:
-        """The module with another body; itself, if it is its own."""
+        """Return the module with another body; itself, if it is its own."""
         return self if body is self.body else replace(self, body=body)
 
     @cached_property

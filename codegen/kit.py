@@ -30,7 +30,7 @@ class Builder:
         return t
 
     def emit(self, what: Kind, operands: Sequence[Value] = ()) -> Value:
-        """The result of a new op that has one."""
+        """Return the result of a new op that has one."""
         result = Value(self.name or what.called, self.typed(what, operands))
         return self.add(what, operands, (result,)).result
 
@@ -38,7 +38,7 @@ class Builder:
         self, what: Kind, operands: Sequence[Value] = (), results: Sequence[Value] = (),
         regions: Sequence[Region] = (),
     ) -> Op:
-        """A new op, with these results."""
+        """Return a new op, with these results."""
         op = Op(what, tuple(operands), tuple(results), tuple(regions), self.place)
         self.ops.append(op)
         return op
@@ -63,7 +63,7 @@ class Builder:
         return self.emit(Full(value, dtype, shape))
 
     def integer(self, e: Expr) -> Value:
-        """A symbolic integer as a 0-d int64 value."""
+        """Return a symbolic integer as a 0-d int64 value."""
         if e.is_const:
             return self.full(e.value, dtypes.INT64, ())
         return self.emit(Symbolic(e, dtypes.INT64))

@@ -103,7 +103,8 @@ class Mesh:
         raise KeyError(name)
 
     def told(self, more: Mapping[str, Axis]) -> Mesh:
-        """The mesh of which more is known; what is known of one axis holds for those like it."""
+        """Return the mesh of which more is known; what is known of one axis holds for those like
+        it."""
         axes = [more.get(a.name, a) for a in self.axes]
         out = []
         for axis in axes:
@@ -126,11 +127,11 @@ class Mesh:
         return self.position(self.names)
 
     def size(self, names: tuple[str, ...]) -> Expr:
-        """How many ranks lie along these axes taken as one."""
+        """Return how many ranks lie along these axes taken as one."""
         return expr.product(self.axis(n).size for n in names)
 
     def position(self, names: tuple[str, ...]) -> Expr:
-        """A rank's position along these axes taken as one, row-major."""
+        """Return a rank's position along these axes taken as one, row-major."""
         total = expr.const(0)
         for name in names:
             axis = self.axis(name)
@@ -155,12 +156,12 @@ def block_extent(extent: IntLike, blocks: IntLike, k: IntLike) -> Expr:
 
 
 def block_offset(extent: IntLike, blocks: IntLike, k: IntLike) -> Expr:
-    """The first element of block k."""
+    """Return the first element of block k."""
     return expr.begin(k, extent, blocks)
 
 
 def owner(extent: IntLike, blocks: IntLike, element: IntLike) -> Expr:
-    """The block that an element of the dim lies in.
+    """Return the block that an element of the dim lies in.
 
     Of the two quotients the one by the larger blocks is right among those, the other one behind
     them; where it is not, a quotient is too small.
@@ -171,13 +172,13 @@ def owner(extent: IntLike, blocks: IntLike, element: IntLike) -> Expr:
 
 
 def blocks_ended(extent: IntLike, blocks: IntLike, at: IntLike) -> Expr:
-    """How many blocks end at element `at`, or before it; beyond both ends of the dim too."""
+    """Return how many blocks end at element `at`, or before it; beyond both ends of the dim too."""
     inside = expr.most(owner(extent, blocks, at), 0)
     return expr.select(expr.ge(at, extent), blocks, inside)
 
 
 def blocks_begun(extent: IntLike, blocks: IntLike, at: IntLike) -> Expr:
-    """How many blocks begin before element `at`."""
+    """Return how many blocks begin before element `at`."""
     inside = expr.most(owner(extent, blocks, expr.as_expr(at) - 1) + 1, 0)
     return expr.select(expr.gt(at, extent), blocks, inside)
 
@@ -194,7 +195,7 @@ def part_of_block(e: Expr) -> str:
 
 
 def local_extent(mesh: Mesh, extent: IntLike, entry: LayoutEntry) -> Expr:
-    """A rank's extent of a dim laid out over these axes."""
+    """Return a rank's extent of a dim laid out over these axes."""
     if not entry:
         return expr.as_expr(extent)
     if isinstance(entry, Owned):
@@ -229,12 +230,12 @@ def joined_layout(layouts: Sequence[Layout]) -> Layout:
 
 
 def as_written(layout: Layout) -> tuple[Any, ...]:
-    """A layout as users write it: ("x", None, ("x", "y"))."""
+    """Return a layout as users write it: ("x", None, ("x", "y"))."""
     return tuple(e[0] if len(e) == 1 else (e or None) for e in layout)
 
 
 def checked_count(what: str, value: Any) -> int:
-    """A number of ranks or of threads, as a user gives it. Raises UsageError."""
+    """Return a number of ranks or of threads, as a user gives it. Raises UsageError."""
     try:
         count = 0 if isinstance(value, bool) else index(value)
     except TypeError:

@@ -39,8 +39,8 @@ def _share(k: int) -> Form:
 
 
 def _near_zero(sign: float) -> Form:
-    """The derivative of I1, or of J1 for sign -1, where |x| < 1: as a series, since the difference
-    of I0 and I1 / x loses its digits there."""
+    """Return the derivative of I1, or of J1 for sign -1, where |x| < 1: as a series, since the
+    difference of I0 and I1 / x loses its digits there."""
     squared: Form = ("square", _SMALL)
     total: Form = 0.0
     for k in reversed(range(10)):

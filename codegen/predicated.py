@@ -24,7 +24,7 @@ NONE: Symbols = frozenset()
 
 
 def predicated(graph: Module) -> Module:
-    """The Graph, itself where every call gives and asks for the same."""
+    """Return the Graph, itself where every call gives and asks for the same."""
     optional = [i for i in graph.inputs if i.given is not None]
     selected = [o for o in graph.outputs if o.wanted is not None]
     if not optional and not selected:
@@ -54,8 +54,8 @@ def predicated(graph: Module) -> Module:
 
 
 def _of_entries(graph: Module, work: _Predicating, optional: Sequence[Input]) -> Module:
-    """The Graph whose entries are predicated, each on its own. A state whose new value needs what a
-    call does not give stays as it is."""
+    """Return the Graph whose entries are predicated, each on its own. A state whose new value needs
+    what a call does not give stays as it is."""
     needs, bodies, entries = work.needs, list[Region](), list[Entry]()
     names = {i.given: i.root for i in optional}
     for entry, arm in zip(graph.entries, graph.bodies, strict=True):
@@ -80,7 +80,7 @@ def _of_entries(graph: Module, work: _Predicating, optional: Sequence[Input]) ->
 
 
 def _either(predicate: Predicate, value: Value, otherwise: Value) -> Op:
-    """A branch that gives a value where a predicate holds, else another one of its type."""
+    """Return a branch that gives a value where a predicate holds, else another one of its type."""
     made, laid = Value(value.name, value.type), otherwise
     again: tuple[Op, ...] = ()
     if layout_of(otherwise.type) != layout_of(value.type):
@@ -274,7 +274,7 @@ class _Predicating:
         return region.with_ops(made)
 
     def branch(self, predicate: Predicate, ops: Sequence[Op], left: Sequence[Value]) -> Op:
-        """A branch that gives some of what these ops make."""
+        """Return a branch that gives some of what these ops make."""
         instead = {v: Value(v.name, v.type) for v in left}
         inner = tuple(_renamed(op, instead) for op in ops)
         place = ops[0].place
@@ -288,7 +288,7 @@ class _Predicating:
 
 
 def _renamed(op: Op, instead: Mapping[Value, Value]) -> Op:
-    """An op on other values, which also makes others."""
+    """Return an op on other values, which also makes others."""
     def of(values: Iterable[Value]) -> tuple[Value, ...]:
         return tuple(instead.get(v, v) for v in values)
 

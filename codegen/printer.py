@@ -54,7 +54,7 @@ _REDUCTIONS = {
 
 
 def exchange_text(op: Op) -> str:
-    """An exchange as its user knows it: psum over "x"."""
+    """Return an exchange as its user knows it: psum over "x"."""
     what = op.what
     assert isinstance(what, Exchange)
     name = _CALLS.get(what.called, what.called)
@@ -70,14 +70,14 @@ def axes_text(axes: Iterable[str]) -> str:
 
 
 def user_text(mesh: Mesh, e: Expr) -> str:
-    """An Expr in the user's words: axis_index("x") % 2 == 0."""
+    """Return an Expr in the user's words: axis_index("x") % 2 == 0."""
     words = {axis.size_sym.name: f'axis_size("{axis.name}")' for axis in reversed(mesh.axes)}
     words |= {axis.coord_sym.name: f'axis_index("{axis.name}")' for axis in mesh.axes}
     return text(e, lambda s: words.get(s.name, s.name))
 
 
 def attr_text(value: Any, spelled: Callable[[Expr], str] = str) -> str:
-    """An attribute as text that holds no address and no id."""
+    """Return an attribute as text that holds no address and no id."""
     if isinstance(value, (tuple, list)):
         inner = ", ".join(attr_text(v, spelled) for v in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"
@@ -172,7 +172,7 @@ def _all_exprs(module: Module) -> Iterator[Expr]:
 
 
 def module_text(module: Module) -> str:
-    """The whole module; ends with a newline."""
+    """Return the whole module; ends with a newline."""
     blocks = Naming(module.mesh, _all_exprs(module))
     name = ValueNames(blocks)
     axes = ", ".join(a.name if a.fixed is None else f"{a.name}={a.fixed}" for a in module.mesh.axes)

@@ -73,7 +73,7 @@ class Steps:
         self.ended = False
 
     def line(self, said: str, now: float | None = None) -> str:
-        """The text for what stands between MARK and the end of a line; "": not yet."""
+        """Return the text for what stands between MARK and the end of a line; "": not yet."""
         now = time.monotonic() if now is None else now
         number, total, *parts = said.split("\t")
         step, steps = int(number), int(total)

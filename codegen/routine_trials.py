@@ -62,7 +62,7 @@ class Given:
         return (parts[0] + 1j * parts[1] if self.is_complex else parts[0]).astype(self.dtype)
 
     def regular(self, n: int) -> Any:
-        """A matrix that is far from a singular one."""
+        """Return a matrix that is far from a singular one."""
         return self.matrix(n, n) + 4 * np.eye(n, dtype=self.dtype)
 
     def symmetric(self, n: int) -> Any:
@@ -106,7 +106,7 @@ def trsm(x: Given) -> Trial:
 
 
 def _columns(x: Any) -> Any:
-    """A matrix as LAPACK has it: the array is its transpose."""
+    """Return a matrix as LAPACK has it: the array is its transpose."""
     return np.array(x.T, order="C")
 
 

@@ -140,7 +140,7 @@ class Families(Variance):
         self.mesh, self.around, self.said = mesh, NONE, said
 
     def copied(self) -> Families:
-        """The same, to which others may add values."""
+        """Return the same, to which others may add values."""
         new = Families(self.mesh, {}, self.said)
         new.of, new.counters, new.trips = dict(self.of), dict(self.counters), dict(self.trips)
         return new

@@ -43,9 +43,9 @@ def _number(text: str) -> Any:
 def extents_of(
     manifest: dict[str, Any], inputs: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]]
 ) -> dict[str, int]:
-    """The extents of named dims that only a run knows, from the shapes of the inputs that it is
-    given, by name. inputs: the rows of those that may be given. Raises InputError where shapes do
-    not fit."""
+    """Return the extents of named dims that only a run knows, from the shapes of the inputs that it
+    is given, by name. inputs: the rows of those that may be given. Raises InputError where shapes
+    do not fit."""
     most = bounded_dims(manifest)
     found = GivenExtents(most)
     for array in inputs if most else ():
@@ -128,7 +128,7 @@ def check_scalars(scalars: dict[str, Any], needed: set[str]) -> None:
 
 
 def scalar_words(manifest: dict[str, Any], scalars: dict[str, int | float]) -> list[int]:
-    """The scalars as the 64 bits that the index words and the engine hold."""
+    """Return the scalars as the 64 bits that the index words and the engine hold."""
     check_scalars(scalars, set(scalars))
     return [
         struct.unpack("=q", struct.pack("=d", scalars[scalar["name"]]))[0]
@@ -143,7 +143,7 @@ def bounded_dims(manifest: dict[str, Any]) -> dict[str, int]:
 
 
 def scalars_of_words(manifest: dict[str, Any], words: Sequence[int]) -> dict[str, int | float]:
-    """The scalars of such words, by name."""
+    """Return the scalars of such words, by name."""
     return {
         scalar["name"]: struct.unpack("=d", struct.pack("=q", word))[0]
         if scalar["dtype"] == "float64" else word
@@ -230,9 +230,9 @@ def asked_for(face: Face, arguments: dict[str, Any]) -> tuple[Only, dict[str, An
 
 
 def computed_outputs(face: Face, given: Collection[str], only: Any) -> list[int]:
-    """The numbers of the outputs that a call computes which gives these inputs: of those that it
-    asks for with `only`, those whose optional inputs are all there. The others hold what they
-    held."""
+    """Return the numbers of the outputs that a call computes which gives these inputs: of those
+    that it asks for with `only`, those whose optional inputs are all there. The others hold what
+    they held."""
     asked = frozenset(named.asked(only, [output["name"] for _, output in face.outputs]))
     missing = {array["optional"] for _, array in face.inputs
                if "optional" in array and array["name"] not in given}

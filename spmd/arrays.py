@@ -16,7 +16,7 @@ AT_ONCE = 1 << 20  # elements that are summarised at a time: no second copy of a
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
-    """The NumPy dtype of one of our element types."""
+    """Return the NumPy dtype of one of our element types."""
     found: np.dtype = dtypes.numpy_dtype(dtypes.BY_NAME[dtype])
     return found
 

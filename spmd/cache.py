@@ -58,7 +58,7 @@ class Cache:
             pass
 
     def _is_ours(self) -> bool:
-        """Whether nobody else can write there: what is kept will be run."""
+        """Return whether nobody else can write there: what is kept will be run."""
         found = os.stat(self.folder)
         return found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
@@ -103,7 +103,7 @@ class Cache:
 
 
 def place() -> str:
-    """The folder; "" where there is to be none."""
+    """Return the folder; "" where there is to be none."""
     chosen = os.environ.get(CHOSEN, "")
     if chosen:
         return "" if chosen == "off" else os.path.abspath(chosen)

@@ -79,7 +79,7 @@ class _Version(argparse.Action):
 
 
 def _loaded(target: str) -> Any:
-    """A module, or module:name, that only some commands need: no other rank pays for it."""
+    """Return a module, or module:name, that only some commands need: no other rank pays for it."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name) if name else import_module(module)
 
@@ -90,7 +90,8 @@ def _called() -> str:
 
 
 def parser(command: str = "", prog: str = "") -> Parser:
-    """The options of one command only, where it is known: each costs every rank some time."""
+    """Return the options of one command only, where it is known: each costs every rank some
+    time."""
     prog = prog or _called()
     top = Parser(
         prog=prog, description="Write NumPy. Ship one image. Run it on any number of ranks.",
@@ -367,7 +368,7 @@ def _check_alone(arguments: list[str]) -> list[str]:
 
 
 def _meant(word: str, command: Parser) -> str:
-    """The option that is like an unknown one; "" where there is none."""
+    """Return the option that is like an unknown one; "" where there is none."""
     return _try(word.partition("=")[0], command._option_string_actions, 0.75)
 
 
@@ -378,7 +379,8 @@ def _try(word: str, known: Iterable[str], *least: float) -> str:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """The options; those of NAME=VALUE as dicts. Raises UsageError, before MPI is started."""
+    """Return the options; those of NAME=VALUE as dicts. Raises UsageError, before MPI is
+    started."""
     if not arguments:
         raise UsageError(f"which command?\n{parser().format_help().rstrip()}")
     arguments = _check_alone(arguments)
@@ -478,7 +480,7 @@ def _name_output(error: Exception) -> None:
 
 
 def _attempt(arguments: list[str]) -> tuple[argparse.Namespace | None, Exception | None]:
-    """The options, or what is wrong with them; neither where only help was wanted."""
+    """Return the options, or what is wrong with them; neither where only help was wanted."""
     try:
         return parsed(arguments), None
     except SystemExit:

@@ -79,11 +79,11 @@ class Distributed:
             self.copy_out()
 
     def is_held(self) -> bool:
-        """Whether its parts lie in the memory of the ranks, and nowhere else."""
+        """Return whether its parts lie in the memory of the ranks, and nowhere else."""
         return self._local is None and self._job.turns == self._turn
 
     def lies_in(self, job: Job | None) -> bool:
-        """Whether it is held by the ranks of this job."""
+        """Return whether it is held by the ranks of this job."""
         return self._job is job and self.is_held()
 
     @property
@@ -148,7 +148,7 @@ class Distributed:
 
     @plainly
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """The whole array, where this process has all of it. Raises UsageError elsewhere."""
+        """Return the whole array, where this process has all of it. Raises UsageError elsewhere."""
         if self._extent != self.shape:
             raise UsageError(
                 f"this process has only a part of {self._what} {self.name}",

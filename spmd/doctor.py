@@ -45,7 +45,7 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
 
 
 def table(checks: list[Check]) -> str:
-    """The lines, aligned, and what to make of them."""
+    """Return the lines, aligned, and what to make of them."""
     widths = [max(len(getattr(c, part)) for c in checks) for part in ("name", "state")]
     lines = []
     for check in checks:

@@ -98,13 +98,13 @@ def _version(mpirun: str) -> str:
 
 
 def _from_pypi(path: str) -> bool:
-    """Whether a file belongs to this environment of Python rather than to the machine."""
+    """Return whether a file belongs to this environment of Python rather than to the machine."""
     inside = os.path.realpath(path).startswith(os.path.realpath(sys.prefix) + os.sep)
     return inside and os.path.realpath(sys.prefix) not in ("/usr", "/usr/local")
 
 
 def _own_files() -> list[str]:
-    """The MPI libraries of this machine: where its linker looks, and beside its mpicc."""
+    """Return the MPI libraries of this machine: where its linker looks, and beside its mpicc."""
     folders = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     for folder in os.environ.get("PATH", "").split(os.pathsep):
         if os.path.exists(os.path.join(folder, "mpicc")):

@@ -36,8 +36,8 @@ def write(path: str, arrays: Mapping[str, np.ndarray]) -> None:
 def read(
     path: str, wanted: Mapping[str, tuple[str, tuple[int, ...]]], program: str
 ) -> dict[str, np.ndarray]:
-    """The arrays of a file, of these dtypes and shapes. Raises InputError for those of another
-    program, OutputError for a file that is not there."""
+    """Return the arrays of a file, of these dtypes and shapes. Raises InputError for those of
+    another program, OutputError for a file that is not there."""
     check_ending(path)
     opened = open_state(path, wanted, program)
     try:

@@ -60,7 +60,8 @@ def _files_of(error: BaseException) -> Iterator[str]:
 
 
 def _hides(file: str) -> str:
-    """The name of the installed module that a user's file stands before on the path, or ""."""
+    """Return the name of the installed module that a user's file stands before on the path, or
+    ""."""
     if not is_user_file(os.path.abspath(file)):
         return ""
     name = os.path.splitext(os.path.basename(file))[0]
@@ -69,7 +70,8 @@ def _hides(file: str) -> str:
 
 
 def _installed(name: str, file: str) -> str:
-    """The file of the module that Python would find without the folder that this one is in."""
+    """Return the file of the module that Python would find without the folder that this one is
+    in."""
     folder = os.path.dirname(os.path.abspath(file))
     if os.path.basename(file) == "__init__.py":
         folder = os.path.dirname(folder)

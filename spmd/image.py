@@ -175,7 +175,7 @@ class Image:
         return self._opened(options)
 
     def _opened_once(self, options: Options, arguments: dict[str, Any]) -> Opened:
-        """The image, open for one call. Of a class, the arguments say with which state."""
+        """Return the image, open for one call. Of a class, the arguments say with which state."""
         if self.manifest["entries"]:
             face_of(self.manifest, arguments.get("entry"))
             options.state = arguments.pop("state", None)

@@ -110,7 +110,7 @@ def gather(
     comm: Any, parts: list[tuple[tuple[int, ...], np.ndarray]], shape: tuple[int, ...],
     dtype: np.dtype, root: int = 0,
 ) -> np.ndarray | None:
-    """The global array in process `root`, None in the others. Every process must come."""
+    """Return the global array in process `root`, None in the others. Every process must come."""
     everyones = comm.gather(parts, root=root)
     if everyones is None:
         return None

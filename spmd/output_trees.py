@@ -27,7 +27,7 @@ def structure(tree: Any, outputs: list[Any]) -> Any:
 
 
 def _named(name: str, fields: tuple[str, ...], values: Iterable[Any]) -> Any:
-    """A named tuple like the program's: its class is not where the image is."""
+    """Return a named tuple like the program's: its class is not where the image is."""
     return _named_class(name, fields)(*values)
 
 

@@ -30,7 +30,7 @@ def tree_text(root: str, arrays: list[tuple[str, tuple[int, ...]]], files: str =
 
 
 def state_text(count: int, path: str) -> str:
-    """The line for a state of so many arrays that was written to a file."""
+    """Return the line for a state of so many arrays that was written to a file."""
     return f"state: {count} array{'s' * (count != 1)} in {path}"
 
 
@@ -39,7 +39,7 @@ def debugging() -> bool:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code that an exception stands for."""
+    """Return the exit code that an exception stands for."""
     if isinstance(error, KeyboardInterrupt):
         return 130
     code = getattr(error, "exit_code", None)
@@ -60,7 +60,8 @@ def _hidden(error: BaseException) -> SpmdError | None:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether this machine, or a limit of this process, has too little memory for something."""
+    """Return whether this machine, or a limit of this process, has too little memory for
+    something."""
     signs = ("failed to map segment", "annot allocate memory", "can't start new thread")
     is_one = isinstance(error, (ImportError, OSError, RuntimeError))
     return isinstance(error, MemoryError) or (is_one and any(s in str(error) for s in signs))

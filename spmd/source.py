@@ -56,7 +56,8 @@ HANDING_ON = tuple(
 
 
 def find_program(path: str) -> Any:
-    """The program that FILE.py[:NAME] names; NAME may be left out where there is one only."""
+    """Return the program that FILE.py[:NAME] names; NAME may be left out where there is one
+    only."""
     name = path[len(program_file(path)) + 1 :]
     path = program_file(path)
     try:
@@ -88,7 +89,8 @@ def find_program(path: str) -> Any:
 
 
 def _executed(path: str, text: bytes) -> dict[str, Any]:
-    """The names that a Python file defines. Its own folder can be imported from, as in a script."""
+    """Return the names that a Python file defines. Its own folder can be imported from, as in a
+    script."""
     stem = os.path.splitext(os.path.basename(path))[0]
     module = ModuleType(stem)
     module.__file__ = os.path.abspath(path)
@@ -116,7 +118,8 @@ _DEFECTS = (AssertionError, AttributeError, LookupError, TypeError, ValueError) 
 
 
 def guarded(step: Any) -> Any:
-    """The result of code that runs a user's Python; its exceptions become errors with a place."""
+    """Return the result of code that runs a user's Python; its exceptions become errors with a
+    place."""
     try:
         return step()
     except SpmdError:
@@ -182,7 +185,7 @@ def _meant(error: Exception) -> str:
 
 
 def user_place(error: BaseException) -> tuple[Place | None, bool]:
-    """The innermost position in the user's own code, and whether it was ours that raised."""
+    """Return the innermost position in the user's own code, and whether it was ours that raised."""
     mistake = isinstance(error, (TypeError, ValueError, LookupError, ArithmeticError,
                                  AttributeError, OSError))
     place, tb = None, error.__traceback__
@@ -205,7 +208,7 @@ def build_program(
     program: Any, parameters: dict[str, Any], target: str = "native", cache: Any = None,
     checks: tuple[str, ...] = (),
 ) -> bytes:
-    """The image of a program. cache: where earlier builds are; None: the user's."""
+    """Return the image of a program. cache: where earlier builds are; None: the user's."""
     with shown(logged=True):
         return guarded(lambda: _built(program, parameters, target, cache or Cache(), checks))
 
@@ -229,15 +232,15 @@ def _built(
 
 
 def program_beside(image: str) -> str:
-    """The file that `spmd build FILE.py` writes FILE.img for."""
+    """Return the file that `spmd build FILE.py` writes FILE.img for."""
     return os.path.splitext(image)[0] + ".py"
 
 
 def checked_twin(
     checked: Checked, path: str, checks: tuple[str, ...], cache: Any = None
 ) -> bytes | None:
-    """The image in this file with these checks as well, built from the program beside it; None
-    where that one does not give this image, to the bit."""
+    """Return the image in this file with these checks as well, built from the program beside it;
+    None where that one does not give this image, to the bit."""
     manifest, file = checked.manifest, program_beside(path)
     if not os.path.isfile(file) or reader.IndexWords(checked.image.section(".spmd.index")).patched:
         return None

@@ -86,7 +86,8 @@ class Profile(Table):
 
 
 def matplotlib(module: str, who: str, instead: str = "") -> Any:
-    """A module of matplotlib, which takes half a second. Raises EnvironmentFault without it."""
+    """Return a module of matplotlib, which takes half a second. Raises EnvironmentFault without
+    it."""
     try:
         return import_module(f"matplotlib.{module}")
     except ImportError:
@@ -101,7 +102,7 @@ def pre(text: str) -> str:
 
 
 def rows_html(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of HTML."""
+    """Return a table of HTML."""
 
     def line(cells: Sequence[str], tag: str) -> str:
         style = ' style="text-align: left"'

@@ -92,5 +92,5 @@ def _row(name: str, option: Option) -> str:
 def takes_more(
     declared: Callable[P, object],
 ) -> Callable[[Callable[Concatenate[S, T, ...], R]], Callable[Concatenate[S, T, P], R]]:
-    """The same for a method with one argument before the options."""
+    """Return the same for a method with one argument before the options."""
     return takes(declared)  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ class RankEvents:
 
 
 def gather(job: Job) -> list[RankEvents]:
-    """The times of all ranks, in process 0; nothing elsewhere. Every process must come."""
+    """Return the times of all ranks, in process 0; nothing elsewhere. Every process must come."""
     return [RankEvents(*row) for rows in job.processes.to_first(_mine(job)) for row in rows]
 
 
@@ -115,7 +115,7 @@ def _line(value: dict[str, Any]) -> bytes:
 
 
 def _host_begins(job: Job, ranks: list[RankEvents]) -> dict[int, int]:
-    """The first event of every host: each has a clock of its own."""
+    """Return the first event of every host: each has a clock of its own."""
     begins: dict[int, int] = {}
     for rank in ranks:
         host = job.setup.hosts.hosts[rank.process]
@@ -168,7 +168,8 @@ def _place(row: dict[str, Any]) -> str:
 
 
 def profile(job: Job, ranks: list[RankEvents]) -> list[dict[str, Any]]:
-    """A row for every operation that ran, the longest first. Seconds are means over the ranks.
+    """Return a row for every operation that ran, the longest first. Seconds are means over the
+    ranks.
 
     imbalance: of the time without waiting, the largest over the mean. bytes: brought to a rank, the
     mean; bandwidth: bytes over the time without waiting, per second and rank.
@@ -198,7 +199,7 @@ _WIDTHS = (10, 6, 6, 8, 10, 7, 10, 12)
 
 
 def profile_text(ranks: int, rows: list[dict[str, Any]]) -> str:
-    """The profile as a table."""
+    """Return the profile as a table."""
     lines = [profile_title(ranks, rows)]
     for cells in (HEAD, *profile_cells(rows)):
         numbers = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS))

@@ -68,7 +68,7 @@ def over(x: Exchange) -> str:
 
 
 def beginning(x: Exchange, mesh: Mesh, places: Places, shared: Mapping[str, str]) -> str:
-    """The body of a function that begins an exchange."""
+    """Return the body of a function that begins an exchange."""
     f, told = RankFunction(places), _told(x)
     names = {name: shared.get(name, f"{name}_{x.site}") for name in told}
     _begin(f, x, mesh)
@@ -119,7 +119,7 @@ def fold_name(x: Exchange) -> str:
 
 
 def _told(x: Exchange) -> dict[str, tuple[Box, ...]]:
-    """The boxes that each of the functions tells."""
+    """Return the boxes that each of the functions tells."""
     told: dict[str, tuple[Box, ...]] = {}
     if x.send is not None and x.pull_from is not None and x.pull_into is not None:
         told |= {"pull": (x.pull_from, x.pull_into), "send": (x.send,)}
@@ -178,7 +178,7 @@ def _kind(x: Exchange) -> str:
 
 
 def _peer(f: RankFunction, guard: Expr | None, peer: Expr | None) -> str:
-    """The peer of a permute, where the guard holds."""
+    """Return the peer of a permute, where the guard holds."""
     if guard is None or peer is None:
         return "SPMD_UNKNOWN"
     if guard.is_const:
@@ -187,7 +187,7 @@ def _peer(f: RankFunction, guard: Expr | None, peer: Expr | None) -> str:
 
 
 def _index_stride(mesh: Mesh, axis: str) -> Expr:
-    """How far the index moves when the coordinate along an axis grows by one."""
+    """Return how far the index moves when the coordinate along an axis grows by one."""
     names = list(mesh.names)
     return expr.product(mesh.axis(n).size for n in names[names.index(axis) + 1 :])
 
@@ -196,12 +196,13 @@ def _index_stride(mesh: Mesh, axis: str) -> Expr:
 
 
 def box_bodies(x: Exchange, places: Places) -> dict[str, str]:
-    """The bodies of the functions that tell the boxes of an exchange."""
+    """Return the bodies of the functions that tell the boxes of an exchange."""
     return {name: _box_body(x, boxes, places) for name, boxes in _told(x).items()}
 
 
 def box_head(function: str, name: str) -> str:
-    """The head of a function that tells boxes: of which it sends, or where they go as well."""
+    """Return the head of a function that tells boxes: of which it sends, or where they go as
+    well."""
     into = "" if name == "send" else ", spmd_box *into"
     return f"static void {function}(const spmd_rank *r, int64_t member, spmd_box *from{into})"
 

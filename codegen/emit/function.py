@@ -140,11 +140,11 @@ class CFunction:
     # ---- scalars ---------------------------------------------------------------------------------
 
     def integer(self, e: Expr, least: Binds = Binds.SUM) -> str:
-        """An Expr where something binds this tightly."""
+        """Return an Expr where something binds this tightly."""
         return within(self.symbolic(e), least)
 
     def position(self, node: Node) -> str:
-        """A number that the program computes, as an int64_t."""
+        """Return a number that the program computes, as an int64_t."""
         text = self.value(node)
         return text[0] if dtype_of(node).compute == "int64_t" else cast("int64_t", text)[0]
 
@@ -188,7 +188,7 @@ class CFunction:
 
 
 def _stays_far(stop: Expr, step: Expr) -> bool:
-    """Whether a counter that passes its stop by less than a step is an int64 for sure."""
+    """Return whether a counter that passes its stop by less than a step is an int64 for sure."""
     far = stop.is_const and step.is_const and abs(stop.value) + abs(step.value) < 2**62
     return far or step in (1, -1)
 

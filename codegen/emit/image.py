@@ -67,7 +67,7 @@ class CSource:
 
 
 def emit(plan: Plan) -> CSource:
-    """The C source of a finished Plan."""
+    """Return the C source of a finished Plan."""
     places = Places(plan)
     control = ControlWriter(plan, places)
     step = control.write()
@@ -163,7 +163,7 @@ def _constants(plan: Plan) -> tuple[bytes, str]:
 
 
 def _routines(plan: Plan) -> list[str]:
-    """The names of routines, and the functions around them."""
+    """Return the names of routines, and the functions around them."""
     names = "".join(
         f"#define {r.called} (({r.result} (*)({r.takes}))library[{k}])\n"
         for k, r in enumerate(plan.libraries)
@@ -232,7 +232,8 @@ def _per_array(
     places: Places, name: str, rows: Sequence[tuple[str, Sequence[tuple[Expr, Expr]]]],
     pair: tuple[str, str],
 ) -> str:
-    """A function that gives two integers for each dim of one array, of those that have some."""
+    """Return a function that gives two integers for each dim of one array, of those that have
+    some."""
     f = RankFunction(places)
     f.line("switch (array) {")
     for k, (array, dims) in enumerate(rows):
@@ -265,7 +266,7 @@ def _load(plan: Plan, places: Places) -> str:
 
 
 def _loading(places: Places, name: str, entries: Sequence[tuple[Sym, Expr]]) -> str:
-    """A function that evaluates some of them. An entry may read those before it."""
+    """Return a function that evaluates some of them. An entry may read those before it."""
     f = RankFunction(places, changing=places.at_load)
     for sym, e in entries:
         f.line(f"{places.symbol(sym)} = {f.integer(e, Binds.CHOICE)};")

@@ -21,7 +21,8 @@ def source(place: Place) -> str:
 
 
 def comment(*paragraphs: str, indent: str = "") -> str:
-    """A comment of some paragraphs; an indented one is a formula, broken at its operators."""
+    """Return a comment of some paragraphs; an indented one is a formula, broken at its
+    operators."""
     room = WIDTH - len(indent) - 3
     lines = [ln for text in paragraphs for ln in _filled(text, room)]
     if len(paragraphs) == 1:  # closed where it ends
@@ -49,7 +50,8 @@ def wrapped(head: str, parts: Sequence[str], end: str, indent: str = "    ") -> 
 
 
 def fold(line: str, width: int = WIDTH) -> str:
-    """A long line of code broken at operators or commas; what follows is indented once more."""
+    """Return a long line of code broken at operators or commas; what follows is indented once
+    more."""
     if len(line) <= width or line.lstrip().startswith(("/*", "* ", "#")):
         return line
     indent = len(line) - len(line.lstrip())

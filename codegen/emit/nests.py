@@ -67,12 +67,12 @@ class NestWriter(CFunction):
         return name
 
     def target(self, buffer: Buffer, offset: Expr) -> str:
-        """An element that is written."""
+        """Return an element that is written."""
         self.buffer(buffer, written=True)
         return self.load(buffer, offset)
 
     def put(self, buffer: Buffer, offset: Expr, value: Text, combine: str = "set") -> str:
-        """A statement that stores, or combines with what is there."""
+        """Return a statement that stores, or combines with what is there."""
         target, dtype = self.target(buffer, offset), buffer.dtype
         if combine == KEEPS:
             self.library = True

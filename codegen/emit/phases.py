@@ -254,7 +254,7 @@ class PhaseWriter(NestWriter):
         self.line(f"{work.symbol}({', '.join(arguments)});")
 
     def argument(self, a: Argument) -> list[str]:
-        """An array's address and extents; a complex number's parts."""
+        """Return an array's address and extents; a complex number's parts."""
         if isinstance(a.what, Buffer):
             name = self.buffer(a.what, written=a.writes)
             address = f"(void *){name if a.offset == 0 else f'({name} + {self.integer(a.offset)})'}"

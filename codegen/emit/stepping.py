@@ -316,7 +316,7 @@ def _of_loop(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def _switch(name: str, first: int, f: RankFunction) -> str:
-    """A function that goes on at r->pc, where it begins: first."""
+    """Return a function that goes on at r->pc, where it begins: first."""
     f.lines = ["    switch (r->pc) {", f"    case {first}:", *(f.lines or ["        break;"])]
     body = f"{f.body()}\n    }}\n    return SPMD_DONE;"
     return f"static int {name}(spmd_rank *r)\n{{\n{body}\n}}\n"

@@ -230,7 +230,7 @@ class Explained:
         return "chosen", "chosen: no use wants it in parts"
 
     def _is_anything_given(self) -> bool:
-        """Whether the program names a layout that splits an array."""
+        """Return whether the program names a layout that splits an array."""
         named = [i for i in self.inputs.values() if i.origin in ("given", "rules")]
         ops = (op for op in self.demands.defs.values() if isinstance(op.what, Relayout | ShardMap))
         return any(any(i.layout) for i in named) or bool(self.fields) or any(
@@ -243,7 +243,7 @@ class Explained:
         return value
 
     def _decides(self, op: Op, value: Value) -> Value | None:
-        """The operand that a result's layout comes from; None where there is none."""
+        """Return the operand that a result's layout comes from; None where there is none."""
         if isinstance(op.what, Loop | Branch):
             return self._carried(op, op.results.index(value))
         if found := [v for v in self._parts(value) if not v.type.free]:
@@ -392,7 +392,7 @@ def _exchanges(region: Region, around: tuple[Op, ...]) -> Iterator[ExchangeSite]
 
 
 def place_row(place: Place | None) -> dict[str, Any] | None:
-    """A position with its source line, so that an image can quote it."""
+    """Return a position with its source line, so that an image can quote it."""
     if place is None:
         return None
     return {"file": os.path.basename(place.file), "line": place.line, "column": place.column,

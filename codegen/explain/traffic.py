@@ -44,7 +44,7 @@ class Meter:
     # ---- the largest and the smallest part -----------------------------------------------------
 
     def most(self, e: Expr) -> Expr:
-        """The extent on the rank that has most: of blocks ceil(extent / ranks)."""
+        """Return the extent on the rank that has most: of blocks ceil(extent / ranks)."""
         return self._of_blocks(e, 1)
 
     def least(self, e: Expr) -> Expr:
@@ -56,7 +56,7 @@ class Meter:
         return _bound(e, sign) if _gone(found) else found
 
     def cut(self, c: Cut) -> Expr:
-        """The extent of a Cut on the rank that has most."""
+        """Return the extent of a Cut on the rank that has most."""
         if c.given is not None or not c.axes:
             low, high = c.bounds(self.mesh)
             return self.most(high - low)

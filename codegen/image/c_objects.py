@@ -168,8 +168,9 @@ _loaded: dict[Any, Any] = {}
 def loaded(
     function: FunctionInC, passed: Passed, signature: Sequence[Parameter], target: str
 ) -> Any:
-    """The same function in this process: a ctypes function of addresses, extents and numbers. Its
-    file stays open: the dynamic linker takes what has the same path for what it has loaded."""
+    """Return the same function in this process: a ctypes function of addresses, extents and
+    numbers. Its file stays open: the dynamic linker takes what has the same path for what it has
+    loaded."""
     key = (function.texts(), function.prototype, passed, tuple(signature))
     if key not in _loaded:
         made = compile_c(function, passed, signature, _SYMBOL, target)

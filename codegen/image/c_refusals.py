@@ -40,7 +40,8 @@ def line_of(file: str, word: str, behind: str = "") -> Place | None:
 
 
 def _anywhere(function: FunctionInC, *words: str) -> Place | None:
-    """The same in any of its files, of the first word that stands in one: as a call if it can."""
+    """Return the same in any of its files, of the first word that stands in one: as a call if it
+    can."""
     files = [function.file, *function.files()[1:]]
     found = (line_of(file, word, behind)
              for word in words for behind in ("(", "") for file in files)

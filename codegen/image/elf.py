@@ -40,7 +40,7 @@ def _escaped(code: int) -> str:
 
 
 def read_sections(data: bytes) -> tuple[str, Sections]:
-    """The machine and the sections of an image."""
+    """Return the machine and the sections of an image."""
     try:
         machine, sections = _read_sections(data)
         if all(name in sections for name in OURS):
@@ -108,7 +108,8 @@ def _truncated(expected: int, found: int) -> ImageError:
 
 
 def _was_whole(data: bytes) -> bool:
-    """Whether this was an image before a few bits of its headers changed; it was not cut off.
+    """Return whether this was an image before a few bits of its headers changed; it was not cut
+    off.
 
     The linker puts the section table last, its first row zero, the section of names in its last.
     """

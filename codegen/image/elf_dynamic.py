@@ -187,7 +187,7 @@ class _Dynamic:
     # ---- symbols -----------------------------------------------------------------------------
 
     def _symbols(self) -> int:
-        """How many there are: linkers put the names right behind the symbols."""
+        """Return how many there are: linkers put the names right behind the symbols."""
         first, end = self._required(_SYMBOLS), self.entries[_STRINGS]
         if first >= end:
             raise damaged("symbols behind their names", "symbols before their names")
@@ -265,7 +265,7 @@ class _Dynamic:
                     raise damaged(f"version {version}", "versions that the image names")
 
     def _version_row(self, at: int) -> set[int]:
-        """The numbers of the versions of one library."""
+        """Return the numbers of the versions of one library."""
         revision, count, library, first = struct.unpack_from(
             "<HHII", self.data, self.place(at, 16))
         self._library(library)

@@ -50,7 +50,7 @@ def c_types(p: Parameter) -> list[str]:
 
 
 def c_names(k: int, p: Parameter) -> list[str]:
-    """The names of these in the function around a kernel, whose parameter number k it is."""
+    """Return the names of these in the function around a kernel, whose parameter number k it is."""
     if p.ndim or p.writes:
         return [f"p{k}", *(f"n{k}_{d}" for d in range(p.ndim))]
     if p.dtype.kind == "c":

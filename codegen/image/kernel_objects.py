@@ -145,7 +145,7 @@ def _c_signature(signature: Sequence[Parameter]) -> Any:
 
 
 def _with_helpers(function: Any, made: dict[Any, Any], debug: bool) -> Any:
-    """The function, and the user's functions that it names, for numba to compile now.
+    """Return the function, and the user's functions that it names, for numba to compile now.
 
     made: those that were met before; functions may call each other, and themselves.
     """
@@ -183,7 +183,7 @@ def _machine(target: str) -> Any:
 
 
 def _optimised(wrapped: Any, symbol: str, target: str) -> Any:
-    """The module with `symbol` as its only visible function, optimised for the target."""
+    """Return the module with `symbol` as its only visible function, optimised for the target."""
     # A function that calls itself is declared under another name, for numba's own linker.
     text = wrapped._library.get_llvm_str()
     text = re.sub(r"(?m)^declare [^\n]*\.numba\.unresolved\$.*\n", "", text)

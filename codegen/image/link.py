@@ -118,7 +118,7 @@ def compiler() -> list[str]:
 
 
 def is_math(name: str) -> bool:
-    """Whether a symbol is one of those that kernels may call."""
+    """Return whether a symbol is one of those that kernels may call."""
     return name in _MATH or (name.endswith("f") and name[:-1] in _MATH)
 
 
@@ -150,12 +150,12 @@ def link(
 
 
 def shared(files: dict[str, bytes], target: str) -> bytes:
-    """The shared object that these object files are linked into."""
+    """Return the shared object that these object files are linked into."""
     return _linked(files, list(files), target)
 
 
 def _linked(files: dict[str, bytes], inputs: list[str], target: str) -> bytes:
-    """The shared object that the compiler makes of these files. Raises EnvironmentFault."""
+    """Return the shared object that the compiler makes of these files. Raises EnvironmentFault."""
     command = [*compiler(), *FLAGS, *WARNINGS, f"-march={target}", "-I", include_dir(), *LINK,
                "-o", "image.so", *inputs, "-lm"]
     data, done = in_folder(files, [command], "image.so")
@@ -250,7 +250,7 @@ def _refused(
 
 
 def disassemble(data: bytes) -> str:
-    """The machine code as text. Raises EnvironmentFault where objdump is missing."""
+    """Return the machine code as text. Raises EnvironmentFault where objdump is missing."""
     if not commands.found("objdump"):
         raise EnvironmentFault("objdump not found", remedy="apt install binutils")
     with _folder() as folder:

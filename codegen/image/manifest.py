@@ -122,7 +122,7 @@ def digest_of(data: bytes, size: int, *blank: tuple[int, int]) -> bytes:
 
 
 def make_digest(data: bytes, sections: Sections) -> bytes:
-    """The content of .spmd.digest: of the whole file, then of each section in order.
+    """Return the content of .spmd.digest: of the whole file, then of each section in order.
 
     The index words count as zero; so do, in the first, its own bytes.
     """
@@ -288,7 +288,7 @@ def fnv(words: bytes) -> int:
 def index_words(
     patched: int, first: int, count: int, sizes: list[int], scalars: list[int]
 ) -> bytes:
-    """The bytes of .spmd.index, with their check value."""
+    """Return the bytes of .spmd.index, with their check value."""
     words = [patched, first, count, *sizes, *[1] * (AXES - len(sizes)), len(scalars), *scalars]
     magic, rest = struct.pack("<q", INDEX_MAGIC), struct.pack(f"<{len(words)}q", *words)
     return magic + struct.pack("<q", fnv(magic + rest)) + rest
@@ -361,7 +361,7 @@ def patch(image: ImageFile, first: int, count: int, sizes: list[int], scalars: l
 def local_program(
     image: ImageFile, first: int, count: int, sizes: list[int], scalars: list[int]
 ) -> bytes:
-    """An image, or a local program of it, with other index words. Raises InputError.
+    """Return an image, or a local program of it, with other index words. Raises InputError.
 
     Extents of named dims are not patched in: each run takes them from its inputs.
     """
@@ -376,7 +376,8 @@ def local_program(
 
 
 def scalar_value(scalar: dict[str, Any], value: Any) -> int | float:
-    """A scalar of the declared type. UsageError for what is none, or does not fit 64 bits."""
+    """Return a scalar of the declared type. UsageError for what is none, or does not fit 64
+    bits."""
     flag, whole = type(scalar["default"]) is bool, scalar["dtype"] == "int64"
     number = None
     try:

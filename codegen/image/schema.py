@@ -189,7 +189,7 @@ def returned(value: Any, where: str) -> None:
 
 
 def _nested(node: Any, where: str) -> list[Any]:
-    """The trees of which a tree consists."""
+    """Return the trees of which a tree consists."""
     if not isinstance(node, list):
         _COUNT(node, where)
         return []

@@ -192,7 +192,7 @@ class _AtRank:
 
 
 def _longest(loops: Formulas, rank: Mapping[str, int]) -> int:
-    """The steps of the longest of some loops, given by their extents."""
+    """Return the steps of the longest of some loops, given by their extents."""
     return max((_volume(extents, rank) for extents in loops), default=0)
 
 

@@ -176,7 +176,7 @@ def owned(axes: LayoutEntry, rows: int, row: int, mesh: Mesh) -> Owned:
 
 
 def row_of(axes: LayoutEntry, rows: int, row: int, mesh: Mesh) -> Cut:
-    """The part of a row, of extent 1, that a rank has."""
+    """Return the part of a row, of extent 1, that a rank has."""
     return of_result(block(tuple(axes), const(rows)), const(row), 1, const(1), mesh)
 
 
@@ -207,7 +207,7 @@ def layout_of(value: Value) -> Layout:
 
 
 def home(value: Value) -> Window:
-    """The balanced blocks of a value's layout."""
+    """Return the balanced blocks of a value's layout."""
     return blocks(value.type.shape, layout_of(value))
 
 
@@ -335,7 +335,7 @@ def rolled(cut: Cut, shift: Expr, extent: Expr, mesh: Mesh) -> Cut:
 
 
 def _covered(low: Expr, high: Expr, start: Expr, step: int) -> tuple[Expr, Expr]:
-    """The least and one more than the greatest of start + step * j, low <= j < high."""
+    """Return the least and one more than the greatest of start + step * j, low <= j < high."""
     if step == 1:
         return low + start, high + start
     if step == -1:

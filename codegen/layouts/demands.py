@@ -308,7 +308,8 @@ class Demands:
 
 
 def _in_one(op: Op | None) -> bool:
-    """Whether one part that has all that is wanted is made at no more cost for each element."""
+    """Return whether one part that has all that is wanted is made at no more cost for each
+    element."""
     return op is not None and isinstance(op.what, Map | Relayout)
 
 

@@ -50,17 +50,18 @@ class Localizer:
         self.everywhere: set[Value] = set()
 
     def needs(self, op: Op, window: Window) -> list[Window]:
-        """The part of each operand for this part of the result. Window () for 0-d operands."""
+        """Return the part of each operand for this part of the result. Window () for 0-d
+        operands."""
         return op.what.needs(op, window, self)
 
     def make(self, op: Op, window: Window, operands: Sequence[Value], build: Builder) -> Value:
-        """The part of the result, of the operands' parts that `needs` named."""
+        """Return the part of the result, of the operands' parts that `needs` named."""
         return op.what.localize(op, window, list(operands), build, self)
 
     # ---- where a value lies by itself ------------------------------------------------------------
 
     def natural(self, value: Value, dim: int) -> Cut:
-        """The part of a dim that a rank can have of a value with the least exchange."""
+        """Return the part of a dim that a rank can have of a value with the least exchange."""
         found = self.lies.get(value, {}).get(dim)
         return found or cuts.block(self.entry(value, dim), value.type.shape[dim])
 
@@ -100,7 +101,7 @@ class Localizer:
         return cuts.lows(self.mesh, window)
 
     def part(self, value: Value, held: Window, wanted: Window, build: Builder) -> Value:
-        """A part of a part that a rank has."""
+        """Return a part of a part that a rank has."""
         if held == wanted:
             return value
         start = tuple(w - h for w, h in zip(self.lows(wanted), self.lows(held)))
@@ -161,7 +162,7 @@ class Localizer:
         return self.axes_of(inner) if self.computed(op, window, inner) == window else ()
 
     def axes_of(self, inner: Sequence[Cut]) -> tuple[str, ...]:
-        """The axes that cut these dims, in the mesh's order."""
+        """Return the axes that cut these dims, in the mesh's order."""
         return tuple(a for a in self.mesh.names if any(a in c.axes for c in inner))
 
     def computed(self, op: Op, window: Window, inner: Iterable[Cut]) -> Window:

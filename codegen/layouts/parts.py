@@ -94,7 +94,7 @@ class Parts(Builder):
     # ---- parts of values -------------------------------------------------------------------------
 
     def need(self, value: Value, window: Window) -> Value:
-        """The part of a global value, made now if it is a view."""
+        """Return the part of a global value, made now if it is a view."""
         key = (value, window)
         found = self.known(key)
         if found is not None:
@@ -114,7 +114,7 @@ class Parts(Builder):
         return made
 
     def make(self, op: Op, window: Window) -> Value:
-        """A part of the result of an op, of the parts of its operands."""
+        """Return a part of the result of an op, of the parts of its operands."""
         wants, self.wants = self.wants, self.wants or op
         operands = [
             self.need(v, w)
@@ -143,7 +143,7 @@ class Parts(Builder):
     # ---- exchange --------------------------------------------------------------------------------
 
     def fetch(self, value: Value, window: Window) -> Value:
-        """A part that other ranks hold, out of the balanced blocks."""
+        """Return a part that other ranks hold, out of the balanced blocks."""
         have = list(home(value))
         x = self.need(value, tuple(have))
         layout = layout_of(value)
@@ -169,7 +169,7 @@ class Parts(Builder):
         return self.rules.part(x, tuple(now), window, self)
 
     def held(self, wanted: cuts.Cut, have: cuts.Cut) -> bool:
-        """Whether a rank evidently has a part already."""
+        """Return whether a rank evidently has a part already."""
         if wanted.inside(have) or wanted.bounds(self.mesh) == have.bounds(self.mesh):
             return True
         own = {s for s in wanted.symbols() if s.lo is not None  # of a loop over a rank's own rows
@@ -223,7 +223,7 @@ class Parts(Builder):
                     wraps=wraps if any(wraps) else ())
 
     def moving(self, value: Value, dims: Sequence[int]) -> tuple[str, ...]:
-        """The axes that split some dims of a value, in the mesh's order."""
+        """Return the axes that split some dims of a value, in the mesh's order."""
         layout = layout_of(value)
         return tuple(a for a in self.mesh.names if any(a in layout[d] for d in dims))
 

@@ -17,7 +17,7 @@ from codegen.ops.kind import Types
 
 
 def laid_out(what: Kind, operands: Types, result: ArrayType) -> ArrayType:
-    """The result's type with a layout; 0-d ones need none."""
+    """Return the result's type with a layout; 0-d ones need none."""
     if not result.ndim or result.layout is not None:
         return result
     free = all(t.free or not t.ndim for t in operands) and not isinstance(what, Relayout)

@@ -47,7 +47,7 @@ def _given(loop: Op) -> list[Value]:
 
 
 def _other(value: Value, walked: set[int], axes: LayoutEntry) -> Layout | None:
-    """The first dim that is not walked along is split over the axes."""
+    """Return the first dim that is not walked along is split over the axes."""
     others = [d for d, e in enumerate(value.type.shape) if d not in walked and e != 1]
     if not walked or not others:
         return None

@@ -235,7 +235,7 @@ class Convolve(Kind):
         return found
 
     def windows(self, op: Op, window: Window, at: Localizer) -> dict[str, Window]:
-        """The parts of all three that a rank computes with."""
+        """Return the parts of all three that a rank computes with."""
         inner = self.summed(op, window, at)
         assert inner is not None
         held, of = at.computed(op, window, inner), self.by_name(op)

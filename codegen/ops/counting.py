@@ -42,7 +42,7 @@ def within(cut: Cut) -> bool:
 
 
 def _along(value: Value, defs: Defs) -> int | None:
-    """The dim along which a value is 0, 1, 2, …, whatever the place along others."""
+    """Return the dim along which a value is 0, 1, 2, …, whatever the place along others."""
     op = defs.get(value)
     if op is None:
         return None
@@ -89,7 +89,7 @@ def _as_it_was(op: Op, defs: Defs) -> Value | None:
 
 
 def _number(value: Value, defs: Defs) -> Expr | None:
-    """The integer that all elements are."""
+    """Return the integer that all elements are."""
     op = defs.get(value)
     if op is None:
         return None

@@ -106,7 +106,8 @@ def _lines(at: Reverse, x: Value, d: int, first: Expr, count: Expr) -> Value:
 def _line_again(
     value: Value, d: int, source: Expr, count: Expr, target: Expr, build: Builder
 ) -> Value:
-    """The array with what is at `source` of a dim at `count` positions from `target` on, too."""
+    """Return the array with what is at `source` of a dim at `count` positions from `target` on,
+    too."""
     shape, zeros = value.type.shape, [expr.const(0)] * value.type.ndim
     step = (1,) * len(shape)
     one = (*shape[:d], expr.const(1), *shape[d + 1 :])

@@ -68,11 +68,11 @@ class Exchange(Kind):
         raise NotImplementedError(self.name)
 
     def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
-        """The fields of a plan.Exchange by which it is carried out."""
+        """Return the fields of a plan.Exchange by which it is carried out."""
         raise NotImplementedError(self.name)
 
     def traffic(self, op: Op, at: Meter) -> Traffic:
-        """How much of it reaches a rank, of an exchange that has a result."""
+        """Return how much of it reaches a rank, of an exchange that has a result."""
         raise NotImplementedError(self.name)
 
 
@@ -87,7 +87,7 @@ class Flowing(Exchange):
         return {} if self.root is None else {"root": self.root}
 
     def takes(self, taker: IntLike, giver: IntLike, root: int | None = None) -> Expr:
-        """Whether (1) a member reads another one, by their positions."""
+        """Return whether (1) a member reads another one, by their positions."""
         if self.root is not None:
             at = self.root if root is None else root
             return expr.eq(giver if self.flow == "from_root" else taker, at)

@@ -38,7 +38,7 @@ def each(bounds: Bounds, ndim: int) -> Bounds:
 
 
 def combine(fn: str) -> np.ufunc:
-    """The ufunc of a combining function."""
+    """Return the ufunc of a combining function."""
     ufunc = FUNCTIONS[COMBINE[fn]].numpy
     assert isinstance(ufunc, np.ufunc)
     return ufunc

@@ -101,7 +101,7 @@ class Kernel(Stated):
         return at.emit_all(what, *operands)
 
     def _loops_of(self, operand: int) -> bool:
-        """Whether an operand has dims that loops follow."""
+        """Return whether an operand has dims that loops follow."""
         return any(loops for arg, loops in zip(self.args, self.follows)
                    if arg == ("in", operand))
 

@@ -74,8 +74,8 @@ class Kind:
         return self.name
 
     def infer(self, types: Types) -> list[ArrayType]:
-        """The types of the results, without layouts; here one, as the first operand's. Raises
-        InternalError where the operands break the op's rule."""
+        """Return the types of the results, without layouts; here one, as the first operand's.
+        Raises InternalError where the operands break the op's rule."""
         return [ArrayType(types[0].dtype, types[0].shape)]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
@@ -92,7 +92,7 @@ class Kind:
         raise NotImplementedError(self.name)
 
     def is_cheap(self) -> bool:
-        """Whether computing an element again beats a trip through memory."""
+        """Return whether computing an element again beats a trip through memory."""
         return False
 
     def steps(self, op: Op, at: Maker) -> None:
@@ -121,10 +121,10 @@ class Kind:
     def batch(
         self, op: Op, given: Sequence[Value | None], at: Batch
     ) -> Sequence[Value | None]:
-        """The results of the op for all members of a batch, along a new first dim. given: the
-        operands, which have such a dim too; None for one that all members share. None in the
-        place of a result: all members share it, and it stays the value that it was. Called where
-        an operand, or what a region reads, has a member's own value."""
+        """Return the results of the op for all members of a batch, along a new first dim. given:
+        the operands, which have such a dim too; None for one that all members share. None in the
+        place of a result: all members share it, and it stays the value that it was. Called where an
+        operand, or what a region reads, has a member's own value."""
         raise at.none(op)
 
     # ---- what is checked while a program runs ----------------------------------------------------
@@ -146,8 +146,8 @@ class Kind:
     # ---- parts of global arrays on a rank --------------------------------------------------------
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
-        """The part of a dim of the result that a rank can have with the least exchange, where that
-        is none of balanced blocks."""
+        """Return the part of a dim of the result that a rank can have with the least exchange,
+        where that is none of balanced blocks."""
         return None
 
     def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
@@ -169,7 +169,7 @@ class Kind:
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
-        """The part of the result, of the operands' parts that `needs` named."""
+        """Return the part of the result, of the operands' parts that `needs` named."""
         made = build.emit(self, operands)
         return at.part(made, tuple(map(whole, op.result.type.shape)), window, build)
 
@@ -197,7 +197,7 @@ class Kind:
         return tuple(exprs_in(held))
 
     def said(self) -> dict[str, Any]:
-        """The fields by name, without those that have their default."""
+        """Return the fields by name, without those that have their default."""
         named = ((f, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
         return {f.name: v for f, v in named if v is not f.default}
 
@@ -223,7 +223,7 @@ def exprs_in(what: object) -> Iterator[Expr]:
 
 
 def dropped(shape: Sequence[Expr], dims: Iterable[int]) -> Shape:
-    """A shape without some dims."""
+    """Return a shape without some dims."""
     gone = set(dims)
     return tuple(e for d, e in enumerate(shape) if d not in gone)
 
@@ -238,5 +238,5 @@ def extents(shape: Sequence[Expr], value: Eval) -> tuple[int, ...]:
 
 
 def layout_of(t: ArrayType) -> Layout:
-    """The layout of a global array; one that has none is not split."""
+    """Return the layout of a global array; one that has none is not split."""
     return t.layout or ((),) * t.ndim

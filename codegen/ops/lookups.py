@@ -441,9 +441,9 @@ class Scatter(Kind):
         return at.natural(op.operands[0], dim)
 
     def spread(self, op: Op, window: Window, at: Localizer) -> Window | None:
-        """The points that each rank combines, where that is less work than all of them everywhere:
-        into a result of its own, which all then reduce. Of few points, each rank takes all, and
-        combines those that fall in its part."""
+        """Return the points that each rank combines, where that is less work than all of them
+        everywhere: into a result of its own, which all then reduce. Of few points, each rank takes
+        all, and combines those that fall in its part."""
         x, v, *index = op.operands
         spare = expr.product(x.type.shape) - _ELEMENTS_A_POINT * expr.product(v.type.shape)
         usual = {s: expr.const(_USUAL_RANKS) for s in spare.symbols() if s.kind == "size"}
@@ -555,7 +555,7 @@ def _places_in(dims: Sequence[int]) -> list[int]:
 
 
 def still(start: Value, moved: Expr, extent: Expr, at: Localizer) -> bool:
-    """Whether a dim of a dynamic box is the whole dim, in place."""
+    """Return whether a dim of a dynamic box is the whole dim, in place."""
     op = at.defs.get(start)
     is_zero = op is not None and isinstance(op.what, Full) and op.what.value == 0
     return is_zero and moved == extent

@@ -195,5 +195,5 @@ class Map(Kind):
 
 
 def _narrows(source: DType, to: DType) -> bool:
-    """Whether a finite number may be none in the other type."""
+    """Return whether a finite number may be none in the other type."""
     return to.size < source.size if source.kind in "fc" else to.size == 2

@@ -79,7 +79,8 @@ if (m != n) {
 
 
 def _caller(name: str, dtype: DType, turned: Sequence[bool]) -> Caller:
-    """A C function for c = added * c + sign * a b, of operands that lie plain or transposed."""
+    """Return a C function for c = added * c + sign * a b, of operands that lie plain or
+    transposed."""
     ways = "".join("t" if t else "n" for t in turned)
     called = f"{LETTERS[dtype.name]}{name}_{ways}"
     numbers, text = _CALLERS.get(called, _CALLERS[name])
@@ -178,10 +179,10 @@ class MatMul(Kind):
         return at.emit(self, at.floats(op))
 
     def between(self, op: Op, window: Window, at: Localizer) -> Cut:
-        """The part of the summed dim that a rank takes. If an axis splits that dim, each rank sums
-        its own part, and the sums are added. If the axis splits the result too, that needs the
-        other operand whole: it is done only where moving that and the sums is less than moving the
-        operand that is split along the summed dim."""
+        """Return the part of the summed dim that a rank takes. If an axis splits that dim, each
+        rank sums its own part, and the sums are added. If the axis splits the result too, that
+        needs the other operand whole: it is done only where moving that and the sums is less than
+        moving the operand that is split along the summed dim."""
         a, b = op.operands
         return shared(op, window, at, a.type.ndim - 1, b.type.ndim - 2)
 

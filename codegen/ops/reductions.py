@@ -98,7 +98,7 @@ class Reduce(Kind):
         return [at.emit(self.but(dims=behind(self.dims)), *at.every(op, given))]
 
     def _others(self, x: Value, kept: tuple[int, ...], at: Reverse) -> Value:
-        """The product of all others, for each element; right where some are 0."""
+        """Return the product of all others, for each element; right where some are 0."""
         x = at.emit(OnceAtZero(x.type.shape), x)
         shape, one = x.type.shape, at.full(1, x)
         zero = at.map("eq", x, at.full(0, x))
@@ -213,7 +213,8 @@ class ArgReduce(Kind):
         return at.part(first, kept, window, build)
 
     def found(self, x: Value, index: Value, build: Builder) -> Value:
-        """The extreme of a rank: of one lane it is read where it stands, without a second pass."""
+        """Return the extreme of a rank: of one lane it is read where it stands, without a second
+        pass."""
         if x.type.ndim > 1:
             return build.emit(Reduce(self.fn, (self.dim,)), (x,))
         (n,), dtype = x.type.shape, x.type.dtype

@@ -61,7 +61,7 @@ class Fourier(Lane):
         return self.fn
 
     def made(self, given: DType) -> DType:
-        """The element type of the result."""
+        """Return the element type of the result."""
         names = {"rfft": COMPLEX, "irfft": REAL}.get(self.fn, dict(zip(REAL, REAL)))
         if given.name not in names:
             raise InternalError(f"{self.fn} of {given.name}")

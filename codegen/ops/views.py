@@ -117,7 +117,8 @@ class Broadcast(View):
 def numpy_box(
     box: Slice | Update, shape: Sequence[int], value: Eval, taken: Sequence[int]
 ) -> tuple[slice, ...]:
-    """The positions start + step * j, j < taken[d] > 0, in an operand of `shape`: all inside."""
+    """Return the positions start + step * j, j < taken[d] > 0, in an operand of `shape`: all
+    inside."""
     parts = []
     for d, extent in enumerate(taken):
         start, step = value(box.start[d]), value(box.step[d])

@@ -72,7 +72,8 @@ def run(
 def outputs(
     module: Module, axes: Mapping[str, int], prints: list[str]
 ) -> dict[str, Any]:
-    """The outputs of a Graph without inputs, whole, by name. prints collects what it prints."""
+    """Return the outputs of a Graph without inputs, whole, by name. prints collects what it
+    prints."""
     return interpret.run(module, axes, prints=prints)
 
 
@@ -170,7 +171,7 @@ class World(Common):
             tree, name)
 
     def knows(self, name: str) -> bool:
-        """Whether it is declared, or a tree of what is."""
+        """Return whether it is declared, or a tree of what is."""
         if name == "feed" and self.feeds:
             return True
         return name in self.declared or bool(named.of_tree(name, self.declared))
@@ -274,7 +275,8 @@ class World(Common):
         """Do nothing, since the program's own code runs once and there is nobody to wait for."""
 
     def captured(self, function: Callable[[], Any]) -> list[EagerArray]:
-        """The arrays of a dict that a function returns, which is captured and interpreted."""
+        """Return the arrays of a dict that a function returns, which is captured and
+        interpreted."""
         with running_eagerly(None), fixed(self.extent_of):
             module = self.of(function)
         found = interpret.run(module, self.axes)
@@ -304,8 +306,8 @@ class World(Common):
         return map_tree(lambda _: next(joined), results[0])
 
     def _computed_layouts(self, taken: Sequence[Layout], ndims: Sequence[int]) -> list[Any]:
-        """The layouts of results that the compiler computes for the call that runs now. taken: the
-        layouts of its arguments; ndims: of its results."""
+        """Return the layouts of results that the compiler computes for the call that runs now.
+        taken: the layouts of its arguments; ndims: of its results."""
         here = user_place()
         try:
             calls = [(op.place, op.what) for op in walk(self.graph().body)

@@ -211,7 +211,8 @@ class EagerEntity:
         return place_of_method(name, self._methods[name])
 
     def _rebound(self, entry: str, before: Leaves, after: Leaves) -> dict[str, Any]:
-        """The new values of the state. Raises ProgramError, CarryError for what no image does."""
+        """Return the new values of the state. Raises ProgramError, CarryError for what no image
+        does."""
         self._note_shared(after)
         found: dict[str, Any] = {}
         for path in dict.fromkeys([*after, *before]):
@@ -265,8 +266,8 @@ class EagerEntity:
     # ---- state -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The state by name, such as `w.in`: copies. A number is state if an entry binds it anew,
-        which the compiler says."""
+        """Return the state by name, such as `w.in`: copies. A number is state if an entry binds it
+        anew, which the compiler says."""
         return {self._names[path]: np.array(self._values[path]) for path in self._states()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -296,7 +297,7 @@ class EagerEntity:
     def _fitting(
         self, given: Mapping[str, Any], wanted: Mapping[str, tuple[str, tuple[int, ...]]]
     ) -> dict[str, Any]:
-        """The arrays in the dtypes of the state."""
+        """Return the arrays in the dtypes of the state."""
         found = {}
         for name, x in given.items():
             array = dtypes.as_numpy(x)
@@ -317,7 +318,7 @@ class EagerEntity:
 
 
 def _kind(x: Any) -> Kind | None:
-    """The kind of an array or a number; None of anything else."""
+    """Return the kind of an array or a number; None of anything else."""
     if isinstance(x, (np.ndarray, np.generic)):
         return None if dtypes.from_numpy(x.dtype) is None else Kind(x.dtype, x.shape)
     for kind in (bool, int, float, complex):
@@ -341,7 +342,7 @@ def _joined(a: Kind, b: Kind) -> Kind | None:
 
 
 def _as(kind: Kind | None, x: Any) -> Any:
-    """A number of this kind."""
+    """Return a number of this kind."""
     assert kind is not None
     array = np.asarray(x).astype(kind.dtype)
     return _PYTHON[kind.dtype.kind](array.item()) if kind.weak else array[()]
@@ -356,5 +357,5 @@ def _copied(x: Any, layout: Any) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two leaves that are no arrays are one thing, or equal texts."""
+    """Return whether two leaves that are no arrays are one thing, or equal texts."""
     return a is b or (type(a) is type(b) and isinstance(a, (str, bytes)) and a == b)

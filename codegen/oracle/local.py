@@ -171,24 +171,24 @@ def _dressed(x: Any) -> Any:
 
 
 def local(x: Any) -> EagerArray:
-    """The same memory as an EagerArray; what is not there stays so."""
+    """Return the same memory as an EagerArray; what is not there stays so."""
     if isinstance(x, Absent):
         return x  # type: ignore[return-value]
     return np.asarray(x).view(EagerArray)
 
 
 def received(x: np.ndarray[Any, Any]) -> Any:
-    """An EagerArray, or a NumPy scalar where it is 0-d, as NumPy's operations give them."""
+    """Return an EagerArray, or a NumPy scalar where it is 0-d, as NumPy's operations give them."""
     return local(x) if x.ndim else x[()]
 
 
 def whole(x: Any) -> np.ndarray[Any, Any] | None:
-    """A plain array for the caller; None for what is not there."""
+    """Return a plain array for the caller; None for what is not there."""
     return None if needs_of(x) else np.array(stand_in_of(x))
 
 
 def _at(ufunc: np.ufunc) -> Any:
-    """A method of At."""
+    """Return a method of At."""
 
     def apply(self: At, value: Any) -> Any:
         if needs := needs_of((self.key, value)):

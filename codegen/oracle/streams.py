@@ -120,7 +120,7 @@ class EagerStream:
         return rank.crew.exchange(rank.index_, call)
 
     def _rank(self, what: str) -> EagerRank | None:
-        """The rank that calls; None: the program itself."""
+        """Return the rank that calls; None: the program itself."""
         now = eager_runs.runtime()
         if now is None:
             raise ProgramError(
@@ -133,8 +133,8 @@ class EagerStream:
 
 def declared(world: World, given: Any, name: str, fields: Mapping[str, Any],
              others: Mapping[str, Any]) -> EagerStream:
-    """The stream of a declaration. given: what the run was given as feed=; others: the feeds that
-    are declared already."""
+    """Return the stream of a declaration. given: what the run was given as feed=; others: the feeds
+    that are declared already."""
     specs: dict[str, Spec] = whole_batches.declared_fields(name, fields)
     shapes = {k: tuple(s.shape) if isinstance(s.shape, (tuple, list)) else (s.shape,)
               for k, s in specs.items()}

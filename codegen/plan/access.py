@@ -125,7 +125,7 @@ class Resolver:
         return loops, index
 
     def bound(self, value: Value, index: Index, limit: Expr) -> Bound[Value]:
-        """A symbol for a position that data decides."""
+        """Return a symbol for a position that data decides."""
         self.bounds += 1
         sym = Sym(f"p{self.bounds}", "var", expr.const(0), limit)
         return Bound(sym, self.node(value, index), limit)
@@ -133,8 +133,8 @@ class Resolver:
     def picked(
         self, indices: Sequence[Value], what: Gather | Scatter, shape: Shape, index: Index
     ) -> tuple[Index, tuple[Bound[Value], ...]]:
-        """The position in x (of this shape) that `index` of a gather's result (or of a scatter's
-        operand) stands for."""
+        """Return the position in x (of this shape) that `index` of a gather's result (or of a
+        scatter's operand) stands for."""
         count = indices[0].type.ndim
         chosen = index[what.at : what.at + count]
         rest = list(index[: what.at] + index[what.at + count :])

@@ -134,7 +134,7 @@ def _number(dim: int) -> Sym:
 
 
 def _wrap_names(wraps: Wraps) -> dict[Sym, Expr]:
-    """The number of the wrap along every dim that goes on."""
+    """Return the number of the wrap along every dim that goes on."""
     names, left = {}, expr.symbol(WRAP)
     for d, count in reversed(list(enumerate(_counts(wraps)))):
         if count != 1:

@@ -85,8 +85,8 @@ def _stored_over(what: Do, value: Value) -> Value | None:
 def written_in_place(
     loops: Loops, chosen: Collection[Choice]
 ) -> tuple[Loops, Mapping[int, list[Written]]]:
-    """The Loops in which these entries give these states no new array, and by entry what they write
-    instead."""
+    """Return the Loops in which these entries give these states no new array, and by entry what
+    they write instead."""
     module = loops.module
     if not chosen:
         return loops, {}

@@ -37,7 +37,7 @@ def ravel(index: Index, shape: Shape) -> Expr:
 
 
 def unravel(offset: Expr, shape: Shape) -> Index:
-    """The index of a row-major offset. The first dim needs no remainder."""
+    """Return the index of a row-major offset. The first dim needs no remainder."""
     out: list[Expr] = []
     for d, stride in enumerate(strides(shape)):
         quotient = offset // stride
@@ -46,7 +46,8 @@ def unravel(offset: Expr, shape: Shape) -> Index:
 
 
 def loop_vars(shape: Shape, prefix: str = "j") -> tuple[Var, ...]:
-    """A loop variable per dim; one that runs over a single element is left out by `positions`."""
+    """Return a loop variable per dim; one that runs over a single element is left out by
+    `positions`."""
     return tuple(
         Var(Sym(f"{prefix}{d}", "var", expr.const(0), extent - 1), extent)
         for d, extent in enumerate(shape)
@@ -171,9 +172,9 @@ ROWS = 8  # that may lie between what is read and what is written
 def rows_kept(
     node: Node[M], source: M, target: Expr, shape: Shape, step: Sequence[int]
 ) -> int | None:
-    """How many rows of results wait in a buffer of their own, where `source` of this shape is read
-    while it is written at `target` in these steps: a row is written when no row after it reads it
-    any more.
+    """Return how many rows of results wait in a buffer of their own, where `source` of this shape
+    is read while it is written at `target` in these steps: a row is written when no row after it
+    reads it any more.
 
     0: every element is read where it is written only. None: the order of rows does not help.
     """

@@ -60,7 +60,7 @@ class Loops:
     lets: Mapping[Sym, Expr] = field(default_factory=dict)
 
     def with_module(self, module: Module) -> Loops:
-        """The Loops with another module; themselves, if it is their own."""
+        """Return the Loops with another module; themselves, if it is their own."""
         return self if module is self.module else replace(self, module=module)
 
 

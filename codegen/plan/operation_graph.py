@@ -305,8 +305,8 @@ class _Order:
         return after
 
     def overlaid(self, row: OperationRow, k: int) -> set[int]:
-        """The places of rows before this one in whose memory its buffers may lie: branches one
-        after the other, whose arms share memory."""
+        """Return the places of rows before this one in whose memory its buffers may lie: branches
+        one after the other, whose arms share memory."""
         all_overlays = self.memory.overlays
         mine = {all_overlays.of[b] for b in row.reads | row.writes} - {0}
         after: set[int] = set()

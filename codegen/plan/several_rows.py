@@ -56,7 +56,7 @@ def together(nest: Nest) -> Iterator[Nest]:
 
 
 def _is_plain(nest: Nest) -> bool:
-    """Whether no loop inside depends on the turn, and no position on data."""
+    """Return whether no loop inside depends on the turn, and no position on data."""
     v = nest.loops[-1]
     return v.extent != 1 and not any(
         v.sym in loop.extent.symbols() for sweep in nest.sweeps for loop in sweep.loops
@@ -75,7 +75,7 @@ def _one_by_one(sweep: Sweep) -> bool:
 
 
 def _sweep(sweep: Sweep, changes: Sequence[tuple[int, _Change]]) -> Sweep:
-    """A sweep for several turns of the loop around it."""
+    """Return a sweep for several turns of the loop around it."""
     parts: list[_Part] = []
     for part in sweep.parts:
         values = [_turn(part.value, k, change) for k, change in changes]

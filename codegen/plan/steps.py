@@ -95,7 +95,7 @@ def simple_works(phase: Phase) -> list[Simple]:
 
 
 def mapped_steps(steps: Sequence[Step], f: Callable[[Step], Step]) -> tuple[Step, ...]:
-    """The steps with f(step) in the place of each, outer ones first."""
+    """Return the steps with f(step) in the place of each, outer ones first."""
     return tuple(_inside(f(step), f) for step in steps)
 
 

@@ -41,7 +41,7 @@ DEEPEST = 40  # ops in one expression: unrolled loops chain without end, compile
 
 
 def stored_values(program: Module) -> frozenset[Value]:
-    """The values that need memory of their own."""
+    """Return the values that need memory of their own."""
     return frozenset(_Storing(program).run())
 
 

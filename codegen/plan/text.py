@@ -52,7 +52,7 @@ from codegen.symbolic.expr import Expr
 
 
 def plan_text(plan: Plan) -> str:
-    """The whole plan; ends with a newline."""
+    """Return the whole plan; ends with a newline."""
     lines = [f"plan {plan.name} over mesh ({_mesh(plan.mesh)})"]
     over = overlays(plan)
     for b in plan.buffers:

@@ -137,7 +137,7 @@ def _apart(accesses: list[_Access], counters: set[Sym]) -> bool:
 
 
 def _ends(a: _Access, counters: set[Sym]) -> tuple[Expr, Expr] | None:
-    """The first and the last place that is touched where the point is the first one."""
+    """Return the first and the last place that is touched where the point is the first one."""
     away = counters | {v.sym for v in a.inner}
     if a.rest.symbols() & away:
         try:

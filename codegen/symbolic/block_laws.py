@@ -31,7 +31,7 @@ def begins(e: Expr) -> list[Call]:
 
 
 def alike(a: Call, b: Call) -> bool:
-    """Whether both begin blocks of the same dim."""
+    """Return whether both begin blocks of the same dim."""
     return a is not b and a.op == b.op == "begin" and a.args[1:] == b.args[1:]
 
 

@@ -39,7 +39,7 @@ _nesting = 0
 
 
 def nesting() -> int:
-    """How many searches are under way, at most 2: what is built then is remembered apart."""
+    """Return how many searches are under way, at most 2: what is built then is remembered apart."""
     return min(_nesting, len(_ATTEMPTS) - 1)
 
 
@@ -94,7 +94,7 @@ def _everywhere(symbols: Iterable[Sym]) -> list[dict[str, int]] | None:
 
 
 def refuted(e: Expr, given: tuple[Expr, ...] = ()) -> bool:
-    """Whether e < 0 at a sample point at which all given are >= 0."""
+    """Return whether e < 0 at a sample point at which all given are >= 0."""
     columns = [f.samples for f in given]
     for p, v in enumerate(e.samples):
         if v is not None and v < 0:
@@ -327,7 +327,8 @@ def _most(atom: Call, e: Expr, x: Expr, y: Expr) -> list[Expr]:
 
 
 def _largest(e: Expr) -> int | None:
-    """The most that a product of positive symbols can be, where each is bounded by a constant."""
+    """Return the most that a product of positive symbols can be, where each is bounded by a
+    constant."""
     if len(e.terms) != 1:
         return None
     (monomial, most), = e.terms

@@ -249,7 +249,7 @@ def _unproved(op: str, a: Expr, b: Expr) -> Expr:
 
 
 def _scale(e: Expr) -> tuple[int, int]:
-    """The greatest common divisor of the coefficients, and the constant term."""
+    """Return the greatest common divisor of the coefficients, and the constant term."""
     common, constant = 0, 0
     for m, c in e.terms:
         if m:

@@ -37,7 +37,7 @@ def block(k: int, extent: int, blocks: int) -> tuple[int, int]:
 
 
 def table(k: int, *values: int) -> int:
-    """The value at place k of constants; 0 beyond their ends."""
+    """Return the value at place k of constants; 0 beyond their ends."""
     return values[k] if 0 <= k < len(values) else 0
 
 

@@ -12,7 +12,7 @@ from codegen.symbolic.terms import TRUTH
 
 
 def own_inverse(to: Expr, var: Sym) -> bool:
-    """Whether to(to(var)) is var, by normal form: partners that swap, as in i ^ d.
+    """Return whether to(to(var)) is var, by normal form: partners that swap, as in i ^ d.
 
     Such a map is injective, whatever the size. Only maps with a remainder of var are tried.
     """

@@ -330,7 +330,7 @@ def symbol(sym: Sym) -> Expr:
 
 
 def from_monomial(atoms: Iterable[Atom], coefficient: int = 1) -> Expr:
-    """The product of atoms, times an integer."""
+    """Return the product of atoms, times an integer."""
     total = const(coefficient)
     for atom in atoms:
         total = total * from_atom(atom)
@@ -424,7 +424,7 @@ def _product(a: Expr, b: Expr) -> Expr:
 
 
 def _collected(terms: dict[Monomial, int]) -> Expr:
-    """The sum of the terms, with every d * (x // d) written as x - x % d."""
+    """Return the sum of the terms, with every d * (x // d) written as x - x % d."""
     extra = ZERO
     for m, c in list(terms.items()):
         if c and any(isinstance(a, Call) and a.op == "floordiv" for a in m):
@@ -436,7 +436,8 @@ def _collected(terms: dict[Monomial, int]) -> Expr:
 
 
 def times(a: Monomial, b: Monomial) -> Monomial | None:
-    """The product of two monomials; None where it is 0: two truth values exclude each other."""
+    """Return the product of two monomials; None where it is 0: two truth values exclude each
+    other."""
     if not a or not b:
         return a or b
     out = sorted(a + b, key=_atom_order)

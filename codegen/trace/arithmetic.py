@@ -22,7 +22,7 @@ from codegen.trace.numpy.operators import bitwise, operate
 
 
 def _arithmetic(symbolic: Any, ufunc: str, truth: bool = False, divides: bool = False) -> Any:
-    """A binary operator and its reflection: symbolic for integers, else on 0-d arrays.
+    """Return a binary operator and its reflection: symbolic for integers, else on 0-d arrays.
 
     symbolic: of two Exprs, an Expr; None where that is none. divides: Python's own numbers raise
     where b is 0.

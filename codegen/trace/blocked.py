@@ -31,7 +31,8 @@ TALL = 8  # rows for each column: of a matrix with fewer, Q and R are made block
 
 
 def axis_of(x: Array, dims: tuple[int, ...] = (0, 1)) -> str | None:
-    """The axis along which a matrix is worked on: the first of these dims that one axis splits."""
+    """Return the axis along which a matrix is worked on: the first of these dims that one axis
+    splits."""
     layout = x.read().type.layout if x.ndim == 2 else None
     if layout is None or x.context.rank_view:
         return None
@@ -39,7 +40,7 @@ def axis_of(x: Array, dims: tuple[int, ...] = (0, 1)) -> str | None:
 
 
 def _large(x: Array) -> bool:
-    """Whether it is worth the messages; its extents are known while building."""
+    """Return whether it is worth the messages; its extents are known while building."""
     return all(e.is_const and e.value >= LEAST * BLOCK for e in x.extents)
 
 
@@ -89,18 +90,19 @@ class Dealt:
         return as_array(picking.where((i == j) & (i >= self.rows), 1, wide).astype(x.dtype))
 
     def collect(self, blocks: Array, rows: int | None = None, columns: int | None = None) -> Array:
-        """The matrix, split by rows; or one of so many rows and columns, dealt alike."""
+        """Return the matrix, split by rows; or one of so many rows and columns, dealt alike."""
         whole = as_array(mapping.relayout(blocks, (self.axis, None, None)))
         matrix = shaping.reshape(whole, (-1, self.width))
         return as_array(matrix[: rows or self.rows, : columns or self.columns])
 
     def own(self) -> tuple[Any, Any]:
-        """The first row of a block that this rank has, and how many it has."""
+        """Return the first row of a block that this rank has, and how many it has."""
         of = self.block, _expr(axis_size(self.axis)), _expr(axis_index(self.axis))
         return number(block_offset(*of)), number(block_extent(*of))
 
     def flat(self, blocks: Array) -> Any:
-        """A view of this rank's rows of all blocks, one block after the other, as a matrix."""
+        """Return a view of this rank's rows of all blocks, one block after the other, as a
+        matrix."""
         return blocks.reshape(-1, self.width)
 
     def gathered(self, part: Array) -> Any:
@@ -145,12 +147,13 @@ class Lower(Dealt):
         return self.result(fori_loop(0, self.count, self.step, self.dealt()))
 
     def blank(self, *shape: Any) -> Array:
-        """An array that is written before it is read."""
+        """Return an array that is written before it is read."""
         x, extents = self.x, tuple(_expr(e) for e in shape)
         return wrap(x.context, blank_value(x.context, x.type.dtype, extents), scalar=False)
 
     def flat(self, blocks: Array) -> Any:
-        """A view of this rank's columns of all blocks, one block after the other, as a matrix."""
+        """Return a view of this rank's columns of all blocks, one block after the other, as a
+        matrix."""
         return blocks.reshape(self.width, -1)
 
     def gathered(self, part: Array) -> Any:
@@ -197,8 +200,8 @@ class Lower(Dealt):
         return blocks
 
     def result(self, blocks: Array) -> Any:
-        """The rows that this rank has of the matrix, a part of a block in each turn, so that all
-        ranks have the same work; and zeros behind the diagonal."""
+        """Return the rows that this rank has of the matrix, a part of a block in each turn, so that
+        all ranks have the same work; and zeros behind the diagonal."""
         (low, high), (offset, own), zero = self.mine, self.own(), expr.const(0)
         have = ((zero, as_expr(self.width)), (zero, as_expr(self.count)),
                 (_expr(offset), _expr(offset + own)))
@@ -434,8 +437,8 @@ def _sign(x: Any) -> Array:
 
 
 def _reflected(top: Array) -> Array:
-    """The signs on the diagonal of the R that reflections give of a Q whose upper part this is, as
-    in Ballard et al., Reconstructing Householder vectors from TSQR, 2014: by elimination."""
+    """Return the signs on the diagonal of the R that reflections give of a Q whose upper part this
+    is, as in Ballard et al., Reconstructing Householder vectors from TSQR, 2014: by elimination."""
 
     def step(k: Any, state: Any) -> Any:
         a, signs = state

@@ -103,7 +103,7 @@ class CKernel(Kernel):
                 self.signature and self.signature.text)
 
     def read_files(self) -> tuple[str, ...]:
-        """The files that this is read from."""
+        """Return the files that this is read from."""
         return self.in_c.files()
 
     # ---- calls -----------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def _new_array(shape: Any, dtype: Any = float, *args: Any, **kwargs: Any) -> Any
 
 
 def _constructor(cls: type) -> Callable[..., Any]:
-    """The class, with its __init__ converted where that is the user's."""
+    """Return the class, with its __init__ converted where that is the user's."""
     init = cls.__init__  # type: ignore[misc]
     if not isinstance(init, FunctionType) or type(cls).__call__ is not type.__call__:
         return elsewhere(cls) or cls
@@ -249,7 +249,7 @@ def _getattr(x: Any, name: str, *default: Any) -> Any:
 
 
 def _example(x: Any) -> Any:
-    """A value of the type that x would have if NumPy ran the program."""
+    """Return a value of the type that x would have if NumPy ran the program."""
     if isinstance(x, Number):
         return number(expr.const(0), x.truth, x.strong)
     if not isinstance(x, Array):

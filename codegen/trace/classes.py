@@ -74,7 +74,7 @@ class Entity(Program):
         return *super().read_parts(), "class", *self.methods.values()
 
     def graph(self, parameters: Mapping[str, Any], checks: Collection[str] = ()) -> Module:
-        """The Graph for these parameters. A number is state if an entry binds it anew."""
+        """Return the Graph for these parameters. A number is state if an entry binds it anew."""
         numbers: dict[str, LeafType | None] = {}
         while True:
             attempt = copy.copy(self)
@@ -118,7 +118,7 @@ class Entity(Program):
             lambda: [state.path for state in graph().states], self.needed())
 
     def needed(self) -> list[str]:
-        """The names of states that `__init__` does not make: they have to be given."""
+        """Return the names of states that `__init__` does not make: they have to be given."""
         return []
 
     def __getattr__(self, name: str) -> Any:
@@ -280,7 +280,7 @@ class _Recording:
                           "bind it to an attribute of self: then it is state")
 
     def instance(self) -> Any:
-        """A copy of what __init__ left, with the state in it."""
+        """Return a copy of what __init__ left, with the state in it."""
         made = Copies(lambda array: array).of(self.object)
         arrays: dict[str, Any] = {}
         for path, kept in self.states.items():
@@ -400,7 +400,7 @@ class _Recording:
         return outputs, ("tuple", *range(len(outputs)))
 
     def with_uses(self, entry: Entry, arm: Region) -> Entry:
-        """The entry with the states, feeds and saves that are found in its arm."""
+        """Return the entry with the states, feeds and saves that are found in its arm."""
         every, used = list(walk(arm)), set(used_values(arm))
         feeds = {op.what.feed for op in every if isinstance(op.what, ops.Feeding)}
         return replace(

@@ -207,7 +207,7 @@ class Context:
                 self.learned[axis.name] = told
 
     def dim(self, name: str, at_most: int) -> Sym:
-        """The extent of a named dim that only a run knows: a scalar that no run is given."""
+        """Return the extent of a named dim that only a run knows: a scalar that no run is given."""
         known = self.scalars.get(name)
         if known is not None and known.at_most == at_most:
             assert known.sym is not None
@@ -238,7 +238,7 @@ class Context:
         return not self.write_logs and not self.selecting
 
     def region(self) -> Block:
-        """The innermost open region: code in it runs as often as other code in it."""
+        """Return the innermost open region: code in it runs as often as other code in it."""
         return next(b for b in reversed(self.blocks) if not b.once)
 
     @contextmanager
@@ -261,7 +261,7 @@ class Context:
         return self._serial
 
     def unique(self, hint: str) -> str:
-        """A name for a symbol: the hint, or hint_2, hint_3 … when it is taken."""
+        """Return a name for a symbol: the hint, or hint_2, hint_3 … when it is taken."""
         name = self._names.name(f"{hint}_2" if hint in self.reserved else hint)
         if self.naming_for_good:
             self._for_good.append(name)
@@ -384,7 +384,7 @@ def refuse_constant_write(text: str, fields: str = "") -> NoReturn:
 
 
 def require_context(what: str) -> Context:
-    """The current capture, or an error that says where `what` may stand."""
+    """Return the current capture, or an error that says where `what` may stand."""
     context = Context.current()
     if context is None:
         raise ProgramError(
@@ -396,12 +396,12 @@ def require_context(what: str) -> Context:
 
 
 def eager_current() -> Any:
-    """The eager runtime that calls go to, or None."""
+    """Return the eager runtime that calls go to, or None."""
     return eager_runs.runtime() if Context.current() is None else None
 
 
 def _told(axis: Axis, holds: Expr, mesh: Mesh) -> dict[str, Any]:
-    """The fields of an axis that a condition decides."""
+    """Return the fields of an axis that a condition decides."""
     if axis.fixed is not None or axis.size_sym not in holds.symbols():
         return {}
     for other in mesh.axes:

@@ -98,7 +98,8 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
 
 
 def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
-    """A number that is set when the image runs: `--set steps=500`, or `image.run(steps=500)`.
+    """Return a number that is set when the image runs: `--set steps=500`, or
+    `image.run(steps=500)`.
 
     An int or bool default makes an int64 scalar: a number that may stand in bounds of loops, in
     subscripts and in conditions, but not in shapes. A float default, or none, makes a float64
@@ -156,8 +157,8 @@ def _own_name(context: Context, name: str) -> str:
 
 
 def _held(default: Any, whole: bool) -> int | float:
-    """The default as Python's own number; True and False stay what they are: launches then take
-    nothing else."""
+    """Return the default as Python's own number; True and False stay what they are: launches then
+    take nothing else."""
     if isinstance(default, (bool, np.bool_)) and whole:
         return bool(default)
     return int(default) if whole else float(default)
@@ -209,7 +210,7 @@ def _said(
 
 
 def flag_of_call(context: Context, hint: str) -> Sym:
-    """A new symbol that is 1 or 0, as each call of the image says."""
+    """Return a new symbol that is 1 or 0, as each call of the image says."""
     name = context.unique("".join(c if c.isalnum() else "_" for c in hint))
     return Sym(name, "flag", expr.const(0), expr.const(1))
 
@@ -260,7 +261,7 @@ def input_(
     name: str, shape: Any, dtype: Any = None, layout: Any = None, default: Any = None,
     optional: bool = False,
 ) -> Any:
-    """An array that is given when the image runs: `-i u=u.npy`, or `image.run(u=array)`.
+    """Return an array that is given when the image runs: `-i u=u.npy`, or `image.run(u=array)`.
 
     - shape: of the whole array. Extents are integers, named dims (spmd.Dim; with at_most= each run
       says their extent), or formulas in axis sizes. Or a tree: dicts, lists, tuples and dataclasses
@@ -364,12 +365,12 @@ def _one_input(
 
 
 def array_input(name: str, shape: tuple[int, ...], dtype: DType, layout: Any) -> Array:
-    """An input of a name that may be any text."""
+    """Return an input of a name that may be any text."""
     return _one_input(require_context("an input"), name, shape, dtype, layout, None)
 
 
 def number_input(name: str, dtype: DType, weak: bool) -> Array:
-    """An input that is one number. weak: it promotes as a Python number does."""
+    """Return an input that is one number. weak: it promotes as a Python number does."""
     made = array_input(name, (), dtype, ())
     made.weak, made.scalar = weak, True
     return made
@@ -431,7 +432,7 @@ def _refuse_computed(name: str, region: Region) -> None:
 
 
 def _uniform(context: Context, default: Any, extents: Shape) -> Any:
-    """The number that an array of the program, such as np.zeros made, has everywhere."""
+    """Return the number that an array of the program, such as np.zeros made, has everywhere."""
     if not isinstance(default, Array) or (default.extents != extents and not default.ndim):
         return default
     if default.extents != extents:
@@ -446,7 +447,8 @@ def _uniform(context: Context, default: Any, extents: Shape) -> Any:
 def _from_function(
     context: Context, default: Callable[..., Any], extents: Shape, local: Shape, layout: Layout
 ) -> Array:
-    """The function called with open grids of global indices, as numpy.indices(sparse=True)."""
+    """Return the function called with open grids of global indices, as
+    numpy.indices(sparse=True)."""
     names = [f"index {d}" for d in range(len(layout))]
     function = given(default, "the default of an input", *names)
     grids = []
@@ -568,5 +570,6 @@ def mesh(name: str) -> MeshName:
 
 
 def number_of_ranks() -> Any:
-    """How many ranks there are, over all axes: a number that is known when the image runs."""
+    """Return how many ranks there are, over all axes: a number that is known when the image
+    runs."""
     return number(require_context("spmd.ranks").mesh.ranks)

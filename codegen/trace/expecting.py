@@ -112,7 +112,7 @@ def _within(
 
 
 def _compared(context: Context, value: Value, **limits: Expr) -> Value:
-    """Whether every comparison, ge= or le=, with a limit holds."""
+    """Return whether every comparison, ge= or le=, with a limit holds."""
     holds = []
     for fn, limit in limits.items():
         wide = broadcast_value(context, index_value(context, limit), value.type.shape)
@@ -163,7 +163,7 @@ def _at_least(context: Context, holds: Expr, text: str, extent: Expr) -> bool:
 
 
 def may_be_empty(extent: Expr) -> bool:
-    """Whether only a run knows if there are elements."""
+    """Return whether only a run knows if there are elements."""
     return extent.has_extents and not expr.nonneg(extent - 1)
 
 

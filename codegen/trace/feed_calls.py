@@ -69,7 +69,8 @@ class Stream:
                             for k, v in zip(names, taken, strict=True)})
 
     def more(self) -> Array:
-        """Whether the stream has a next batch, the same on all ranks: `while feed.more(): …`."""
+        """Return whether the stream has a next batch, the same on all ranks: `while feed.more():
+        …`."""
         context = self._context("more")
         return wrap(context, context.emit_one(More(self.name)))
 
@@ -140,7 +141,7 @@ def _of_another_program(name: str, what: str) -> NoReturn:
 
 
 def feed(name: str = "feed", /, **fields: Any) -> Stream:
-    """A stream of batches, which come while the program runs: `image.run(feed=batches)`.
+    """Return a stream of batches, which come while the program runs: `image.run(feed=batches)`.
 
     - name: where a program has several feeds, each has one. Else it is "feed".
     - fields: the arrays of a batch, as spmd.spec(shape, dtype, layout). Dim 0 of each is the batch,
@@ -216,7 +217,7 @@ def captured_feed(stream: Stream, code: Code) -> Iterator[Any]:
 
 
 def check_feeds(module: Module) -> Module:
-    """The module, of whose feeds each is taken from, and is sent the same each time. Raises
+    """Return the module, of whose feeds each is taken from, and is sent the same each time. Raises
     ProgramError."""
     taken = {op.what.feed for op in walk(module.body) if isinstance(op.what, Take)}
     sent: dict[str, tuple[Op, str]] = {}

@@ -39,7 +39,7 @@ _FORMULAS = (np.zeros, np.ones, np.empty, np.full, np.eye, np.identity)
 
 
 def is_unknown(*trees: Any) -> bool:
-    """Whether something in these is known at run time only."""
+    """Return whether something in these is known at run time only."""
     return any(map(is_traced, pytree.leaves(trees)))
 
 
@@ -51,7 +51,7 @@ def target(x: Any, text: str) -> Any:
 
 
 def fresh(x: Any) -> Any:
-    """The result of an operator; a new NumPy array becomes an array of the program."""
+    """Return the result of an operator; a new NumPy array becomes an array of the program."""
     return known.made(x) if type(x) is np.ndarray and x.base is None else x
 
 
@@ -125,7 +125,7 @@ def called(
 
 
 def may_run(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether NumPy may run a call now: all is known, and what it writes may be written."""
+    """Return whether NumPy may run a call now: all is known, and what it writes may be written."""
     if is_unknown(args, kwargs):
         return False
     if isinstance(function, np.ufunc) and any(map(known.is_huge, args)):
@@ -134,7 +134,7 @@ def may_run(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _written(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """The arrays that a call writes into."""
+    """Return the arrays that a call writes into."""
     out = kwargs.get("out")
     written = list(out) if isinstance(out, tuple) else [out]
     if isinstance(function, np.ufunc):
@@ -150,7 +150,7 @@ def _written(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list
 
 
 def text_of(x: Any) -> str:
-    """The variable of the user's that holds an array."""
+    """Return the variable of the user's that holds an array."""
     frame = user_frame()
     scopes = (frame.f_locals, frame.f_globals) if frame else ()
     return next((n for scope in scopes for n, v in scope.items() if v is x), "this")
@@ -194,7 +194,7 @@ def _check_fill(function: Function, args: Sequence[Any], kwargs: dict[str, Any])
 
 
 def _is_simple(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether the arguments are numbers, element types, and a shape of integers."""
+    """Return whether the arguments are numbers, element types, and a shape of integers."""
 
     def is_number(x: Any) -> bool:
         return isinstance(x, (bool, int, float, complex, np.generic))
@@ -221,13 +221,13 @@ def extents_known(x: Any) -> Any:
 
 
 def is_numpys(function: Any) -> bool:
-    """Whether it is a function, ufunc or method of NumPy's."""
+    """Return whether it is a function, ufunc or method of NumPy's."""
     owner = getattr(function, "__self__", None)
     return type(owner) is np.ndarray or isinstance(owner, np.ufunc) or "numpy" in _roots(function)
 
 
 def is_librarys(function: Any) -> bool:
-    """Whether it comes from an installed library."""
+    """Return whether it comes from an installed library."""
     return any(map(_is_library, _roots(function)))
 
 
@@ -251,7 +251,8 @@ def _is_library(name: str) -> bool:
 
 
 def library(function: Function, ours: Function | None = None) -> Function:
-    """A function of another library, which is called with NumPy's arrays. ours: of others."""
+    """Return a function of another library, which is called with NumPy's arrays. ours: of
+    others."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_unknown(args, kwargs):
@@ -283,7 +284,7 @@ def _tried(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> A
 
 
 def _sparse_class() -> tuple[type, ...]:
-    """The classes of scipy's sparse matrices, if somebody has imported them."""
+    """Return the classes of scipy's sparse matrices, if somebody has imported them."""
     module = sys.modules.get("scipy.sparse")
     return () if module is None else (module.spmatrix, module.sparray)
 

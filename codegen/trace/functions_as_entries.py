@@ -128,7 +128,7 @@ class FunctionEntity(Entity):
         return made
 
     def _entry(self, key: str, f: Callable[..., Any]) -> Callable[..., Any]:
-        """The method that calls a function with the state in place of its inputs."""
+        """Return the method that calls a function with the state in place of its inputs."""
         parameters = tuple(inspect.signature(f).parameters)
 
         def method(instance: Any) -> Any:
@@ -217,7 +217,7 @@ class FunctionEntity(Entity):
                 first[leaf] = held
 
     def needed(self) -> list[str]:
-        """The names of states that no default begins."""
+        """Return the names of states that no default begins."""
         return [leaf for leaves in self.declared.values() for leaf, held in leaves.items()
                 if held.default is None]
 

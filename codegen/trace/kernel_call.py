@@ -95,7 +95,8 @@ class Kernel:
         return found
 
     def combining(self, what: str, like: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-        """A function of two arrays, for op= of `what`. like: makes the array that is written."""
+        """Return a function of two arrays, for op= of `what`. like: makes the array that is
+        written."""
         names = self.parameters
         if len(names) != 3:
             raise KernelError(f'kernel "{self.name}" cannot be the op= of {what}',
@@ -157,8 +158,8 @@ class Kernel:
         return self.back
 
     def _is_output(self, name: str, x: Any) -> bool:
-        """Whether a keyword argument is an output: the signature says so, it is named out, or it
-        was made empty and the kernel writes it."""
+        """Return whether a keyword argument is an output: the signature says so, it is named out,
+        or it was made empty and the kernel writes it."""
         at = self.parameters.index(name)
         if (self.signature and at >= self.signature.inputs) or name == "out":
             return isinstance(x, (Array, np.ndarray))
@@ -306,6 +307,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def tree_of(function: types.FunctionType) -> ast.AST | None:
-    """The syntax tree of a function. ProgramError where its file has changed since it was read."""
+    """Return the syntax tree of a function. ProgramError where its file has changed since it was
+    read."""
     found = find(function.__code__, function.__globals__)
     return found[0] if found else None

@@ -125,7 +125,8 @@ class _Call:
         return tuple(out)
 
     def layouts(self) -> list[Layout]:
-        """The layouts of the results: split where they may be, as the outputs or the inputs are."""
+        """Return the layouts of the results: split where they may be, as the outputs or the inputs
+        are."""
         form = self.form
         chosen: dict[Any, LayoutEntry] = {}
         used: set[str] = set()

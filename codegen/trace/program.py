@@ -217,7 +217,8 @@ class Program:
         return out
 
     def _typed(self, name: str, value: Any, annotation: Any) -> Any:
-        """A value that is what its annotation (int, float, bool, str) says, without a loss."""
+        """Return a value that is what its annotation (int, float, bool, str) says, without a
+        loss."""
         kind = _KINDS.get(annotation, annotation)
         if kind not in _KINDS.values() or type(value) is kind:
             return value
@@ -251,12 +252,12 @@ class Program:
         }
 
     def capture(self, **parameters: Any) -> Module:
-        """The Graph for these parameters."""
+        """Return the Graph for these parameters."""
         return self.graph(parameters)
 
     def graph(self, parameters: Mapping[str, Any], checks: Collection[str] = ()) -> Module:
-        """The Graph for these parameters. checks: rows of check_names.py, of which the Graph has
-        what the source alone knows."""
+        """Return the Graph for these parameters. checks: rows of check_names.py, of which the Graph
+        has what the source alone knows."""
         # Never remembered: what the function reads may have changed since. A program is traced
         # again with what spmd.require said of its axes: that proves more.
         values = self.bind(parameters)
@@ -417,7 +418,7 @@ class Program:
         return axes
 
     def _captured(self, axes: Mapping[str, int]) -> Callable[[Callable[[], Any]], Module]:
-        """A function that gives the Graph of another function, on this mesh."""
+        """Return a function that gives the Graph of another function, on this mesh."""
         def captured(function: Callable[[], Any]) -> Module:
             other = Program.__new__(Program)
             vars(other).update(vars(self))
@@ -427,7 +428,7 @@ class Program:
         return captured
 
     def _outside(self, known: Mapping[str, Any]) -> Callable[[], Mapping[int, Any]]:
-        """A function that gives, by id, the memory of arrays that the program finds."""
+        """Return a function that gives, by id, the memory of arrays that the program finds."""
         def outside() -> Mapping[int, Any]:
             values = self.bind(known)
             reached = Outside("program", [(self.name, self.function), *self.reached(values)])
@@ -436,8 +437,8 @@ class Program:
         return functools.cache(outside)
 
     def interpreted(self, axes: Mapping[str, int], prints: list[str]) -> dict[str, Any]:
-        """The outputs by name, of a program without inputs: its Graph, computed in NumPy. prints
-        collects what it prints."""
+        """Return the outputs by name, of a program without inputs: its Graph, computed in NumPy.
+        prints collects what it prints."""
         found: dict[str, Any] = oracle().eager.outputs(self.graph({}), axes, prints)
         return found
 
@@ -470,7 +471,8 @@ def check_takers(save: Mapping[str, Any] | None) -> None:
 
 
 def place_of_return(context: Context, function: Callable[..., Any], else_at: Place) -> Place:
-    """The expression that a converted function returned; where there is none, another place."""
+    """Return the expression that a converted function returned; where there is none, another
+    place."""
     made = context.returned
     if made is None or made[0] is not getattr(function, "__code__", None):
         return else_at
@@ -478,7 +480,7 @@ def place_of_return(context: Context, function: Callable[..., Any], else_at: Pla
 
 
 def outputs_at(context: Context, returned: Any, place: Place) -> tuple[list[Output], Returned]:
-    """The outputs that a function returned there, and their tree."""
+    """Return the outputs that a function returned there, and their tree."""
     try:
         with context.standing_at(place):
             return outputs_of(context, returned, place)

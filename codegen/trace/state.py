@@ -105,7 +105,7 @@ class Code:
     changes: str = ""
 
     def reads_later(self, name: str) -> bool:
-        """Whether code after it may read a variable that it binds."""
+        """Return whether code after it may read a variable that it binds."""
         return self.kept is None or name in self.kept
 
 
@@ -155,7 +155,8 @@ def flatten(value: Any) -> tuple[Tree, list[Any]]:
 
 
 def attribute_set(path: str, before: Tree, now: Tree) -> str:
-    """The first attribute of an object in the tree that was not there before; "" for none."""
+    """Return the first attribute of an object in the tree that was not there before; "" for
+    none."""
     if before.kind != now.kind:
         return ""
     if now.kind == "object" and (new := [k for k in now.keys if k not in before.keys]):
@@ -167,7 +168,8 @@ def attribute_set(path: str, before: Tree, now: Tree) -> str:
 
 
 def where_grown(path: str, before: Tree, now: Tree) -> tuple[str, Tree, Tree]:
-    """The innermost list, dict or object in two trees, of one path, that has other keys in one."""
+    """Return the innermost list, dict or object in two trees, of one path, that has other keys in
+    one."""
     if before.keys == now.keys:
         for key, a, b in zip(before.keys, before.children, now.children):
             if a.kind == b.kind and not a.like(b):
@@ -206,7 +208,8 @@ def inside(value: Any, key: Any) -> Any:
 def fill(
     tree: Tree, leaves: Iterator[Any], fresh: bool = False, things: Iterator[Any] | None = None
 ) -> Any:
-    """The tree with these leaves: lists, dicts and objects themselves, or fresh copies of them.
+    """Return the tree with these leaves: lists, dicts and objects themselves, or fresh copies of
+    them.
 
     things: what is filled instead of them, each after those inside it.
     """
@@ -255,7 +258,7 @@ class LeafType:
 
 
 def leaf_type(x: Any) -> LeafType | None:
-    """The type of a leaf; None where it is neither an array nor a number."""
+    """Return the type of a leaf; None where it is neither an array nor a number."""
     if isinstance(x, Array):
         t = x.type
         layout = t.layout or None  # a 0-d array has none to speak of
@@ -301,7 +304,7 @@ def joined(a: LeafType, b: LeafType) -> LeafType | None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two leaves are one thing, or equal Python values."""
+    """Return whether two leaves are one thing, or equal Python values."""
     if a is b:
         return True
     if isinstance(a, Number) and isinstance(b, Number):
@@ -316,7 +319,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def describe(x: Any) -> str:
-    """A leaf as an error shows it."""
+    """Return a leaf as an error shows it."""
     if x is UNDEFINED:
         return "no value"
     if isinstance(x, (Array, np.ndarray, np.generic)) and (t := leaf_type(x)) is not None:
@@ -369,7 +372,7 @@ def memory_of(entry: Variables) -> dict[Any, Memory]:
 
 
 def storage_of(entry: Variables, memory: Any) -> Any:
-    """The storage that a Memory means now; anything else is returned as it is."""
+    """Return the storage that a Memory means now; anything else is returned as it is."""
     if not isinstance(memory, Memory):
         return memory
     held = entry.get(memory.name)

@@ -105,7 +105,7 @@ class Known:
         return replace(t, layout=((),) * t.ndim, free=True)
 
     def value(self) -> Value:
-        """The content as it is now, as a value of the open region."""
+        """Return the content as it is now, as a value of the open region."""
         return self.context.remember(("known", self, self.version), self._emit)
 
     def _emit(self) -> Value:
@@ -121,7 +121,7 @@ class Known:
             return value
 
     def copied(self) -> Known:
-        """A copy, so that writes do not reach others that hold this content."""
+        """Return a copy, so that writes do not reach others that hold this content."""
         new = Known(self.context, self.shape, self.dtype, self.data.copy, self.formula)
         new.writes, new.place = list(self.writes), self.place
         return new

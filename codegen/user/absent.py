@@ -149,7 +149,7 @@ class Absent(NDArrayOperatorsMixin):
         return bool(self._python(lambda x: value in x))
 
     def refused(self, why: str) -> InputError:
-        """An error for what is done with Python values."""
+        """Return an error for what is done with Python values."""
         names = " and ".join(self.needs)
         are = f"input {names} is" if len(self.needs) == 1 else f"inputs {names} are"
         return InputError(
@@ -215,7 +215,7 @@ def stand_in_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any
 
 
 def needs_of(tree: Any) -> Needs:
-    """The inputs without which something in a tree is not there."""
+    """Return the inputs without which something in a tree is not there."""
     found = (getattr(x, "needs", ()) for x in leaves(tree) if isinstance(x, (Absent, np.ndarray)))
     return _each(name for needs in found for name in needs)
 
@@ -244,8 +244,8 @@ def absent(x: Any, needs: Needs) -> Any:
 
 
 def withheld(x: Any, needs: Needs, made: Any = None) -> Any:
-    """An array that was there, now that what is not was written into it. made: what it was to
-    become, where NumPy's own array cannot say that of itself."""
+    """Return an array that was there, now that what is not was written into it. made: what it was
+    to become, where NumPy's own array cannot say that of itself."""
     if isinstance(x, Absent):
         x.needs = _each((*x.needs, *needs))
         return x
@@ -265,7 +265,7 @@ def is_all(key: Any) -> bool:
 
 
 def stand_in_of(x: Any) -> Any:
-    """An array to compute with in the place of one that is not there; else x."""
+    """Return an array to compute with in the place of one that is not there; else x."""
     hidden = getattr(x, "hidden", None)
     x = x if hidden is None else hidden()
     return x.stand_in if isinstance(x, Absent) else x
@@ -307,8 +307,8 @@ def without(
 
 
 def _asserted(frame: FrameType | None) -> bool | None:
-    """The truth value with which the assert goes on whose test is being computed in a frame; None:
-    it is no assert."""
+    """Return the truth value with which the assert goes on whose test is being computed in a frame;
+    None: it is no assert."""
     if frame is None:
         return None
     line, _, column, _ = list(frame.f_code.co_positions())[frame.f_lasti // 2]

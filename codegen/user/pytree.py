@@ -19,7 +19,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same structure with function(leaf) at every leaf; None stays."""
+    """Return the same structure with function(leaf) at every leaf; None stays."""
     if tree is None:
         return None
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):

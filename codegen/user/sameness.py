@@ -115,7 +115,7 @@ def _held(cell: types.CellType, inner: Callable[[Any], Any]) -> Any:
 
 
 def _globals(function: types.FunctionType, inner: Callable[[Any], Any]) -> Any:
-    """The numbers and arrays of the module that it may read."""
+    """Return the numbers and arrays of the module that it may read."""
     plain = (bool, int, float, complex, np.generic, np.ndarray)
     names = function.__globals__
     used = [n for n in function.__code__.co_names if isinstance(names.get(n), plain)]

@@ -23,7 +23,8 @@ class Spec:
 
 
 def spec(shape: Any, dtype: Any = np.float32, layout: Any = None, default: Any = None) -> Spec:
-    """A description of one array, for trees of inputs: `spmd.input("w", {"b": spmd.spec(4)})`.
+    """Return a description of one array, for trees of inputs: `spmd.input("w", {"b":
+    spmd.spec(4)})`.
 
     - shape, layout, default: as those of spmd.input. A shape may have named dims (spmd.Dim), whose
       layout follows from the program's rules.
@@ -49,7 +50,7 @@ def spec(shape: Any, dtype: Any = np.float32, layout: Any = None, default: Any =
 
 
 def is_tree(shape: Any) -> bool:
-    """Whether what stands where a shape may is a tree of specs, or one of them."""
+    """Return whether what stands where a shape may is a tree of specs, or one of them."""
     if isinstance(shape, Spec):
         return True
     inside = held(shape)

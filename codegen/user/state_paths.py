@@ -23,12 +23,12 @@ def give_files(module: Callable[[], Any]) -> None:
 
 
 def files() -> Any:
-    """The module that reads and writes files of states."""
+    """Return the module that reads and writes files of states."""
     return _files[0]()
 
 
 def leaves_by_path(x: Any) -> Leaves:
-    """The leaves by path, each with its name. What is reached twice stands where it was met
+    """Return the leaves by path, each with its name. What is reached twice stands where it was met
     first."""
     return dict(_leaves(x, "self", "", set()))
 
@@ -47,8 +47,8 @@ def _leaves(x: Any, path: str, name: str, seen: set[int]) -> Iterator[tuple[str,
 
 
 def placed(x: Any, arrays: Mapping[str, Any]) -> Any:
-    """The same containers with these arrays at their paths; values that properties have cached are
-    dropped."""
+    """Return the same containers with these arrays at their paths; values that properties have
+    cached are dropped."""
     return _placed(x, arrays, "self", set())
 
 

@@ -29,8 +29,8 @@ Array = np.ndarray[Any, Any]
 
 
 def declared_fields(name: Any, fields: Mapping[str, Any]) -> dict[str, Spec]:
-    """The fields of a feed, those of trees by their paths, as batch.x. Raises UsageError for what
-    cannot be one."""
+    """Return the fields of a feed, those of trees by their paths, as batch.x. Raises UsageError for
+    what cannot be one."""
     if not isinstance(name, str) or not name.isidentifier():
         raise UsageError("the name of a feed must be an identifier", place=user_place(),
                          expected='spmd.feed("train", x=spmd.spec(…))', found=repr(name),
@@ -193,7 +193,7 @@ def untold(feed: str) -> UsageError:
 
 
 def _batches(source: Any, fields: Mapping[str, tuple[Any, Any]]) -> Any:
-    """An iterable of batches: itself, what a function gives, or a pipeline's `batches`."""
+    """Return an iterable of batches: itself, what a function gives, or a pipeline's `batches`."""
     if isinstance(source, (str, os.PathLike)):
         raise InputError("an eager run is given the file of a pipeline", place=user_place(),
                          expected="the pipeline itself, or dicts of arrays",
@@ -225,7 +225,7 @@ class Batches:
         self._reply: dict[str, Any] | None = None  # that a generator has not been told yet
 
     def more(self, number: int) -> bool:
-        """Whether there is a batch of this number."""
+        """Return whether there is a batch of this number."""
         while self.count <= number and not self.ended:
             found = self._next()
             batch = None if found is None else self._whole(found)
@@ -261,7 +261,7 @@ class Batches:
             raise untold(self.feed)
 
     def take(self, number: int) -> dict[str, Array]:
-        """The batch of this number. Raises InputError where the stream has ended."""
+        """Return the batch of this number. Raises InputError where the stream has ended."""
         if not self.more(number):
             raise InputError(f'feed "{self.feed}" has no more batches', place=user_place(),
                              expected=f"a batch number {number}, counted from 0",

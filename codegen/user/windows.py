@@ -52,7 +52,7 @@ class Form:
         return list(dict.fromkeys(x for p in pairs for x, sides in p if sides is not None))
 
     def place(self, name: str, label: Any) -> int:
-        """The dim of an array that has this label."""
+        """Return the dim of an array that has this label."""
         return len(self.lead(name)) + self.labels[name].index(label)
 
     def cuts(self, name: str) -> list[tuple[Any, int] | None]:
@@ -72,7 +72,7 @@ class Form:
         return at if len(at) > 1 else at[0]
 
     def slices(self, name: str, box: Box) -> tuple[slice, ...]:
-        """A part of an array, with its ghost cells."""
+        """Return a part of an array, with its ghost cells."""
         return tuple(
             slice(box[c[0]][0], box[c[0]][1] + c[1]) if c and c[0] in box else slice(None)
             for c in self.cuts(name)
@@ -181,7 +181,8 @@ def ghosts(form: Form, name: str) -> tuple[Halo, list[Any]]:
 
 
 def least(form: Form, name: str) -> list[tuple[int, int, str]]:
-    """The dims of an input that its boundary is made of: dim, elements that it needs, boundary."""
+    """Return the dims of an input that its boundary is made of: dim, elements that it needs,
+    boundary."""
     out = []
     for d, (sides, b) in enumerate(zip(*ghosts(form, name), strict=True)):
         if isinstance(b, str) and sides and any(sides):

@@ -64,7 +64,7 @@ class Landing:
             self._whole(owner, begin, extent, clear, places)
 
     def _owner(self, sent: Array, places: Places) -> Array:
-        """A number of the member in whose memory a box lies, and of the turn and mesh."""
+        """Return a number of the member in whose memory a box lies, and of the turn and mesh."""
         pairs, out = self.pairs, np.zeros(len(sent), dtype=np.int64)
         own = [(pairs.taker[a], pairs.giver[a]) for a in pairs.row.axes]
         both = {s for pair in own for s in pair}
@@ -144,7 +144,8 @@ def _box(values: list[Array], k: int) -> Found:
 
 
 def _share(a: Found, b: Found) -> bool:
-    """Whether two boxes have an element in common; large ones are taken for what they say."""
+    """Return whether two boxes have an element in common; large ones are taken for what they
+    say."""
     if max(math.prod(box[1]) for box in (a, b)) > MOST:
         return False
     elements = [set(), set()]  # type: list[set[int]]

@@ -68,13 +68,13 @@ class Everybody(Everyone):
         return self._rooted(flow) if flow in ("from_root", "to_root") else self._all(flow)
 
     def _groups(self) -> int:
-        """How many groups come."""
+        """Return how many groups come."""
         coming, symbols = self.pairs.taken(self.pairs.first), self.pairs.symbols()
         return sum(int(self.pairs.evaluated(places, coming)[0].sum())
                    for places in self.pairs.each(symbols))
 
     def _rooted(self, flow: str) -> int:
-        """The root exchanges with each."""
+        """Return the root exchanges with each."""
         t, pairs = self.terms, self.pairs
         root = pairs.read("root", pairs.first)
         assert root is not None
@@ -167,7 +167,7 @@ class Everybody(Everyone):
                            [e[some] for pair in one for e in pair])
 
     def _number(self, near: dict[str, tuple[int, int]], mine: Axes) -> int:
-        """How many pairs all ranks list."""
+        """Return how many pairs all ranks list."""
         return sum(int(math.prod(e - b for b, e in zip(ends[::2], ends[1::2], strict=True)).sum())
                    for _, ends in self._ends(near, mine))
 

@@ -75,7 +75,7 @@ class Pairs:
         self.turns.append(t.less(self.wrap, self.often))
 
     def _given(self, name: str, values: list[int]) -> int:
-        """The term of what all ranks of a mesh have alike."""
+        """Return the term of what all ranks of a mesh have alike."""
         least, most = min(values), max(values)
         term = self.terms.symbol(name, least, most)
         if least != most:
@@ -83,14 +83,14 @@ class Pairs:
         return term
 
     def _counted(self, name: str, last: Array) -> int:
-        """The term of what counts from 0 to `last`, which each mesh has its own of."""
+        """Return the term of what counts from 0 to `last`, which each mesh has its own of."""
         term = self.terms.symbol(name, 0, int(last.max()))
         if self.terms.value(term) is None:
             self.last[term] = last
         return term
 
     def _wraps(self) -> int:
-        """How often members see each other where dims go on beyond their ends, at most."""
+        """Return how often members see each other where dims go on beyond their ends, at most."""
         most = 1
         for places in self.each(self.symbols()):
             turn, found = self.evaluated(places, self.terms.all(*self.turns), self.often)
@@ -162,7 +162,7 @@ class Pairs:
         return digits[0][0] if len(digits) == 1 else digits
 
     def member(self, place: Axes) -> int:
-        """The same as one term."""
+        """Return the same as one term."""
         found = self.position(place)
         return found if isinstance(found, int) else self.terms.joined(found)
 
@@ -170,12 +170,12 @@ class Pairs:
         return {**self.names(me), self.row.member: self.position(member), "wrap": self.wrap}
 
     def read(self, name: str, me: Axes) -> int | None:
-        """A peer's position, or whether there is one."""
+        """Return a peer's position, or whether there is one."""
         e = self.row.said[name]
         return None if e is None else self.terms.read(e, self.names(me))
 
     def place(self, position: int) -> Axes:
-        """The place along every axis of the member at a position."""
+        """Return the place along every axis of the member at a position."""
         out, left = {}, position
         for k, a in reversed(list(enumerate(self.row.axes))):
             out[a] = self.terms.make("mod", left, self.size[a]) if k else left
@@ -206,7 +206,7 @@ class Pairs:
         return exists
 
     def taken(self, me: Axes) -> int:
-        """Whether a rank comes to the exchange in this turn, for this wrap."""
+        """Return whether a rank comes to the exchange in this turn, for this wrap."""
         t, names = self.terms, self.names(me)
         found = list(self.turns)
         for on, arm, arms in self.row.said["guards"]:
@@ -219,7 +219,8 @@ class Pairs:
     # ---- what must hold ----------------------------------------------------------------------
 
     def root(self) -> tuple[int, int]:
-        """The root that a giver names; and whether it is none, or another than the first names."""
+        """Return the root that a giver names; and whether it is none, or another than the first
+        names."""
         t, said, root = self.terms, self.read("root", self.giver), self.read("root", self.first)
         assert said is not None and root is not None
         return said, t.any(t.differ(said, root), t.less(root, t.number(0)),
@@ -284,7 +285,7 @@ class Pairs:
         return t.all(*found)
 
     def reads(self) -> int:
-        """Whether a taker reads what a giver has, where ranges do not say it."""
+        """Return whether a taker reads what a giver has, where ranges do not say it."""
         t, flow = self.terms, self.row.said["flow"]
         giver, taker = self.member(self.giver), self.member(self.taker)
         if flow in ("from_root", "to_root"):
@@ -295,7 +296,7 @@ class Pairs:
         return t.less(giver, taker) if flow == "before" else t.number(1)
 
     def compared(self) -> tuple[int, int]:
-        """Whether a taker reads what a giver has; and whether that does not fit."""
+        """Return whether a taker reads what a giver has; and whether that does not fit."""
         t, boxes = self.terms, self.between
         if self.row.said["flow"] != "near":
             read = self.reads()

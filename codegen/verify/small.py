@@ -97,7 +97,7 @@ class Everyone:
         return Agreed(transfers, {self.row.site: self.sampled} if self.sampled else {})
 
     def check(self, most: int | None = None) -> int:
-        """How many transfers match. most: pairs, else a sample of them. Raises Mismatch."""
+        """Return how many transfers match. most: pairs, else a sample of them. Raises Mismatch."""
         self._together()
         if self.terms.value(self.here) == 0 or not self.row.buffers:
             return 0

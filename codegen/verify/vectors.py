@@ -73,7 +73,7 @@ class Terms:
         return args[0] if op == "number" else None
 
     def read(self, e: Any, names: Mapping[str, int | Digits]) -> int:
-        """The term of a formula. names: what its symbols stand for. KeyError for others."""
+        """Return the term of a formula. names: what its symbols stand for. KeyError for others."""
         return self._one(value(rows_of(e), names, self._domain))
 
     def _domain(self, op: str, parts: Sequence[int | Digits]) -> int | Digits:
@@ -102,7 +102,7 @@ class Terms:
         return None
 
     def joined(self, digits: Digits) -> int:
-        """A position along several axes as one term."""
+        """Return a position along several axes as one term."""
         total = self.number(0)
         for term, size in digits:
             total = self.make("+", self.make("*", total, size), term)
@@ -149,7 +149,7 @@ class Terms:
         return found[0] if len(found) == 1 else self.row("+", *sorted(found))
 
     def _unsigned(self, term: int) -> int:
-        """The term or its negative, the same one for both."""
+        """Return the term or its negative, the same one for both."""
         op, args = self.table[term]
         factors = [self._factor(a) for a in (args if op == "+" else (term,))]
         _, first = min(factors)

@@ -48,7 +48,8 @@ class Limit:
     classes: tuple[str, ...] = limits.CLASSES
 
     def value(self, below: int) -> int:
-        """The limit where so many sizes go the first way. Never far beyond what was measured."""
+        """Return the limit where so many sizes go the first way. Never far beyond what was
+        measured."""
         if below == self.default:
             return 0
         if self.upto:

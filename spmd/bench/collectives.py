@@ -85,7 +85,7 @@ class Bench:
             size = size * step if size else 1
 
     def fits(self, name: str, count: int, jobs: int = 1) -> bool:
-        """Whether there is memory for the arrays of all ranks, in so many jobs at once."""
+        """Return whether there is memory for the arrays of all ranks, in so many jobs at once."""
         pieces = self.ranks if name in PIECES else 1
         need = 6 * count * ELEMENT * pieces * self.ranks * jobs
         return need <= self.room
@@ -129,7 +129,7 @@ class Bench:
         }
 
     def job(self, data: bytes, turns: int, limits: Limits | None = None) -> Job:
-        """An image of `built`, loaded. limits: instead of those kept for this machine."""
+        """Return an image of `built`, loaded. limits: instead of those kept for this machine."""
         checked = self.processes.together(lambda: loader.check(data), shared=False)
         launch = Launch(checked, self.options, self.processes)
         setup, _ = launch.agreed(

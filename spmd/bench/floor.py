@@ -98,7 +98,8 @@ class Floor:
         return self._measure(self.method, count)
 
     def _best(self, count: int) -> str:
-        """The way whose faster turns are the fastest: what else runs here decides the slower."""
+        """Return the way whose faster turns are the fastest: what else runs here decides the
+        slower."""
         offered = [way for way in self.names or WAYS if self._offers(way)]
         if len(offered) == 1:
             return offered[0]

@@ -60,7 +60,7 @@ class Probe:
         self.ranks = len(self.looked_at)
 
     def differs(self, image: loader.Loaded) -> dict[str, str] | None:
-        """The first difference, as the words of an error."""
+        """Return the first difference, as the words of an error."""
         sizes = ffi.new("int64_t[]", [*self.mesh, *[1] * (AXES - len(self.mesh))])
         words = ffi.new("int64_t[]", self.words or [0])
         settings = ffi.new("spmd_settings *", {

@@ -32,7 +32,8 @@ def pattern(length: Any, begin: Any = 0) -> Any:
 
 
 def pieces(count: int, many: Any) -> Any:
-    """The patterns of as many pieces, one after the other, each larger by one than the last."""
+    """Return the patterns of as many pieces, one after the other, each larger by one than the
+    last."""
 
     def piece() -> Any:
         return np.floor(spmd.arange(count * many, dtype=np.float64) / count)
@@ -157,5 +158,5 @@ PROGRAMS = {
 
 
 def built(name: str, count: int) -> bytes:
-    """The image of a collective of so many elements."""
+    """Return the image of a collective of so many elements."""
     return source.build_program(PROGRAMS[name], {"count": count})

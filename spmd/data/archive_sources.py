@@ -98,7 +98,7 @@ class _Archive(ExampleSource):
         return ArchiveFile(name, label, self, index)
 
     def read(self, index: int) -> bytes:
-        """The bytes of a member. InputError where they are damaged."""
+        """Return the bytes of a member. InputError where they are damaged."""
         member = self._members()[index]
         if member.info is None:
             raw = self._file.read(member.where, member.size)
@@ -180,7 +180,7 @@ def archive(
     path: str | os.PathLike[str], /, *, match: str = "*",
     label: str | Callable[[str], Any] | None = None,
 ) -> ExampleSource:
-    """A source of the files in a zip, or in a tar that is not compressed.
+    """Return a source of the files in a zip, or in a tar that is not compressed.
 
     An example has `path` (its name in the archive), `bytes`, `name` and `label`, as those of
     `data.files`; files are sorted by path. match: only files with such a path, where `*` stands for

@@ -117,7 +117,7 @@ class BytePairs:
 
 
 def _merged(tokens: list[int], pair: Pair, number: int) -> list[int]:
-    """The pair as one token, from left to right."""
+    """Return the pair as one token, from left to right."""
     found: list[int] = []
     for token in tokens:
         if found and (found[-1], token) == pair:

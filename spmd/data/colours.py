@@ -34,8 +34,8 @@ def to_float(image: Any, dtype: Any = np.float32) -> np.ndarray:
 
 
 def _in_order(image: np.ndarray) -> np.ndarray:
-    """The same pixels, copied as wholes where a mirrored picture has them backwards in memory:
-    NumPy would copy so few channels one by one."""
+    """Return the same pixels, copied as wholes where a mirrored picture has them backwards in
+    memory: NumPy would copy so few channels one by one."""
     if image.ndim != 3 or image.strides[2] != 1 or image.strides[1] >= 0 or not image.size:
         return image
     pixels = image.view(f"V{image.shape[2]}")[..., 0]

@@ -294,7 +294,7 @@ def specs_of(fields: Mapping[str, tuple[Any, Any]] | None) -> Specs | None:
 
 
 def dtype_of(dtype: Any) -> np.dtype:
-    """A dtype by its name too; those that NumPy does not have come from ml_dtypes."""
+    """Return a dtype by its name too; those that NumPy does not have come from ml_dtypes."""
     try:
         return np.dtype(dtype)
     except TypeError:
@@ -314,7 +314,7 @@ def plain(name: str, value: Any) -> np.ndarray:
 
 
 def fit(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype, whose: str) -> np.ndarray:
-    """A value as an array of this shape, which may be cast to this dtype. Misfit if not."""
+    """Return a value as an array of this shape, which may be cast to this dtype. Misfit if not."""
     try:
         a = plain(name, value)
     except ValueError as error:

@@ -38,7 +38,7 @@ class Drawn:
     length: int | None = None  # of an epoch, asked for once; None: not known yet
 
     def total(self) -> int | None:
-        """How many positions there are, or None: no end, or not known yet."""
+        """Return how many positions there are, or None: no end, or not known yet."""
         epochs = self.settings.epochs
         return None if self.length is None or epochs is None else self.length * epochs
 

@@ -160,7 +160,8 @@ def _nothing() -> None:
 
 
 def environments(make: str | Callable[[], Any], count: int, /, **options: Any) -> ExampleSource:
-    """A source of environments: each place of a batch is one, and the batch has `count` places.
+    """Return a source of environments: each place of a batch is one, and the batch has `count`
+    places.
 
     make: a function that makes an environment with gymnasium's API, called with `options`, or the
     name of one that gymnasium registers. An example has `obs`, `reward`, `terminated`, `truncated`,

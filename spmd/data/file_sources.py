@@ -108,8 +108,8 @@ def _below(common: str, path: str) -> str:
 
 
 def _ends(path: str, size: int) -> bytes:
-    """The first and the last bytes of a file; none of one that this process may not read, which
-    is a bad example."""
+    """Return the first and the last bytes of a file; none of one that this process may not read,
+    which is a bad example."""
     try:
         with open(path, "rb", buffering=0) as file:
             return b"".join(os.pread(file.fileno(), END_BYTES, at)
@@ -132,7 +132,8 @@ def files(
     pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], /, *,
     label: str | Callable[[str], Any] | None = None,
 ) -> ExampleSource:
-    """A source of files: by a pattern, with `*`, `?`, `[…]` and `**` as in glob, or by a list.
+    """Return a source of files: by a pattern, with `*`, `?`, `[…]` and `**` as in glob, or by a
+    list.
 
     An example has `path`, `bytes`, `name` and `label`. Files of a pattern are sorted by path;
     a list keeps its order. label="folder" counts the folders in which files lie, by name, from 0

@@ -122,7 +122,7 @@ class _Lines(ExampleSource):
 def lines(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], /, *, encoding: str = "utf-8"
 ) -> ExampleSource:
-    """A source of the lines of text files, one after the other.
+    """Return a source of the lines of text files, one after the other.
 
     An example has `text`, without the end of the line, `number` and `path`. Only an index of the
     files is kept in memory, 8 bytes for 32 lines; each process reads through them once for it.
@@ -272,7 +272,7 @@ class _Csv(ExampleSource):
 
 
 def _widened(kind: str, value: str) -> str:
-    """The type of a column, one more value seen."""
+    """Return the type of a column, one more value seen."""
     if "_" in value:  # Python would read numbers with it, no other program does
         return "str"
     if kind == "int":
@@ -308,7 +308,7 @@ def csv(
     path: str | os.PathLike[str], /, *, header: bool | list[str] = True,
     types: dict[str, Any] | None = None, delimiter: str = ",", encoding: str = "utf-8",
 ) -> ExampleSource:
-    """A source of the rows of a CSV table, quoted as RFC 4180 has it.
+    """Return a source of the rows of a CSV table, quoted as RFC 4180 has it.
 
     An example has a field for each column. header: True if the first row names the columns; False
     calls them column0, column1, …; a list of names is taken as it is. types: column -> a type, a

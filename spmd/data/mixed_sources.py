@@ -46,7 +46,7 @@ class _Iterator(ExampleSource):
 
 
 def iterator(function: Callable[[], Iterable[Any]], /) -> ExampleSource:
-    """A source of the examples that function() yields, one after the other, until it ends.
+    """Return a source of the examples that function() yields, one after the other, until it ends.
 
     The function is called anew for each epoch, and by each worker, and gives the same examples in
     the same order each time: no unseeded random numbers, no order that a set or a folder happens to
@@ -146,7 +146,7 @@ class _Concatenated(_Several):
 
 
 def concatenate(*sources: ExampleSource) -> ExampleSource:
-    """A source of all examples of several sources, one source after the other.
+    """Return a source of all examples of several sources, one source after the other.
 
     ::
 
@@ -171,7 +171,7 @@ class _Mixed(_Several):
         return None if self._lengths() is None else int(self._n())
 
     def _total(self) -> int:
-        """How many places there are until the first source, or the last, is used up."""
+        """Return how many places there are until the first source, or the last, is used up."""
         lengths = self._lengths()
         assert lengths is not None
         places = [self._place(k, n - 1 if self.stop == "last" else n)
@@ -219,7 +219,7 @@ class _Mixed(_Several):
 def mix(
     *sources: ExampleSource, weights: Sequence[float] | None = None, stop: str = "first"
 ) -> ExampleSource:
-    """A source in which the examples of several sources alternate, by weight.
+    """Return a source in which the examples of several sources alternate, by weight.
 
     weights: how often each comes, in any unit; all alike without them. They are rounded so that
     the pattern repeats after about 1000 examples at most. stop="first" ends an epoch when the first

@@ -31,7 +31,7 @@ def scrambled(words: Words) -> Words:
 
 
 def keyed(seed: int, *words: Words | int) -> Words:
-    """A word that follows from a seed and other words, each an integer or an array of them.
+    """Return a word that follows from a seed and other words, each an integer or an array of them.
 
     Their order counts: what is there is scrambled once more before the next word comes in.
     """
@@ -43,7 +43,7 @@ def keyed(seed: int, *words: Words | int) -> Words:
 
 @lru_cache(64)
 def round_keys(seed: int, epoch: int, window: int, rounds: int) -> list[Words]:
-    """The words of one permutation, of a single element each."""
+    """Return the words of one permutation, of a single element each."""
     return [keyed(seed, epoch, window, k) for k in range(rounds)]
 
 

@@ -147,7 +147,8 @@ class Pipeline:
         return draw.name(draw.keys(position, 1)[0])
 
     def namer(self, first: int, count: int) -> Callable[[int], str]:
-        """The same for many positions: what names those from first on, at little cost for each."""
+        """Return the same for many positions: what names those from first on, at little cost for
+        each."""
         draw = self._drawn()
         keys = draw.keys(first, max(count, 1))
 
@@ -256,7 +257,7 @@ class Pipeline:
             first += batch
 
     def _there(self, first: int, count: int) -> int:
-        """How many of these positions the stream has, as far as that is known."""
+        """Return how many of these positions the stream has, as far as that is known."""
         total = self._drawn().total()
         return count if total is None else max(0, min(count, total - first))
 
@@ -321,7 +322,8 @@ class Pipeline:
                 return
 
     def _batch(self, begin: int) -> tuple[int, Any]:
-        """How many examples the batch from here on has, and its arrays, or why there are none."""
+        """Return how many examples the batch from here on has, and its arrays, or why there are
+        none."""
         if self._last is not None and self._last[0] == begin:
             return self._last[1:]
         draw = self._drawn()
@@ -363,7 +365,7 @@ def _nobody(position: int) -> None:
 
 
 def _stacked(results: Any, count: int) -> dict[str, Any]:
-    """A list of examples as a dict of arrays."""
+    """Return a list of examples as a dict of arrays."""
     if len(results) != count or not all(isinstance(r, Mapping) for r in results):
         raise Misfit(f"the pipeline returned another list than one of examples\n"
                      f"expected: {count} dicts\nfound:    {len(results)} values")

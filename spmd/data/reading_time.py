@@ -97,7 +97,7 @@ def _ended_after(limit: float | None, file: str) -> Iterator[None]:
 
 
 def _place(frame: FrameType | None, file: str) -> Place:
-    """The innermost line of that file, else the innermost that is not ours."""
+    """Return the innermost line of that file, else the innermost that is not ours."""
     other = None
     while frame is not None:
         name, line = frame.f_code.co_filename, frame.f_lineno

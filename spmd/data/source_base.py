@@ -245,7 +245,7 @@ def _size(n: Any, what: str, place: Place | None) -> int:
 
 
 def _numbers(source: ExampleSource, chosen: Any) -> Any:
-    """The numbers of examples that a mask, or an array of numbers, chooses."""
+    """Return the numbers of examples that a mask, or an array of numbers, chooses."""
     n = source.counted("where")
     found = np.asarray(chosen)
     if found.dtype == np.bool_ and found.shape == (n,):
@@ -287,7 +287,7 @@ def _split(
 
 
 def _dealt(n: int, begin: int, end: int, seed: int) -> Any:
-    """The numbers below n that a permutation has at the places from begin to end, in order.
+    """Return the numbers below n that a permutation has at the places from begin to end, in order.
 
     The fewer places are computed, these or the others, and not all at once.
     """

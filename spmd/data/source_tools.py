@@ -39,7 +39,8 @@ def relative_to(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def absolute(path: str | os.PathLike[str], pattern: bool = False) -> str:
-    """A path, or a pattern of paths, as it is meant where the source is made, wherever it is read.
+    """Return a path, or a pattern of paths, as it is meant where the source is made, wherever it is
+    read.
 
     A relative one begins at the folder of the file that names it: all workers find that one. In a
     session or a notebook it begins at the current folder.
@@ -53,7 +54,7 @@ def absolute(path: str | os.PathLike[str], pattern: bool = False) -> str:
 
 
 def caller() -> Place | None:
-    """The user's line that calls into this package."""
+    """Return the user's line that calls into this package."""
     frame = sys._getframe(1)
     while frame and os.path.dirname(os.path.abspath(frame.f_code.co_filename)) == HERE:
         if frame.f_back is None:
@@ -106,7 +107,7 @@ class Record:
         return iter(self._fields)
 
     def keys(self) -> Any:
-        """The names of its fields: dict(example) has them all."""
+        """Return the names of its fields: dict(example) has them all."""
         return self._fields.keys()
 
     def __repr__(self) -> str:
@@ -206,7 +207,7 @@ def unreadable(wrong: Wrong, path: str, error: OSError) -> InputError:
 
 
 def short(path: str) -> str:
-    """A path as a message shows it: from the current folder, where that is shorter."""
+    """Return a path as a message shows it: from the current folder, where that is shorter."""
     try:
         relative = os.path.relpath(path)
     except (OSError, ValueError):

@@ -61,7 +61,8 @@ class Vocabulary:
         return word in self._numbers
 
     def __getitem__(self, word: str) -> int:
-        """The number of a word. InputError if it has none, and nothing stands for unknown ones."""
+        """Return the number of a word. InputError if it has none, and nothing stands for unknown
+        ones."""
         found = self._numbers.get(word, self.unknown)
         if found < 0:
             raise InputError("a word is not in the vocabulary", found=repr(word),

@@ -48,7 +48,7 @@ def set_name(point: int, turn: int, nonce: str) -> str:
 
 
 def complete(folder: str) -> list[str]:
-    """The names of the complete sets of a folder, from the first to the last."""
+    """Return the names of the complete sets of a folder, from the first to the last."""
     try:
         names = os.listdir(folder)
     except OSError as error:

@@ -205,7 +205,7 @@ def _blank_lines(raw: bytes) -> int:
 
 
 def members(file: InputFile) -> dict[str, tuple[CsvTable, int]]:
-    """The columns of a table by name. InputError for a file that is none."""
+    """Return the columns of a table by name. InputError for a file that is none."""
     table = CsvTable(file)
     return {name: (table, k) for k, name in enumerate(table.names)}
 

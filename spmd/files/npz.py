@@ -50,7 +50,8 @@ class NpzMember:
 
 
 def members(file: InputFile) -> dict[str, NpzMember]:
-    """The members of an archive by name, as NumPy names them. InputError for a damaged one."""
+    """Return the members of an archive by name, as NumPy names them. InputError for a damaged
+    one."""
     at, end, count = _directory(file)
     first = at
     found: dict[str, NpzMember] = {}
@@ -179,7 +180,7 @@ def _whole(file: InputFile, member: NpzMember, found: npy.Elements, start: int) 
 
 
 def _start(file: InputFile, member: NpzMember) -> int:
-    """The first byte of a member's content, after its local header."""
+    """Return the first byte of a member's content, after its local header."""
     if member.at + LOCAL.size > file.length:
         raise npy.truncated(file.wrong, member.at + LOCAL.size, file.length)
     mark, _, _, method, *_, name, extra = LOCAL.unpack(file.read_all(member.at, LOCAL.size))
@@ -218,7 +219,7 @@ def _inflate(
     file: InputFile, start: int, member: NpzMember, low: int, high: int, processes: int,
     available: int,
 ) -> mmap.mmap:
-    """The content of a deflated member, in memory of this process: its bytes low to high.
+    """Return the content of a deflated member, in memory of this process: its bytes low to high.
 
     The rest is looked at for the checksum only. Pages that nothing is written to take no memory.
     """
@@ -242,7 +243,7 @@ def _inflate(
 
 
 def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> npy.Frame:
-    """An archive of arrays (name, dtype, shape), stored one after the other."""
+    """Return an archive of arrays (name, dtype, shape), stored one after the other."""
     pieces: list[tuple[int, bytes]] = []
     starts, spans, entries, at = [], [], [], 0
     sums: list[tuple[int, int, tuple[int, ...]]] = []
@@ -266,7 +267,7 @@ def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> npy.Frame:
 
 
 def _needs(wide: bool) -> int:
-    """The version of the format that a reader must know."""
+    """Return the version of the format that a reader must know."""
     return 45 if wide else 20
 
 
@@ -275,7 +276,8 @@ def _flags(raw: bytes) -> int:
 
 
 def _local(raw: bytes, size: int, at: int) -> bytes:
-    """The header of a member at byte `at`, so long that the content begins at a multiple of 64."""
+    """Return the header of a member at byte `at`, so long that the content begins at a multiple of
+    64."""
     wide = size >= WIDE
     extra = pack("<2H2Q", SIZES_ID, 16, size, size) if wide else b""
     unpadded = LOCAL.size + len(raw) + len(extra) + 6
@@ -289,7 +291,7 @@ def _local(raw: bytes, size: int, at: int) -> bytes:
 
 
 def _entry(raw: bytes, size: int, at: int) -> bytes:
-    """The directory's row of a member."""
+    """Return the directory's row of a member."""
     wide = [n for n in (size, size, at) if n >= WIDE]
     extra = pack(f"<2H{len(wide)}Q", SIZES_ID, 8 * len(wide), *wide) if wide else b""
     made, readable = 3 << 8 | _needs(bool(wide)), 0o644 << 16  # as on Unix

@@ -209,7 +209,7 @@ class OutputFile:
         return self.part
 
     def _unnamed(self) -> int:
-        """A file in the target's directory that is gone when it is closed; -1: not there."""
+        """Return a file in the target's directory that is gone when it is closed; -1: not there."""
         try:
             fd = os.open(os.path.dirname(self.path), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
         except OSError:
@@ -218,7 +218,7 @@ class OutputFile:
         return fd
 
     def attach(self, part: str) -> mmap.mmap:
-        """The whole file, mapped for writing."""
+        """Return the whole file, mapped for writing."""
         try:
             fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
             try:

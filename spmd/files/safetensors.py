@@ -37,7 +37,7 @@ class StoredArray:
 
 
 def members(file: InputFile) -> dict[str, StoredArray]:
-    """The arrays of a file by name. InputError for a damaged one."""
+    """Return the arrays of a file by name. InputError for a damaged one."""
     size = int.from_bytes(file.read(0, 8), "little")
     if file.length < 8:
         raise file.wrong("is not a .safetensors file", "8 bytes and more", f"{file.length} bytes")
@@ -116,7 +116,7 @@ def elements(file: InputFile, member: StoredArray) -> npy.Elements:
 
 
 def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> npy.Frame:
-    """A file of arrays (name, dtype, shape). UsageError for what the format cannot hold.
+    """Return a file of arrays (name, dtype, shape). UsageError for what the format cannot hold.
 
     It allows no gaps: the array that comes first begins at a multiple of 64 bytes, and those of the
     largest elements come first, so that every element lies at a multiple of its size.

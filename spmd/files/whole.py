@@ -20,7 +20,7 @@ ENDING = ".part"  # of the other name
 
 
 def part_of(path: str) -> str:
-    """A name in the same folder that nobody else takes."""
+    """Return a name in the same folder that nobody else takes."""
     folder, base = os.path.split(path)
     return os.path.join(folder, f".{base}.{os.getpid()}.{os.urandom(4).hex()}{ENDING}")
 

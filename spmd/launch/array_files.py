@@ -84,7 +84,8 @@ def no_memory(name: str, file: InputArray, what: str) -> EnvironmentFault:
 
 
 def _span(job: Job, number: int, file: InputArray) -> tuple[int, int]:
-    """The bytes of an input's buffer, low to high, that the hosted ranks' parts lie between."""
+    """Return the bytes of an input's buffer, low to high, that the hosted ranks' parts lie
+    between."""
     low, high = file.start, file.start
     for rank in range(job.setup.first, job.setup.first + job.setup.count):
         offset, extent, _ = job.shard(number, rank)
@@ -98,7 +99,7 @@ def _span(job: Job, number: int, file: InputArray) -> tuple[int, int]:
 
 
 def mapped(path: str) -> mmap.mmap:
-    """A whole file, mapped for writing by all."""
+    """Return a whole file, mapped for writing by all."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return mmap.mmap(fd, 0)

@@ -147,7 +147,7 @@ class Meeting:
         return waited - max(0.0, self.stopped.setdefault(k, waited)) > SHARE * limit
 
     def _all_here(self) -> bool:
-        """Whether the launcher says that all of its processes were started on this host."""
+        """Return whether the launcher says that all of its processes were started on this host."""
         count = launchers.launcher()[1]
         local = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
         return any(os.environ.get(name) == str(count) for name in local)

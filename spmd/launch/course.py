@@ -118,9 +118,8 @@ class Launch:
         return self.setup(agree(self.processes, met, self.options.transport)), met
 
     def loaded(self, setup: Setup, put: Callable[[Job], None] = lambda _: None) -> Job:
-        """The job; loaded anew only where scalars that memory depends on have changed. What is
-        kept, or gone on from, is compared: then the inputs are put here.
-        """
+        """Return the job; loaded anew only where scalars that memory depends on have changed. What
+        is kept, or gone on from, is compared: then the inputs are put here."""
         job = self.placed(setup)
         job.want(self.computed)
         if self.times is not None and not job.keeps_times:
@@ -135,15 +134,15 @@ class Launch:
         return job
 
     def placed(self, setup: Setup) -> Job:
-        """The job, in memory."""
+        """Return the job, in memory."""
         if self.job is None or not self.fits(setup):
             self.end(goes_on=True)
             self.job = Job(self.checked, setup, self.processes, self.options.time_limit)
         return self.job
 
     def with_state(self, setup: Setup, given: SavedState | None) -> Job:
-        """The job with a state: what is given, or what the program makes of it. Feeds, checkpoints
-        and frames have no part in that; nothing is timed."""
+        """Return the job with a state: what is given, or what the program makes of it. Feeds,
+        checkpoints and frames have no part in that; nothing is timed."""
         if given is not None:
             job = self.placed(setup)
             given.put(job)

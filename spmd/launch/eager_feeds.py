@@ -84,7 +84,8 @@ class WholeRing:
         return 0.0, 0.0
 
     def take(self) -> dict[str, np.ndarray] | None:
-        """The next batch; None at the end of the stream. Raises what the supply failed at."""
+        """Return the next batch; None at the end of the stream. Raises what the supply failed
+        at."""
         with self._changed:
             self._waits = True
             while self.taken not in self._there and self._last != self.taken and self.error is None:

@@ -95,7 +95,7 @@ class Other:
         self.asked, self.samples = time.monotonic(), 0
 
     def may_come(self) -> bool:
-        """Whether it has not come to the end of its script, as far as it shows what it does.
+        """Return whether it has not come to the end of its script, as far as it shows what it does.
 
         The user's own MPI_Finalize is such an end too.
         """

@@ -374,9 +374,9 @@ class Feeds:
 
 def served(given: Any, feed: FedFeed, processes: Processes, ranks: tuple[int, ...],
            before: Supply | None = None, beside: Iterable[Supply] = ()) -> Supply:
-    """The supply of a pipeline, its file, or PIPELINE@ADDRESS. All processes of a job come here.
-    ranks: those of this process. before: whose stream goes on. beside: of other feeds of the run.
-    EnvironmentFault where packages are missing."""
+    """Return the supply of a pipeline, its file, or PIPELINE@ADDRESS. All processes of a job come
+    here. ranks: those of this process. before: whose stream goes on. beside: of other feeds of the
+    run. EnvironmentFault where packages are missing."""
     connect = processes.together(lambda: import_module(CONNECT), shared=False)
     found: Supply = connect.supply_for(given, feed=feed, processes=processes, ranks=ranks,
                                        before=before, beside=beside)
@@ -395,7 +395,7 @@ def is_copied(held: list[list[tuple[int, int]]]) -> bool:
 
 
 def described(number: int, row: dict[str, Any], job: Job, asked: bool) -> FedFeed:
-    """A feed as the manifest says it, for the sizes of this job. Raises UsageError."""
+    """Return a feed as the manifest says it, for the sizes of this job. Raises UsageError."""
 
     def fields(rows: list[dict[str, Any]]) -> list[FeedField]:
         return [FeedField(f["name"], f["dtype"], job.setup.shape(f)) for f in rows]

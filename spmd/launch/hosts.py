@@ -85,15 +85,15 @@ class Hosts:
         return len(set(self.arenas)) > 1
 
     def ranks_of(self, processes: list[int]) -> int:
-        """How many ranks these processes host."""
+        """Return how many ranks these processes host."""
         return sum(self.first[k + 1] - self.first[k] for k in processes)
 
     def together_with(self) -> list[int]:
-        """The processes of this one's arena."""
+        """Return the processes of this one's arena."""
         return [k for k, arena in enumerate(self.arenas) if arena == self.arenas[self.number]]
 
     def beside(self) -> list[int]:
-        """The processes of this one's host, pretended or not."""
+        """Return the processes of this one's host, pretended or not."""
         return [k for k, host in enumerate(self.hosts) if host == self.hosts[self.number]]
 
 
@@ -145,7 +145,7 @@ def _different(key: str, one: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def hosted(ranks: int, processes: Processes) -> tuple[int, int]:
-    """The first rank of this process and how many it hosts."""
+    """Return the first rank of this process and how many it hosts."""
     if ranks < processes.count:
         raise MeshError(
             f"{processes.count} processes were started for {ranks_text(ranks)}",

@@ -255,7 +255,7 @@ class IterableSupply:
 
 
 def _rows(feed: FedFeed, given: Any) -> int | None:
-    """How many rows a batch has, by its first field; None where it has none."""
+    """Return how many rows a batch has, by its first field; None where it has none."""
     for field in feed.fields:
         if isinstance(given, Mapping) and field.name in given and field.name != MASK:
             shape = getattr(given[field.name], "shape", None)
@@ -266,7 +266,7 @@ def _rows(feed: FedFeed, given: Any) -> int | None:
 
 
 def _converted(where: str, field: FeedField, value: Any, rows: int | None) -> np.ndarray:
-    """An array of the declared dtype, cast as workers cast what a pipeline gives."""
+    """Return an array of the declared dtype, cast as workers cast what a pipeline gives."""
     try:
         array: np.ndarray = dtypes.as_numpy(value)
     except SpmdError as error:  # it says what is wrong with the value, and what to do
@@ -303,7 +303,7 @@ def _theirs(feed: FedFeed, k: int, error: Exception) -> InputError:
 
 
 def supply_of(given: Any, feed: FedFeed, speaks: bool) -> Supply | None:
-    """The supply of something that Python itself can iterate; None: another one is meant."""
+    """Return the supply of something that Python itself can iterate; None: another one is meant."""
     if all(callable(getattr(given, name, None)) for name in ("begin", "finish")):
         supply: Supply = given
         return supply

@@ -202,7 +202,7 @@ class Job:
         return (*arena_address(self._arena), self._read_constants(checked)), self._make_board()
 
     def _processes(self) -> tuple[Any, ...]:
-        """The processes of the job for the engine, and what must live as long."""
+        """Return the processes of the job for the engine, and what must live as long."""
         hosts = self.setup.hosts
         first, arena = ffi.new("int64_t[]", hosts.first), ffi.new("int64_t[]", hosts.arenas)
         mpi = self.transport.settings if self.transport else ffi.NULL
@@ -217,11 +217,12 @@ class Job:
         return to[0]
 
     def rank_bytes(self) -> int:
-        """The most bytes that a rank takes: with copies for checkpoints, where some are kept."""
+        """Return the most bytes that a rank takes: with copies for checkpoints, where some are
+        kept."""
         return int(lib.spmd_job_rank_bytes(self._job)) + self.setup.room_bytes
 
     def host_bytes(self) -> int:
-        """The bytes that all ranks of this host take together."""
+        """Return the bytes that all ranks of this host take together."""
         return self.rank_bytes() * self.setup.hosts.ranks_of(self.setup.hosts.here)
 
     def _check_addresses(self) -> None:
@@ -373,7 +374,7 @@ class Job:
             self._check_array(lib.spmd_job_gather(self._job, array, k, into.pointer), row["name"])
 
     def array(self, array: int) -> dict[str, Any]:
-        """The row of the manifest of an input or an output."""
+        """Return the row of the manifest of an input or an output."""
         kind, first = ("inputs", 0) if array < self.outputs else ("outputs", self.outputs)
         row: dict[str, Any] = self.manifest[kind][array - first]
         return row
@@ -515,7 +516,7 @@ class Job:
         )
 
     def row(self, operation: int) -> dict[str, Any]:
-        """The row of the manifest's table of operations, {} for none."""
+        """Return the row of the manifest's table of operations, {} for none."""
         rows = self.manifest["operations"]
         return rows[operation] if 0 <= operation < len(rows) else {}
 
@@ -526,7 +527,7 @@ class Job:
         return state
 
     def superstep(self) -> int:
-        """How many exchanges the first hosted rank has completed."""
+        """Return how many exchanges the first hosted rank has completed."""
         return int(self.state(self.setup.first).superstep)
 
     def close(self) -> None:

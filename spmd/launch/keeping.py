@@ -158,7 +158,7 @@ class Keeping:
         return self.folder.path, nonce, chosen
 
     def _newest(self, again: bool) -> str:
-        """The last complete set, by its path."""
+        """Return the last complete set, by its path."""
         assert self.source is not None
         names = complete(self.source)
         if names:

@@ -51,8 +51,8 @@ def end_all_from_now_on(processes: Processes) -> None:
 
 
 def told_to_end() -> int:
-    """The signal that this process was told to end by, or hears of soon; 0: none. Then another that
-    has ended is not lost."""
+    """Return the signal that this process was told to end by, or hears of soon; 0: none. Then
+    another that has ended is not lost."""
     end = time.monotonic() + GRACE_S
     while not (number := int(lib.spmd_leave_told())) and time.monotonic() < end:
         time.sleep(0.01)

@@ -65,7 +65,7 @@ def _processor() -> str:
 
 
 def folder() -> str:
-    """The user's cache directory for us; "" where there is none."""
+    """Return the user's cache directory for us; "" where there is none."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.join(os.path.expanduser("~"), ".cache")
@@ -73,7 +73,7 @@ def folder() -> str:
 
 
 def place() -> str:
-    """The path of this machine's file; "" where there is to be none."""
+    """Return the path of this machine's file; "" where there is to be none."""
     chosen = os.environ.get(CHOSEN, "")
     if chosen:
         return "" if chosen == "off" else os.path.abspath(chosen)
@@ -97,7 +97,7 @@ def find() -> FoundLimits:
 
 
 def read(path: str) -> Limits:
-    """The limits in a file. ValueError: it is malformed, or another machine's."""
+    """Return the limits in a file. ValueError: it is malformed, or another machine's."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # no FIFO holds us up
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):

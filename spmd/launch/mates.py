@@ -52,7 +52,8 @@ class Mate:
         return self.state in STOPPED
 
     def where(self) -> tuple[bool, str, int]:
-        """Whether its main thread is inside MPI, and the user's line that it is at, "" unknown."""
+        """Return whether its main thread is inside MPI, and the user's line that it is at, ""
+        unknown."""
         if not self.can_say or self.is_stopped or self.has_ended:
             return False, "", 0
         try:
@@ -102,7 +103,8 @@ def _parsed(answer: bytes, pid: int, words: int) -> tuple[bool, str, int]:
 
 
 def user_place(frames: list[tuple[str, int]]) -> tuple[str, int]:
-    """The innermost of these that is the user's own: neither Python's, nor ours, nor installed."""
+    """Return the innermost of these that is the user's own: neither Python's, nor ours, nor
+    installed."""
     users = (frame for frame in frames if is_user_file(frame[0]))
     return next(users, frames[0] if frames else ("", 0))
 
@@ -115,7 +117,7 @@ def line_text(file: str, line: int) -> str:
 
 
 def mates() -> dict[int, Mate]:
-    """The processes of this launcher on this host, by number; this one too."""
+    """Return the processes of this launcher on this host, by number; this one too."""
     number, _ = variables()
     if not number:
         return {}
@@ -156,7 +158,8 @@ def _variable(pid: int, needle: bytes) -> str:
 
 
 def _launcher(pid: int, needle: bytes) -> int:
-    """The nearest ancestor that was not started as one of several: the launcher's own process."""
+    """Return the nearest ancestor that was not started as one of several: the launcher's own
+    process."""
     while pid > 1 and _variable(pid, needle):
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:

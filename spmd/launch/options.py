@@ -152,5 +152,5 @@ def flag(name: str) -> str:
 
 
 def chosen(given: dict[str, Any]) -> Options:
-    """The options among arguments of a command line."""
+    """Return the options among arguments of a command line."""
     return Options(**{name: given[name] for name in OPTIONS if name in given})

@@ -69,7 +69,7 @@ class Processes:
             unname_memory()
 
     def mpi(self) -> Any:
-        """The module mpi4py.MPI, where there is a communicator."""
+        """Return the module mpi4py.MPI, where there is a communicator."""
         return library()
 
     def all_gather(self, value: Any) -> list[Any]:

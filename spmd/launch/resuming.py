@@ -138,7 +138,7 @@ def _compare(keeping: Keeping, job: Job, path: str, index: dict[str, Any]) -> No
 
 
 def computes(job: Job) -> list[str]:
-    """The names of the outputs that a run computes."""
+    """Return the names of the outputs that a run computes."""
     return [row["name"] for row, wanted in zip(job.manifest["outputs"], job.wanted) if wanted]
 
 

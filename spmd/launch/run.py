@@ -91,7 +91,8 @@ def _run(asked: argparse.Namespace, processes: Processes, document: TextIO | Non
 def _image(
     asked: argparse.Namespace, processes: Processes
 ) -> tuple[loader.Checked, dict[str, Any]]:
-    """The image, and those of the settings that are parameters of a program built for this run."""
+    """Return the image, and those of the settings that are parameters of a program built for this
+    run."""
     opened = _same_image(asked, processes)
 
     def build() -> tuple[bytes, dict[str, Any]]:
@@ -109,7 +110,8 @@ def _image(
 
 
 def _same_image(asked: argparse.Namespace, processes: Processes) -> loader.Checked | None:
-    """The image that every process was given; None where it is a program that is to be built."""
+    """Return the image that every process was given; None where it is a program that is to be
+    built."""
     opened: list[loader.Checked] = []
 
     def come() -> str:
@@ -214,8 +216,8 @@ class Run(Launch):
         })
 
     def _states(self, setup: Setup, saved_state: Any) -> Versions:
-        """The files of the state: the one that is read is opened, the other one can be written.
-        saved_state: the module."""
+        """Return the files of the state: the one that is read is opened, the other one can be
+        written. saved_state: the module."""
         asked = self.asked
         versions: Versions = {}
         saved_state.check_has_state(self.manifest["program"], self.face.number is not None, asked)

@@ -73,7 +73,7 @@ class Setup:
                    for row in self.manifest["saves"] if row["name"] in saved)
 
     def shape(self, array: dict[str, Any]) -> tuple[int, ...]:
-        """The global extents of an input or output: a row of the manifest."""
+        """Return the global extents of an input or output: a row of the manifest."""
         return tuple(int(evaluate(extent, self.values)) for extent in array["shape"])
 
     def owners(self, layout: list[list[str]]) -> list[int]:

@@ -147,7 +147,8 @@ hard_swish = hard_silu
 
 @in_float32
 def glu(x: Any, axis: int = -1) -> Any:
-    """The first half of a dim times the sigmoid of its second half. ShapeError for odd extents."""
+    """Return the first half of a dim times the sigmoid of its second half. ShapeError for odd
+    extents."""
     if x.shape[axis] % 2:
         raise ShapeError("spmd.nn.glu halves a dim", place=user_place(),
                          expected=f"an even extent of dim {axis}", found=str(x.shape[axis]))

@@ -56,7 +56,8 @@ class KeyPart:
 
 
 def size_of_blocks(batch: Any) -> int:
-    """How many positions a block has, where scores of this many heads and examples are made."""
+    """Return how many positions a block has, where scores of this many heads and examples are
+    made."""
     if not isinstance(batch, int):
         return UNKNOWN
     return max(LEAST, min(MOST, math.isqrt(SCORES // max(batch, 1)) // 16 * 16))
@@ -94,7 +95,7 @@ class ScoreBlocks:
         self.rows, self.columns = (_Cut(x.shape[-2], how.size) for x in (q, part.key))
 
     def reached(self, i: Any) -> Any:
-        """How many blocks of keys the queries of block i see some of."""
+        """Return how many blocks of keys the queries of block i see some of."""
         if not self.how.causal:
             return self.columns.count
         seen = (i + 1) * self.rows.size + self.part.first_query - self.part.first_key

@@ -179,7 +179,7 @@ def _in_groups(x: Any, shared: Any) -> Any:
 
 
 def _of_scores(x: Any, heads: Any, shared: Any, ndim: int) -> Any:
-    """A mask or a bias, as wide as it is, with dims as scores have them."""
+    """Return a mask or a bias, as wide as it is, with dims as scores have them."""
     if x is None:
         return None
     x = x.reshape((*(1,) * (ndim - x.ndim), *x.shape))

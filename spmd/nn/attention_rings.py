@@ -129,7 +129,7 @@ class _Ring:
                              expected="balanced blocks, the larger ones first")
 
     def _of(self, step: Any, e: Any) -> Any:
-        """A formula of this rank's, as the rank has it whose keys are here."""
+        """Return a formula of this rank's, as the rank has it whose keys are here."""
         owner = (self.me - formula(step)) % self.size
         return number(at_member(self.context, self.axes, e, owner))
 
@@ -140,7 +140,7 @@ class _Ring:
         return room
 
     def here(self, step: Any, x: Any) -> Any:
-        """A view of what is no padding."""
+        """Return a view of what is no padding."""
         return x[..., : self._of(step, self.extent), :]
 
     def columns(self, step: Any, x: Any) -> Any:

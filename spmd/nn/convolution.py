@@ -21,7 +21,7 @@ Pairs = Sequence[tuple[int, int]]
 
 def conv(x: Any, w: Any, b: Any = None, strides: Any = 1, padding: Any = "SAME", dilation: Any = 1,
          groups: int = 1) -> Any:
-    """A convolution, as networks have it: w is not turned round.
+    """Return a convolution, as networks have it: w is not turned round.
 
     - x: `(batch, *spatial, in)` with one, two or three spatial dims.
     - w: `(*window, in / groups, out)`; b: (out,), is added.
@@ -116,7 +116,7 @@ def numbers(what: str, given: Any, n: int) -> tuple[int, ...]:
 
 def pairs(padding: Any, extents: Sequence[int], window: Sequence[int], strides: Sequence[int],
           dilation: Sequence[int]) -> Pairs:
-    """How many zeros stand before and behind along each spatial dim."""
+    """Return how many zeros stand before and behind along each spatial dim."""
     n = len(extents)
     if isinstance(padding, str):
         if padding.upper() == "VALID":

@@ -72,7 +72,7 @@ def _at_least(logits: Any, least: Any) -> Any:
 
 
 def _best(logits: Any, k: int) -> Any:
-    """The k-th largest of each lane."""
+    """Return the k-th largest of each lane."""
     return np.sort(logits, axis=-1)[..., -k:][..., :1]
 
 
@@ -87,7 +87,8 @@ def beam_search(
     step: Callable[[Any, Any, Any], tuple[Any, Any]], state: Any, first: Any, steps: int,
     beams: int, end: int | None = None,
 ) -> tuple[Any, Any]:
-    """The likeliest sequences that a search finds which keeps `beams` of them after each step.
+    """Return the likeliest sequences that a search finds which keeps `beams` of them after each
+    step.
 
     - step: `logits, state = step(k, tokens, state)`: from the tokens (batch, beams) of step k to
       the logits (batch, beams, vocabulary) of the next.

@@ -75,8 +75,8 @@ def mixture_of_experts(
 
 
 def _best(liked: Any, chances: Any, k: int) -> tuple[Any, Any]:
-    """The chances of the k that are liked most along the last dim, and which they are: (groups, k,
-    tokens) each. Chances themselves may all be rounded to 0."""
+    """Return the chances of the k that are liked most along the last dim, and which they are:
+    (groups, k, tokens) each. Chances themselves may all be rounded to 0."""
     gates, chosen, left = [], [], np.maximum(constant(liked), np.finfo(liked.dtype).min)
     for _ in range(k):
         chosen.append(np.argmax(left, -1))

@@ -43,8 +43,8 @@ def dense(x: Any, w: Any, b: Any = None, axes: int = 1) -> Any:
 
 
 def _product(x: Any, w: Any, axes: int) -> Any:
-    """The product, with split dims of w before others: dims that are taken as one, as the product
-    takes w's later ones, stay split by the first of them."""
+    """Return the product, with split dims of w before others: dims that are taken as one, as the
+    product takes w's later ones, stay split by the first of them."""
     later = list(range(axes, w.ndim))
     split = w.layout if isinstance(w, Array) and w.layout else (None,) * w.ndim
     order = sorted(later, key=lambda d: not split[d])

@@ -147,7 +147,8 @@ def kl_divergence(log_predictions: Any, targets: Any) -> Any:
 
 @in_float32
 def cosine_similarity(predictions: Any, targets: Any, epsilon: float = 0.0) -> Any:
-    """The cosine of the angle between vectors, along the last dim. epsilon: their least length."""
+    """Return the cosine of the angle between vectors, along the last dim. epsilon: their least
+    length."""
     def unit(x: Any) -> Any:
         squares = np.sum(x * x, -1, keepdims=True)
         return x / np.sqrt(np.maximum(squares, epsilon * epsilon))

@@ -37,7 +37,7 @@ def scale_by_factored_rms(
     whose two longest dims have at least so many elements is the product of those along the two."""
 
     def dims(p: Any) -> tuple[int, int] | None:
-        """The second longest dim, and the longest one."""
+        """Return the second longest dim, and the longest one."""
         if not factored or np.ndim(p) < 2:
             return None
         order = [int(k) for k in np.argsort([int(n) for n in np.shape(p)], kind="stable")]

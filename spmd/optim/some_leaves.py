@@ -47,7 +47,8 @@ def set_to_zero() -> GradientTransformation:
 
 
 def _said(what: Any, tree: Any) -> Any:
-    """A tree in the structure of another, of what is said of its leaves, or by a function of it."""
+    """Return a tree in the structure of another, of what is said of its leaves, or by a function of
+    it."""
     return _spread(convert(what)(tree) if callable(what) else what, tree, "the tree")
 
 
@@ -154,7 +155,8 @@ def freeze(mask: Any) -> GradientTransformation:
 
 def selective_transform(optimizer: GradientTransformation, *, freeze_mask: Any
                         ) -> GradientTransformation:
-    """The optimizer where the mask is False; the others stay as they are, and have no state."""
+    """Return the optimizer where the mask is False; the others stay as they are, and have no
+    state."""
 
     def labels(params: Any) -> Any:
         return map_trees(lambda m: "freeze" if m else "train", _said(freeze_mask, params))

@@ -58,7 +58,7 @@ class CountState(NamedTuple):
 
 
 def map_trees(f: Callable[..., Any], first: Any, *rest: Any) -> Any:
-    """The structure of the first tree, with f(leaf, ...) of the leaves of all of them."""
+    """Return the structure of the first tree, with f(leaf, ...) of the leaves of all of them."""
     return map_to(1, lambda *leaves: (f(*leaves),), first, *rest)[0]
 
 
@@ -92,7 +92,7 @@ def leaves_of(tree: Any) -> list[Any]:
 
 
 def in_type(x: Any, dtype: Any) -> Any:
-    """A number or an array in an element type; Python's numbers adapt anyway."""
+    """Return a number or an array in an element type; Python's numbers adapt anyway."""
     return x.astype(dtype) if hasattr(x, "astype") else x
 
 
@@ -126,7 +126,7 @@ def counted(count: Any) -> Any:
 
 
 def value_at(x: Any, count: Any) -> Any:
-    """A number, or what a schedule says of it at a step."""
+    """Return a number, or what a schedule says of it at a step."""
     return convert(x)(count) if callable(x) else x
 
 
@@ -159,8 +159,8 @@ sums_of_parts: ContextVar[Callable[[Any, Callable[[Any], Any], bool], Any] | Non
 
 
 def global_norm(updates: Any) -> Any:
-    """The square root of the sum of the squares of all elements of all arrays in a tree; float32
-    where these are of half types.
+    """Return the square root of the sum of the squares of all elements of all arrays in a tree;
+    float32 where these are of half types.
 
     Arrays that the same axes split are added up first: one exchange for each set of axes.
     """

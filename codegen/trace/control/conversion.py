@@ -42,7 +42,8 @@ runtime: Any = None  # what converted functions call: the module control, put he
 
 
 def convert(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with compiled control flow; itself where it is not the user's own Python."""
+    """Return the function with compiled control flow; itself where it is not the user's own
+    Python."""
     if isinstance(function, types.MethodType):
         inner = convert(function.__func__)
         return (
@@ -111,7 +112,8 @@ def _convert_function(function: types.FunctionType) -> Callable[..., Any]:
 
 
 def rewritten(function: types.FunctionType) -> Callable[..., Any]:
-    """The function with compiled control flow, whoever wrote it; itself where it has no source."""
+    """Return the function with compiled control flow, whoever wrote it; itself where it has no
+    source."""
     code = function.__code__
     parts = (code, function.__defaults__, function.__kwdefaults__)
     known, made_of = _converted.get(function, (None, ()))
@@ -129,7 +131,7 @@ def rewritten(function: types.FunctionType) -> Callable[..., Any]:
 
 
 def _convert_code(code: types.CodeType, namespace: dict[str, Any]) -> types.CodeType | str:
-    """The rewritten code, or the reason why there is none."""
+    """Return the rewritten code, or the reason why there is none."""
     found = find(code, namespace)
     if found is None:
         return _unread(code)
@@ -149,7 +151,7 @@ def _convert_code(code: types.CodeType, namespace: dict[str, Any]) -> types.Code
 
 
 def _bind(function: types.FunctionType, code: types.CodeType) -> types.FunctionType:
-    """A function of the new code in the old one's surroundings: same cells, same globals."""
+    """Return a function of the new code in the old one's surroundings: same cells, same globals."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
     cells[RUNTIME] = types.CellType(runtime)
     closure = tuple(cells[name] for name in code.co_freevars)
@@ -164,7 +166,8 @@ def _bind(function: types.FunctionType, code: types.CodeType) -> types.FunctionT
 
 
 def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
-    """The code with its qualified name, and those of the functions in it, as in the source."""
+    """Return the code with its qualified name, and those of the functions in it, as in the
+    source."""
     consts = tuple(
         _renamed(c, old, new) if isinstance(c, types.CodeType) else c for c in code.co_consts
     )
@@ -184,7 +187,8 @@ def _register(code: types.CodeType) -> None:
 
 
 def find(code: types.CodeType, namespace: dict[str, Any]) -> tuple[_Function, str | None] | None:
-    """The node of a code object and the class around it (for private names); None: not found."""
+    """Return the node of a code object and the class around it (for private names); None: not
+    found."""
     linecache.checkcache(code.co_filename)
     text = _text(code, namespace)
     if text is None:
@@ -205,8 +209,8 @@ def find(code: types.CodeType, namespace: dict[str, Any]) -> tuple[_Function, st
 
 
 def _text(code: types.CodeType, namespace: dict[str, Any]) -> _Text | None:
-    """The text of a function's file, all functions in it, and their code; no code where they were
-    made by something that changes what it reads, as pytest changes assertions."""
+    """Return the text of a function's file, all functions in it, and their code; no code where they
+    were made by something that changes what it reads, as pytest changes assertions."""
     lines = linecache.getlines(code.co_filename, namespace)
     if not lines:
         return None

@@ -162,7 +162,7 @@ def scan(
 
 
 def _row(x: Array, at: Any) -> Any:
-    """A row of an array; zeros of the type that it would have where there is none."""
+    """Return a row of an array; zeros of the type that it would have where there is none."""
     if x.extents[0] != 0:
         return x[at]
     return wrap(x.context, full_value(x.context, 0, x.type.dtype, x.extents[1:]), scalar=False)
@@ -212,7 +212,7 @@ def _holding(init: Any, *functions: Callable[..., Any]) -> Names:
 
 
 def _by_value(x: Any) -> Any:
-    """The same tree around arrays of their own."""
+    """Return the same tree around arrays of their own."""
     tree, leaves = flatten(x)
     copies = [
         wrap(leaf.context, leaf.read(), leaf.weak, leaf.scalar) if isinstance(leaf, Array) else leaf

@@ -160,7 +160,7 @@ def _plain_while(test: Callable[[], Any]) -> Iterator[None]:
 
 
 def left(names: Names, loop_number: int, *flags: Any) -> bool:
-    """Whether a loop that Python runs was left by break or return."""
+    """Return whether a loop that Python runs was left by break or return."""
     if loop_number in names.tracing:
         return False
     return any(not is_traced(f) and f for f in flags)
@@ -210,7 +210,7 @@ def chosen(test: Any) -> Any:
 
 
 def plain(test: Any, what: str, reason: str) -> Any:
-    """A test that Python itself takes; refuses one that is known only at run time."""
+    """Return a test that Python itself takes; refuses one that is known only at run time."""
     if not is_traced(test):
         return test
     raise UnsupportedError(

@@ -105,7 +105,7 @@ def _let(context: Context, value: Value, power: bool) -> Sym:
 
 
 def bounds_of(module: Module) -> dict[str, Bounds]:
-    """The bounds of the integers that `let` ops name, by the keys of the ops."""
+    """Return the bounds of the integers that `let` ops name, by the keys of the ops."""
     work = _Induction()
     work.region(module.body)
     out: dict[str, Bounds] = {}
@@ -121,7 +121,7 @@ def bounds_of(module: Module) -> dict[str, Bounds]:
 
 
 def _either(a: Bounds, b: Bounds) -> Bounds:
-    """The bounds that both integers keep."""
+    """Return the bounds that both integers keep."""
     least = None if a.least is None or b.least is None else min(a.least, b.least)
     return Bounds(least, a.most if a.most == b.most else None, a.power and b.power)
 
@@ -177,7 +177,7 @@ class _Induction:
                 self.most[argument] = bound - (fn == "lt")
 
     def _formula(self, value: Value) -> Expr | None:
-        """A value as a formula of sizes, which are the same everywhere."""
+        """Return a value as a formula of sizes, which are the same everywhere."""
         op, _ = self.made.get(value, (None, 0))
         if op is None or not isinstance(op.what, (Symbolic, Full)):
             return None

@@ -61,7 +61,8 @@ _COMPARED_BYTES = 1 << 24  # bytes of an array that are compared; of a larger on
 
 
 def is_iterator(x: Any) -> bool:
-    """Whether x gives each of its items once: a generator, a file, map, zip; no user's object."""
+    """Return whether x gives each of its items once: a generator, a file, map, zip; no user's
+    object."""
     return (
         hasattr(type(x), "__next__")
         and not isinstance(x, (Array, np.ndarray))
@@ -137,7 +138,8 @@ class Outside:
             )
 
     def holder(self, thing: Any, but: Iterable[str]) -> str:
-        """The path to a holder of a thing that is not carried. but: variables to leave out."""
+        """Return the path to a holder of a thing that is not carried. but: variables to leave
+        out."""
         return next((
             step(s.path, s.thing, k) for s in self._seen if s.path not in but
             for k, v in s.items.items() if v is thing
@@ -250,7 +252,7 @@ class Outside:
                 yield seen, now
 
     def _filled(self, seen: _Seen, now: dict[Any, Any]) -> bool:
-        """Whether a dict or a namespace got new keys, as a cache does. In a program an
+        """Return whether a dict or a namespace got new keys, as a cache does. In a program an
         attribute may be new too, and what was None. No array of the program is kept."""
         thing, new = seen.thing, _new(seen, now)
         if self.what == "branch" and (id(thing) in self._contents or self._stored(thing)):
@@ -397,7 +399,7 @@ class Attributes:
 
 
 def step(path: str, thing: Any, key: Any) -> str:
-    """The text of a path to what a thing holds under a key."""
+    """Return the text of a path to what a thing holds under a key."""
     if isinstance(thing, Variable):
         return path
     if isinstance(thing, (list, tuple, dict, collections.deque)):
@@ -526,7 +528,8 @@ def _public(names: Any) -> dict[Any, Any]:
 
 
 def _called_by(thing: Any) -> list[Any]:
-    """The functions that a descriptor, a partial or a cache calls, and the arguments it keeps."""
+    """Return the functions that a descriptor, a partial or a cache calls, and the arguments it
+    keeps."""
     if isinstance(thing, (functools.partial, functools.partialmethod)):
         return [thing.func, *thing.args, *thing.keywords.values()]
     if isinstance(thing, (staticmethod, classmethod)):

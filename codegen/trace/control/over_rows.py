@@ -97,7 +97,8 @@ def _of_array(array: Any) -> Turns | None:
 
 
 def _has_plain_rows(x: Any) -> bool:
-    """Whether it is a NumPy array of numbers; rows of a matrix or of a masked array are another."""
+    """Return whether it is a NumPy array of numbers; rows of a matrix or of a masked array are
+    another."""
     return type(x) in (np.ndarray, np.memmap) and dtypes.from_numpy(x.dtype) is not None
 
 

@@ -163,17 +163,17 @@ class Capture:
 
 
 def value_of(context: Context, leaf: Any, t: LeafType) -> Value:
-    """The value of a leaf in the element type and layout that were agreed."""
+    """Return the value of a leaf in the element type and layout that were agreed."""
     return laid_as(context, as_value(context, leaf, t.dtype), t.layout)
 
 
 def plain_type(v: Value) -> ArrayType:
-    """The type that a value has where nobody else says how it lies."""
+    """Return the type that a value has where nobody else says how it lies."""
     return replace(v.type, free=False)
 
 
 def laid_as(context: Context, value: Value, layout: Layout | None) -> Value:
-    """A global value in the layout that was agreed."""
+    """Return a global value in the layout that was agreed."""
     if not layout or context.rank_view or value.type.layout == layout:
         return value
     return context.emit_one(Relayout(to=layout), value)
@@ -184,13 +184,13 @@ def array_of(context: Context, value: Value, t: LeafType) -> Array:
 
 
 def hint(name: str, path: str) -> str:
-    """A name for a value: letters, digits and underscores."""
+    """Return a name for a value: letters, digits and underscores."""
     words = "".join(c if c.isalnum() else "_" for c in name + path)
     return "_".join(filter(None, words.split("_"))) or "x"
 
 
 def condition(x: Any, what: str) -> Expr | Value:
-    """A truth value for an `if` or a loop: an Expr of a number, or a 0-d bool value."""
+    """Return a truth value for an `if` or a loop: an Expr of a number, or a 0-d bool value."""
     found = condition_of(x)
     if found is not None:
         return found
@@ -224,7 +224,7 @@ def _instead_of(name: str, *values: Any) -> str:
 def carry_error(
     what: str, name: str, path: str, place: Place | None, expected: Any, found: Any
 ) -> CarryError:
-    """The error for a variable that changes its type in a loop, or differs between arms."""
+    """Return the error for a variable that changes its type in a loop, or differs between arms."""
     words = {"loop": ("before the loop", "after one pass"), "branch": ("one arm", "another arm")}
     first, second = words.get(what, ("before", "after"))
     shown = [str(t) if isinstance(t, LeafType) else describe(t) for t in (expected, found)]

@@ -29,7 +29,7 @@ def parts(tree: Tree, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _fixed(thing: Any) -> bool:
-    """Whether nobody stores into it: a frozen dataclass."""
+    """Return whether nobody stores into it: a frozen dataclass."""
     return bool(getattr(getattr(type(thing), "__dataclass_params__", None), "frozen", False))
 
 
@@ -131,8 +131,8 @@ class Turning:
         self.began = [flatten(thing)[1] for _, thing in self.before]
 
     def end(self, after: dict[str, Tree]) -> bool:
-        """Whether what may be one at the end of a turn was known to; CarryError where what is one
-        before the turn is two after it, or the other way round."""
+        """Return whether what may be one at the end of a turn was known to; CarryError where what
+        is one before the turn is two after it, or the other way round."""
         now = [thing for name in self.entry for _, thing in parts(after[name], name)]
         twins = {(id(a), id(b)) for a, b, *_ in self.context.twins}
         twins |= {(b, a) for a, b in twins}

@@ -62,8 +62,8 @@ def nonlocals(nodes: Sequence[ast.AST], deep: bool = True) -> Iterator[str]:
 
 
 def chain(node: ast.expr) -> tuple[str, list[Any]]:
-    """The name and the attributes and constant keys that lead to a thing: `s`, ["a", 0] of s.a[0];
-    no name where anything else does."""
+    """Return the name and the attributes and constant keys that lead to a thing: `s`, ["a", 0] of
+    s.a[0]; no name where anything else does."""
     if isinstance(node, ast.Name):
         return node.id, []
     if isinstance(node, (ast.Attribute, ast.Subscript)):
@@ -147,7 +147,7 @@ def _events(node: ast.AST) -> Events:
 
 
 def _names(node: ast.AST, event: str = "") -> set[str]:
-    """The variables in a piece of code; with "read", those that it does not only bind."""
+    """Return the variables in a piece of code; with "read", those that it does not only bind."""
     found = list(ast.walk(node))
     reads = {id(n.target) for n in found if isinstance(n, ast.AugAssign)}
     return {n.id for n in found if isinstance(n, ast.Name)

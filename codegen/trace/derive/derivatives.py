@@ -286,7 +286,7 @@ class custom_vjp:
         functools.update_wrapper(self, f)
 
     def with_copies(self, copied: Callable[[Any], Any]) -> custom_vjp:
-        """The same of copies of f and fwd; bwd runs later, and reads what holds then."""
+        """Return the same of copies of f and fwd; bwd runs later, and reads what holds then."""
         new = copy.copy(self)
         new.f, new.fwd = copied(self.f), copied(self.fwd)
         return new
@@ -377,7 +377,7 @@ class _Recording:
             self.context.recordings -= 1
 
     def leaves(self, returned: Any) -> tuple[tuple[Any, Tree], list[Value]]:
-        """The result with its structure, and the value of each of its leaves."""
+        """Return the result with its structure, and the value of each of its leaves."""
         tree, leaves = flatten(returned)
         return (returned, tree), [as_value(self.context, leaf) for leaf in leaves]
 
@@ -388,8 +388,8 @@ class _Recording:
         return every[every.index(self.last) + 1 if self.last else 0 :]
 
     def back(self, outs: Sequence[tuple[Value, Value]], like: Sequence[Value] = ()) -> list[Any]:
-        """The cotangents of the marked arguments, in their structure. like: values that vary as
-        the cotangents do that it begins with, where these are not of the outs themselves."""
+        """Return the cotangents of the marked arguments, in their structure. like: values that vary
+        as the cotangents do that it begins with, where these are not of the outs themselves."""
         context = self.context
         if (self.block not in context.blocks
                 or self.views != (context.rank_view, len(context.captured))):

@@ -79,7 +79,7 @@ class Held:
 
 
 def without(made: Any, needs: Sequence[str]) -> Any:
-    """A tree of arrays that follow from these inputs, which are not given."""
+    """Return a tree of arrays that follow from these inputs, which are not given."""
     if not needs:
         return made
     tree, leaves = flatten(made)
@@ -124,7 +124,7 @@ def eagerly(
 
 
 def _version(storage: Storage) -> tuple[Any, int]:
-    """The content; and the number of writes by Python into it, where it is known."""
+    """Return the content; and the number of writes by Python into it, where it is known."""
     return storage.content, getattr(storage.content, "version", 0)
 
 

@@ -59,11 +59,11 @@ class _Back:
         return self.mesh.position(self.axes)
 
     def whole(self) -> Value:
-        """The cotangent, summed among the members where that is planned."""
+        """Return the cotangent, summed among the members where that is planned."""
         return self.at.summed(self.g, self.inside)
 
     def type(self) -> ArrayType:
-        """The type of the operand's cotangent."""
+        """Return the type of the operand's cotangent."""
         return ArrayType(self.g.type.dtype, self.x.type.shape)
 
     def folded(self, what: Kind, x: Value) -> Value:
@@ -156,7 +156,7 @@ def _turned(back: _Back, x: Value) -> Value:
 
 
 def _from_last(back: _Back, what: Fold, x: Value) -> Value:
-    """A scan from the last member to the first."""
+    """Return a scan from the last member to the first."""
     p = expr.Sym("p", "var", expr.const(0), (n := back.mesh.size(back.axes)) - 1)
     turned, one = n - 1 - expr.symbol(p), expr.const(1)
     turn = Permute(back.axes, p, turned, one, turned, one, (x.type,))

@@ -52,7 +52,7 @@ def check_numbers(what: str, numbers: Sequence[int], args: Sequence[Any]) -> Non
 
 
 def float_of(leaf: Any, what: str, at: str) -> Array:
-    """A leaf of an argument as an array of floats. at: which one it is."""
+    """Return a leaf of an argument as an array of floats. at: which one it is."""
     if isinstance(leaf, (Array, Number, np.ndarray, np.generic, int, float, complex)):
         array = as_array(leaf)
         if differentiable(array.type):

@@ -119,8 +119,8 @@ def _begin(inner: Reverse, value: Value, g: Value, split: Axes) -> None:
 def _without_exchanges(
     at: Reverse, op: Op, families: Families, copies: Copier, region: Region
 ) -> tuple[Region, list[Value]]:
-    """The way back, given what ranks got in exchanges instead of making them again; and that, which
-    the first shard_map gives as well."""
+    """Return the way back, given what ranks got in exchanges instead of making them again; and
+    that, which the first shard_map gives as well."""
     context, what, (body,), region = at.context, op.what, op.regions, pruned(region)
     assert isinstance(what, ShardMap)
     known = list(dict.fromkeys(e for v in op.operands for e in v.type.shape))
@@ -159,8 +159,8 @@ def _without_exchanges(
 def _as_result(
     value: Value, families: Families, context: Context, known: Sequence[Expr]
 ) -> tuple[ArrayType, ArrayType | None]:
-    """A value as a result of a shard_map, on one rank and whole: with one more dim, which is split
-    over the axes that split no other. None: there is no such array."""
+    """Return a value as a result of a shard_map, on one rank and whole: with one more dim, which is
+    split over the axes that split no other. None: there is no such array."""
     mesh, shape = context.mesh, value.type.shape
     own = [tuple(a.name for a in mesh.axes if a.coord_sym in e.symbols()) for e in shape]
     left = families.varies(value) - {a for entry in own for a in entry}

@@ -66,7 +66,7 @@ class Policy:
 
 
 def _takes_time(op: Op) -> bool:
-    """Whether it computes, and is no view or number."""
+    """Return whether it computes, and is no view or number."""
     return bool(op.operands) and not op.what.is_view and not op.regions
 
 
@@ -198,7 +198,7 @@ def stop_gradient(x: Any) -> Any:
 
 
 def marked(context: Context, leaf: Any, kind: Any) -> Any:
-    """The leaf as a value of its own."""
+    """Return the leaf as a value of its own."""
     if not (is_traced(leaf) or isinstance(leaf, (Array, np.ndarray, float, complex))):
         return leaf
     array = as_array(leaf)

@@ -15,7 +15,7 @@ EFFECTS = (Print, Expect, Barrier, Let, Feeding)
 
 
 def pruned(region: Region) -> Region:
-    """The region without ops that its results do not need."""
+    """Return the region without ops that its results do not need."""
     return region.with_ops(needed(region.ops, region.results))
 
 

@@ -53,7 +53,7 @@ def closure(at: Reverse, op: Op) -> list[Value]:
 
 
 def saved_by(op: Op) -> int:
-    """How many of the results of an op are kept of what is computed again."""
+    """Return how many of the results of an op are kept of what is computed again."""
     return op.what.kept if isinstance(op.what, Defined) and op.what.back is None else 0
 
 

@@ -109,7 +109,7 @@ class Reverse:
     # ---- shares -------------------------------------------------------------------------------
 
     def whole(self, value: Value, g: Value) -> Value:
-        """The cotangent of a value, all of it found, summed where that is planned."""
+        """Return the cotangent of a value, all of it found, summed where that is planned."""
         return self.summed(g, self.shares.sums(value))
 
     def summed(self, g: Value, axes: Axes) -> Value:
@@ -122,7 +122,8 @@ class Reverse:
         return self.cast(self.emit(ops.Fold(names, "add"), wide), dtype)
 
     def shared(self, g: Value, have: Axes, want: Axes) -> Value:
-        """A cotangent that is in shares along axes where it was not: the first rank has all."""
+        """Return a cotangent that is in shares along axes where it was not: the first rank has
+        all."""
         if have - want:
             raise InternalError(f"a cotangent in shares along {', '.join(sorted(have - want))}, "
                                 "where it was to be whole")
@@ -191,19 +192,19 @@ class Reverse:
             self.emptied[value] = (box, whole)
 
     def taken(self, value: Value) -> Value | None:
-        """The cotangent, which is not kept; None where nothing was found."""
+        """Return the cotangent, which is not kept; None where nothing was found."""
         return self.found.pop(value, None)
 
     def of(self, value: Value) -> Value:
-        """The cotangent; zeros where nothing was found."""
+        """Return the cotangent; zeros where nothing was found."""
         return self.found.get(value) or self.zeros(value.type)
 
     def all_of(self, value: Value) -> Value:
-        """The cotangent, summed where that is planned; zeros where nothing was found."""
+        """Return the cotangent, summed where that is planned; zeros where nothing was found."""
         return self.whole(value, self.found[value]) if value in self.found else self.of(value)
 
     def of_result(self, value: Value, g: Value | None) -> Value:
-        """A cotangent that was found of a value, laid out as that is; zeros for None."""
+        """Return a cotangent that was found of a value, laid out as that is; zeros for None."""
         g = self.zeros(value.type) if g is None else g
         return laid_as(self.context, g, value.type.layout)
 
@@ -224,14 +225,14 @@ class Reverse:
         return x if x.type.dtype == dtype else self.emit(ops.Map("cast", dtype=dtype), x)
 
     def full(self, value: complex, like: Value) -> Value:
-        """A number everywhere, of the shape and type of a value."""
+        """Return a number everywhere, of the shape and type of a value."""
         return self.emit(ops.Full(value, like.type.dtype, like.type.shape))
 
     def zeros(self, t: ArrayType, dtype: DType | None = None) -> Value:
         return self.emit(ops.Full(0, dtype or t.dtype, t.shape))
 
     def integer(self, e: IntLike, shape: Shape = ()) -> Value:
-        """A symbolic integer, everywhere in a shape."""
+        """Return a symbolic integer, everywhere in a shape."""
         return self.spread(index_value(self.context, expr.as_expr(e)), (), shape)
 
     def spread(self, x: Value, dims: tuple[int, ...], shape: Shape) -> Value:
@@ -252,7 +253,7 @@ class Reverse:
         return x if x.type.shape == shape else self.emit(ops.Reshape(shape), x)
 
     def form(self, form: Form, operands: Sequence[Value], out: Value) -> Value:
-        """A form of codegen.partials, of these operands of a function and its result."""
+        """Return a form of codegen.partials, of these operands of a function and its result."""
         if isinstance(form, int):
             return operands[form]
         if isinstance(form, float):
@@ -267,7 +268,7 @@ class Reverse:
     def times(
         self, g: Value, form: Form | None, operands: Sequence[Value], out: Value
     ) -> Value | None:
-        """A cotangent times a partial derivative."""
+        """Return a cotangent times a partial derivative."""
         if form is None:
             return None
         if isinstance(form, float) and abs(form) == 1.0:

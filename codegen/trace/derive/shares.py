@@ -229,7 +229,8 @@ class _Cut:
         return found
 
     def summed(self) -> list[Value]:
-        """The minimum cut that is next to the ends; `shared` is what is left in shares before it.
+        """Return the minimum cut that is next to the ends; `shared` is what is left in shares
+        before it.
 
         By augmenting paths, shortest first (Edmonds and Karp 1972). A value has two nodes, in and
         out, with what a sum there costs between them.

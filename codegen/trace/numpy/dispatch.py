@@ -67,7 +67,7 @@ def ours_of(function: Any) -> Function | None:
 
 
 def method(name: str, x: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The ndarray method of this name."""
+    """Return the ndarray method of this name."""
     unbound = getattr(np.ndarray, name)
     if foreign.may_run(unbound, (x, *args), kwargs):
         return foreign.called(unbound, table().get(name), (x, *args), kwargs)
@@ -130,7 +130,7 @@ _OF_SEQUENCES = frozenset(
 
 
 def _one(x: Any) -> Any:
-    """A list that holds arrays of the program as one of them."""
+    """Return a list that holds arrays of the program as one of them."""
     return array.as_array(x) if isinstance(x, (list, tuple)) and _has_array(x) else x
 
 
@@ -314,7 +314,7 @@ ALIASES = {
 
 
 def attribute(name: str) -> Any:
-    """A name of the namespace spmd.numpy. Raises AttributeError."""
+    """Return a name of the namespace spmd.numpy. Raises AttributeError."""
     if name == "linalg":
         return types.SimpleNamespace(
             **{k.removeprefix("linalg."): v for k, v in table().items() if k.startswith("linalg.")}
@@ -349,7 +349,7 @@ def _in_programs(ours: Function, plain: Any) -> Function:
 
 
 def _sized(name: str, plain: Any, ours: Function) -> Function:
-    """A function that takes size=, and without it is what it is in a program."""
+    """Return a function that takes size=, and without it is what it is in a program."""
 
     def call(*args: Any, size: Any = None, **options: Any) -> Any:
         if size is None:

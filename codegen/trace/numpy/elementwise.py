@@ -47,7 +47,7 @@ Operand = Any  # Array, Number, Python number or NumPy array
 
 
 def same_extent(a: Expr, b: Expr) -> bool:
-    """Whether two extents are proved equal."""
+    """Return whether two extents are proved equal."""
     return a == b or expr.equal(a, b)
 
 
@@ -188,7 +188,7 @@ def loop_dtypes(ufunc: np.ufunc, operands: Sequence[Operand], dtype: Any) -> lis
 
 
 def sparse() -> DtypeError:
-    """The error for a sparse matrix beside an array of a program."""
+    """Return the error for a sparse matrix beside an array of a program."""
     return DtypeError(
         "sparse matrices are no arrays of programs", expected="arrays of numbers",
         found="a matrix of scipy.sparse",
@@ -222,7 +222,7 @@ def extents_of(x: Operand) -> Shape:
 
 
 def operand_value(context: Context, x: Operand, dtype: DType, shape: Shape) -> Value:
-    """An operand in the loop's dtype and shape."""
+    """Return an operand in the loop's dtype and shape."""
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
         return full_value(context, x, dtype, shape)
     if isinstance(x, Number) and not x.truth and dtype.kind in "iu":
@@ -286,7 +286,7 @@ def mapped(fn: str, x: Array) -> Array:
 
 
 def is_known(ufunc: np.ufunc) -> bool:
-    """Whether programs can call a ufunc: NumPy's own or scipy.special's."""
+    """Return whether programs can call a ufunc: NumPy's own or scipy.special's."""
     name, special = ufunc.__name__, sys.modules.get("scipy.special")
     own = ufunc in (getattr(np, name, None), getattr(special, name, None))
     return own and (name in COMPOSITE or name in BY_UFUNC)
@@ -355,7 +355,7 @@ def _simple_power(operands: list[Operand]) -> tuple[np.ufunc, list[Operand]]:
 
 
 def is_negative(x: Operand) -> bool:
-    """Whether it surely is a negative integer."""
+    """Return whether it surely is a negative integer."""
     e = expr_of(x)
     return e is not None and expr.nonneg(-e - 1)
 

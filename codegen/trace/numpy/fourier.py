@@ -112,7 +112,7 @@ def _lanes(fn: str, array: Array, d: int, n: Expr, scale: str) -> Array:
 
 
 def _factor(n: Expr) -> int:
-    """The greatest divisor up to the square root, where that is worth while; else 0."""
+    """Return the greatest divisor up to the square root, where that is worth while; else 0."""
     if not n.is_const or n.value < FOUR_STEPS:
         return 0
     return next((k for k in range(isqrt(n.value), FACTOR - 1, -1) if n.value % k == 0), 0)
@@ -165,7 +165,7 @@ def ihfft(a: Any, n: Any = None, axis: Any = -1, norm: Any = None, out: Any = No
 
 
 def _lengths(array: Array, s: Any, axes: Any, to_real: bool) -> tuple[list[Any], list[Any]]:
-    """How many points along which dims."""
+    """Return how many points along which dims."""
     if axes is None:
         axes = range(-(array.ndim if s is None else len(s)), 0)
     axes = list(axes)

@@ -72,7 +72,7 @@ def _is_element(key: Any) -> bool:
 
 
 def _is_unknown(key: Any) -> bool:
-    """Whether a key, or a value, is known at run time only."""
+    """Return whether a key, or a value, is known at run time only."""
     leaves = [[x.start, x.stop, x.step] if isinstance(x, slice) else x for x in pytree.leaves(key)]
     return any(map(is_traced, pytree.leaves(leaves)))
 
@@ -162,7 +162,8 @@ class Gather:
 
 
 def _gathered(array: Array, items: Sequence[Item]) -> tuple[Array, Gather]:
-    """A view with the basic items applied, and the gather on it (integers join the arrays)."""
+    """Return a view with the basic items applied, and the gather on it (integers join the
+    arrays)."""
     context = array.context
     one = [Part(expr.const(0), 1, e) for e in array.extents]
     basic: list[Item] = []
@@ -186,7 +187,7 @@ def _gathered(array: Array, items: Sequence[Item]) -> tuple[Array, Gather]:
 
 
 def _index_array(context: Context, item: Item, extent: Expr, dim: int) -> Value:
-    """An int64 value, negative indices counted from the end."""
+    """Return an int64 value, negative indices counted from the end."""
     if isinstance(item, Whole):
         if isinstance(item.at, Expr):
             return view.index_value(context, item.at)
@@ -253,7 +254,7 @@ class At:
 
 
 def _combined(fn: str) -> Any:
-    """A method of AtKey."""
+    """Return a method of AtKey."""
 
     def call(self: AtKey, value: Any) -> Array:
         new: Array = self._array.copy()

@@ -112,7 +112,8 @@ def column_stack(arrays: Any) -> Array:
 
 
 def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **_: Any) -> Array:
-    """A copy, of windows whose extents are known while building: one shifted slice per place."""
+    """Return a copy, of windows whose extents are known while building: one shifted slice per
+    place."""
     array = as_array(x)
     what = "np.lib.stride_tricks.sliding_window_view"
     widths = window_shape if isinstance(window_shape, (tuple, list)) else (window_shape,)
@@ -170,7 +171,7 @@ class Joiner:
         return [*given, *numbers[len(given) :]]
 
     def _part(self, item: Any, ndim: int, first: int) -> Array:
-        """An item with `ndim` dims; those that are added stand behind dim `first`."""
+        """Return an item with `ndim` dims; those that are added stand behind dim `first`."""
         if isinstance(item, slice):
             array = _stretch(item)
         else:

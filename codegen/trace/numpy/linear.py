@@ -68,7 +68,7 @@ def _numbers(what: str, array: Array) -> Array:
 
 
 def emitted(what: Kind, *operands: Array) -> list[Array]:
-    """The results of an op."""
+    """Return the results of an op."""
     context = operands[0].context
     made = context.emit(what, [x.read() for x in operands])
     return [wrap(context, v, scalar=not v.type.shape) for v in made]
@@ -128,7 +128,7 @@ def column(x: Any) -> Any:
 
 @derived(linear_back.cholesky)
 def cholesky(a: Any, /, *, upper: bool = False) -> Array:
-    """The factor of a matrix of which one triangle counts."""
+    """Return the factor of a matrix of which one triangle counts."""
     x = _matrix("cholesky", a, square=True)
     if (made := _blocked("cholesky", x, upper)) is not None:
         return as_array(made)
@@ -255,7 +255,7 @@ def _solution(what: str, x: Array, b: Array) -> Array:
 
 
 def _pair(what: str, a: Any, b: Any) -> tuple[Array, Array]:
-    """A square matrix, and what it is solved for, of one element type."""
+    """Return a square matrix, and what it is solved for, of one element type."""
     x, y = _matrix(what, a, square=what == "solve"), as_array(b)
     dtype = dtypes.numpy_dtype(result_type(x, _numbers(what, y)))
     vector = y.ndim == 1
@@ -441,7 +441,8 @@ def _vector_norm(size: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def _most(sizes: Any, axis: int, keepdims: bool = False) -> Any:
-    """The largest along a dim, of numbers that are not negative; 0 of none, as NumPy has it."""
+    """Return the largest along a dim, of numbers that are not negative; 0 of none, as NumPy has
+    it."""
     array = as_array(sizes)
     initial = 0 if may_be_empty(array.extents[axis]) else None
     return reducing.max_(array, axis=axis, keepdims=keepdims, initial=initial)
@@ -524,7 +525,8 @@ def _ordered(chain: Sequence[Array]) -> Any:
 
     @cache
     def best(i: int, j: int) -> tuple[int, int]:
-        """The least cost of the matrices from i to j, and after which of them they are divided."""
+        """Return the least cost of the matrices from i to j, and after which of them they are
+        divided."""
         if i == j:
             return 0, i
         return min((best(i, k)[0] + best(k + 1, j)[0] + known[i] * known[k + 1] * known[j + 1], k)

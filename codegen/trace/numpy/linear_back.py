@@ -66,7 +66,7 @@ def solve(args: Any, x: Any, given: Any) -> Found:
 
 
 def _as(g: Any, x: Any) -> Any:
-    """A cotangent, summed along the dims along which the operand was repeated."""
+    """Return a cotangent, summed along the dims along which the operand was repeated."""
     while g.ndim > x.ndim:
         g = np.sum(g, axis=0)
     repeated = tuple(d for d in range(x.ndim) if x.extents[d] == 1 and g.extents[d] != 1)
@@ -115,7 +115,8 @@ def _cofactors_back(args: Any, made: Any, given: Any) -> Found:
 
 @derived(_cofactors_back)
 def _cofactors(a: Any) -> Any:
-    """The determinant times the inverse, transposed; of a matrix nearby where there is none."""
+    """Return the determinant times the inverse, transposed; of a matrix nearby where there is
+    none."""
     d, size = np.linalg.det(a), np.max(np.abs(a), axis=(-2, -1))
     aside = np.where(size == 0, 1, size) * np.finfo(a.dtype).eps ** _NEAR
     aside = np.where(d == 0, aside, 0).astype(a.dtype)

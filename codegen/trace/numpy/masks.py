@@ -24,8 +24,8 @@ from codegen.trace.numpy.subscripts import refused
 
 
 def is_mask(item: Any) -> bool:
-    """Whether an item of a key is a boolean array known only at run time. UnsupportedError for
-    places that stand for no mask."""
+    """Return whether an item of a key is a boolean array known only at run time. UnsupportedError
+    for places that stand for no mask."""
     if isinstance(item, MaskPlaces):
         raise item.refused()
     return isinstance(item, Array) and item.type.dtype.kind == "b"
@@ -75,7 +75,7 @@ class Chosen(NDArrayOperatorsMixin):
         return made
 
     def fits(self, other: Chosen) -> bool:
-        """Whether both choose the same elements, for all that is known while building."""
+        """Return whether both choose the same elements, for all that is known while building."""
         same = _same_value(self.mask.context, self.mask.read(), other.mask.read())
         return same and (self.at, self.ndim) == (other.at, other.ndim)
 
@@ -194,7 +194,7 @@ class Chosen(NDArrayOperatorsMixin):
         return self.like(self.whole.imag)
 
     def refused(self, remedy: str = "") -> UnsupportedError:
-        """The error where the number of elements would have to be known."""
+        """Return the error where the number of elements would have to be known."""
         return refused(remedy)
 
     def refused_output(self) -> UnsupportedError:
@@ -213,7 +213,7 @@ class Chosen(NDArrayOperatorsMixin):
 
 
 def _count(mask: Array) -> Array:
-    """How often a mask holds, as a Python integer is: beside others it takes their dtype."""
+    """Return how often a mask holds, as a Python integer is: beside others it takes their dtype."""
     return wrap(mask.context, reducing.sum_(mask).read(), weak=True, scalar=True)
 
 
@@ -262,7 +262,7 @@ def _no_output(text: str, remedy: str) -> UnsupportedError:
 
 
 def as_masks(key: Any) -> Any:
-    """A key with the mask itself where it has all places at which a mask holds."""
+    """Return a key with the mask itself where it has all places at which a mask holds."""
     if isinstance(key, MaskPlaces):
         return key.mask if key.mask.ndim == 1 and key.dim == 0 else key
     if not isinstance(key, tuple) or not any(isinstance(k, MaskPlaces) for k in key):
@@ -320,7 +320,7 @@ def reduced(name: str, chosen: Any, axis: Any = None, *args: Any, **options: Any
 
 
 def _same_value(context: Context, a: Value, b: Value) -> bool:
-    """Whether two values are computed alike from the same values."""
+    """Return whether two values are computed alike from the same values."""
     if a is b:
         return True
     made = {v: op for block in context.blocks for op in block.ops for v in op.results}
@@ -340,6 +340,6 @@ def _same_value(context: Context, a: Value, b: Value) -> bool:
 
 
 def _alike(p: Op, q: Op) -> bool:
-    """Whether two ops do the same with their operands."""
+    """Return whether two ops do the same with their operands."""
     simple = not p.regions and not q.regions and len(p.operands) == len(q.operands)
     return simple and p.what == q.what

@@ -71,7 +71,7 @@ def _weak(x: Any) -> Any:
 
 
 def _real(x: Any) -> Array:
-    """A number as a float64."""
+    """Return a number as a float64."""
     array = as_array(x)
     if array.ndim:
         raise unsupported("a function of `math` of an array", "NumPy's of the same name: "

@@ -29,8 +29,8 @@ _LAST = 2**63 - 1  # the place of what fills blocks up: behind all others
 
 
 def over_ranks(array: Array, d: int, axes: tuple[str, ...], signed: bool | None) -> list[Array]:
-    """The keys sorted along a split dim, and unless signed is None the places that they had; if it
-    is true, twice the place, and 1 more for an element with a sign."""
+    """Return the keys sorted along a split dim, and unless signed is None the places that they had;
+    if it is true, twice the place, and 1 more for an element with a sign."""
     context = array.context
     mesh, n = context.mesh, array.extents[d]
     size = mesh.size(axes)
@@ -67,8 +67,8 @@ def over_ranks(array: Array, d: int, axes: tuple[str, ...], signed: bool | None)
 def by_tuples(
     keys: list[Array], d: int, axes: tuple[str, ...], carried: Sequence[Array] = (),
 ) -> list[Array]:
-    """The places of elements sorted along a split dim, by the first key, then by the next; and
-    what is carried along. Equal ones stay in their order."""
+    """Return the places of elements sorted along a split dim, by the first key, then by the next;
+    and what is carried along. Equal ones stay in their order."""
     context = keys[0].context
     mesh, n = context.mesh, keys[0].extents[d]
     size = mesh.size(axes)

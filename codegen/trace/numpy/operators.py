@@ -117,7 +117,7 @@ def _is_pythons(x: Operand) -> bool:
 
 
 def _counted(x: Operand) -> Operand:
-    """A truth value of Python's as 0 or 1, which it is in sums: True + True is 2."""
+    """Return a truth value of Python's as 0 or 1, which it is in sums: True + True is 2."""
     if not isinstance(x, Array) or x.dtype != np.bool_:
         return int(x) if type(x) is bool else x
     count = as_array(x).astype(np.int64)

@@ -81,7 +81,7 @@ def _sorted(array: Array, d: int) -> Array:
 
 def argsort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
             stable: Any = None) -> Any:
-    """The positions of the elements in sorted order; stable, whatever `kind` says."""
+    """Return the positions of the elements in sorted order; stable, whatever `kind` says."""
     array, d = _lane(x, axis, order, "np.argsort", kind)
     if axes := split_over(array, d):
         if array.type.dtype.kind == "c":
@@ -103,7 +103,7 @@ def _lane(x: Any, axis: Any, order: Any, what: str, kind: Any = None) -> tuple[A
 
 
 def lexsort(keys: Any, axis: Any = -1) -> Array:
-    """The order by the last key, of equal ones by the one before, and so on."""
+    """Return the order by the last key, of equal ones by the one before, and so on."""
     rows = [as_array(k) for k in keys]
     d = reducing.dim_of(axis, rows[0].ndim, "np.lexsort")
     if axes := next((a for row in rows if (a := split_over(row, d))), ()):
@@ -228,7 +228,7 @@ def _partitioned(rows: Array, places: Any) -> Array:
 
 
 def _of_rows(rows: Array, places: Any) -> Array:
-    """The places for each row."""
+    """Return the places for each row."""
     if isinstance(places, list):
         places = joining.stack([as_array(k, dtypes.INT64) for k in places])
     return shaping.broadcast_to(places, (*rows.shape[:-1], places.shape[-1]))
@@ -246,8 +246,9 @@ def _at_places_back(args: Any, made: Any, given: Any) -> Any:
 
 @derived(_at_places_back)
 def at_places(array: Array, d: int, places: Any) -> Array:
-    """The elements that stand at these places when dim d is sorted, along a last dim. places: a
-    list of numbers, or an array that has them along its last dim, the other ones as `array`."""
+    """Return the elements that stand at these places when dim d is sorted, along a last dim.
+    places: a list of numbers, or an array that has them along its last dim, the other ones as
+    `array`."""
     dtype = array.type.dtype
     if dtype.kind == "c":
         rows = shaping.moveaxis(sort(array, d), d, -1)
@@ -269,8 +270,8 @@ def at_places(array: Array, d: int, places: Any) -> Array:
 
 
 def _longer_dim(array: Array, d: int) -> int | None:
-    """A dim that each rank has whole, as long as split dim d or longer: of many short lanes, ranks
-    rather get some each than count together, which takes 256 counts of each lane."""
+    """Return a dim that each rank has whole, as long as split dim d or longer: of many short lanes,
+    ranks rather get some each than count together, which takes 256 counts of each lane."""
     layout, n = layout_of(array.read().type), array.extents
     return next((e for e in range(array.ndim) if not layout[e] and n[e].is_const and n[d].is_const
                  and n[e].value >= n[d].value), None)

@@ -197,8 +197,8 @@ _PIECES = 32  # more of them are taken by an index array
 
 
 def _places(what: str, x: Any, at: Any, axis: Any, most: int) -> tuple[Array, int, Any]:
-    """The array, the dim, and places along it as NumPy's integers, which are not negative. most:
-    how far one may lie behind the end."""
+    """Return the array, the dim, and places along it as NumPy's integers, which are not negative.
+    most: how far one may lie behind the end."""
     array = as_array(x) if axis is not None else ravel(x)
     if is_traced(at) or isinstance(at, (list, tuple)) and any(map(is_traced, at)):
         raise unsupported(f"{what} at places that depend on data", "np.where, or x[at] = v")

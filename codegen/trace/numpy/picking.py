@@ -73,7 +73,7 @@ def argwhere(a: Any) -> MaskPlaces:
 
 
 def _as_mask(x: Any) -> Array:
-    """An array of its own, which says where elements are not 0."""
+    """Return an array of its own, which says where elements are not 0."""
     mask = as_array(x, np.bool_)
     return wrap(mask.context, mask.read(), scalar=False)
 
@@ -190,7 +190,7 @@ def _along(array: Array, at: Array, d: int) -> Gather:
 
 
 def _split_as(grid: Array, j: int, array: Array, k: int) -> Array:
-    """A grid of indices along its dim j, which lies as dim k of an array does."""
+    """Return a grid of indices along its dim j, which lies as dim k of an array does."""
     layout = array.read().type.layout
     if not layout or not layout[k]:
         return grid
@@ -233,7 +233,7 @@ def imag(x: Any) -> Array:
 
 
 def _part(array: Array, fn: str) -> Array:
-    """A view of one part, as NumPy's; of a scalar, a scalar."""
+    """Return a view of one part, as NumPy's; of a scalar, a scalar."""
     shown = array.viewed(view.Part(fn, array.extents))
     return wrap(array.context, shown.read()) if array.scalar else shown
 
@@ -406,7 +406,7 @@ def place(arr: Any, mask: Any, vals: Any) -> None:
 
 
 def unpackbits(a: Any, axis: Any = None, count: Any = None, bitorder: str = "big") -> Array:
-    """The bits of bytes, as bytes of 0 and 1."""
+    """Return the bits of bytes, as bytes of 0 and 1."""
     array, d = _bytes("np.unpackbits", a, axis)
     if array.dtype != np.uint8:
         raise DtypeError("np.unpackbits takes bytes", expected="uint8", found=str(array.dtype))

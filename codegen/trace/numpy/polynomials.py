@@ -36,7 +36,7 @@ def _operands(what: str, a: Any, v: Any) -> tuple[Array, Array]:
 
 
 def _shorter(what: str, x: Array, y: Array, mode: str) -> bool:
-    """Whether x has fewer elements than y; of no matter where all overlaps are asked for."""
+    """Return whether x has fewer elements than y; of no matter where all overlaps are asked for."""
     n, m = x.extents[0], y.extents[0]
     if not expr.nonneg(n - m) and not expr.nonneg(m - n) and mode != "full":
         raise unsupported(f"{what} where it is not known which operand is longer",
@@ -115,7 +115,7 @@ def _overlaps(x: Array, kernel: Array, begin: Any, end: Any) -> Any:
 
 
 def _overlapping(x: Array, kernel: Array, wide: int) -> Any:
-    """A sum of slices: one loop computes it."""
+    """Return a sum of slices: one loop computes it."""
     n = x.shape[0]
     parts = (x[wide - 1 - k : n - k] * kernel[k] for k in range(wide))
     return reduce(lambda total, part: apply(np.add, total, part), parts)
@@ -175,7 +175,7 @@ def polyder(p: Any, m: int = 1) -> Any:
 
 
 def polyint(p: Any, m: int = 1, k: Any = None) -> Any:
-    """The m-th integral; k: its m constants, zeros by default."""
+    """Return the m-th integral; k: its m constants, zeros by default."""
     given = [0.0] * m if k is None else [k] * m if np.ndim(k) == 0 else list(k)
     given = given * m if len(given) == 1 else given
     made = as_array(p)
@@ -202,7 +202,8 @@ def polydiv(u: Any, v: Any) -> Any:
 
 
 def poly(seq_of_zeros: Any) -> Any:
-    """The coefficients of the polynomial with these roots, or with the eigenvalues of a matrix."""
+    """Return the coefficients of the polynomial with these roots, or with the eigenvalues of a
+    matrix."""
     roots = shaping.atleast_1d(seq_of_zeros)
     if roots.type.dtype.kind == "c":
         raise unsupported("np.poly of complex numbers, real where they come in conjugate pairs,",
@@ -233,7 +234,7 @@ def roots(p: Any) -> Any:
 
 def polyfit(x: Any, y: Any, deg: int, rcond: Any = None, full: bool = False, w: Any = None,
             cov: Any = False) -> Any:
-    """The polynomial of least squares, by np.linalg.lstsq of the matrix of powers."""
+    """Return the polynomial of least squares, by np.linalg.lstsq of the matrix of powers."""
     places, values = (floats(as_array(v)) for v in (x, y))
     if not isinstance(deg, (int, np.integer)):
         raise unsupported("np.polyfit with several degrees", "np.linalg.lstsq(np.vander(x, k), y)")
@@ -266,8 +267,8 @@ def polyfit(x: Any, y: Any, deg: int, rcond: Any = None, full: bool = False, w: 
 
 
 def of_library(function: Any) -> Any:
-    """A function of np.polynomial, which is Python on arrays, compiled as the user's own are; but
-    for what would look at coefficients while building."""
+    """Return a function of np.polynomial, which is Python on arrays, compiled as the user's own
+    are; but for what would look at coefficients while building."""
     if not isinstance(function, types.FunctionType):  # a polynomial, which is called
         method: Any = type(function).__call__
         return types.MethodType(rewritten(method), function)

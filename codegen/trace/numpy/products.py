@@ -239,7 +239,7 @@ def _path(text: str, arrays: Sequence[Array], optimize: Any) -> list[tuple[int, 
 
 
 def _alike(x: Any) -> Any:
-    """An array of NumPy's of the same shape, without elements of its own."""
+    """Return an array of NumPy's of the same shape, without elements of its own."""
     array = as_array(x)
     shape = [constant(e, "np.einsum_path", "np.einsum") for e in array.extents]
     return np.broadcast_to(np.empty((), array.dtype), shape)

@@ -156,7 +156,7 @@ def stretched(x: Array, like: Array) -> Array:
 
 
 def _count(array: Array, axis: Any, keepdims: Any, where: Any) -> Any:
-    """How many elements each result is made of."""
+    """Return how many elements each result is made of."""
     if where is True:
         dims = dims_of(axis, array.ndim, "np.mean")
         return number(expr.product(array.extents[d] for d in dims))
@@ -204,7 +204,7 @@ def in_floats(what: str, array: Array, dtype: Any, real: bool = False) -> None:
 def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
         keepdims: Any = False, *, correction: Any = None, where: Any = True,
         mean: Any = None) -> Any:
-    """The mean of squared distances from the mean, with `ddof` fewer in the divisor."""
+    """Return the mean of squared distances from the mean, with `ddof` fewer in the divisor."""
     array = as_array(x)
     dims_of(axis, array.ndim, "np.var")  # refused under this name, not as a mean
     in_floats("np.var", array, dtype)
@@ -229,7 +229,8 @@ def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
 
 
 def squares_of(x: Array) -> Array:
-    """The squared size of each element, which has a second derivative at 0 as the size has not."""
+    """Return the squared size of each element, which has a second derivative at 0 as the size has
+    not."""
     if x.type.dtype.kind != "c":
         return as_array(apply(np.multiply, x, x))
     parts = [as_array(mapped(fn, x)) for fn in ("real", "imag")]
@@ -279,7 +280,7 @@ def _average_type(array: Array, weights: Array) -> DType:
 
 
 def flat_or(x: Any, axis: Any, what: str) -> tuple[Array, int]:
-    """An array and the dim of it that is meant; None: of all its elements in a row."""
+    """Return an array and the dim of it that is meant; None: of all its elements in a row."""
     array = as_array(x)
     if axis is None:
         return array.ravel(), 0
@@ -287,7 +288,8 @@ def flat_or(x: Any, axis: Any, what: str) -> tuple[Array, int]:
 
 
 def lanes(x: Any, axis: Any, what: str) -> tuple[Array, int, tuple[Any, ...]]:
-    """An array in which one dim has what the dims of `axis` have; that dim; the keepdims shape."""
+    """Return an array in which one dim has what the dims of `axis` have; that dim; the keepdims
+    shape."""
     array = as_array(x)
     dims = dims_of(axis, array.ndim, what)
     wide = tuple(1 if d in dims else n for d, n in enumerate(array.shape))

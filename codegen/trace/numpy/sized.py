@@ -15,7 +15,8 @@ import numpy as np
 
 
 def _kept(x: Any, mask: Any, size: int, fill: Any) -> Any:
-    """The first elements along dim 0 where the mask holds; fill None: the first of them again."""
+    """Return the first elements along dim 0 where the mask holds; fill None: the first of them
+    again."""
     at = np.where(mask, np.minimum(np.cumsum(mask) - 1, size), size)
     rest = x.shape[1:]
     made = np.full_like(x, _least(x), shape=(size + 1, *rest))  # unlike 0 + -0.0, this keeps signs

@@ -50,8 +50,8 @@ _ELEMENTS: dict[str, Callable[[Any, float], Any]] = {
 
 
 def _between(n: Any, q: float, method: str) -> tuple[Any, Any, Any]:
-    """The places of the two elements beside a quantile, and the weight of the second one. n: a
-    number, or an array of them."""
+    """Return the places of the two elements beside a quantile, and the weight of the second one. n:
+    a number, or an array of them."""
     if method in _ELEMENTS:
         at = _ELEMENTS[method](n, q)
         return at, at, None
@@ -128,7 +128,7 @@ def _quantiles(what: str, x: Any, q: Any, axis: Any, out: Any, method: str, keep
 
 def _weighted(what: str, x: Any, q: Any, axis: Any, out: Any, keepdims: Any, counts: bool,
               weights: Any) -> Any:
-    """The first sorted element up to which there is a share q of all weights."""
+    """Return the first sorted element up to which there is a share q of all weights."""
     reducing.no_complex(x, what)
     whole, given = as_array(x), as_array(weights, np.float64)
     if given.ndim != whole.ndim:
@@ -172,14 +172,14 @@ def _stacked(places: list[Any]) -> Array:
 
 
 def _nan_along(array: Array, d: int) -> Any:
-    """Whether there is a NaN in each lane; None: there can be none."""
+    """Return whether there is a NaN in each lane; None: there can be none."""
     if array.type.dtype.kind not in "fc":
         return None
     return reducing.any_(apply(np.isnan, array), d)
 
 
 def _numbers_along(array: Array, d: int) -> Any:
-    """How many elements of each lane are no NaN."""
+    """Return how many elements of each lane are no NaN."""
     return reducing.sum_(apply(np.logical_not, apply(np.isnan, array)), d)
 
 
@@ -213,7 +213,7 @@ def _check_quantile(what: str, q: Any, method: str, other: Any) -> None:
 
 def median(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
            keepdims: Any = False) -> Any:
-    """The middle of the sorted elements; NaN where there is one."""
+    """Return the middle of the sorted elements; NaN where there is one."""
     array, d, wide = reducing.lanes(x, axis, "np.median")
     n = array.shape[d]
     places = [(n - 1) // 2, n // 2]
@@ -231,7 +231,7 @@ def median(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = Fa
 
 def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
               keepdims: Any = False) -> Any:
-    """The median of the elements that are not NaN."""
+    """Return the median of the elements that are not NaN."""
     array, d, wide = reducing.lanes(x, axis, "np.nanmedian")
     n = as_array(_numbers_along(array, d))
     found = reducing.floats(ordering.at_places(array, d, _stacked([(n - 1) // 2, n // 2])))
@@ -240,8 +240,8 @@ def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool =
 
 
 def _middle(found: Array, single: Any) -> Any:
-    """The mean of two elements; of a `single` one, itself: twice of it may be too large. A mean of
-    -0.0 is 0.0."""
+    """Return the mean of two elements; of a `single` one, itself: twice of it may be too large. A
+    mean of -0.0 is 0.0."""
     dtype = found.type.dtype
     wide = as_array(found, dtypes.FLOAT32 if dtype.size == 2 else dtype) + 0.0
     return select(single, wide[..., 0], (wide[..., 0] + wide[..., 1]) * 0.5)
@@ -371,7 +371,8 @@ def ediff1d(x: Any, to_end: Any = None, to_begin: Any = None) -> Any:
 
 def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1,
           axis: Any = None) -> Any:
-    """The cross product of vectors with three components; where two are given, the third is 0."""
+    """Return the cross product of vectors with three components; where two are given, the third is
+    0."""
     axisa, axisb, axisc = (axisa, axisb, axisc) if axis is None else (axis,) * 3
     p, q = shaping.moveaxis(a, axisa, -1), shaping.moveaxis(b, axisb, -1)
     if any(v.extents[-1] not in (2, 3) for v in (p, q)):
@@ -453,7 +454,8 @@ nanmax, nanmin = _extreme_number("fmax"), _extreme_number("fmin")
 
 
 def _nan_as(function: Callable[..., Any], value: float) -> Callable[..., Any]:
-    """The function of an array in which a number that changes nothing stands for each NaN."""
+    """Return the function of an array in which a number that changes nothing stands for each
+    NaN."""
 
     def call(x: Any, *args: Any, **options: Any) -> Any:
         array = as_array(x)

@@ -37,7 +37,7 @@ _SUMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 def _combining(ufunc: np.ufunc, x: Any, dtype: Any) -> tuple[str, Array, DType]:
-    """The row of COMBINE; x, and the type that NumPy's loop combines it in."""
+    """Return the row of COMBINE; x, and the type that NumPy's loop combines it in."""
     name = ufunc.__name__
     array = as_array(x)
     element = loop_dtypes(ufunc, [array] * 2, dtype)[-1]
@@ -313,7 +313,7 @@ def at(ufunc: np.ufunc, array: Any, key: Any, value: Any = None) -> None:
 
 
 def _may_repeat(key: Any, extents: tuple[expr.Expr, ...]) -> bool:
-    """Whether integer arrays name an element twice, as far as is known."""
+    """Return whether integer arrays name an element twice, as far as is known."""
     items = known.plain(key) if isinstance(key, tuple) else (known.plain(key),)
     many = [(d, k) for d, k in enumerate(items) if isinstance(k, list) or (
         isinstance(k, (np.ndarray, Array)) and k.ndim and not is_mask(k))]

@@ -71,7 +71,8 @@ def contributed(array: Array, fn: str, what: str) -> Value:
 
 
 def psum(x: Any, axis: Any) -> Any:
-    """The sum of x over all ranks along the axis (or axes), element by element, on each of them.
+    """Return the sum of x over all ranks along the axis (or axes), element by element, on each of
+    them.
 
     x: arrays of one shape on all ranks, in any nest; the results have the same shapes and dtypes,
     and the same bits on all ranks. ShapeError where a shape depends on the index.
@@ -85,7 +86,7 @@ def psum(x: Any, axis: Any) -> Any:
 
 
 def pprod(x: Any, axis: Any) -> Any:
-    """The product over all ranks along the axis, as psum.
+    """Return the product over all ranks along the axis, as psum.
 
     >>> pprod(x + 1, "r")
     [24.], [24.], [24.], [24.]
@@ -94,7 +95,7 @@ def pprod(x: Any, axis: Any) -> Any:
 
 
 def pmax(x: Any, axis: Any) -> Any:
-    """The maximum over all ranks along the axis, as psum; NaN wins.
+    """Return the maximum over all ranks along the axis, as psum; NaN wins.
 
     >>> pmax(x, "r")
     [3.], [3.], [3.], [3.]
@@ -103,7 +104,7 @@ def pmax(x: Any, axis: Any) -> Any:
 
 
 def pmin(x: Any, axis: Any) -> Any:
-    """The minimum over all ranks along the axis, as psum; NaN wins.
+    """Return the minimum over all ranks along the axis, as psum; NaN wins.
 
     >>> pmin(x, "r")
     [0.], [0.], [0.], [0.]
@@ -112,7 +113,7 @@ def pmin(x: Any, axis: Any) -> Any:
 
 
 def pmean(x: Any, axis: Any) -> Any:
-    """The mean over all ranks along the axis, as psum, divided by their number.
+    """Return the mean over all ranks along the axis, as psum, divided by their number.
 
     >>> pmean(x, "r")
     [1.5], [1.5], [1.5], [1.5]
@@ -129,7 +130,7 @@ def pmean(x: Any, axis: Any) -> Any:
 
 
 def pand(x: Any, axis: Any) -> Any:
-    """Whether x holds on all ranks along the axis, as psum; of integers, bit by bit.
+    """Return whether x holds on all ranks along the axis, as psum; of integers, bit by bit.
 
     >>> pand(x < 3, "r")
     [0], [0], [0], [0]
@@ -138,7 +139,7 @@ def pand(x: Any, axis: Any) -> Any:
 
 
 def por(x: Any, axis: Any) -> Any:
-    """Whether x holds on any rank along the axis, as psum; of integers, bit by bit.
+    """Return whether x holds on any rank along the axis, as psum; of integers, bit by bit.
 
     >>> por(x.astype(int), "r")
     [3], [3], [3], [3]
@@ -147,7 +148,8 @@ def por(x: Any, axis: Any) -> Any:
 
 
 def pxor(x: Any, axis: Any) -> Any:
-    """Whether x holds on an odd number of ranks along the axis, as psum; of integers, bit by bit.
+    """Return whether x holds on an odd number of ranks along the axis, as psum; of integers, bit by
+    bit.
 
     >>> pxor(x > 0, "r")
     [1], [1], [1], [1]
@@ -164,7 +166,8 @@ def _flag(flag: Any, axis: Any, fn: str, what: str) -> Array:
 
 
 def all_ranks(flag: Any, axis: Any = None) -> Array:
-    """Whether the flag holds on all ranks, or on all along the axis: a bool array of shape ().
+    """Return whether the flag holds on all ranks, or on all along the axis: a bool array of shape
+    ().
 
     Every rank gets the same answer, so `while not spmd.all_ranks(done)` ends on all of them at
     once.
@@ -173,7 +176,7 @@ def all_ranks(flag: Any, axis: Any = None) -> Array:
 
 
 def any_ranks(flag: Any, axis: Any = None) -> Array:
-    """Whether the flag holds on any rank, or on any along the axis: as all_ranks."""
+    """Return whether the flag holds on any rank, or on any along the axis: as all_ranks."""
     return _flag(flag, axis, "or", "any_ranks")
 
 
@@ -306,7 +309,8 @@ def pexscan(x: Any, axis: Any, op: str = "sum") -> Any:
 
 
 def pargmax(x: Any, axis: Any) -> Any:
-    """The largest x along the axis, element by element, and the position of the rank that has it.
+    """Return the largest x along the axis, element by element, and the position of the rank that
+    has it.
 
     Two arrays of x's shape, or of each leaf of a nest: the values, and int64 positions; the first
     rank among equals, NaN counts as larger than all. Both have the same bits on all ranks.
@@ -320,7 +324,7 @@ def pargmax(x: Any, axis: Any) -> Any:
 
 
 def pargmin(x: Any, axis: Any) -> Any:
-    """The smallest x along the axis and the position of the rank that has it: as pargmax.
+    """Return the smallest x along the axis and the position of the rank that has it: as pargmax.
 
     NaN counts as smaller than all.
 

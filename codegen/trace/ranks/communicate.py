@@ -31,7 +31,7 @@ Axes = tuple[str, ...]
 
 
 def inside(what: str) -> Context:
-    """The context, which must be in a rank's view."""
+    """Return the context, which must be in a rank's view."""
     context = require_context(what)
     if not context.rank_view:
         raise ProgramError(f"{what} stands outside a shard_map",
@@ -41,13 +41,13 @@ def inside(what: str) -> Context:
 
 
 def members(axis: Any, what: str) -> tuple[Context, Axes]:
-    """The context, in a rank's view, and the axes along which ranks exchange."""
+    """Return the context, in a rank's view, and the axes along which ranks exchange."""
     context = inside(what)
     return context, axes_of(context, axis, what)
 
 
 def member_of(context: Context, axes: Axes) -> Sym:
-    """The position of a member along these axes."""
+    """Return the position of a member along these axes."""
     return Sym("p", "var", expr.const(0), context.mesh.size(axes) - 1)
 
 
@@ -301,8 +301,8 @@ def all_gather(
 def joined(
     context: Context, axes: Axes, leaf: Any, dim: int, tiled: bool, what: str
 ) -> tuple[Value, int, Span, Shape]:
-    """The operand of a gather, the dim it grows along, this rank's part of that, the shape of the
-    whole."""
+    """Return the operand of a gather, the dim it grows along, this rank's part of that, the shape
+    of the whole."""
     array = as_array(leaf)
     d = dim_of(dim, array.ndim + (not tiled), what)
     if not tiled:
@@ -400,7 +400,7 @@ def axis_index(axis: Any = None) -> Any:
 
 
 def axis_size(axis: Any = None) -> Any:
-    """How many ranks lie along the axis (or axes): a number, bound at launch.
+    """Return how many ranks lie along the axis (or axes): a number, bound at launch.
 
     >>> x + axis_size("r")
     [4.], [5.], [6.], [7.]

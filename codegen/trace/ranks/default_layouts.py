@@ -51,7 +51,7 @@ class _Cuts:
         self.alone = {a.name for a in mesh.axes if a.fixed == 1}
 
     def fitting(self, shape: Shape, axes: Axes) -> list[Layout]:
-        """The layouts for a result of this local shape that may vary over these axes."""
+        """Return the layouts for a result of this local shape that may vary over these axes."""
         if not axes:
             return [((),) * len(shape)]
         whole = [layout for wide, layout in self.arguments
@@ -90,11 +90,11 @@ class _Cuts:
                    if self.real(its) == entry or uneven)
 
     def real(self, entry: LayoutEntry) -> LayoutEntry:
-        """The entry without axes that have one rank."""
+        """Return the entry without axes that have one rank."""
         return tuple(a for a in entry if a not in self.alone)
 
     def joins(self, shape: Shape, layout: Layout) -> bool:
-        """Whether these extents are balanced blocks."""
+        """Return whether these extents are balanced blocks."""
         return all(not _coords(e) or bool(entry) and self.cut(e, entry)
                    for e, entry in zip(shape, layout))
 
@@ -173,7 +173,8 @@ class _Refused:
             yield "out_layouts=spmd.replicated where you know that they have the same"
 
     def even(self) -> str:
-        """The text of a condition: the number of ranks divides the dims that this axis cuts."""
+        """Return the text of a condition: the number of ranks divides the dims that this axis
+        cuts."""
         dims = [n for wide, layout in self.cuts.arguments
                 for n, entry in zip(wide, layout) if self.axis in entry]
         n = str(dims[0]) if dims and dims[0].is_const else "n"

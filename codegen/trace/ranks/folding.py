@@ -102,7 +102,7 @@ def _element_by_element(context: Context, called: Op, x: Array) -> Region | None
 
 
 def _again(context: Context, region: Region, a: Array, b: Array) -> Array:
-    """The region on arrays of another shape; whatever it makes has that shape."""
+    """Return the region on arrays of another shape; whatever it makes has that shape."""
     made = dict(zip(region.args, (a.read(), b.read())))
     for op in region.ops:
         operands = [made[v] for v in op.operands]

@@ -153,7 +153,7 @@ def _useful(ops: Sequence[Op], results: Sequence[Value]) -> list[Op]:
 
 
 def as_region(stretch: Stretch, args: Iterable[Value] = ()) -> Region:
-    """A stretch with all that it reads, as one region."""
+    """Return a stretch with all that it reads, as one region."""
     ops, end = list(stretch.ops), stretch.end
     if isinstance(end, Choose):
         arms = tuple(as_region(arm) for arm in end.arms)

@@ -147,7 +147,7 @@ class Recursion:
                                place=self.place, expected="one type for each of them")
 
     def _learned(self) -> bool:
-        """Whether a pass over all functions shows something new."""
+        """Return whether a pass over all functions shows something new."""
         unknown = [m for m in self.members.values() if m.arguments and m.results is None]
         if unknown:
             if not any(self._explored(m) for m in unknown):
@@ -372,7 +372,7 @@ _APART = (  # where no call of itself may stand, and what to try
 
 
 def _openings(context: Context) -> tuple[int, ...]:
-    """How many of each of these are open now."""
+    """Return how many of each of these are open now."""
     return len(context.loops), context.recordings, context.members, context.rank_view
 
 

@@ -91,7 +91,7 @@ class Recursive:
         return CheckError(text, str(place or ""), place.source_line().strip() if place else "")
 
     def _is_tail_call(self, caller: types.FrameType) -> bool:
-        """Whether the function itself calls, and returns what it gets as it is."""
+        """Return whether the function itself calls, and returns what it gets as it is."""
         code, below = caller.f_code, caller.f_back
         if code is not getattr(self.function, "__code__", None) or below is None:
             return False

@@ -96,7 +96,7 @@ class FunctionCode:
         return needs
 
     def again(self, value: Value) -> Op | None:
-        """The op of a value that is made of nothing: each block makes it for itself."""
+        """Return the op of a value that is made of nothing: each block makes it for itself."""
         op = self.defined.get(value)
         if op is None or op.operands or op.regions or op.what.fence:
             return None
@@ -195,7 +195,7 @@ class _Machine:
         return laid_as(self.context, made, t.layout)
 
     def _rows(self, function: FunctionCode, value: Value) -> Value:
-        """A stack with a value in its first row."""
+        """Return a stack with a value in its first row."""
         depth, t = expr.const(function.member.function.depth), value.type
         row = self.context.emit_one(Reshape((expr.const(1), *t.shape)), value)
         rows = broadcast_value(self.context, row, (depth, *t.shape))
@@ -401,7 +401,7 @@ class _Machine:
         return len(f.memory) > before
 
     def _memory(self, f: FunctionCode, value: Value) -> int | None:
-        """The memory that a value is, or was before it was written in place."""
+        """Return the memory that a value is, or was before it was written in place."""
         while (op := f.defined.get(value)) is not None and op.what.in_place:
             value = op.operands[0]
         if value in f.memory:
@@ -422,5 +422,5 @@ def _ends(stretch: Stretch) -> list[Any]:
 
 
 def _of_rows(layout: Any) -> Any:
-    """The layout of a stack of arrays of this layout."""
+    """Return the layout of a stack of arrays of this layout."""
     return layout and ((), *layout)

@@ -108,7 +108,7 @@ class Claims:
                 )
 
     def injective(self, to: Expr, sends: Expr, var: Sym) -> None:
-        """That no two members send to one, and all to some that exist."""
+        """Claim that no two members send to one, and all to some that exist."""
         size = self.mesh.size(self.axes)
         used = to.symbols() | sends.symbols() | size.symbols()
         proof = prove.injective(to, sends, var, size, related(used - {var}, self.among()))
@@ -137,7 +137,7 @@ class Claims:
         )
 
     def inverse(self, to: Expr, sends: Expr, source: Expr, receives: Expr, var: Sym) -> None:
-        """That who sends to me is who I receive from."""
+        """Claim that who sends to me is who I receive from."""
         conditions = (*self.conditions, *self.among())
         size = self.mesh.size(self.axes)
         if fault := route_fault((to, sends, source, receives), var, size, conditions):
@@ -166,7 +166,8 @@ class Claims:
         return root
 
     def tiles(self, part: Span, total: Expr) -> None:
-        """That what members have, or want, of a dim of this extent is one part after the other."""
+        """Claim that what members have, or want, of a dim of this extent is one part after the
+        other."""
         n = self.mesh.size(self.axes)
         p = Sym("p", "var", const(0), n - 1)
         at = expr.symbol(p)
@@ -217,7 +218,7 @@ class Claims:
                 self._range(first, step, m, e, part)
 
     def _range(self, first: Expr, step: int, m: Expr, e: Expr, part: Shape) -> None:
-        """The m elements of one dim."""
+        """Claim that m elements of one dim, from `first` on in steps, lie inside it."""
         last = first + (m - 1) * step
         low, high = (first, last) if step > 0 else (last, first)
         self.hold([("nonneg", m)], "an extent is not negative", lambda: f"extent {m}")

@@ -93,7 +93,7 @@ class Levels:
 
 
 def lower(graph: Module) -> Levels:
-    """All levels below a Graph. Raises the error classes of codegen.errors."""
+    """Return all levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
     graph = through(check, check(graph), check_replicas, with_cast_constants, without_common,
                     compared, at_once, sums_at_once, in_pieces, in_blocks, row_wise)

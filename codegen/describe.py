@@ -158,8 +158,9 @@ def _file_of(kernel: Any) -> str:
 def _calls_of(
     key: int | str, steps: Sequence[Operation], graph: Sequence[OperationRow]
 ) -> dict[str, Any]:
-    """In which operations a routine, by its number, or a kernel, by its symbol, is called, the
-    buffers that it is handed there, and the rows of the graph; constants are no buffers."""
+    """Return the operations in which a routine, by its number, or a kernel, by its symbol, is
+    called, the buffers that it is handed there, and the rows of the graph; constants are no
+    buffers."""
     calls = [(k, work) for k, step in enumerate(steps) if isinstance(step, Phase)
              for work in simple_works(step) if _calls(work, key)]
     handed = {b.number for _, work in calls for b in work_buffers(work) if b.data is None}

@@ -48,7 +48,7 @@ class Function:
     lanes: bool = False
 
     def form(self, dtype: DType) -> Form:
-        """Its C for operands of this dtype."""
+        """Return the C form for operands of this dtype."""
         special = {"f": self.c_float, "c": self.c_complex, "b": self.c_bool, "u": self.c_unsigned}
         found = special.get(dtype.kind)
         return self.c if found is None else found
@@ -93,7 +93,7 @@ def _of_order_key(key: Any) -> Any:
 
 
 def _turned(bits: Any) -> Any:
-    """With all bits but the sign turned, where that is set."""
+    """Return bits with all but the sign inverted, where that is set."""
     return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
 
 
@@ -254,8 +254,8 @@ def neutral(fn: str, dtype: DType) -> int | float | bool | complex:
 
 
 def neutral_sign(fn: str, dtype: DType) -> int | float | bool | complex:
-    """neutral, but of sums -0.0, which leaves -0.0 as it is: NumPy's np.sum begins with 0.0, its
-    running sums and sums of parts with their first element."""
+    """Return the neutral element, but -0.0 for sums, which leaves -0.0 as it is: NumPy's np.sum
+    begins with 0.0, its running sums and sums of parts with their first element."""
     if fn == "add" and dtype.kind in "fc":
         return -0.0 if dtype.kind == "f" else complex(-0.0, -0.0)
     return neutral(fn, dtype)

@@ -36,7 +36,7 @@ class Routine:
 
     @property
     def counts_in_ints(self) -> bool:
-        """Whether it takes extents as C's int."""
+        """Return whether the routine takes extents as C's int."""
         return "int" in self.takes.split(", ")
 
 

@@ -139,7 +139,8 @@ class Mesh:
         return total
 
     def at(self, names: tuple[str, ...], position: IntLike) -> dict[Sym, Expr]:
-        """Coordinates along these axes of the rank at a position: what to substitute."""
+        """Return the coordinates along these axes of the rank at a position, by their symbols, for
+        subst()."""
         out: dict[Sym, Expr] = {}
         left = expr.as_expr(position)
         axes = [self.axis(name) for name in names if self.axis(name).fixed != 1]
@@ -211,8 +212,9 @@ def local_offset(mesh: Mesh, extent: IntLike, entry: LayoutEntry) -> Expr:
 
 
 def joined_layout(layouts: Sequence[Layout]) -> Layout:
-    """One layout for arrays of one shape: what is split in one of them, most split ones first; of
-    equals, what is split in outer dims: inner ones are reduced more often, and lie contiguous."""
+    """Return one layout for arrays of one shape: what is split in one of them, most split ones
+    first; of equals, what is split in outer dims: inner ones are reduced more often, and lie
+    contiguous."""
 
     def split(entries: Layout) -> tuple[int, list[int]]:
         dims = [d for d, entry in enumerate(entries) if entry]
@@ -260,7 +262,7 @@ def checked_text(text: Any, place: Place | None) -> None:
 
 
 def checked_sizes(given: Any, names: tuple[str, ...]) -> dict[str, int]:
-    """Sizes of axes, as a user gives them for a mesh whose axes have these names."""
+    """Return the sizes of axes that a user gives for a mesh whose axes have these names."""
     example = ", ".join(f'"{name}": 2' for name in names)
     if not isinstance(given, Mapping):
         raise UsageError(f"mesh={given!r} does not give sizes of axes",

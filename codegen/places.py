@@ -91,7 +91,7 @@ def put_place(error: SpmdError) -> None:
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:
-    """The code objects inside one, at any depth."""
+    """Yield the code objects inside one, at any depth."""
     for inner in code.co_consts:
         if isinstance(inner, type(code)):
             yield inner
@@ -100,7 +100,7 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
 
 @cache
 def names_in(code: CodeType) -> tuple[str, ...]:
-    """Global names and attributes that a function and those inside it use."""
+    """Return the global names and attributes that a function and those inside it use."""
     names = (name for c in (code, *codes_in(code)) for name in c.co_names)
     return tuple(dict.fromkeys(names))
 

@@ -330,7 +330,7 @@ def _grouped(ops: Sequence[Op], predicates: Sequence[Predicate]) -> Iterator[lis
 
 
 def _before(ops: Sequence[Op]) -> Iterator[set[int]]:
-    """For each op those that it follows."""
+    """Yield, for each op, the numbers of the ops that it must follow."""
     makers: dict[Value, int] = {}
     symbols: dict[Sym, int] = {}
     effect: int | None = None

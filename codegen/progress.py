@@ -20,7 +20,7 @@ _listeners: list[Listener] = []
 
 
 def at(what: str, done: int = 0, total: int = 0) -> None:
-    """Says what is begun now; with a total, which one of so many, counted from 1."""
+    """Tell the listener what is begun now; with a total, which one of so many, counted from 1."""
     if _listeners:
         _listeners[-1](what, done, total)
 

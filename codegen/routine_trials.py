@@ -54,7 +54,7 @@ class Given:
         self.zero, self.one = self._number(0), self._number(1)
 
     def _number(self, value: int) -> Any:
-        """By value, or where it is complex by address."""
+        """Return a number as a call takes it: by value, or where it is complex by address."""
         return np.full(1, value, self.dtype) if self.is_complex else value
 
     def matrix(self, *shape: int) -> Any:
@@ -66,7 +66,7 @@ class Given:
         return self.matrix(n, n) + 4 * np.eye(n, dtype=self.dtype)
 
     def symmetric(self, n: int) -> Any:
-        """Or Hermitian; all eigenvalues are positive, and apart."""
+        """Return a symmetric or Hermitian matrix; all eigenvalues are positive, and differ."""
         x = self.matrix(n, n) / 4
         return x + x.conj().T + np.diag(4.0 * np.arange(1, n + 1)).astype(self.dtype)
 
@@ -118,7 +118,7 @@ def potrf(x: Given) -> Trial:
 
 
 def _exchanged(rows: Any, pivots: Any) -> Any:
-    """Rows, after each has changed places with the one that its pivot says."""
+    """Return rows, after each has changed places with the one that its pivot says."""
     rows = rows.copy()
     for k, p in enumerate(pivots):
         rows[[k, p - 1]] = rows[[p - 1, k]]

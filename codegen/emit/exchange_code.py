@@ -36,7 +36,8 @@ from codegen.symbolic.spelling import Binds
 
 
 def exchange_functions(x: Exchange, mesh: Mesh, places: Places, shared: Mapping[str, str]) -> str:
-    """All functions of an exchange. shared: those that tell its boxes and those of others."""
+    """Return all functions of an exchange. shared: those that tell its boxes and those of
+    others."""
     where = [source(x.place)] if x.place else []
     asked = f"exchange {x.site}, asked by the engine"
     out: list[str] = []
@@ -85,7 +86,7 @@ def beginning(x: Exchange, mesh: Mesh, places: Places, shared: Mapping[str, str]
 
 
 def _taking(x: Exchange, take: Store, places: Places, does: str) -> str:
-    """take_K, after the phase over one piece that it calls."""
+    """Return take_K, after the phase over one piece that it calls."""
     names, dtype = Fresh(places.names.values()), take.buffer.dtype
     arrived = Buffer(-1, names.name(ARRIVED), x.dtype or dtype, expr.const(0))
     given = {

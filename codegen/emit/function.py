@@ -77,12 +77,12 @@ class CFunction:
             self.line("}")
 
     def loop(self, v: Var, ends: tuple[str, str] | None = None) -> None:
-        """Over all positions, or over those between two that have names."""
+        """Open a loop over all positions, or over those between two that have names."""
         j, (begin, end) = v.sym.name, ends or ("0", self.integer(v.extent))
         self.open(f"for (int64_t {j} = {begin}; {j} < {end}; {j}++) {{")
 
     def loops(self, loops: Sequence[Var]) -> int:
-        """Open those of more than one turn; how many."""
+        """Open the loops of more than one turn; return how many they are."""
         long = [v for v in loops if v.extent != 1]
         for v in long:
             self.loop(v)
@@ -121,7 +121,7 @@ class CFunction:
         self.close()
 
     def chooses(self, on: Expr | Load, arm: int) -> str:
-        """Whether this is the arm: the first one for all numbers up to 0."""
+        """Return C that is true for this arm of a branch: the first one for all numbers up to 0."""
         if isinstance(on, Expr):
             if not arm and len(on.terms) > 1 and expr.nonneg(on):  # a sum of what may be true
                 return f"!({self.integer(on)})"
@@ -132,7 +132,8 @@ class CFunction:
         return f"{value} {'==' if arm else '<='} {arm}"
 
     def quote(self, place: Place | None, what: str = "") -> None:
-        """The line of the source that what follows comes from, where it is another one."""
+        """Write the line of the source that the next lines come from, unless it is the last one
+        quoted."""
         if place and (what or self.quoted is None or self.quoted.line != place.line):
             self.lines.append(comment(what + source(place), indent="    " * self.depth))
             self.quoted = place

@@ -125,7 +125,7 @@ def _headers(plan: Plan, body: str) -> list[str]:
 
 
 def lane_lines(body: str) -> list[str]:
-    """Lines before a text of C: functions in it that its loops call for vectors."""
+    """Return the lines that stand before a text of C: functions that its loops call for vectors."""
     return [f"SPMD_LANES_{f.arity}({f.name}, {ending})" for f in FUNCTIONS.values() if f.lanes
             for ending in ("f32", "f64") if f"{f.c}_{ending}(" in body]
 
@@ -147,7 +147,7 @@ def _enums(plan: Plan, places: Places) -> str:
 
 
 def _constants(plan: Plan) -> tuple[bytes, str]:
-    """All constants one after the other, and the table of their places."""
+    """Return all constants one after the other, and the table of their places."""
     data = bytearray()
     rows = ""
     for c, offset in constant_places(plan):
@@ -215,14 +215,14 @@ def _arrays(plan: Plan) -> tuple[Array, ...]:
 
 
 def _shard(plan: Plan, places: Places) -> str:
-    """Write the function that says where a rank's part of each input and output lies in the global
-    array."""
+    """Return the C function that says where a rank's part of each input and output lies in the
+    global array."""
     return _per_array(places, "shard", [(a.name, a.part) for a in _arrays(plan)],
                       ("offset", "extent"))
 
 
 def _room(plan: Plan, places: Places) -> str:
-    """Write the function that says where a part lies in the memory that has ghost cells around
+    """Return the C function that says where a part lies in the memory that has ghost cells around
     it."""
     return _per_array(places, "room", [(a.name, a.room) for a in _arrays(plan)],
                       ("before", "around"))
@@ -276,7 +276,8 @@ def _loading(places: Places, name: str, entries: Sequence[tuple[Sym, Expr]]) -> 
 
 
 def _reserve(plan: Plan, places: Places) -> str:
-    """Bytes of each buffer: the same on all ranks, so that addresses are arithmetic."""
+    """Return a C function for the bytes of each buffer: the same on all ranks, so that addresses
+    are arithmetic."""
     f = RankFunction(places, world="world")
     for b in plan.buffers:
         size = f.integer(b.capacity * b.dtype.size, Binds.CHOICE)

@@ -166,7 +166,7 @@ class PhaseWriter(NestWriter):
         self.line(self.put(work.buffer, work.offset, single("where")))
 
     def beyond(self, work: Lane, than: str) -> str:
-        """Whether `value` is more extreme."""
+        """Return C that is true if `value` is more extreme."""
         form = FUNCTIONS["lt" if work.fn == "min" else "gt"].form(work.dtype)
         more = applied(form, (single("value"), single(than)), suffix(work.dtype))[0]
         if work.dtype.kind in "fc":
@@ -174,8 +174,9 @@ class PhaseWriter(NestWriter):
         return more
 
     def argreduce_in_lanes(self, work: Lane, value: Node) -> None:
-        """In a block that has something more extreme, every lane of so many finds its extreme, and
-        in which turn; then the first of those is taken."""
+        """Write a search for an extreme in blocks: in a block that has something more extreme,
+        every lane of so many finds its extreme, and in which turn; then the first of those is
+        taken."""
         j, n, lanes = work.along.sym.name, self.integer(work.along.extent), work.lanes
         dtype, compute = work.dtype, work.dtype.compute
         number = "int64_t" if dtype.size == 8 else "int32_t"  # as wide as what is compared

@@ -95,6 +95,6 @@ class RankFunction(CFunction):
         return f"spmd_scalar_f64(r, {node.number})"
 
     def body(self) -> str:
-        """Its lines, after the declarations of what they use."""
+        """Return the lines of the function, after the declarations of what they use."""
         names = sorted(self.variables.items())
         return "\n".join([*(f"    const int64_t {n} = {at};" for n, at in names), *self.lines])

@@ -117,5 +117,5 @@ def _closed(text: str) -> bool:
 
 
 def combined(fn: str, dtype: DType, a: Text, b: Text) -> Text:
-    """COMBINE[fn] of two values of a dtype's compute type."""
+    """Return COMBINE[fn] of two values of a dtype's compute type."""
     return applied(FUNCTIONS[COMBINE[fn]].form(dtype), (a, b), suffix(dtype))

@@ -62,7 +62,7 @@ class ControlWriter:
         self.f = self.new_function()
 
     def write(self) -> str:
-        """step() and its parts."""
+        """Return the C of step() and its parts."""
         self.steps(self.plan.steps)
         return "\n".join([*self.parts, _switch("step", 0, self.f)])
 
@@ -200,8 +200,8 @@ class ControlWriter:
         self.f.close()
 
     def point(self, point: Point, loop: Loop) -> None:
-        """In the loop itself: from here a turn may begin again, if the one before it is a turn of
-        the loop as it is now."""
+        """Write the point in the loop from which a turn may begin again, if the one before it is a
+        turn of the loop as it is now."""
         counter = "NULL" if point.counter is None else f"&{self.f.integer(point.counter)}"
         self.cases += 1
         self.f.quote(point.place, "a turn begins: ")
@@ -307,7 +307,7 @@ class ControlWriter:
 
 
 def _of_loop(steps: Sequence[Step]) -> Iterator[Step]:
-    """The steps of a loop's turn, those in branches too; not those of loops in it."""
+    """Yield the steps of a loop's turn, those in branches too; not those of loops in it."""
     for step in steps:
         yield step
         if not isinstance(step, Loop):

@@ -124,8 +124,8 @@ class Explained:
         return parts.made[0] if parts and parts.made else home(value)
 
     def array_rows(self) -> list[dict[str, Any]]:
-        """Inputs, fields, variables, results; what has the same name and type as one before is
-        that one."""
+        """Return rows for inputs, fields, variables, results; a name that stands twice with one
+        type is one row."""
         rows: dict[Any, dict[str, Any]] = {}
         what = {v: "state" if v in self.states else "input" if v in self.inputs else
                 "field" if v in self.fields else "variable" for v in self.names}
@@ -197,7 +197,7 @@ class Explained:
     # ---- why -----------------------------------------------------------------------------------
 
     def why(self, value: Value) -> tuple[str, str]:
-        """given, follows or chosen; and the same in words."""
+        """Return why a value has its layout: given, follows or chosen; and the same in words."""
         value = self._first(value)
         if not value.type.ndim:
             return "chosen", "a number, the same on every rank"

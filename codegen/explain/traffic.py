@@ -84,7 +84,8 @@ class Meter:
         return self.volume(made.shape) * made.dtype.size
 
     def whole(self, words: str, op: Op) -> Traffic:
-        """All that a rank has afterwards comes from others."""
+        """Return the traffic of an exchange in which all that a rank has afterwards comes from
+        others."""
         result = self.result(op)
         return Traffic(words, words, result, result)
 
@@ -186,7 +187,8 @@ def _gone(e: Expr) -> set[Sym]:
 
 
 def _bound(e: Expr, sign: int) -> Expr:
-    """Without these; the bounds of a counter may hold those of loops around."""
+    """Return a bound of e without the symbols that nobody knows; the bounds of a counter may hold
+    those of loops around."""
     bound = estimate.upper_bound if sign > 0 else estimate.lower_bound
     while gone := _gone(e):
         e = bound(e, gone)
@@ -220,7 +222,7 @@ def unclipped(e: Expr) -> Expr:
 
 
 def _clip(e: Expr) -> tuple[str, Expr, Expr] | None:
-    """(min or max, number, what it clips)."""
+    """Return an extreme as (min or max, number, what it clips)."""
     for call in e.atoms():
         if isinstance(call, Call) and call.op in ("min", "max") and e == expr.from_atom(call):
             for number, other in (call.args, call.args[::-1]):

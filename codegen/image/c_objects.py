@@ -107,8 +107,8 @@ def compile_c(
 def _wrapper(
     function: FunctionInC, passed: Passed, signature: Sequence[Parameter], symbol: str
 ) -> str:
-    """C around the user's file: its function must be what the prototype says, and is called once,
-    or in every turn of the loops."""
+    """Return the C around the user's file: its function must be what the prototype says, and is
+    called once, or in every turn of the loops."""
     prototype = function.prototype
     parameters = {p.name: p for p in prototype.parameters}
     given = dict(zip(passed.names, enumerate(signature), strict=True))

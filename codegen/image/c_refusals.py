@@ -94,7 +94,7 @@ class _Section(NamedTuple):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether it can be written; what the linker alone writes cannot."""
+        """Return whether it can be written; what the linker alone writes cannot."""
         return bool(self.size and self.flags & _WRITE) and not self.runs_at_load \
             and not self.name.startswith(".data.rel.ro")
 

@@ -93,7 +93,8 @@ def text_at(table: bytes, at: int) -> str:
 
 
 def _refuse_overlap(sections: Sections) -> None:
-    """No two sections share a byte: what is patched, or not in the digest, is nothing else."""
+    """Raise ImageError if two sections share a byte: what is patched, or not in the digest, is
+    nothing else."""
     end, before = 0, ""
     for offset, size, name in sorted((o, s, n) for n, (o, s) in sections.items() if s):
         if offset < end:

@@ -205,7 +205,8 @@ class _Dynamic:
         return count
 
     def _hash_table(self, count: int) -> None:
-        """By which the linker finds a name: every chain stays among the symbols and ends."""
+        """Check the hash table by which the linker finds a name: every chain stays among the
+        symbols and ends."""
         if _GNU_HASH in self.entries:
             self._gnu_hash(self.entries[_GNU_HASH], count)
         elif _HASH in self.entries:
@@ -308,7 +309,8 @@ class _Dynamic:
         self._packed_relocations()
 
     def _packed_relocations(self) -> None:
-        """An even word is an address; an odd one says which of the 63 words that follow it."""
+        """Check packed relocations: an even word is an address; an odd one says which of the 63
+        words that follow it."""
         length = self.entries.get(_RELRSZ, 0)
         if (_RELR in self.entries) != bool(length) or length % 8:
             raise damaged(f"{length} bytes", "packed relocations of 8 bytes")
@@ -326,7 +328,7 @@ class _Dynamic:
                     raise damaged(f"one to {to:#x}", "relocations within the image")
 
     def _written(self, where: int) -> None:
-        """The linker may write these 8 bytes, and reads none of its tables there."""
+        """Check that the linker may write these 8 bytes, and reads none of its tables there."""
         self.place(where, 8, writes=True)
         first = self.dynamic.address
         if first - 8 < where < first + self.dynamic.room:

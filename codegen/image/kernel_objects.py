@@ -65,7 +65,7 @@ def results_of(function: Callable[..., Any], given: Sequence[DType]) -> list[str
 
 
 def _element(dtype: DType) -> Any:
-    """numba's type of an element; None: it has none."""
+    """Return numba's type of an element, or None if it has none."""
     return types.boolean if dtype.kind == "b" else getattr(types, dtype.name, None)
 
 

@@ -207,8 +207,8 @@ def trial(target: str) -> str:
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Make a folder that can be written: in the temporary directory, the shared memory file system,
-    or here."""
+    """Return a new folder that can be written: in the temporary directory, the shared memory file
+    system, or here."""
     for place in (None, "/dev/shm", "."):
         try:
             return tempfile.TemporaryDirectory(
@@ -223,7 +223,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 def _refused(
     name: str, done: commands.Ended, files: dict[str, bytes], target: str
 ) -> EnvironmentFault | InternalError:
-    """Why a compiler failed: what it lacks, or what we gave it."""
+    """Return the error that says why a compiler failed: what it lacks, or what we gave it."""
     lines = [ln for ln in done.err.splitlines() if "error" in ln] or done.err.splitlines()
     found = "; ".join(lines[:3])[:500] or f"exit code {done.code}, and not a word"
     for sign, lacks, remedy in _LACKS:

@@ -220,7 +220,8 @@ def check_version(manifest: dict[str, Any]) -> None:
 
 
 def check_features(target: dict[str, Any]) -> None:
-    """The CPU has what the code uses. Reads /proc/cpuinfo only when something is needed."""
+    """Check that the CPU has what the code uses. Reads /proc/cpuinfo only when something is
+    needed."""
     needed = target.get("features") or []
     if not needed:
         return
@@ -256,14 +257,14 @@ def of_64_bits(op: str, args: Sequence[int]) -> int:
 
 
 def within_64(n: int) -> int:
-    """n, unless it has more than 64 bits: then an ImageError."""
+    """Return n; raise ImageError if it has more than 64 bits."""
     if n not in BITS_64:
         raise damaged("a number beyond them", "formulas of 64 bits")
     return n
 
 
 def bounded(n: int) -> int:
-    """n, unless work on such numbers has no bound: then an ImageError."""
+    """Return n; raise ImageError if work on such numbers has no bound."""
     if n.bit_length() > MOST_BITS:
         raise too_large(f"numbers of {MOST_BITS} bits", f"{n.bit_length()} bits")
     return n

@@ -101,7 +101,8 @@ class Save(Kind):
         return ()
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """Refuse: members do not come here together, so each would make frames of its own."""
+        """Raise UnsupportedError, since members do not come here together: each would make frames
+        of its own."""
         raise at.none(op, f'save "{self.series}", in a function of one member',
                       "save what spmd.vmap returns, in a loop around it")
 

@@ -79,7 +79,8 @@ class Kind:
         return [ArrayType(types[0].dtype, types[0].shape)]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
-        """The layout of a global result, where nobody says one; an axis may stand in it twice."""
+        """Return the layout of a global result, where nobody says one; an axis may stand in it
+        twice."""
         return [()] * result.ndim
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:

@@ -517,8 +517,8 @@ class Scatter(Kind):
         self, op: Op, window: Window, points: Window, operands: list[Value], build: Builder,
         at: Localizer,
     ) -> Value:
-        """Everybody's points are combined into nothing, then all of that into x: whole, but for
-        dims that other axes split than split the points."""
+        """Combine everybody's points into neutral elements, then all of that into x, as a whole but
+        for dims that other axes split than split the points."""
         x, v, *index = operands
         fn, shape, dtype, axes = self.fn, op.result.type.shape, x.type.dtype, at.axes_of(points)
         kept = tuple(whole(e) if d in self.dims and set(c.axes) & set(axes) else c

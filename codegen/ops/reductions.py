@@ -271,7 +271,7 @@ class Lane(Kind):
                          self.scratch(op, at), op.place))
 
     def scratch(self, op: Op, at: Maker) -> tuple[Value, ...]:
-        """Memory that a lane needs beside its result."""
+        """Return the memory that a lane needs beside its result."""
         return ()
 
 

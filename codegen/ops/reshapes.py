@@ -71,7 +71,8 @@ class Reshape(View):
         return at.at_offset(x, ravel(index, op.result.type.shape))
 
     def steps(self, op: Op, at: Maker) -> None:
-        """In the loops of what it shows, which need no division: its memory has the same order."""
+        """Copy the elements in the loops of the operand, which need no division: its memory has the
+        same order."""
         (x,) = op.operands
         while x not in at.stored and isinstance(at.defs[x].what, Reshape):
             (x,) = at.defs[x].operands

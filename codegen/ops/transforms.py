@@ -76,8 +76,8 @@ class Fourier(Lane):
         return [ArrayType(self.made(x.dtype), (*x.shape[:d], extent, *x.shape[d + 1 :]))]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
-        """A rank has its lanes whole: the axes that split them split another dim, one that is not
-        split yet and the longest if there are several."""
+        """Return a layout in which a rank has its lanes whole: the axes that split them split
+        another dim, one that is not split yet and the longest if there are several."""
         entries, shape = list(layout_of(operands[0])), result.shape
         moved, entries[self.dim] = entries[self.dim], ()
         others = [d for d in range(result.ndim) if d != self.dim and shape[d] != 1]
@@ -101,8 +101,8 @@ class Fourier(Lane):
         return [getattr(np.fft, self.fn)(x, n, self.dim, norm)]
 
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        """The matrix of fft is its own transpose. rfft leaves out what is known by symmetry, irfft
-        counts that twice."""
+        """Transform the cotangent by the same matrix, which is its own transpose for fft. rfft
+        leaves out what is known by symmetry, irfft counts that twice."""
         (g,), d = given, self.dim
         assert g is not None
         if self.fn in ("fft", "ifft"):

@@ -106,7 +106,8 @@ class Common:
         return out
 
     def asarray(self, x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> EagerArray:
-        """x as an array of the program: itself if it is one; of a constant from outside a copy."""
+        """Return x as an array of the program: itself if it is one; of a constant from outside a
+        copy."""
         plain = isinstance(x, np.ndarray) and not isinstance(x, EagerArray)
         constant = plain and id(owner_of(x)) in self.reachable()
         return self.made(np.array(dtypes.as_numpy(x), dtype, copy=constant or None), layout)

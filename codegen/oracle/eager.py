@@ -146,7 +146,7 @@ class World(Common):
                              (name or "result") in wanted else None, result)
 
     def __getattr__(self, name: str) -> Any:
-        """Refuses the functions that only one rank's view has."""
+        """Refuse the functions that only one rank's view has."""
         if name.startswith("_") or not hasattr(EagerRank, name):
             raise AttributeError(name)
         raise self.outside(name)
@@ -342,7 +342,8 @@ class World(Common):
         )
 
     def _argument_layouts(self, given: Any, args: Sequence[Any]) -> list[Any]:
-        """One layout per leaf that is not None: the one that is given, else that of the array."""
+        """Return one layout per leaf that is not None: the one that is given, else that of the
+        array."""
         items = list(leaves(tuple(args)))
         if given is None:
             return [getattr(x, "layout", None) for x in items if x is not None]

@@ -148,7 +148,7 @@ class EagerEntity:
         return f"<{self._name} as plain Python, with the entries {', '.join(self.entries)}>"
 
     def __call__(self, **arguments: Any) -> Any:
-        """A class is asked for one of its entries: raises MissingError."""
+        """Raise MissingError: a class is asked for one of its entries."""
         raise called_whole(self._name, self.entries)
 
     def __enter__(self) -> EagerEntity:
@@ -328,7 +328,7 @@ def _kind(x: Any) -> Kind | None:
 
 
 def _joined(a: Kind, b: Kind) -> Kind | None:
-    """One kind for both: a weak one adapts to the other; None where they do not agree."""
+    """Return one kind for both: a weak one adapts to the other; None where they do not agree."""
     if a.shape != b.shape:
         return None
     if a.dtype == b.dtype:

@@ -25,7 +25,7 @@ class Grid:
         self.coords = [dict(zip(sizes, at, strict=True)) for at in places]
 
     def position(self, rank: int, axes: Sequence[str]) -> int:
-        """Along axes taken as one, row-major."""
+        """Return a rank's position along axes taken as one, row-major."""
         at = 0
         for name in axes:
             at = at * self.sizes[name] + self.coords[rank][name]

@@ -387,7 +387,7 @@ class _World:
     def feeding(
         self, op: Op, what: Feeding, operands: Sequence[Array], rank: _Rank
     ) -> list[Array]:
-        """Whole batches; of a rank, its parts."""
+        """Take from a feed or send to it: whole batches, or a rank's parts of them."""
         stream, number = self.streams[what.feed], rank.taken.get(what.feed, 0)
         if isinstance(what, More):
             return [np.asarray(stream.more(number))]
@@ -492,7 +492,8 @@ def _waits(rank: _Rank) -> tuple[Op, Exchange]:
 
 
 def _deadlock(first: _Rank, members: Sequence[_Rank]) -> MatchingError:
-    """Names a waiting rank and a member of its group that it waits for in vain."""
+    """Return the error that names a waiting rank and a member of its group that it waits for in
+    vain."""
     op, what = _waits(first)
     other = next(r for r in members if not r.waits or r.waits[0] is not op)
     if other.waits is None:

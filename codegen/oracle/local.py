@@ -41,7 +41,8 @@ class EagerArray(np.ndarray[Any, Any]):
             super().__setitem__(key, value)
 
     def withhold(self, needs: Needs) -> None:
-        """From here on this array, and those that it is a view of, are not there."""
+        """Make this array, and those that it is a view of, arrays that are not there from here
+        on."""
         x: Any = self
         while isinstance(x, EagerArray):
             x.__class__, x.needs = Withheld, needs
@@ -53,7 +54,7 @@ class EagerArray(np.ndarray[Any, Any]):
         return out
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """NumPy's functions as they are, with results that have the language's attributes too;
+        """Run NumPy's functions as they are, with results that have the language's attributes too;
         half types are added in float64: NumPy adds the rows of float32 one after the other."""
         if Absent in types:
             return NotImplemented
@@ -88,7 +89,7 @@ class EagerArray(np.ndarray[Any, Any]):
         return made
 
     def argsort(self, axis: Any = -1, kind: Any = None, order: Any = None, **_: Any) -> Any:
-        """Stable, as in an image; np.argsort comes here."""
+        """Sort stably, as in an image; np.argsort comes here."""
         np.empty(0).argsort(kind=kind, order=order)  # NumPy refuses what it does not know
         return super().argsort(axis, kind="stable")
 
@@ -102,7 +103,7 @@ class Withheld(EagerArray):
     is written again."""
 
     def __getattribute__(self, name: str) -> Any:
-        """Methods, and views by name, of what is not there."""
+        """Return methods, and views by name, of what is not there."""
         if name in _OF_ELEMENTS:
             return getattr(self.hidden(), name)
         return super().__getattribute__(name)

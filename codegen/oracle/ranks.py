@@ -160,7 +160,7 @@ class EagerRank(Common):
         return self.crew.exchange(self.index_, call)
 
     def each(self, kind: str, x: Any, axes: Axes, combine: Combine) -> Any:
-        """One exchange per leaf of x."""
+        """Exchange each leaf of x by itself."""
         return map_tree(lambda leaf: self.exchange(kind, axes, np.array(leaf), combine), x)
 
     # ---- permutations ----------------------------------------------------------------------------

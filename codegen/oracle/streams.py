@@ -99,7 +99,7 @@ class EagerStream:
         self.batches.answer(self.number, arrays)
 
     def _known_layout(self, field: str) -> Any:
-        """How a field is cut: as it says, or as the compiler lays it out."""
+        """Return how a field is cut: as it says, or as the compiler lays it out."""
         if field in self.by_rules:
             return self.world.field_layout(self.batches.feed, field)
         layout = self.layouts[field]

@@ -126,8 +126,8 @@ def _run_for(runs: Sequence[_Run], line: _Line) -> tuple[_Run, _Line] | None:
 
 
 def _meets(a: _Line, b: _Line) -> set[int | None]:
-    """Yield by how many turns the second line is ahead where both touch an element that one writes;
-    None where that is not the same everywhere."""
+    """Return by how many turns the second line is ahead where both touch an element that one
+    writes; None among them: that is not the same everywhere."""
     found: set[int | None] = set()
     for p in a.places:
         for q in b.places:

@@ -26,7 +26,7 @@ BY_PARTS = "begins"  # of k, e // n, e % n: what C computes it from
 
 
 def begins(e: Expr) -> list[Call]:
-    """Every beginning in e, inner ones too."""
+    """Return every beginning of a block in e, inner ones too."""
     return [c for c in calls(e) if c.op == "begin"] if e.has_blocks else []
 
 
@@ -104,7 +104,7 @@ def written(e: Expr, moving: Set[Sym] | None = None) -> Expr:
 
 
 def by_parts(call: Call) -> Call:
-    """A call that is computed from quotient and remainder: in loops those are known before."""
+    """Return a beginning computed from quotient and remainder: in loops those are known before."""
     if call.op != "begin":
         return call
     k, extent, blocks = call.args

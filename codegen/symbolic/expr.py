@@ -232,8 +232,8 @@ def maximum(a: Expr, b: Expr) -> Expr:
 
 
 def least(a: IntLike, b: IntLike) -> Expr:
-    """minimum without a search for a proof that one of them always is it: for formulas that are
-    evaluated and not compared."""
+    """Return the minimum without a search for a proof that one of them always is it: for formulas
+    that are evaluated and not compared."""
     return _unproved("min", as_expr(a), as_expr(b))
 
 

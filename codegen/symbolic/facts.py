@@ -35,7 +35,7 @@ def depth(s: Sym) -> int:
 
 
 def with_bounds(used: Iterable[Sym]) -> set[Sym]:
-    """These, and the symbols in their bounds."""
+    """Return these symbols, and the symbols in their bounds."""
     out, left = set[Sym](), set(used)
     while left:
         out |= left

@@ -23,7 +23,7 @@ def own_inverse(to: Expr, var: Sym) -> bool:
 
 
 def exists(to: Expr, size: Expr) -> Expr:
-    """1 where a member has a partner: to(var) is one of so many."""
+    """Return a formula that is 1 where a member has a partner: to(var) is one of so many."""
     return expr.lt(to, size) * (1 if _not_negative(_bits(to)) else expr.ge0(to))
 
 

@@ -198,7 +198,7 @@ def inverse(to: Expr, sends: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr] | 
 
 
 def _solve_case(case: Case, var: Sym, size: Expr) -> tuple[Expr, Expr] | None:
-    """(source, receives) of one case."""
+    """Return (source, receives) of one case."""
     here = symbol(var)
     if case.pin is not None:
         return case.pin, case.guard * expr.eq(here, case.to)

@@ -239,7 +239,8 @@ def _is_truth(e: Expr, depth: int = 8) -> bool:
 
 
 def _when(e: Expr, call: Call, holds: bool) -> Expr:
-    """e where a truth value holds (or does not), without what that excludes (or would imply it)."""
+    """Return e where a truth value holds (or does not), without what that excludes (or would imply
+    it)."""
     if holds:
         slope, rest = linear_in(e * _literal(call), call)
         assert slope is not None

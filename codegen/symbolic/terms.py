@@ -97,7 +97,7 @@ class Sym:
         return self.kind in ("size", "scalar")
 
     def within(self, values: Mapping[str, int]) -> tuple[int | None, int | None]:
-        """Its bounds, where others have these values."""
+        """Return its bounds, where other symbols have these values."""
         lo, hi = (None if b is None else b.evaluate(values) for b in (self.lo, self.hi))
         return lo, hi
 
@@ -457,7 +457,7 @@ def _atom_order(a: Atom) -> str:
 
 
 def _meet(truths: list[Call]) -> list[Call] | None:
-    """Truth values that hold together, without those that others imply; None: they never do.
+    """Return truth values that hold together, without those that others imply; None: they never do.
 
     Only values of arguments that differ by a constant are compared.
     """

@@ -81,7 +81,7 @@ _BITWISE: dict[str, Callable[[Expr, Expr, Expr], Expr]] = {
 
 
 def _both(a: Expr, b: Expr) -> Expr | None:
-    """a & b as a formula, where one of them is a number with few bits or a power of two."""
+    """Return a & b as a formula, where one of them is a number with few bits or a power of two."""
     for e, mask in ((a, b), (b, a)):
         if mask.is_const:
             return _bits(e, mask.value)
@@ -92,7 +92,7 @@ def _both(a: Expr, b: Expr) -> Expr | None:
 
 
 def _bits(e: Expr, mask: int) -> Expr | None:
-    """e & mask as a formula; None where the mask has many bits apart, or all of them."""
+    """Return e & mask as a formula; None where the mask has many separate bits, or all of them."""
     if mask < 0 or mask.bit_count() > 4 and mask & (mask + 1):
         return None
     if mask & (mask + 1) == 0:

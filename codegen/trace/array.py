@@ -200,7 +200,7 @@ class Array(ArrayMethods):
         self.storage.write(self.context, new)
 
     def viewed(self, step: views.Step) -> Array:
-        """Another array that shows part of the same storage."""
+        """Return another array that shows part of the same storage."""
         view = views.then(self.seen, step, self.extents)
         return Array(self.context, self.storage, view, self.weak)
 

@@ -106,7 +106,7 @@ class Dealt:
         return blocks.reshape(-1, self.width)
 
     def gathered(self, part: Array) -> Any:
-        """All rows of blocks, as a matrix, of this rank's rows of them."""
+        """Gather all rows of blocks, as a matrix, from this rank's rows of them."""
         whole = all_gather(part, self.axis, 1, tiled=True)
         return whole.reshape(-1, part.shape[2])
 
@@ -118,7 +118,8 @@ class Dealt:
 
 
 def cholesky(x: Array, upper: bool) -> Array | None:
-    """By blocks of rows: what those before take from one, then its own factor."""
+    """Factor by blocks of rows: subtract from each what the blocks before it contribute, then
+    factor it. None where the matrix is not split, or too small for this to pay."""
     axis = axis_of(x)
     if axis is None or not _large(x):
         return None
@@ -157,7 +158,7 @@ class Lower(Dealt):
         return blocks.reshape(self.width, -1)
 
     def gathered(self, part: Array) -> Any:
-        """All columns of blocks, as a matrix, of this rank's columns of them."""
+        """Gather all columns of blocks, as a matrix, from this rank's columns of them."""
         whole = all_gather(part, self.axis, 2, tiled=True)
         return whole.reshape(part.shape[0], -1)
 
@@ -229,7 +230,8 @@ def _put(x: Array, part: Array, *start: Expr) -> Array:
 
 
 class Elimination:
-    """A is dealt by columns, so that a rank has what pivots are chosen from."""
+    """Gaussian elimination. A is dealt by columns, so that a rank has the whole column in which a
+    pivot is chosen."""
 
     def __init__(self, x: Array, axis: str) -> None:
         self.dealt = Dealt(x.shape[0], x.shape[1], axis)
@@ -249,7 +251,8 @@ class Elimination:
         return factors, [first.reshape(cols.shape), *(self.less(x, 0, columns, lu) for x in others)]
 
     def less(self, part: Array, first: Any, columns: slice, lu: Array) -> Array:
-        """U of its rows from the first on, and what that leaves of the columns behind."""
+        """Compute U in its rows from `first` on, and subtract its product from the columns
+        behind."""
         upper, block = Triangular(lower=False, right=True, unit=True), self.dealt.block
         part[first:, columns] = emitted(upper, part[first:, columns], lu[:, :block])[0]
         part[first:, columns.stop :] -= part[first:, columns] @ lu[:, block:]

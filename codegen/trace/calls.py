@@ -145,7 +145,7 @@ def _of_row(x: Array, name: str) -> Any:
 
 
 def _is_row(x: Any) -> bool:
-    """An array whose elements Python would go through, one by one."""
+    """Return whether x is an array whose elements Python would go through, one by one."""
     return isinstance(x, Array) and x.ndim == 1
 
 

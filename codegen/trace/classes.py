@@ -340,8 +340,8 @@ class _Recording:
             kept.new[number] = laid_as(context, value, kept.input.layout)
 
     def note_shared(self, found: Leaves) -> None:
-        """Which arrays have one memory: they are separate states, none of which may be written in
-        place."""
+        """Note which arrays have one memory: they are separate states, none of which may be written
+        in place."""
         owner: dict[Any, str] = {}
         for path, (_, x) in found.items():
             if isinstance(x, Array) and not x.scalar:

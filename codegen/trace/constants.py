@@ -74,7 +74,8 @@ _FORMULA_LEAST = 64  # elements; smaller constants stay data, which is easier to
 
 
 def _affine(data: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
-    """Steps per dim of a grid of integers such as np.arange(n)[:, None]; None for other data."""
+    """Return the steps per dim of a grid of integers such as np.arange(n)[:, None]; None for other
+    data."""
     if data.dtype.kind not in "iuf" or not np.isfinite(data).all():
         return None
     if float(abs(data).max()) >= 2**52:

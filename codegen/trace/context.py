@@ -73,7 +73,8 @@ UNROLLED_TURNS = 64  # turns of a loop that Python may run while building
 
 
 class CapturedAgain(Exception):
-    """Ends a capture that has found what it should have known before: it begins again with it."""
+    """Raised by a capture that has found what it should have known before: it begins again with
+    it."""
 
 
 class _Captures(threading.local):
@@ -268,7 +269,7 @@ class Context:
         return name
 
     def take_names(self, *names: str) -> None:
-        """Nothing else gets these names."""
+        """Reserve names: nothing else gets them."""
         self._names.take(names)
 
     def is_free(self, name: str) -> bool:
@@ -279,7 +280,7 @@ class Context:
         return False
 
     def take_back_names(self, names: Fresh) -> None:
-        """Only these are given, and those that are given for good."""
+        """Free all names but these, and those that are given for good."""
         self._names = names.copy()
         self._names.take(self._for_good)
 
@@ -289,7 +290,7 @@ class Context:
         self, what: Kind, operands: Sequence[Value] = (), regions: Sequence[Region] = (),
         names: Sequence[str] = (), place: Place | None = None,
     ) -> tuple[Value, ...]:
-        """Append an op to the open block; its results."""
+        """Append an op to the open block; return its results."""
         given = [v.type for v in operands]
         types = what.infer(given)
         if not self.rank_view:

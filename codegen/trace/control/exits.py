@@ -22,7 +22,8 @@ LOOPS = (ast.For, ast.While, ast.AsyncFor)
 
 
 def at(place: ast.AST, new: _Node) -> _Node:
-    """The new tree with the position of an old node wherever it has none of its own."""
+    """Give nodes of a new tree that have no position the position of an old node; return the
+    tree."""
     for node in ast.walk(new):
         if "lineno" in node._attributes and not hasattr(node, "lineno"):
             ast.copy_location(node, place)
@@ -77,7 +78,7 @@ _NONE: _Exits = frozenset()
 
 
 def _exits_of(node: ast.stmt) -> _Exits:
-    """How control may leave a statement other than at its end or by an exception."""
+    """Return how control may leave a statement other than at its end or by an exception."""
     if isinstance(node, ast.Return):
         return frozenset({"return"})
     if isinstance(node, ast.Break):
@@ -175,7 +176,7 @@ class Lowering:
         return out
 
     def _absorb(self, s: ast.If, rest: Stmts) -> tuple[ast.If, Stmts]:
-        """Moves what follows `if c: return a` into the other arm of the `if`."""
+        """Move what follows `if c: return a` into the other arm of the `if`."""
         then, other = _never_ends(s.body), _never_ends(s.orelse)
         if not rest or then == other:
             return s, rest

@@ -47,7 +47,7 @@ def as_symbol(x: Any, power: bool = True) -> Any:
 
 
 def say_position(context: Context, x: Any) -> None:
-    """From here on x, a 0-d integer that ranks agree on, is the program's position: a number that
+    """Make x, a 0-d integer that ranks agree on, the program's position from here on: a number that
     timelines and messages of lost ranks show in the program's own terms; 0 for nothing."""
     sym = Sym(context.unique("position"), "counter", None, None)
     context.emit(Let(counter=sym, key=POSITION), [as_value(context, x, dtypes.INT64)],

@@ -304,8 +304,8 @@ class Outside:
         )
 
     def drawn(self, thing: Any, place: Place | None, instead: str = "") -> UnsupportedError:
-        """For what gives another value each time that it is asked: a generator, an iterator.
-        instead: of spmd.random, what a generator's method does."""
+        """Return the error for a thing that gives another value each time that it is asked: a
+        generator, an iterator. instead: what of spmd.random stands for a generator's method."""
         drawing = isinstance(thing, GENERATORS)
         if self.what == "program":
             remedy = "; or ".join(filter(None, [instead, _DRAWN])) if drawing else (

@@ -86,7 +86,7 @@ class Mark:
         self, context: Context, what: str, place: Place | None,
         remedy: str = "bind a name before the loop or branch and rebind that name inside",
     ) -> None:
-        """Storages made since then are gone: nothing outside may read them."""
+        """Make storages that were made since then unreadable: nothing outside may read them."""
         gone = Gone(f"this array was made inside a {what} and is read outside it", remedy, place)
         for storage in list(context.storages):
             if storage.serial > self.serial and not isinstance(storage.content, Known):
@@ -122,7 +122,7 @@ class Capture:
         self.open = block
 
     def close(self) -> Block:
-        """The block ends; variables and storages stay as its code left them."""
+        """End the block; variables and storages stay as its code left them."""
         assert self.open is not None
         block, self.open = self.open, None
         self.context.blocks.remove(block)
@@ -143,7 +143,7 @@ class Capture:
         self.mark.restore_storages()
 
     def keep(self, block: Block) -> None:
-        """The piece was plain Python after all: its ops belong to the block around it."""
+        """Add the ops to the block around: the piece was plain Python after all."""
         around = self.context.blocks[-1]
         around.ops.extend(block.ops)
         around.memo.update(block.memo)
@@ -155,7 +155,7 @@ class Capture:
         return capture(self.code)
 
     def written(self) -> list[Storage]:
-        """Storages from before the piece that it wrote."""
+        """Return the storages from before the piece that it wrote."""
         return [s for s in self.log if s in self.serials]
 
 

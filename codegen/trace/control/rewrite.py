@@ -357,7 +357,7 @@ class _Rewriter(ast.NodeTransformer):
         return self._stored(node, node.targets)
 
     def _returned(self, node: ast.Return | ast.Assign) -> ast.stmt:
-        """Says which of its expressions the function returns, for errors in what a program does."""
+        """Note which of its expressions the function returns, for errors in what a program does."""
         assert node.value is not None
         value = self.visit(node.value)
         node.value = at(value, _runtime("returned", value)) if self.outer else value

@@ -437,7 +437,7 @@ class _Recording:
         self, recorded: Sequence[Op], outs: Sequence[Value], like: Sequence[Value],
         given: Sequence[Value],
     ) -> Shares:
-        """In a rank's view: of what ranks have alike, which cotangents are in shares."""
+        """Return, in a rank's view, which cotangents of what ranks have alike are in shares."""
         at, context = self.at, self.context
         if not context.rank_view:
             return at.shares

@@ -71,12 +71,12 @@ class _Back:
         return self.at.cast(wide, x.type.dtype)
 
     def add(self, found: Value) -> None:
-        """To the cotangent of what is given, of which each member has its share."""
+        """Add to the operand's cotangent, of which each member has its share."""
         self.at.add(self.x, found, (self.beside - self.members) | self.alike)
 
     def add_all(self, found: Value) -> None:
-        """To the cotangent of what is given, where all members' uses count: those that have the
-        same are as many as they are."""
+        """Add to the operand's cotangent, where all members' uses count: those that have the same
+        are as many as they are."""
         at = self.at
         names = tuple(a for a in self.mesh.names if a in self.alike)
         if names:
@@ -119,7 +119,7 @@ def _fold(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
 
 
 def _of_extreme(back: _Back, what: Fold, g: Value) -> Value:
-    """Equal ones share it."""
+    """Return the cotangent of a maximum or minimum among members; equal ones share it."""
     at, every = back.at, back.y if back.op.what == what else back.folded(what, back.x)
     same = at.cast(at.map("eq", back.x, every), g.type.dtype)
     count = back.folded(Fold(what.axes, "add"), same)

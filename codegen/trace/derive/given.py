@@ -118,7 +118,8 @@ def check_pairs(what: str, primals: Any, tangents: Any) -> None:
 def paired(
     context: Context, what: str, tree: Tree, values: Sequence[Value | None], given: Any
 ) -> list[tuple[Value, Value]]:
-    """Each value, with what the user gives for it in the same structure; of None nothing."""
+    """Return pairs of a value and what the user gives for it in the same structure; values that are
+    None are left out."""
     given_tree, leaves = flatten(given)
     if not given_tree.like(tree):
         raise UsageError(f"the {what} have another structure than what they are of",

@@ -41,7 +41,8 @@ def _active(at: Reverse, op: Op) -> Iterable[Value]:
 
 @contextmanager
 def _opened(context: Context, operands: Sequence[Value]) -> Iterator[tuple[Block, list[Value]]]:
-    """A block in a rank's view, of shards of these; and what it met by closure, when it ends."""
+    """Open a block in a rank's view, with shards of these operands; note what it meets by
+    closure."""
     captured: dict[Value, Value] = {}
     more: list[Value] = []
     split = context.split
@@ -106,7 +107,7 @@ def _shard_map(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
 
 
 def _begin(inner: Reverse, value: Value, g: Value, split: Axes) -> None:
-    """With the cotangent of a result, which is split over these axes."""
+    """Begin with the cotangent of a result, which is split over these axes."""
     if value in inner.active:
         varies, split = inner.shares.varies(value), split - inner.shares.families.alone
         g = inner.shared(g, split, split | varies)  # one of those that may have made it has all

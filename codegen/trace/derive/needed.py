@@ -97,7 +97,7 @@ def kept_by(region: Region, keeps: Iterable[Keeps]) -> tuple[Keeps, ...]:
 
 
 def opened(region: Region) -> Region:
-    """Without ops that only say how what is in them is differentiated."""
+    """Return the region without ops that only say how what is in them is differentiated."""
     instead: dict[Value, Value] = {}
 
     def through(region: Region) -> Region:

@@ -31,7 +31,7 @@ def copier(
 def run_again(
     copies: Copier, ops: Iterable[Op], kept: Mapping[Value, Value]
 ) -> tuple[list[Op], list[Op]]:
-    """Copies of some ops, and those of them that are to run: what is kept of their results is there
+    """Return copies of some ops, and those of them that are to run: results that are kept are there
     already."""
     every, run = list[Op](), list[Op]()
     for op in copies.chosen(ops):

@@ -53,7 +53,7 @@ class Reverse:
     # ---- what matters -------------------------------------------------------------------------
 
     def mark(self, recorded: Iterable[Op]) -> None:
-        """Which values change with those that are active already."""
+        """Mark the values that change with those that are active already."""
         for op in recorded:
             if isinstance(op.what, ops.Full):
                 self.numbers[op.result] = op.what.value
@@ -71,7 +71,7 @@ class Reverse:
         return op
 
     def replace(self, op: Op, new: Op, before: Sequence[Op] = ()) -> None:
-        """Another one in the place of one that stands there."""
+        """Put another op in the place of a recorded one."""
         place = self.recorded.index(op)
         self.recorded[place : place + 1] = [*before, new]
         self.context.replaced[op] = new
@@ -83,7 +83,7 @@ class Reverse:
     # ---- back ---------------------------------------------------------------------------------
 
     def pull(self, recorded: Sequence[Op]) -> None:
-        """From the cotangents of results to those of what the ops read, last op first."""
+        """Go from the cotangents of results to those of what the ops read, last op first."""
         for op in reversed(recorded):
             given = [self.taken(v) for v in op.results]
             if all(g is None for g in given):
@@ -113,7 +113,7 @@ class Reverse:
         return self.summed(g, self.shares.sums(value))
 
     def summed(self, g: Value, axes: Axes) -> Value:
-        """The sum of the shares along these axes."""
+        """Return the sum of the shares along these axes."""
         if not axes:
             return g
         names = tuple(a for a in self.context.mesh.names if a in axes)
@@ -134,7 +134,8 @@ class Reverse:
         return self.where(first, g)
 
     def brought(self, g: Value, have: Axes, want: Axes) -> Value:
-        """From some shares to others, by a sum where that is needed."""
+        """Return a cotangent in the shares `want` from the shares `have`, by a sum where that is
+        needed."""
         return self.shared(self.summed(g, have - want), have & want, want)
 
     def where(self, holds: Expr, g: Value) -> Value:
@@ -145,8 +146,8 @@ class Reverse:
         return self.map("select", mask, g, self.full(0, g))
 
     def add(self, value: Value, part: Value, have: Axes | None = None) -> None:
-        """One more part of a cotangent. have: along which axes it is in shares; None: as what the
-        op at hand is given."""
+        """Add one more part to a cotangent. have: along which axes it is in shares; None: as what
+        the op at hand is given."""
         if part.type.dtype != value.type.dtype and value.type.dtype.kind in "fc":
             part = self.cast(part, value.type.dtype)
         part = self._as_value(value, part, have)
@@ -160,12 +161,12 @@ class Reverse:
         return self.shared(part, have, self.shares.of(value))
 
     def put(self, value: Value, whole: Value) -> None:
-        """A cotangent in the place of what was found."""
+        """Replace the cotangent of a value."""
         self.emptied.pop(value, None)
         self.found[value] = whole
 
     def add_at(self, value: Value, box: ops.Slice, part: Value) -> None:
-        """One more part of a cotangent, of the elements that a slice shows; in its memory."""
+        """Add one more part to a cotangent, at the elements that a slice shows; in its memory."""
         if value not in self.active:
             return
         part = self._as_value(value, part)
@@ -180,7 +181,7 @@ class Reverse:
         self.found[value] = self.emit(ops.Update(box.start, box.step), whole, part)
 
     def add_around(self, value: Value, box: ops.Slice, whole: Value) -> None:
-        """One more part of a cotangent: `whole`, but 0 where a slice shows it."""
+        """Add one more part to a cotangent: `whole`, but 0 where a slice shows it."""
         if value not in self.active:
             return
         alone = value not in self.found
@@ -217,7 +218,8 @@ class Reverse:
         return self.emit(ops.Map(fn), *operands)
 
     def cast(self, x: Value, dtype: DType) -> Value:
-        """In another element type; of a complex number that becomes a real one, the real part."""
+        """Return x in another element type; the real part of a complex number that becomes a real
+        one."""
         if x.type.dtype == dtype:
             return x
         if x.type.dtype.kind == "c" and dtype.kind != "c":
@@ -240,7 +242,7 @@ class Reverse:
         return x if x.type.shape == shape else self.emit(ops.Broadcast(dims, shape), x)
 
     def clipped(self, index: Value, most: Expr) -> Value:
-        """Indices, those beyond the ends moved to them."""
+        """Return indices, with those beyond the ends moved to them."""
         shape = index.type.shape
         index = self.cast(index, dtypes.INT64)
         least = self.map("maximum", index, self.integer(0, shape))

@@ -24,8 +24,8 @@ _ONE = 1 << 44  # what a sum costs beside its bytes
 
 @dataclass(frozen=True)
 class _Edge:
-    """From the cotangent of a result to that of what it is made of. makes: the axes along which
-    that is in shares then; hands: those along which it is if the result's is."""
+    """An edge from the cotangent of a result to that of an operand. makes: the axes along which the
+    latter is in shares then; hands: those along which it is if the result's is."""
 
     to: Value
     makes: Axes
@@ -181,18 +181,19 @@ class Shares:
         return self.of(value) - self.sums(value)
 
     def reach(self, value: Value) -> Axes:
-        """Over which axes there is one cotangent, or one share, per rank."""
+        """Return over which axes there is one cotangent, or one share, per rank."""
         return self.varies(value) | self.after(value)
 
     def same(self, made: Mapping[Value, Value]) -> None:
-        """The values of a copy are as those that they copy. made: copies by what they are of."""
+        """Note that the values of a copy are as those that they copy. made: copies by what they are
+        of."""
         for old, new in made.items():
             self.families.of[new] = self.varies(old)
             self.before[new], self.summed[new] = self.of(old), self.sums(old)
             self._reach(new, old)
 
     def passing(self, new: Value, old: Value, shared: Axes) -> None:
-        """A value of the same family, whose cotangent is handed on in these shares."""
+        """Note a value of the same family, whose cotangent is handed on in these shares."""
         self.families.of[new] = self.varies(old)
         self.before[new], self.summed[new] = shared, NONE
         self._reach(new, old)
@@ -303,7 +304,7 @@ class _Cut:
                 onto[b[0]][a[0]] -= much
 
     def _from_ends(self, room: _Room, used: _Room, onto: _Onto, into: _Into) -> set[_Node]:
-        """From which nodes an end can still be reached."""
+        """Return from which nodes an end can still be reached."""
         back: dict[_Node, list[_Node]] = {}
         for v in room:
             for node in ((v, 0), (v, 1)):

@@ -415,7 +415,7 @@ class _Machine:
 
 
 def _ends(stretch: Stretch) -> list[Any]:
-    """All that may follow a stretch, in its arms too."""
+    """Return all that may follow a stretch, in its arms too."""
     if isinstance(stretch.end, Choose):
         return [e for arm in stretch.end.arms for e in _ends(arm)]
     return [stretch.end]

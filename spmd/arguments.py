@@ -118,7 +118,7 @@ def check_checks(manifest: dict[str, Any], checks: tuple[str, ...], remedy: str)
 
 
 def check_scalars(scalars: dict[str, Any], needed: set[str]) -> None:
-    """Every one of these has a value."""
+    """Raise UsageError unless each of these scalars has a value."""
     for name in sorted(needed):
         if name in scalars and scalars[name] is None:
             raise InputError(
@@ -138,7 +138,7 @@ def scalar_words(manifest: dict[str, Any], scalars: dict[str, int | float]) -> l
 
 
 def bounded_dims(manifest: dict[str, Any]) -> dict[str, int]:
-    """Named dims whose extent only a run knows, with the most that it may be."""
+    """Return the named dims whose extent only a run knows, with the most that it may be."""
     return {s["name"]: s["at_most"] for s in manifest["scalars"] if "at_most" in s}
 
 
@@ -154,7 +154,8 @@ def scalars_of_words(manifest: dict[str, Any], words: Sequence[int]) -> dict[str
 def patched_in(
     image: ImageFile, settings: dict[str, Any], mesh: dict[str, int], ranks: int | None
 ) -> tuple[dict[str, Any], dict[str, int], int | None]:
-    """Settings, mesh and ranks of a launch; those of a local program are what was patched in.
+    """Return settings, mesh and ranks of a launch; those of a local program are what was patched
+    in.
 
     Raises InputError where something else is asked for.
     """

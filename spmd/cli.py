@@ -418,7 +418,7 @@ def _feeds(named: dict[str, str], alone: list[str]) -> Any:
 
 
 def main(arguments: list[str]) -> int:
-    """Does what the arguments say; returns the exit code."""
+    """Do what the arguments say; return the exit code."""
     for name in ("stdout", "stderr"):  # a shell may have closed them
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))
@@ -470,7 +470,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _name_output(error: Exception) -> None:
-    """Says of an error of standard output, which has no name, what it is of."""
+    """Say of an error of standard output, which has no name, what it is of."""
     if isinstance(error, OSError) and error.errno == ENOSPC and error.filename is None:
         try:
             os.write(1, b"\n")

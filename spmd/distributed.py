@@ -116,7 +116,7 @@ class Distributed:
         return array
 
     def stays_in(self, array: np.ndarray) -> None:
-        """From now on `array` is this process's part: the memory of the ranks is gone."""
+        """Make `array` this process's part from now on: the memory of the ranks is gone."""
         self._local = array
 
     @property
@@ -179,7 +179,8 @@ def global_of(array: np.ndarray, dtype: str) -> Global:
 
 
 def moves_of(job: Job, value: Distributed, number: int) -> list[tuple[int, int, int]] | None:
-    """From where to where, and how many bytes, for every hosted rank; None: other layouts."""
+    """Return from where to where, and how many bytes, for every hosted rank; None for other
+    layouts."""
     moves = []
     for rank in range(job.setup.first, job.setup.first + job.setup.count):
         *source, start = job.shard(value.number, rank)

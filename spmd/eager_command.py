@@ -133,7 +133,7 @@ def _rows(arrays: Arrays) -> list[tuple[str, str, tuple[int, ...]]]:
 
 
 def _write(files: list[OutputFile | None], arrays: Arrays) -> None:
-    """Files that are whole, or not there. Raises OutputError."""
+    """Write files that are whole, or not there. Raises OutputError."""
     try:
         for file, (name, array) in zip(files, arrays.items()):
             if file is None:

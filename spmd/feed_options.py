@@ -19,7 +19,7 @@ _HOURS = re.compile(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d")
 
 
 def add(feed: Any) -> None:
-    """All commands of feed."""
+    """Add all commands of feed to its parser."""
     commands = feed.add_subparsers(dest="what", metavar="COMMAND", required=True)
     for name, (what, options) in COMMANDS.items():
         one = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")

@@ -36,7 +36,7 @@ def hidden(error: BaseException) -> EnvironmentFault | None:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception, and those that it came of."""
+    """Yield an exception, and those that it came of."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -45,7 +45,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _files_of(error: BaseException) -> Iterator[str]:
-    """The files that an exception passed through, and those of modules that its text names."""
+    """Yield the files that an exception passed through, and those of modules that its text
+    names."""
     if isinstance(error, SyntaxError) and error.filename:
         yield error.filename
     step = error.__traceback__

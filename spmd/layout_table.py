@@ -73,7 +73,8 @@ class _Counted:
         self.buffers = m["buffers"]
 
     def bytes(self, row: Row) -> int | None:
-        """On the rank with the largest part. None where a scalar decides that has no default."""
+        """Return the bytes on the rank with the largest part; None where a scalar decides that has
+        no default."""
         try:
             most = reader.evaluate(row["bytes"], self.values)
             if self.ledger is None or "site" not in row or row["kind"] in _FOLDS:

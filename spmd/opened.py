@@ -110,7 +110,7 @@ class Opened:
                 self._group.end_area()
 
     def _take_turn(self, waits: bool) -> None:
-        """The engine runs one call of a job at a time; the calls of other threads wait."""
+        """Wait for the turn of this thread: the engine runs one call of a job at a time."""
         self._check_owner()
         if not self._turns.take(waits):
             raise refused()
@@ -435,7 +435,7 @@ class Opened:
         self._prepared[self._key(face, arguments, only)] = call
 
     def _end_failed(self) -> None:
-        """A call has failed: its job is ended, and state is what it was before the call."""
+        """End the job after a call that has failed; state is what it was before the call."""
         if self._job is not None and (self._job.broken or not self._group.is_led):
             self._undo(self._job)
         self._save_state()

@@ -89,7 +89,7 @@ def store(job: Job, array: int, path: str, start: int, what: str) -> None:
 def _store_part(
     fd: int, start: int, shape: tuple[int, ...], offsets: tuple[int, ...], part: np.ndarray
 ) -> None:
-    """A part lies in runs: the trailing dims that it has in full, and one more."""
+    """Write a part in runs: the trailing dims that it has in full, and one more."""
     inner = len(shape)
     while inner > 0 and part.shape[inner - 1] == shape[inner - 1]:
         inner -= 1

@@ -12,7 +12,8 @@ from typing import Any
 
 
 def structure(tree: Any, outputs: list[Any]) -> Any:
-    """Outputs as the program returned them: tree as a manifest holds it (codegen.ir.Returned)."""
+    """Return outputs as the program returned them: tree as a manifest holds it
+    (codegen.ir.Returned)."""
     if not isinstance(tree, list):
         return outputs[tree]
     kind, *inner = tree

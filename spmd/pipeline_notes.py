@@ -46,7 +46,7 @@ class PipelineNotes:
                              found=printable(self.schedule.name)) from None
 
     def head(self) -> Iterator[str]:
-        """Yield where the pipeline is written."""
+        """Yield the place where the pipeline is written."""
         if place := self.row["place"]:
             yield f"{place['file']}:{place['line']}: {self._title()}"
             yield under(place["text"], place["column"], place["end"])

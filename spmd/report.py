@@ -68,7 +68,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def print_error(error: BaseException) -> None:
-    """One message on standard error; a traceback only when it was asked for."""
+    """Print one message on standard error; a traceback only when it was asked for."""
     if debugging():
         sys.__excepthook__(type(error), error, error.__traceback__)
     print(error_text(error), file=sys.stderr, flush=True)

@@ -240,7 +240,7 @@ def _entry_rows(m: dict[str, Any]) -> Iterator[str]:
 
 
 def _whole_trees(some: list[str], known: list[str]) -> str:
-    """These names, with that of a tree where all of its arrays are among them."""
+    """Return these names, with that of a tree where all of its arrays are among them."""
     every = roots(known)
     return ", ".join(root if mine == every[root] else ", ".join(mine)
                      for root, mine in roots(some).items())

@@ -96,7 +96,7 @@ def matplotlib(module: str, who: str, instead: str = "") -> Any:
 
 
 def pre(text: str) -> str:
-    """Text as it is, in columns of equal width."""
+    """Return text as it is, in columns of equal width."""
     style = "font-family: monospace; white-space: pre; overflow-x: auto"
     return f'<pre style="{style}">{html.escape(text)}</pre>'
 

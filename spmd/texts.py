@@ -26,7 +26,8 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def file(text: str) -> tuple[str, str]:
-    """name=path; a file of many arrays may stand alone: its name is then ""."""
+    """Return name and path of name=path; a file of many arrays may stand alone: its name is then
+    ""."""
     name, equals, path = text.partition("=")
     if (not equals or "/" in name) and text.endswith((*ARCHIVES, *TABLES)):
         return "", text
@@ -37,7 +38,8 @@ def file(text: str) -> tuple[str, str]:
 
 
 def feed(text: str) -> tuple[str, str]:
-    """name=FILE.py, name=PIPELINE@ADDRESS; for the only feed without its name, which is then ""."""
+    """Return name and source of name=FILE.py or name=PIPELINE@ADDRESS; for the only feed without
+    its name, which is then ""."""
     name, equals, what = text.partition("=")
     if not equals or not name.isidentifier():
         return "", text

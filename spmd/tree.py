@@ -33,7 +33,7 @@ def map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """All arrays of a tree in a list; those that are None are left out.
+    """Return all arrays of a tree in a list; those that are None are left out.
 
     Example::
 

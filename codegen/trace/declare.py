@@ -53,7 +53,8 @@ def _not_an_extent(item: Any) -> str:
 
 
 def _when_built(text: str) -> str:
-    """How a number becomes known while building: this text, or what this capture says of it."""
+    """Return how a number becomes known while building: this text, or what this capture says of
+    it."""
     context = Context.current()
     return (context.when_built if context else "") or text
 
@@ -196,7 +197,7 @@ def _check_default(default: Any, dtype: DType, name: Any) -> None:
 def _said(
     context: Context, name: str, shape: Any, dtype: Any, layout: Any, default: Any, optional: bool
 ) -> dict[str, tuple[str, Any]]:
-    """By part of an input's declaration: its text in messages, and a form that compares."""
+    """Return, by part of an input's declaration, its text in messages, and a form that compares."""
     extents = shape_of(shape, f'input "{name}"')
     element = element_type(dtype).name
     where = layout_of(context, by_rules(context, shape, layout), len(extents), f'input "{name}"')
@@ -387,7 +388,7 @@ def _check_split(extents: Shape, layout: Layout, name: str) -> None:
 def _default_region(
     context: Context, name: str, default: Any, extents: Shape, dtype: DType, layout: Layout
 ) -> Region:
-    """One rank's code that computes its shard."""
+    """Return the region of one rank's code that computes its shard."""
     default = _uniform(context, known.plain(default), extents)
     if isinstance(default, (int, float, np.integer, np.floating)):
         rounded(default, dtype)  # of a NaN NumPy makes an integer
@@ -459,7 +460,8 @@ def _from_function(
 
 
 def global_indices(context: Context, extent: Expr, offset: Expr, dim: int, ndim: int) -> Array:
-    """offset, offset + 1, … along dim of an array of ndim dims whose others have extent 1."""
+    """Return offset, offset + 1, … along dim of an array of ndim dims whose others have extent
+    1."""
     value = context.emit_one(Iota(dim=0, dtype=dtypes.INT64, shape=(extent,)))
     if offset != 0:
         first = constants.broadcast_value(context, view.index_value(context, offset), (extent,))

@@ -32,7 +32,7 @@ AT = object()  # in a text: the index of the first element that does not hold
 
 
 def expect(context: Context, holds: Value, *text: Any, check: str = "") -> None:
-    """The run ends where `holds` (bool, of any shape) is not true everywhere, with this text: what
+    """End the run where `holds` (bool, of any shape) is not true everywhere, with this text: what
     is a Value (of the same shape, or 0-d) is shown as it is at the first such element; AT is that
     element's index. The first line is the message; more lines follow it, as an error's do. check:
     the row of CHECKS that asks for it."""
@@ -121,8 +121,9 @@ def _compared(context: Context, value: Value, **limits: Expr) -> Value:
 
 
 def nonzero(divisor: Any) -> None:
-    """A divisor of Python's own numbers, of which Python raises ZeroDivisionError: refused where it
-    is 0 for sure; where it is known at launch, launches are; else a run that checks bounds ends."""
+    """Return a divisor of Python's own numbers, for which Python raises ZeroDivisionError: refuse
+    it where it is 0 for sure, refuse launches where it is known then; else end a run that checks
+    bounds."""
     context, e = require_context("a division"), expr_of(divisor)
     if divisor == 0 if e is None else e == 0:
         raise ProgramError("division by zero", expected="a divisor that is not 0",
@@ -193,8 +194,8 @@ def hold_in(x: Any, dtype: DType) -> None:
 
 
 def between(x: Any, low: int, high: int | None, message: str, remedy: str) -> None:
-    """Integers that lie between two numbers, as NumPy asks of them: refused where they are known
-    and do not; where bounds are checked, the run ends at the first that does not."""
+    """Expect integers that lie between two numbers, as NumPy asks of them: refuse them where they
+    are known and do not; where bounds are checked, end the run at the first that does not."""
     context, e = require_context(message), expr_of(x)
     limits = f"{low} or more" if high is None else f"{low} to {high}"
     if e is not None:

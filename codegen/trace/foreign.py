@@ -115,7 +115,7 @@ def _is_constant(x: Any) -> bool:
 def called(
     function: Any, ours: Function | None, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """A function, ufunc or method of NumPy's whose arguments are all known."""
+    """Run a function, ufunc or method of NumPy's whose arguments are all known."""
     written = _written(function, args, kwargs)
     for x in written:
         if _is_constant(x):
@@ -266,7 +266,8 @@ def library(function: Function, ours: Function | None = None) -> Function:
 
 
 def _tried(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """A library's function of arrays of the program: it works where all that it does is NumPy's."""
+    """Call a library's function with arrays of the program: it works where all that it does is
+    NumPy's."""
     try:
         return function(*args, **kwargs)
     except TracedValueError as error:
@@ -290,5 +291,5 @@ def _sparse_class() -> tuple[type, ...]:
 
 
 def _arrays_of(function: Any) -> list[Any]:
-    """Arrays that an object holds whose method is called: its results may be these."""
+    """Return the arrays that an object holds whose method is called: its results may be these."""
     return list(getattr(getattr(function, "__self__", None), "__dict__", {}).values())

@@ -149,7 +149,7 @@ class FunctionEntity(Entity):
         return method
 
     def _rebound(self, instance: Any, returned: Any) -> Any:
-        """Bind outputs that are state; what else is returned."""
+        """Bind outputs that are state; return the others."""
         inside = named.held(returned)
         if inside is None or not any(key in self.trees for key, _ in inside):
             return returned

@@ -143,7 +143,8 @@ class _Call:
         ]
 
     def keys(self, name: str) -> list[Any]:
-        """For each dim what it is cut together with; None where it is not cut."""
+        """Return, for each dim, a key of the dims that it is cut together with; None where it is
+        not cut."""
         form = self.form
         loops = [None if k == ONLY else ("loop", k) for k in form.lead(name)]
         return loops + [cut and ("dim", cut[0]) for cut in form.cuts(name)[len(loops) :]]

@@ -80,7 +80,8 @@ def writable(x: Array) -> bool:
 
 
 def put(x: Array, key: Any, value: Any) -> None:
-    """x[key] = value by NumPy itself, here, where what it raises is the user's (spmd.source)."""
+    """Assign x[key] = value by NumPy itself, here, where what it raises is the user's
+    (spmd.source)."""
     owned(x)[key] = value
 
 
@@ -127,7 +128,7 @@ def evaluate(
     function: Callable[..., Any], ours: Callable[..., Any] | None, args: Sequence[Any],
     kwargs: dict[str, Any], written: Sequence[Any] = (),
 ) -> Any:
-    """A function of NumPy's, run now: arguments are known. `written`: those it writes into.
+    """Run a function of NumPy's now: its arguments are known. `written`: those it writes into.
 
     New arrays are arrays of the program; `ours` makes what shows the memory of an argument.
     """

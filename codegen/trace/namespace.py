@@ -76,7 +76,8 @@ class State(NamedTuple):
 
 
 def states() -> Iterator[State]:
-    """Every function of NumPy's namespace, every attribute of its arrays and method of its ufuncs.
+    """Return a State for every function of NumPy's namespace, every attribute of its arrays and
+    method of its ufuncs.
 
     name: as after `np.`, or "ndarray.sort", "ufunc.reduce". state: "works", "gathers" (it works,
     but every rank gets the whole operand), "sized" (refused, but spmd.numpy's works), "refused",

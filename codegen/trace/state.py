@@ -283,7 +283,7 @@ _GRADE = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
 
 def joined(a: LeafType, b: LeafType) -> LeafType | None:
-    """One type for both: a weak one adapts to the other; None where they do not agree."""
+    """Return one type for both: a weak one adapts to the other; None where they do not agree."""
     if len(a.shape) != len(b.shape):
         return None
     layout = propagation.met(a.array, b.array).layout

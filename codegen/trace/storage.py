@@ -127,7 +127,8 @@ class Known:
         return new
 
     def wrote(self, seen: View | None, value: Any) -> None:
-        """Elements seen so have been replaced by `value`; None: nobody can say which ones."""
+        """Note that elements seen so have been replaced by `value`; None: nobody can say which
+        ones."""
         self.version += 1
         most = _MANY_WRITES if self.data.size > _LARGE_DATA else _KEPT_WRITES
         if self.formula is None or seen is None or len(self.writes) >= most or (

@@ -178,7 +178,8 @@ def _contiguous(extents: Sequence[int]) -> tuple[int, ...]:
 def reshaped_strides(
     extents: Sequence[int], strides: Sequence[int], wanted: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Strides that show the same elements in another shape of as many, None where there are none.
+    """Return strides that show the same elements in another shape of as many, None where there are
+    none.
 
     The rule of NumPy's _attempt_nocopy_reshape: dims are taken in groups of equal size on both
     sides, and the old dims of a group must run through memory as one.

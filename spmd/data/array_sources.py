@@ -190,7 +190,8 @@ def _npy(_: PlainFile, path: str) -> dict[str, Any]:
 
 
 def _npz(file: PlainFile, path: str) -> dict[str, Any]:
-    """Plainly stored members are mapped where they lie, the others read."""
+    """Return the arrays of an archive: those stored plainly are mapped where they lie, the others
+    read."""
     found: dict[str, Any] = {}
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():

@@ -143,7 +143,7 @@ _brightness, _contrast, _saturation = brightness, contrast, saturation  # jitter
 
 
 def _blended(image: np.ndarray, other: Any, factor: float) -> np.ndarray:
-    """factor * image + (1 - factor) * other, within what the dtype shows."""
+    """Return factor * image + (1 - factor) * other, within what the dtype shows."""
     if factor < 0:
         raise InputError("a factor of colours is negative", expected="0 or more",
                          found=repr(factor))

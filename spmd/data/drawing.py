@@ -43,7 +43,8 @@ class Drawn:
         return None if self.length is None or epochs is None else self.length * epochs
 
     def digest(self) -> str:
-        """Equal where two workers draw the same, as far as the source's own digest cannot tell."""
+        """Return a hash that is equal where two workers draw the same, as far as the source's own
+        digest cannot tell."""
         return str(self.length)
 
     def keys(self, first: int, count: int) -> Sequence[int]:
@@ -179,7 +180,7 @@ class ByReading(Drawn):
         return window[at] if at < len(window) else None
 
     def _read_window(self) -> bool:
-        """The next window of the pass, or what is left of it. False: nothing is."""
+        """Read the next window of the pass, or what is left of it; return False if nothing is."""
         if self._pass is None:
             self._pass = iter(self.source.begin())
         try:

@@ -69,11 +69,13 @@ class _Environments(ExampleSource):
         return Digest("environments").add(self.said, self.count).text()
 
     def ready(self, first: int, count: int) -> bool:
-        """Is there an action for each environment that must act, or is it a turn to begin at?"""
+        """Return whether there is an action for each environment that must act, or it is a turn to
+        begin at."""
         return not any(self._waits(p) for p in range(first, first + count))
 
     def _waits(self, position: int) -> bool:
-        """It waits for an action if what leads to it was shown here, and no action has come."""
+        """Return whether an environment waits for an action: what leads to it was shown here, and
+        no action has come."""
         turn, place = divmod(position, self.count)
         shown = self._shown.get(place)
         come = self._actions.get(place, (-1, None))[0]

@@ -77,8 +77,8 @@ class _Files(ExampleSource):
         return short(self._paths()[index])
 
     def digest(self) -> str:
-        """Names below their common folder, sizes, and both ends of some files: copies on other
-        machines have other times, and to read all takes long."""
+        """Return a hash of names below their common folder, sizes, and both ends of some files:
+        copies on other machines have other times, and to read all takes long."""
         paths = self._paths()
         common = os.path.commonpath({os.path.dirname(p) for p in paths}) if paths else ""
         found, sizes = Digest("files"), []

@@ -66,7 +66,7 @@ class _LineIndex:
         self.starts = np.concatenate([np.zeros(1, np.int64), *starts])
 
     def get(self, index: int) -> bytes:
-        """A line with its end."""
+        """Return a line with its end."""
         place, rest = divmod(index, STRIDE)
         start = int(self.starts[place])
         end = int(self.starts[place + 1]) if place + 1 < len(self.starts) else self.size
@@ -93,7 +93,7 @@ class _Lines(ExampleSource):
         return int(self._index()[1][-1])
 
     def _find(self, index: int) -> tuple[int, int]:
-        """Which file, and which line of it."""
+        """Return which file an example is in, and which line of it."""
         begins = self._index()[1]
         number = bisect_right(begins, index) - 1
         return number, index - begins[number]

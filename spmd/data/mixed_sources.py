@@ -82,7 +82,7 @@ class _Several(ExampleSource):
         self._lengths = once_made(self._asked_lengths)
 
     def _asked_lengths(self) -> list[int] | None:
-        """None if one is not known."""
+        """Return the lengths of the sources; None if one is not known."""
         found = [source.length() for source in self.sources]
         if 0 in found:
             raise self.sources[found.index(0)].empty()
@@ -96,7 +96,8 @@ class _Several(ExampleSource):
         return self.sources[source].get(number)
 
     def get_many(self, indices: list[int]) -> Any:
-        """Rows where each source gives Rows with the same fields of the same shape and dtype."""
+        """Return Rows where each source gives Rows with the same fields of the same shape and
+        dtype; else a list."""
         found = [self._find(index) for index in indices]
         if not found or not self._one_table():
             return super().get_many(indices)
@@ -255,7 +256,7 @@ def _checked(sources: Sequence[Any], what: str) -> Sequence[ExampleSource]:
 
 
 def _whole_weights(weights: list[float]) -> list[int]:
-    """Integers in about these proportions, each 1 or more: exact ones if they are small."""
+    """Return integers in about these proportions, each 1 or more: exact ones if they are small."""
     scale = 1.0
     if not all(w == int(w) for w in weights) or sum(weights) > LONGEST_PATTERN:
         scale = LONGEST_PATTERN / sum(weights)
@@ -265,7 +266,8 @@ def _whole_weights(weights: list[float]) -> list[int]:
 
 
 def _pattern(counts: list[int]) -> tuple[list[int], list[int]]:
-    """Which source stands at each place of a pattern, and how often it stood there before."""
+    """Return which source stands at each place of a pattern, and how often it stood there
+    before."""
     places = sorted(
         ((2 * k + 1) / (2 * count), source, k)
         for source, count in enumerate(counts) for k in range(count))

@@ -17,8 +17,8 @@ MOST = 1 << 16  # bytes of one array that are looked at
 
 
 def copied(example: Any) -> Any:
-    """With arrays of its own, also in lists, tuples and dicts: a source may write the next example
-    to the memory of this one."""
+    """Return an example with arrays of its own, also in lists, tuples and dicts: a source may write
+    the next example to the memory of this one."""
     if isinstance(example, np.ndarray):
         return example.copy()
     if type(example) in (list, tuple):

@@ -72,7 +72,7 @@ class OwnModules:
         sys.modules[self.package], _all[self.package] = parent, self
 
     def close(self) -> None:
-        """Nobody uses the pipeline any more."""
+        """Forget the modules: nobody uses the pipeline any more."""
         _all.pop(self.package, None)
         for name in [n for n in sys.modules if n.partition(".")[0] == self.package]:
             del sys.modules[name]
@@ -108,7 +108,7 @@ class OwnModules:
     # ---- which modules are its own
 
     def has(self, top: str) -> bool:
-        """Is a module of this name its own, or a shared one?"""
+        """Return whether a module of this name is the pipeline's own, not a shared one."""
         if top not in self._is_own:
             self._is_own[top] = self._decided(top)
         return self._is_own[top]
@@ -141,7 +141,7 @@ class OwnModules:
         return [p for p in map(os.path.abspath, [self.folder, *added]) if not _is_library(p)]
 
     def is_free(self, top: str) -> bool:
-        """Is there no shared module of its name, for which it could be taken?"""
+        """Return whether there is no shared module of its name, for which it could be taken."""
         if top not in self._is_free:
             shared = [p for p in self._shared if os.path.abspath(p) not in self._own_folders()]
             self._is_free[top] = top not in sys.stdlib_module_names and not _is_there(
@@ -149,7 +149,7 @@ class OwnModules:
         return self._is_free[top]
 
     def find(self, name: str) -> FoundModule | None:
-        """One of its own, by its whole name; its text is read once."""
+        """Return one of its own modules, by its whole name; its text is read once."""
         if self._found.get(name) is None:
             parent, _, tail = name.rpartition(".")
             above = self.find(parent) if parent else None
@@ -195,7 +195,7 @@ class OwnModules:
     # ---- import
 
     def spec(self, name: str) -> ModuleSpec | None:
-        """For Python's import, of one of its own modules."""
+        """Return the spec of one of its own modules, for Python's import."""
         found = self.find(name)
         if found is None:
             return None
@@ -390,7 +390,7 @@ def _text(file: str) -> str:
 
 
 def _imported(name: str, text: str, is_package: bool) -> Iterator[str]:
-    """All modules that a text may import: those that its statements name."""
+    """Return all modules that a text may import: those that its statements name."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):

@@ -23,7 +23,7 @@ LARGEST = 2**62  # examples: what is computed with them stays below 2**63
 
 
 def scrambled(words: Words) -> Words:
-    """64 bits for 64 bits, one to one: neighbours get words that look independent."""
+    """Map 64 bits to 64 bits, one to one: neighbours get words that look independent."""
     words = words + np.uint64(GOLDEN)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -80,7 +80,7 @@ def permuted(
 
 
 def once(n: int, positions: Positions, seed: int, shuffle: bool | int) -> Positions:
-    """Each of n examples once an epoch: the example at each position of the stream.
+    """Return the example at each position of the stream: each of n examples once an epoch.
 
     shuffle: False for their own order, True for a permutation, or the length of a window: then
     each window of so many examples is permuted by itself, and near ones stay near.

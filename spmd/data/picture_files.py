@@ -39,7 +39,7 @@ def pillow() -> Any:
 
 @cache
 def faster() -> Any:
-    """simplejpeg, or None where it is not installed."""
+    """Return simplejpeg, or None where it is not installed."""
     try:
         return import_module("simplejpeg")
     except ImportError:

@@ -166,7 +166,8 @@ class Pipeline:
         return self._of_source(self.source.found_by) == "acting"
 
     def ready(self, first: int, count: int) -> bool:
-        """Can these positions be computed now? Not before the actions that lead to them."""
+        """Return whether these positions can be computed now: not before the actions that lead to
+        them."""
         return not self.acts or self.source.ready(first, count)  # type: ignore[attr-defined]
 
     def send(self, first: int, actions: Mapping[str, Any]) -> None:
@@ -179,7 +180,8 @@ class Pipeline:
         self.source.send(first, actions)  # type: ignore[attr-defined]
 
     def check_batch(self, batch: int) -> None:
-        """UsageError for a feed of another batch than there are environments: each place is one."""
+        """Raise UsageError for a feed of another batch than there are environments: each place is
+        one."""
         count = getattr(self.source, "count", batch)
         if self.acts and count != batch:
             raise UsageError(
@@ -401,7 +403,8 @@ def _code(function: Any) -> CodeType:
 
 
 def _takes_random(function: Callable[..., Any], place: Place) -> bool:
-    """Does it have a parameter rng? UsageError for one that cannot be called with an example."""
+    """Return whether a function has a parameter rng. UsageError for one that cannot be called with
+    an example."""
     parameters = list(inspect.signature(function).parameters.values())
     needed = [p.name for p in parameters if p.default is p.empty and p.kind in (
         p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

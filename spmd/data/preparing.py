@@ -183,8 +183,8 @@ def stack(arrays: Sequence[Any], length: int | Sequence[int] | None = None, valu
 
 
 def _wide(x: np.ndarray) -> tuple[np.ndarray, np.dtype]:
-    """In which dtype floats are computed, and that of the result: those of 16 bits hold few sums
-    and differences."""
+    """Return the dtype in which floats are computed, and that of the result: those of 16 bits hold
+    few sums and differences."""
     return x.astype(np.float32) if x.dtype.itemsize <= 2 else x, x.dtype
 
 

@@ -41,7 +41,7 @@ def source_limit(timeout: float | None) -> float | None:
 
 
 def source_in_time(pipeline: Pipeline) -> AbstractContextManager[None]:
-    """Around what asks its source which examples there are."""
+    """Limit the time in which a source is asked which examples there are."""
     return read_in_time(
         f"the source of pipeline {pipeline.name}", pipeline.file,
         source_limit(pipeline.settings.timeout),

@@ -77,7 +77,8 @@ class Settings:
 
 
 def read(given: Mapping[str, Any], place: Place | None = None) -> Settings:
-    """Settings of what a user gives. UsageError, which names the setting, for a wrong one."""
+    """Return the Settings that a user gives. UsageError, which names the setting, for a wrong
+    one."""
     _check(given, place)
     found = Settings(**{name: _plain(value) for name, value in given.items()})
     _check_together(found, place)

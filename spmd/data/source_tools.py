@@ -169,8 +169,8 @@ class PlainFile:
         return self._fd
 
     def check_unchanged(self) -> None:
-        """ChangedFile if somebody has written to it since it was first opened: what is known of
-        where examples lie is not true any more."""
+        """Raise ChangedFile if somebody has written to it since it was first opened: what is known
+        of where examples lie is not true any more."""
         now = os.fstat(self._open())
         was = self._was or now
         if (now.st_size, now.st_mtime_ns) != (was.st_size, was.st_mtime_ns):

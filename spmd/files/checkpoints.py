@@ -321,7 +321,8 @@ class MappedPart:
 
 
 def _piece(one: StoredArray, name: str, rank: int, offset: list[int], extent: list[int]) -> Any:
-    """One of a part's pieces, if what is said of it is what is stored. ValueError."""
+    """Return one of a part's pieces; raise ValueError unless what is said of it is what is
+    stored."""
     sound = npy.is_shape(offset) and npy.is_shape(extent) and len(offset) == len(extent)
     pair = one.shape == (*extent, 2)  # of complex128
     if not sound or not (pair or one.shape == tuple(extent)):

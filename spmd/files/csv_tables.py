@@ -211,7 +211,7 @@ def members(file: InputFile) -> dict[str, tuple[CsvTable, int]]:
 
 
 def whole(file: InputFile, found: dict[str, tuple[CsvTable, int]]) -> TableElements:
-    """All columns, as the rows of a 2-D array."""
+    """Return all columns, as the rows of a 2-D array."""
     table, _ = next(iter(found.values()))
     return _elements(file, table, -1)
 

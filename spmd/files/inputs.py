@@ -97,12 +97,12 @@ class InputFile:
         return self._fd
 
     def read(self, at: int, count: int) -> bytes:
-        """These bytes, as far as there are so many. Not from the mapping: another process may have
-        cut the file short, and there is no message for that."""
+        """Read these bytes, as far as there are so many. Not from the mapping: another process may
+        have cut the file short, and there is no message for that."""
         return os.pread(self._fd, max(0, min(count, self.length - at)), at)
 
     def read_all(self, at: int, count: int) -> bytes:
-        """These bytes, all of them."""
+        """Return these bytes, all of them."""
         found = self.read(at, count)
         if len(found) < count:
             raise self.wrong(
@@ -168,8 +168,8 @@ class InputArray:
         self._reserved = (0, elements.end, 1, self.available)
 
     def convert(self, dtype: str, dims: int) -> None:
-        """From now on the elements are of this dtype, where nothing is lost by that; else they stay
-        as they are. dims: of what the program declares."""
+        """Convert the elements to this dtype, where nothing is lost by that; else they stay as they
+        are. dims: of what the program declares."""
         if isinstance(self._given, TableElements):
             self._use(self._given.typed(dtype, dims))
         elif self.dtype != dtype:

@@ -129,7 +129,7 @@ def _widened(file: InputFile, extra: bytes, fields: list[int]) -> list[int]:
 
 
 def _check_apart(file: InputFile, found: dict[str, NpzMember], directory: int) -> None:
-    """No two members share bytes; every member knows where the next one begins."""
+    """Check that no two members share bytes; tell every member where the next one begins."""
     end = directory
     for name, member in sorted(found.items(), key=lambda item: item[1].at, reverse=True):
         member.end = end

@@ -87,7 +87,7 @@ def _parsed(file: InputFile, raw: bytes) -> dict[str, Any]:
 
 
 def _member(file: InputFile, name: str, row: Any, base: int) -> StoredArray:
-    """One entry of the header, whose offsets count from byte `base`."""
+    """Return one entry of the header, whose offsets count from byte `base`."""
     try:
         code, shape, (begin, end) = row["dtype"], row["shape"], row["data_offsets"]
         sound = npy.is_shape(shape) and npy.is_shape((begin, end)) and begin <= end

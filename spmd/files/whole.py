@@ -104,7 +104,7 @@ def refuse_replacing(given: str, sources: dict[str, str]) -> None:
 
 
 def check_place(path: str, what: str) -> None:
-    """Refuses before anything is computed what cannot be written. Raises OutputError."""
+    """Refuse, before anything is computed, a path that cannot be written. Raises OutputError."""
     folder = os.path.dirname(os.path.abspath(path))
     if not os.access(folder, os.W_OK | os.X_OK) or os.path.isdir(path):
         raise OutputError(f"{what}: cannot write {path}", expected="a file in a directory that may "

@@ -35,7 +35,8 @@ def compare(
     processes: Processes, opened: Mapping[str, InputArray], everyones: list[Versions],
     holder: str, what: str,
 ) -> None:
-    """All processes were given the same arrays: the same files, or others of equal elements.
+    """Check that all processes were given the same arrays: the same files, or others of equal
+    elements.
 
     holder: "rank" or "process", of whom messages speak. what: the arrays are.
     """

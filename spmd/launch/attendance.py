@@ -135,7 +135,8 @@ class Meeting:
         return mate is not None and mate.what == presence.COMPUTES
 
     def _is_lost(self, k: int, waited: float) -> bool:
-        """It can come no more. Whoever was stopped may be let go on within the limit."""
+        """Return whether a process can come no more. One that was stopped may be let go on within
+        the limit."""
         mate, limit = self._mate(k), self.group.limit
         if mate is None or mate.has_ended:
             return waited > SHARE * limit and (mate is not None or self._all_here())

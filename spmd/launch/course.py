@@ -113,7 +113,8 @@ class Launch:
         return mine(self.checked.digest, said, setup.first, setup.count)
 
     def agreed(self, prepare: Callable[[], dict[str, Any]]) -> tuple[Setup, list[dict[str, Any]]]:
-        """Every process prepares and brings what is `mine`; the setup, and what all brought."""
+        """Prepare, in every process, and bring what is `mine`; return the setup, and what all
+        brought."""
         met = self.processes.meet(prepare)
         return self.setup(agree(self.processes, met, self.options.transport)), met
 

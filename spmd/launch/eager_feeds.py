@@ -41,14 +41,14 @@ class WholeRing:
         self._waits = False
 
     def put_whole(self, k: int, batches: int, arrays: Mapping[str, Any]) -> None:
-        """The batches from k on, one behind the other."""
+        """Put the batches from k on, one behind the other."""
         rows = self.feed.batch
         for i in range(batches):
             part = {name: a[i * rows : (i + 1) * rows] for name, a in arrays.items()}
             self.put(k + i, [(0, rows, part)])
 
     def fill_ahead(self, batches: int) -> None:
-        """It tells of every batch."""
+        """Do nothing, since this ring tells of every batch."""
 
     def put(self, k: int, pieces: Sequence[tuple[int, int, Mapping[str, Any]]]) -> None:
         """Put batch k together from pieces of rows, as FeedRing does; rows of no piece are
@@ -133,7 +133,7 @@ class EagerFeed:
         return self._open
 
     def close(self) -> None:
-        """Ends its workers, wherever the program has stopped taking."""
+        """End the feed's workers, wherever the program has stopped taking."""
         if self._open is not None:
             self._open.close()
 

@@ -61,7 +61,7 @@ def said_of(one: OpenFeed) -> dict[str, Any]:
 
 
 def _that_differ(kept: Any, now: Any) -> tuple[str, str]:
-    """Settings of a pipeline that are other ones than those kept, as texts; "" for none."""
+    """Return the settings of a pipeline that differ from those kept, as texts; "" for none."""
     if not isinstance(kept, dict) or not isinstance(now, dict):
         return "", ""
     names = [name for name in kept if name in now and kept[name] != now[name]]
@@ -126,7 +126,7 @@ class Feeds:
                 f"--feed {'' if only else missing[0] + '='}FILE.py on the command line")
 
     def begin(self, job: Job, resumed: dict[str, Any] | None) -> None:
-        """Before each run, in all processes together: rings for a new job, batches into them."""
+        """Prepare a run, in all processes together: rings for a new job, batches into them."""
         self.error = None
         if job is not self.job:
             self.processes.together(lambda: self._open(job))
@@ -206,7 +206,8 @@ class Feeds:
         return found
 
     def _compare(self, one: OpenFeed, resumed: dict[str, Any] | None) -> None:
-        """The stream that a checkpoint goes on with is the one that it has taken batches of."""
+        """Check that the stream with which a checkpoint goes on is the one that it has taken
+        batches of."""
         if resumed is None:
             return
         kept, now = resumed["feeds"][one.feed.name], said_of(one)
@@ -384,7 +385,7 @@ def served(given: Any, feed: FedFeed, processes: Processes, ranks: tuple[int, ..
 
 
 def is_copied(held: list[list[tuple[int, int]]]) -> bool:
-    """Do two processes hold the same row? held: ranges of rows of each process."""
+    """Return whether two processes hold the same row. held: ranges of rows of each process."""
     end, owner = 0, -1
     for first, last, process in sorted((*rows, k) for k, mine in enumerate(held) for rows in mine):
         if first < min(end, last) and process != owner:

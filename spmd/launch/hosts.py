@@ -38,7 +38,8 @@ def mine(digest: str, settings: dict[str, Any], first: int, count: int) -> dict[
 
 
 def place() -> tuple[str, ...]:
-    """Equal for two processes that can reach each other's memory: kernel and process table."""
+    """Return a key that is equal for two processes that can reach each other's memory: kernel and
+    process table."""
     parts = [os.uname().nodename]
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -98,7 +99,7 @@ class Hosts:
 
 
 def agree(processes: Processes, everyones: list[dict[str, Any]], transport: str = "auto") -> Hosts:
-    """Every process holds the same image and settings; where they are.
+    """Check that every process holds the same image and settings; return where they are.
 
     Raises AgreementError or EnvironmentFault in process 0, `Elsewhere` in the others.
     """

@@ -38,11 +38,12 @@ class Supply(Protocol):
     """
 
     def begin(self, feed: FedFeed, rings: list[FeedRing], start: int) -> None:
-        """Fills the rings from batch `start` on, on threads of its own; what goes wrong there goes
+        """Fill the rings from batch `start` on, on threads of its own; what goes wrong there goes
         to `fail` of a ring."""
 
     def finish(self) -> None:
-        """From now on no ring is touched. May be begun again, at a batch that was not taken."""
+        """Stop: from now on no ring is touched. It may be begun again, at a batch that was not
+        taken."""
 
 
 class IterableSupply:

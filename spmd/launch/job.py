@@ -217,8 +217,7 @@ class Job:
         return to[0]
 
     def rank_bytes(self) -> int:
-        """Return the most bytes that a rank takes, with copies for checkpoints where some are
-        kept."""
+        """Return the most bytes of a rank, with copies for checkpoints where some are kept."""
         return int(lib.spmd_job_rank_bytes(self._job)) + self.setup.room_bytes
 
     def host_bytes(self) -> int:

@@ -43,7 +43,8 @@ SEE_SECONDS = 5.0  # until a file of one host is seen by another
 
 
 def interval(every: Any) -> tuple[int, int]:
-    """Turns, or nanoseconds, that `every` means; the other one is 0. Raises UsageError."""
+    """Return the turns, or nanoseconds, that `every` means; the other one is 0. Raises
+    UsageError."""
     if type(every) is int and every > 0:
         return every, 0
     if isinstance(every, str):
@@ -82,7 +83,7 @@ class Keeping:
     # ---- before a run ----------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuses, before anything is loaded, what can be refused."""
+        """Refuse, before anything is loaded, what can be refused."""
         if self.to and self.every is None:
             raise UsageError("--checkpoint does not say how often", expected="--every TURNS, or "
                              "--every SECONDSs", found="no --every",
@@ -100,7 +101,7 @@ class Keeping:
                              found="none", remedy="leave --checkpoint out")
 
     def begin(self, job: Job, put: Callable[[Job], None]) -> None:
-        """Before each run; in all processes together."""
+        """Prepare a run; in all processes together."""
         self.job, self.runs = job, self.runs + 1
         shares = self.processes.meet(lambda: self._inputs(job, put))
         self.inputs = {name: None if share is None else
@@ -171,7 +172,8 @@ class Keeping:
         return ""
 
     def _see(self) -> None:
-        """All hosts write to one folder: what process 0 has marked."""
+        """Raise OutputError unless all hosts write to one folder: they see the mark of process
+        0."""
         end = time.monotonic() + SEE_SECONDS
         while self.path and not os.path.isfile(mark_of(self.path, self.nonce)):
             if time.monotonic() > end:
@@ -286,7 +288,7 @@ class Keeping:
     # ---- after it --------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """All processes have run: the last set is completed, and what it took is said."""
+        """Complete the last set, once all processes have run, and say what it took."""
         job = self.job
         assert job is not None
         job.look = None
@@ -330,13 +332,14 @@ class Keeping:
                 f"writing took {self.seconds / each * 1e3:.1f} ms meanwhile")
 
     def say_how_to_go_on(self) -> None:
-        """To whoever has interrupted the run."""
+        """Print, for whoever has interrupted the run, how to go on from the last set."""
         if self.sets and self.first:
             self._complete()
             print(self._last_words(self.last_turn), file=sys.stderr)
 
     def _may_leave(self, turn: int) -> None:
-        """There is a complete set of this turn to go on from: a signal under a launcher says so."""
+        """Let a signal under a launcher say that there is a complete set of this turn to go on
+        from."""
         if self.processes.count > 1:
             leaving.say(self._last_words(turn))
 

@@ -62,7 +62,8 @@ def variables() -> tuple[str, str]:
 
 
 def launcher() -> tuple[int, int, str]:
-    """This process's number, how many there are and who started them, from the environment."""
+    """Return this process's number, how many there are and who started them, from the
+    environment."""
     return _found()[:3]
 
 

@@ -128,7 +128,7 @@ def _is_limits(value: Any) -> bool:
 
 
 def write(path: str, limits: Limits) -> None:
-    """Keeps them for later runs; whoever reads meanwhile sees the old file or the new one."""
+    """Keep limits for later runs; whoever reads meanwhile sees the old file or the new one."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     text = json.dumps({"version": VERSION, "machine": machine(), "limits": limits}, indent=1)
     with whole(path) as file:

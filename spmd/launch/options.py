@@ -147,7 +147,7 @@ OPTIONS: dict[str, Option] = {
 
 
 def flag(name: str) -> str:
-    """time_limit as the command line has it: --time-limit."""
+    """Return an option's name on the command line: --time-limit for time_limit."""
     return f"--{name.replace('_', '-')}"
 
 

@@ -73,14 +73,14 @@ class Processes:
         return library()
 
     def all_gather(self, value: Any) -> list[Any]:
-        """One value per process, in every process."""
+        """Return one value per process, in every process."""
         if self.count == 1:
             return [value]
         with self.waiting:
             return list(self.comm.allgather(value))
 
     def to_first(self, value: Any) -> list[Any]:
-        """One value per process, in process 0; nothing in the others."""
+        """Return one value per process, in process 0; nothing in the others."""
         if self.count == 1:
             return [value]
         with self.waiting:
@@ -138,11 +138,11 @@ class Processes:
         raise error
 
     def from_first(self, step: Callable[[], Any]) -> Any:
-        """Process 0's result of `step`, in every process; it alone runs it."""
+        """Return process 0's result of `step`, in every process; it alone runs it."""
         return self.meet(step if self.number == 0 else lambda: None)[0]
 
     def abort(self, code: int, quiet: bool = False) -> None:
-        """Ends every process of the job at once, where there are others.
+        """End every process of the job at once, where there are others.
 
         quiet: MPI, too, says nothing of it.
         """
@@ -178,7 +178,7 @@ class Processes:
 
 
 def say(text: str) -> None:
-    """On standard error, whether anybody reads it or not."""
+    """Print on standard error, whether anybody reads it or not."""
     try:
         print(text, file=sys.stderr, flush=True)
     except (OSError, ValueError):

@@ -236,7 +236,7 @@ class Run(Launch):
         return versions
 
     def compare_files(self, met: list[dict[str, Any]]) -> None:
-        """All processes were given the same arrays."""
+        """Check that all processes were given the same arrays."""
         files, states = ([theirs[what] for theirs in met] for what in ("files", "states"))
         array_files.compare(self.processes, self.opened, files, self.holder, "input")
         if self.state is not None:

@@ -44,7 +44,7 @@ class Saying:
             self.shown = False
 
     def _printed(self, line: str) -> None:
-        """One line of print, or a part of one."""
+        """Print one line, or a part of one."""
         error = line.startswith(ERROR)
         line = line.removeprefix(ERROR)
         if line.endswith(OPEN + "\n"):

@@ -85,7 +85,7 @@ def _file(content: memoryview) -> int:
 
 
 def _attached(digest: str, content: memoryview, path: str) -> Constants | None:
-    """Another process's constants; None where they cannot be had, or are others."""
+    """Return another process's constants; None where they cannot be had, or are others."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

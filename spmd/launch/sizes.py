@@ -45,7 +45,8 @@ def factorings(number: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 
 def balanced_sizes(number: int, fixed: list[int | None]) -> tuple[int, ...] | None:
-    """Axis sizes as MPI_Dims_create makes them: free ones as equal as possible, not increasing.
+    """Return axis sizes as MPI_Dims_create makes them: free ones as equal as possible, not
+    increasing.
 
     None where the fixed ones do not divide the number.
     """

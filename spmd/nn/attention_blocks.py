@@ -79,7 +79,7 @@ class _Cut:
         self.size = _up(extent, max(self.count, 1)) if isinstance(extent, int) else size
 
     def of(self, k: Any, x: Any, dim: int) -> Any:
-        """Block k of an array, a view; the array itself where it has one element for all."""
+        """Return block k of an array, a view; the array itself where it has one element for all."""
         if is_one(x.shape[dim]):
             return x
         first = k * self.size

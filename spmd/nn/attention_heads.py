@@ -161,7 +161,7 @@ def _is_short(q: Any, k: Any, size: int) -> bool:
 def _made_again(
     q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores, axes: Any
 ) -> Any:
-    """By blocks of scores, which the way back makes again."""
+    """Compute attention by blocks of scores, which the way back makes again."""
 
     def kept(q: Any, k: Any, v: Any, *biases: Any) -> Any:
         extras = mask, (biases[0] if biases else None)
@@ -210,7 +210,7 @@ def _but_hidden(x: Any, mask: Any) -> Any:
 
 
 def _plain(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any:
-    """All scores at once."""
+    """Compute attention with all scores in one array."""
     scores = wide(q) @ np.swapaxes(wide(k), -1, -2) * how.scale
     if bias is not None:
         scores = scores + bias

@@ -54,7 +54,8 @@ def forward(
 
 
 def backward(how: Scores, kept: Any, g: Any, axes: Any, rows: Any = ()) -> tuple[Any, ...]:
-    """Cotangents of what forward was given: of queries, keys, values and, if there is one, a bias.
+    """Return the cotangents of what forward was given: of queries, keys, values and, if there is
+    one, a bias.
 
     kept: queries, keys, values, (mask, bias), and what forward returned.
     """

@@ -107,7 +107,7 @@ def conv_transpose(x: Any, w: Any, b: Any = None, strides: Any = 1, padding: Any
 
 
 def numbers(what: str, given: Any, n: int) -> tuple[int, ...]:
-    """One for each spatial dim."""
+    """Return one number for each spatial dim."""
     found = tuple(given) if isinstance(given, (tuple, list)) else (given,) * n
     if len(found) != n or any(not isinstance(s, (int, np.integer)) or s < 1 for s in found):
         raise UsageError(f"{what} is {given!r}", expected=f"a number from 1 on, or {n} of them")
@@ -136,7 +136,7 @@ def pairs(padding: Any, extents: Sequence[int], window: Sequence[int], strides: 
 
 
 def places_of(extent: int, window: int, stride: int, dilation: int, pad: tuple[int, int]) -> int:
-    """At how many places along a dim a window fits."""
+    """Return at how many places along a dim a window fits."""
     return max((extent + sum(pad) - (window - 1) * dilation - 1) // stride + 1, 0)
 
 
@@ -146,7 +146,7 @@ _convolve: Any = api.convolve
 
 
 def _operands(what: str, x: Any, w: Any) -> tuple[Any, Any, Any]:
-    """Both in the type in which they are multiplied, and the type of the result."""
+    """Return both operands in the type in which they are multiplied, and the type of the result."""
     n = np.ndim(w) - 2
     if not 1 <= n <= 3 or np.ndim(x) != n + 2:
         raise ShapeError(

@@ -108,7 +108,7 @@ def _first(x: Any) -> Any:
 
 
 def _relaid(x: Any, layout: Any, before: Any) -> Any:
-    """x in another layout; its cotangent goes back the same way."""
+    """Return x in another layout; its cotangent goes back the same way."""
     move = custom_vjp(lambda x: x.relayout(layout))
     # The cotangent is laid as x is, before it goes back: so it travels once.
     move.defvjp(lambda x: (x.relayout(layout), None),

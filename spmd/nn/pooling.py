@@ -126,7 +126,7 @@ def _within(extent: int, window: int, stride: int, pad: tuple[int, int]) -> Any:
 
 def _parts(what: str, x: Any, window: Any, strides: Any, padding: Any, dilation: Any,
            beyond: Any) -> Iterator[Any]:
-    """For each place in a window what stands there, of all windows."""
+    """Yield, for each place in a window, what stands there of all windows."""
     n = _spatial(what, x)
     wide, apart = numbers("window", window, n), numbers("dilation", dilation, n)
     steps = wide if strides is None else numbers("strides", strides, n)

@@ -137,7 +137,7 @@ def partition(transforms: Mapping[Any, GradientTransformation], param_labels: An
 
 
 def _check_labelled(tree: Any, labels: Any) -> None:
-    """UsageError where a leaf has no label: its gradient would pass as its update."""
+    """Raise UsageError where a leaf has no label: its gradient would pass as its update."""
     structure, leaves = flatten(tree)
     bare = [path for path, x, label in zip(structure.paths(), leaves, flatten(labels)[1],
                                            strict=True) if x is not None and label is None]

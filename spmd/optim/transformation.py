@@ -121,7 +121,7 @@ def counter() -> Any:
 
 
 def counted(count: Any) -> Any:
-    """One more; the greatest int32 stays."""
+    """Return one more; the greatest int32 stays."""
     return np.minimum(count, np.int32(2**31 - 2)) + np.int32(1)
 
 

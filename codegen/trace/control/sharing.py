@@ -50,7 +50,7 @@ def holder(thing: Any, but: Iterable[str] = ()) -> str:
 
 
 def _labels(things: Iterable[Any]) -> list[int]:
-    """One number per thing: equal numbers mark the same thing."""
+    """Return one number per thing; equal numbers mark the same thing."""
     numbers: dict[int, int] = {}
     return [numbers.setdefault(id(x), len(numbers)) for x in things]
 

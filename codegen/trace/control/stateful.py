@@ -50,7 +50,8 @@ _TODAY = ("now", "utcnow", "today")
 
 
 def watched(context: Context, function: Any) -> Any:
-    """The function itself, or one that checks its arguments first. Raises UnsupportedError."""
+    """Return the function itself, or one that checks its arguments first. Raises
+    UnsupportedError."""
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     if isinstance(owner, GENERATORS):
         return _of_generator(context, function, owner)
@@ -103,7 +104,7 @@ def changed(context: Context, thing: Any) -> None:
 
 
 def _noted(function: Any) -> Any:
-    """setattr or delattr, which notes what it changes."""
+    """Return setattr or delattr, made to note what it changes."""
     def call(thing: Any, *args: Any) -> Any:
         if (context := Context.current()) is not None:
             changed(context, thing)
@@ -194,7 +195,8 @@ _PASSING = {
 
 
 def _of_calendar(function: Callable[..., Any]) -> Callable[..., Any]:
-    """time.localtime and its kin: of a time that is given, or, with one argument less, of now."""
+    """Return time.localtime or its kin, checked: of a time that is given, or, with one argument
+    less, of now."""
     needed = 2 if function is time.strftime else 1
 
     def call(*args: Any) -> Any:

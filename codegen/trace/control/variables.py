@@ -119,8 +119,8 @@ def annotate(body: Stmts) -> None:
 
 
 def _first(nodes: Sequence[ast.AST]) -> Events:
-    """For each variable what happens to it first: it is read, or bound. Left out where that is
-    not certain."""
+    """Return, for each variable, what happens to it first: it is read, or bound. It is left out
+    where that is not certain."""
     out: Events = {}
     for node in reversed(nodes):
         out.update(_events(node))

@@ -153,7 +153,7 @@ def zeros_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> A
 
 
 def ones_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
-    """Ones of the shape, dtype and layout of x unless you give others."""
+    """Return ones of the shape, dtype and layout of x unless you give others."""
     return full_like(x, 1, dtype, layout, **other)
 
 
@@ -274,7 +274,7 @@ def logspace(
 def geomspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None, axis: int = 0
 ) -> Any:
-    """Numbers of which each is a fixed multiple of the one before; both ends of one sign."""
+    """Return numbers of which each is a fixed multiple of the one before; both ends of one sign."""
     element = elementwise.result_type(as_array(start), as_array(stop), np.float64(num))
     first, last = as_array(start, element), as_array(stop, element)
     sign = elementwise.apply(np.sign, first)

@@ -41,7 +41,7 @@ def _by_function() -> dict[Any, Function]:
 
 
 def by_name(name: str) -> Function:
-    """Our function for NumPy's of this name, or one that refuses it."""
+    """Return our function for NumPy's of this name, or one that refuses it."""
     found = table().get(name)
     return found if found is not None else _refuse(name)
 
@@ -59,7 +59,7 @@ def _refuse(name: str) -> Function:
 
 
 def ours_of(function: Any) -> Function | None:
-    """Our function for NumPy's own, where there is one."""
+    """Return our function for NumPy's own; None if there is none."""
     try:
         return _by_function().get(function)
     except TypeError:  # what is called need not be hashable
@@ -78,7 +78,7 @@ def method(name: str, x: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 @cache
 def _named() -> dict[int, str]:
-    """By id of NumPy's functions: their names, dotted in a submodule."""
+    """Return the names of NumPy's functions, dotted in a submodule, by their ids."""
     plain = (n for n in numpy_names() if not n.startswith(("ndarray.", "ufunc.")))
     return {id(of_numpy_name(n)): n for n in plain}
 

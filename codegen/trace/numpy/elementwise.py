@@ -237,7 +237,7 @@ COMPOSITE: dict[str, Callable[..., Any]] = {}  # UFUNCS of other files, put here
 def apply(
     ufunc: np.ufunc, *inputs: Any, out: Any = None, where: Any = True, dtype: Any = None
 ) -> Any:
-    """A ufunc on arrays. Raises DtypeError, ShapeError, UnsupportedError."""
+    """Apply a ufunc to arrays. Raises DtypeError, ShapeError, UnsupportedError."""
     if ufunc is np.matmul:
         return store(COMPOSITE["matmul"](*inputs), out)
     operands = [normal(x) for x in inputs]
@@ -281,7 +281,7 @@ def apply(
 
 
 def mapped(fn: str, x: Array) -> Array:
-    """One of FUNCTIONS that is no ufunc of NumPy's."""
+    """Apply one of FUNCTIONS that is no ufunc of NumPy's."""
     return wrap(x.context, x.context.emit_one(Map(fn), x.read()))
 
 

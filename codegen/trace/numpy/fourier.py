@@ -60,7 +60,8 @@ def _real_type(array: Array, fn: str) -> tuple[DType, np.dtype[Any]]:
 
 
 def _along(fn: str, a: Any, n: Any, axis: Any, norm: Any, out: Any = None) -> Any:
-    """One of the op's four, of a dim cut or filled up with zeros to what n points need."""
+    """Transform a dim by one of the op's four functions; the dim is cut or filled up with zeros to
+    n points."""
     array = as_array(a)
     d, scale = dim_of(axis, array.ndim, f"np.fft.{fn}"), _scale(fn, norm)
     have = array.extents[d]
@@ -227,8 +228,8 @@ NAMES = frozenset(
 
 
 def ours_of(function: Any) -> Callable[..., Any] | None:
-    """Our function for one of scipy.fft that NumPy has too; how many workers it asks for, and
-    whether it may write over its operand, changes nothing here."""
+    """Return our function for one of scipy.fft that NumPy has too; how many workers it asks for,
+    and whether it may write over its operand, changes nothing here."""
     name = getattr(function, "__name__", "")
     own = getattr(sys.modules.get("scipy.fft"), name, None) if name in NAMES else None
     if own is not function or own is None:

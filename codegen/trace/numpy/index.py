@@ -224,7 +224,8 @@ def from_the_end(index: Array, extent: Expr) -> Array:
 # ---- x.at[key].add(v), np.add.at(x, key, v) --------------------------------------------------
 
 def combine_at(array: Array, key: Any, value: Any, fn: str) -> None:
-    """array[key] = fn(array[key], value), duplicates of integer arrays combined one by one."""
+    """Assign array[key] = fn(array[key], value), with duplicates of integer arrays combined one by
+    one."""
     key = as_masks(known.plain(key))
     if fn == "set":
         set_(array, key, value)

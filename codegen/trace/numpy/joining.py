@@ -39,7 +39,7 @@ ZERO = expr.const(0)
 
 def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
                 casting: Any = None) -> Array:
-    """Arrays one after the other along a dim."""
+    """Join arrays one after the other along a dim."""
     context = require_context("np.concatenate")
     if isinstance(axis, Array):
         raise UsageError("np.concatenate takes its arrays in one list", found="an array as axis",

@@ -80,7 +80,7 @@ def _blocked(of: str, x: Array, *more: Any) -> Any:
 
 
 def hold(info: Array, message: str, routine: str = "") -> None:
-    """The run ends where a factorisation says that it failed; first, where LAPACK's routine, if it
+    """End the run where a factorisation says that it failed; first, where LAPACK's routine, if it
     is named, did not take what it was given."""
     context, value = info.context, info.read()
     zero = context.emit_one(Full(0, value.type.dtype, ()))
@@ -107,7 +107,7 @@ def adjoint(x: Any) -> Array:
 
 
 def spread(x: Array, lead: Sequence[Any], own: int) -> Array:
-    """With these leading dims; the last `own` stay."""
+    """Return x with these leading dims; the last `own` dims stay."""
     extents = x.extents
     shape = (*lead, *extents[len(extents) - own :])
     return wrap(x.context, broadcast_value(x.context, x.read(), shape), scalar=False)
@@ -141,7 +141,7 @@ def cholesky(a: Any, /, *, upper: bool = False) -> Array:
 
 @derived(linear_back.qr)
 def qr(a: Any, mode: str = "reduced") -> Any:
-    """By reflections, with LAPACK's signs: R may have negative numbers on its diagonal."""
+    """Factor by reflections, with LAPACK's signs: R may have negative numbers on its diagonal."""
     x = _matrix("qr", a)
     if mode not in ("reduced", "complete", "r", "raw"):
         raise UnsupportedError(f"np.linalg.qr with mode={mode!r}",
@@ -159,7 +159,8 @@ def qr(a: Any, mode: str = "reduced") -> Any:
 
 def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True,
         hermitian: bool = False) -> Any:
-    """By LAPACK's gesdd, as NumPy's; of a hermitian matrix, by its eigenvalues."""
+    """Find singular values by LAPACK's gesdd, as NumPy does; of a hermitian matrix, by its
+    eigenvalues."""
     if hermitian:
         return _hermitian_svd(a, compute_uv)
     return _any_svd(a, full_matrices, compute_uv)
@@ -267,7 +268,7 @@ def _pair(what: str, a: Any, b: Any) -> tuple[Array, Array]:
 
 @derived(linear_back.solve)
 def solve(a: Any, b: Any) -> Any:
-    """By elimination with partial pivoting."""
+    """Solve by elimination with partial pivoting."""
     x, y = _pair("solve", a, b)
     made = _solution("solve", x, y)
     return shaping.squeeze(made, -1) if as_array(b).ndim == 1 else made
@@ -339,7 +340,7 @@ def _least(x: Array, of: Array | None = None) -> Any:
 
 @derived(linear_back.pinv)
 def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = 0) -> Any:
-    """By singular values; those up to rcond times the largest count as 0."""
+    """Invert by singular values; those up to rcond times the largest count as 0."""
     x = _matrix("pinv", a)
     if rcond is None:
         rcond = _least(x) if rtol is None else rtol or 1e-15
@@ -504,7 +505,7 @@ def matrix_power(a: Any, n: int) -> Any:
 
 
 def multi_dot(arrays: Any, *, out: Any = None) -> Any:
-    """In the order that multiplies least, if all extents are known while building."""
+    """Multiply in the order that multiplies least, if all extents are known while building."""
     found = [as_array(x) for x in arrays]
     if len(found) < 2:
         raise ShapeError("np.linalg.multi_dot: expected at least two arrays", found=str(len(found)),

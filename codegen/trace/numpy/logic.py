@@ -33,12 +33,12 @@ def or_(first: Any, *rest: _Later) -> Any:
 
 
 def both(first: Any, *rest: _Later) -> Any:
-    """`and` where its truth alone is asked: operands of any types."""
+    """Compute `and` where its truth alone is asked: operands of any types."""
     return _first_deciding(False, first, rest, as_truth=True)
 
 
 def either(first: Any, *rest: _Later) -> Any:
-    """`or` where its truth alone is asked."""
+    """Compute `or` where its truth alone is asked."""
     return _first_deciding(True, first, rest, as_truth=True)
 
 
@@ -65,7 +65,7 @@ def _known_truth(x: Any) -> bool | None:
 
 
 def _short_circuit(stop: bool, left: Any, right: _Later, as_truth: bool) -> Any:
-    """`left` where its truth is `stop`, else `right()`, captured in an arm of its own."""
+    """Return `left` where its truth is `stop`, else `right()`, captured in an arm of its own."""
     on = condition(left, "and, or, not")
     is_truth = isinstance(left, Array) and left.scalar and left.dtype == np.bool_
 
@@ -121,7 +121,7 @@ def any_of(values: Sequence[Any]) -> Any:
 
 
 def _in(x: Any, container: Any) -> Any:
-    """x in container, as Python asks one element after the other."""
+    """Return x in container, as Python asks one element after the other."""
     if isinstance(container, Array):
         return truth(np.any(container == x))
     refuse_left_early(container)

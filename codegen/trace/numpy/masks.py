@@ -32,7 +32,7 @@ def is_mask(item: Any) -> bool:
 
 
 def masked(array: Array, key: Any) -> Chosen | None:
-    """x[key] with one mask in the key; None where it has none."""
+    """Return x[key] for a key with one mask; None where it has none."""
     if not any(is_mask(i) for i in (key if isinstance(key, tuple) else (key,))):
         return None
     raw, _ = subscripts.expand(array, key)
@@ -140,7 +140,7 @@ class Chosen(NDArrayOperatorsMixin):
         return out[0]
 
     def computed(self, name: str, by_name: Any, args: Any, options: Any) -> Any:
-        """A function of NumPy's with it among its arguments. by_name: our functions."""
+        """Run a function of NumPy's that has this among its arguments. by_name: our functions."""
         if name in _REDUCED:
             return reduced(name, *args, **options)
         first = next((x for x in args if isinstance(x, Chosen)), None)
@@ -296,7 +296,7 @@ _REDUCED: dict[str, Callable[..., Any]] = {
 
 
 def reduced(name: str, chosen: Any, axis: Any = None, *args: Any, **options: Any) -> Any:
-    """A reduction of all that is chosen, or over a tuple of dims with the chosen one among them."""
+    """Reduce all that is chosen, or along a tuple of dims with the chosen one among them."""
     if not isinstance(chosen, Chosen) or options.get("where", True) is not True:
         raise refused()
     options = {k: v for k, v in options.items() if v is not np._NoValue}

@@ -103,7 +103,8 @@ def _merged(axes: tuple[str, ...], rows: list[Array], what: Merge) -> list[Array
     at = expr.symbol(p)
 
     def exchanged(rows: Sequence[Array], to: Expr, sends: Expr) -> list[Array]:
-        """The one of two partners that stands first keeps the first half of both blocks."""
+        """Merge the blocks of two partners: the one that stands first keeps the first half of
+        both."""
         theirs = communicate.send_by(context, axes, p, to, sends, rows)
         side = (sends * (1 + expr.lt(to, at))).subst({p: mesh.position(axes)})
         values = [x.read() for pair in zip(rows, theirs, strict=True) for x in pair]
@@ -111,8 +112,8 @@ def _merged(axes: tuple[str, ...], rows: list[Array], what: Merge) -> list[Array
         return [wrap(context, v, scalar=False) for v in context.emit(what, values)]
 
     def swapped(distance: Expr, down: int) -> Expr:
-        """The partner at a distance: the one above or, if there is an odd number of times the
-        distance before a member, below; down 1: the other way round."""
+        """Return the position of the partner at a distance: the one above or, if there is an odd
+        number of times the distance before a member, below; down 1: the other way round."""
         odd = expr.eq(expr.mod(expr.floordiv(at, distance), expr.const(2)), 1)
         return at + distance * ((1 - 2 * odd) * (1 - 2 * down))
 

@@ -59,7 +59,7 @@ def order_by(keys: Sequence[Array], d: int) -> Array:
 
 
 def whole_key(array: Array) -> Array:
-    """Keys as int64; zeros of both signs are equal."""
+    """Return keys as int64; zeros of both signs are equal."""
     keys = keys_of(array, one_zero=True)
     whole = as_array(keys, dtypes.INT64)
     return whole ^ -(2**63) if keys.type.dtype.name == "uint64" else whole
@@ -71,7 +71,8 @@ def part_type(dtype: DType) -> DType:
 
 
 def pair_of(array: Array) -> list[Array]:
-    """Complex numbers as two keys: numbers first, then x + nan j, nan + y j, and nan + nan j."""
+    """Return complex numbers as two keys: numbers first, then x + nan j, nan + y j, and nan + nan
+    j."""
     parts = [part(array) for part in (picking.real, picking.imag)]
     (re, im), (no_re, no_im) = ([f(x) for x in parts] for f in (
         whole_key, lambda x: apply(np.isnan, x)))

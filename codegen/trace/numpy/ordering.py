@@ -41,7 +41,7 @@ from codegen.trace.ranks import communicate, mapping
 
 
 def _sort_back(args: Any, made: Any, given: Any, stable: Any) -> Any:
-    """Each element where it came from."""
+    """Put each element of the cotangent where the sorted element came from."""
     x, axis = args[:2]
     if axis is None:
         return [shaping.reshape(_sort_back((shaping.ravel(x), 0), made, given, stable)[0], x.shape)]
@@ -52,7 +52,8 @@ def _sort_back(args: Any, made: Any, given: Any, stable: Any) -> Any:
 @derived(_sort_back)
 def sort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
          stable: Any = None) -> Any:
-    """Ascending, NaN last; -0.0 before 0.0, or as they stand where it is to be stable."""
+    """Sort in ascending order, NaN last; -0.0 before 0.0, or as they stand where it is to be
+    stable."""
     array, d = _lane(x, axis, order, "np.sort", kind)
     axes, dtype = split_over(array, d), array.type.dtype
     if axes and dtype.kind == "c":
@@ -189,7 +190,8 @@ def _largest_of_ranks(array: Array, d: int, axes: tuple[str, ...], k: int) -> An
 
 
 def partition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:
-    """At each k what sorting puts there, nothing larger before it, nothing less behind it."""
+    """Return an array with, at each k, what sorting puts there, nothing larger before it, nothing
+    less behind it."""
     array, d = _lane(x, axis, order, "np.partition", kind)
     places = _places(array, d, kth, "np.partition")
     if split_over(array, d) or array.type.dtype.kind == "c" or array.context.recordings:
@@ -278,8 +280,8 @@ def _longer_dim(array: Array, d: int) -> int | None:
 
 
 def _counted(array: Array, d: int, axes: tuple[str, ...], places: Any) -> Array:
-    """Keys at places along a split dim, digit by digit: the ranks count together how many elements
-    with the digits found so far have which one next."""
+    """Find the keys at places along a split dim, digit by digit: the ranks count together how many
+    elements with the digits found so far have which one next."""
     layout = array.read().type.layout
     assert layout is not None
     rest = as_written((*layout[:d], *layout[d + 1 :]))

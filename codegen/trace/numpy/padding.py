@@ -28,7 +28,7 @@ from codegen.trace.numpy.shaping import broadcast_to, expand_dims, flip, moveaxi
 
 
 def pad(x: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> Array:
-    """All of NumPy's modes but a function of yours."""
+    """Pad by all of NumPy's modes but a function of yours."""
     array = as_array(x)
     if isinstance(pad_width, (Number, Array)):
         pad_width = ((pad_width, pad_width),) * array.ndim
@@ -63,12 +63,13 @@ def pad(x: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> Array
 
 
 def _sides(x: Any, ndim: int) -> Any:
-    """For each dim what stands before and behind, of one for all of them or for each."""
+    """Return, for each dim, what stands before and behind it, from one pair for all dims or one for
+    each."""
     return np.broadcast_to(np.asarray(x, object), (ndim, 2)).tolist()
 
 
 def _wide(array: Array, d: int, part: Any, count: Any) -> Array:
-    """One row along a dim, so many times."""
+    """Return one row along a dim, repeated so many times."""
     return broadcast_to(part, (*array.shape[:d], count, *array.shape[d + 1 :]))
 
 

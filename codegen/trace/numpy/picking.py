@@ -91,7 +91,7 @@ def select_(conditions: Any, choices: Any, default: Any = 0) -> Array:
 
 
 def piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **options: Any) -> Any:
-    """Functions of those elements for which a condition holds, each in its place."""
+    """Apply functions to those elements for which a condition holds, each in its place."""
     array = shaping.atleast_1d(x)
     given = condlist if isinstance(condlist, (list, tuple)) else list(
         [condlist] if as_array(condlist).ndim < 2 else condlist)
@@ -153,7 +153,7 @@ def _by_mode(indices: Any, count: Any, mode: str) -> Any:
 
 
 def take_along_axis(x: Any, indices: Any, axis: Any = -1) -> Array:
-    """x at one index per place along a dim."""
+    """Take x at one index per place along a dim."""
     array, at = as_array(x), as_array(indices, dtypes.INT64)
     if axis is None:
         array, axis = shaping.ravel(array), 0

@@ -54,8 +54,8 @@ def _mode(what: str, mode: Any) -> str:
 
 
 def convolve(a: Any, v: Any, mode: Any = "full") -> Any:
-    """By shifted products of the longer operand: all of a kernel whose extent is known, in sums of
-    64 at most; else by a sum for each result."""
+    """Convolve by shifted products of the longer operand: all of a kernel whose extent is known, in
+    sums of 64 at most; else by a sum for each result."""
     mode = _mode("np.convolve", mode)
     x, kernel = _operands("np.convolve", shaping.atleast_1d(a), shaping.atleast_1d(v))
     if _shorter("np.convolve", x, kernel, mode):
@@ -287,7 +287,7 @@ def _series(several: Any, trim: bool = True) -> list[Array]:
 
 def _fitted(vander_f: Any, x: Any, y: Any, deg: Any, rcond: Any = None, full: bool = False,
             w: Any = None) -> Any:
-    """Without the warning of a low rank, which only the run knows."""
+    """Fit as np.polynomial does, without the warning of a low rank, which only the run knows."""
     fit: Any = polyutils._fit
     made = rewritten(fit)(vander_f, x, y, deg, rcond, True, w)
     return made if full else made[0]

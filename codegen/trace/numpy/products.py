@@ -121,7 +121,7 @@ def kron(x: Any, y: Any) -> Array:
 
 
 def tensordot(x: Any, y: Any, axes: Any = 2) -> Any:
-    """Sum over dims of both: transposed and reshaped into one matmul."""
+    """Sum over dims of both operands: they are transposed and reshaped into one matmul."""
     a, b = as_array(x), as_array(y)
     if isinstance(axes, int):
         da, db = tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes))
@@ -178,8 +178,8 @@ def _subscripts(text: str, arrays: Sequence[Array]) -> tuple[list[str], str]:
 
 def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = None,
            dtype: Any = None, **_: Any) -> Any:
-    """Each pair through one matmul, in the order of optimize=, which NumPy finds where it is none:
-    results are the same but for rounding."""
+    """Multiply each pair of operands by one matmul, in the order of optimize=, which NumPy finds
+    where it is none: results are the same but for rounding."""
     text, given = _as_text(subscripts, operands)
     arrays = [as_array(x, dtype) for x in given]
     terms, output = _subscripts(text, arrays)
@@ -252,7 +252,7 @@ def einsum_path(subscripts: Any, *operands: Any, optimize: Any = "greedy", **_: 
 
 
 def _without_repeats(term: str, array: Array) -> tuple[str, Array]:
-    """A letter that stands twice means the diagonal."""
+    """Replace a letter that stands twice by the diagonal of its two dims."""
     for c in dict.fromkeys(term):
         while term.count(c) > 1:
             first = term.index(c)
@@ -263,7 +263,8 @@ def _without_repeats(term: str, array: Array) -> tuple[str, Array]:
 
 
 def _without_ones(term: str, array: Array, extents: dict[str, Expr]) -> tuple[str, Array]:
-    """A dim of extent 1 that meets a longer one broadcasts: without it, each meets the same."""
+    """Drop dims of extent 1 that meet longer ones and broadcast: without them, each letter meets
+    the same extent."""
     dims = tuple(d for d, c in enumerate(term) if array.extents[d] == 1 and extents[c] != 1)
     kept = "".join(c for d, c in enumerate(term) if d not in dims)
     return (kept, shaping.squeeze(array, dims)) if dims else (term, array)

@@ -49,7 +49,7 @@ def dims_of(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
 
 
 def dim_of(axis: Any, ndim: int, what: str) -> int:
-    """NumPy's axis argument where it is one number."""
+    """Return the dim of NumPy's axis argument where it is one number."""
     if isinstance(axis, (tuple, list)):
         raise ShapeError(f"{what}: one axis is an integer",
                          expected=f"a dim from {-ndim} to {ndim - 1}", found=str(axis))
@@ -344,7 +344,7 @@ cumsum, cumprod = _cumulative("add", "np.cumsum"), _cumulative("mul", "np.cumpro
 
 
 def floats(array: Array) -> Array:
-    """Integers as float64; others as they are."""
+    """Return integers as float64; others as they are."""
     return as_array(array, dtypes.FLOAT64) if array.type.dtype.kind in "biu" else array
 
 

@@ -355,7 +355,7 @@ def _place(array: Array, inside: Any, low: Array, high: Array, edges: Array, cou
 
 def histogram2d(x: Any, y: Any, bins: Any = 10, range: Any = None, density: Any = None,
                 weights: Any = None) -> tuple[Any, Any, Any]:
-    """Counts between edges along two dims, and the edges."""
+    """Return counts between edges along two dims, and the edges."""
     if not _is_count(bins) and (isinstance(bins, Array) or len(bins) not in (1, 2)):
         bins = [bins, bins]
     made, edges = histogramdd([x, y], bins, range, density, weights)

@@ -413,7 +413,7 @@ def triangle(keep_lower: bool, what: str) -> Any:
 
 
 def _grid(array: Array, dim: int) -> Array:
-    """Positions along one of the last two dims, as a column or a row."""
+    """Return positions along one of the last two dims, as a column or a row."""
     return global_indices(array.context, array.extents[dim], ZERO, dim + 2, 2)
 
 

@@ -111,7 +111,8 @@ def unique(
     ar: Any, return_index: bool = False, return_inverse: bool = False,
     return_counts: bool = False, axis: Any = None, *, size: int, fill_value: Any = None,
 ) -> Any:
-    """All NaN are equal. fill_value: the smallest element by default. axis: of its parts, whole."""
+    """Return the sorted elements, each once; all NaN are equal. fill_value: the smallest element by
+    default. axis: of its parts, whole."""
     if axis is None or np.ndim(ar) == 1:
         x = _row(ar)
         order = np.argsort(x, kind="stable") if return_index else None
@@ -190,7 +191,7 @@ def setdiff1d(
 def setxor1d(
     ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int, fill_value: Any = None
 ) -> Any:
-    """A NaN equals no other array's."""
+    """Return the elements that are in one of the arrays only; a NaN equals no other array's."""
     x, y = _row(ar1), _row(ar2)
     found = np.sort(np.concatenate([x, y]))
     mask, nan = _firsts(found) & (np.isin(found, x) != np.isin(found, y)), _nan(found)

@@ -53,7 +53,7 @@ def _logit(x: Any) -> Any:
 
 
 def _entropy(x: Any, y: Any, more: Any, at_zero: Any) -> Any:
-    """x log(x / y) + more of what is positive; infinity where it is not defined."""
+    """Return x log(x / y) + more where x and y are positive; infinity where it is not defined."""
     made = select((x > 0) & (y > 0), x * f.log(x / y) + more,
                   select((x == 0) & (y >= 0), at_zero, np.inf))
     return select(f.isnan(x) | f.isnan(y), np.nan, made)
@@ -142,7 +142,7 @@ def _inv_boxcox_slopes(y: Any, power: Any, grown: Any) -> list[Any]:
 
 
 def _quotient(x: Any, y: Any) -> Any:
-    """x / y, and 0 where both are 0."""
+    """Return x / y, and 0 where both are 0."""
     return x / select((x == 0) & (y == 0), 1.0, y)
 
 
@@ -211,7 +211,8 @@ UFUNCS = {name: _of_floats(name, formula) for name, formula in _FORMULAS.items()
 
 
 def _shifted(x: Any, axis: Any, keepdims: bool = True) -> tuple[Array, Array]:
-    """x minus its largest element along an axis, and that element: 0 where it is infinite."""
+    """Return x minus its largest element along an axis, and that element: 0 where it is
+    infinite."""
     array = reducing.floats(as_array(x))
     most = reducing.max_(array, axis, keepdims=True)
     most = select(f.isfinite(most), most, as_array(0, numpy_dtype(array.type.dtype)))

@@ -192,7 +192,7 @@ def quantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input:
 
 def nanquantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
                 method: str = "linear", keepdims: Any = False, **other: Any) -> Any:
-    """np.quantile of what is no NaN."""
+    """Return np.quantile of the elements that are not NaN."""
     return _quantiles("np.nanquantile", x, q, axis, out, method, keepdims, True, other)
 
 
@@ -293,7 +293,8 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -
 
 
 def gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> Any:
-    """Central differences, one-sided ones at the ends; spacing: numbers, or places along a dim."""
+    """Return central differences, one-sided ones at the ends; spacing: numbers, or places along a
+    dim."""
     array = as_array(f)
     array = reducing.floats(array)
     dims = reducing.dims_of(axis, array.ndim, "np.gradient")
@@ -339,7 +340,8 @@ def _slope(f: Array, step: Any, d: int, order: int) -> Array:
 
 
 def _edge_slope(f0: Array, f1: Array, f2: Array, a: Any, b: Any) -> Array:
-    """At the first of three places, of which the second is a away, and the third b from it."""
+    """Return the slope at the first of three places, of which the second is a away, and the third b
+    from it."""
     return as_array(f0 * (-(2 * a + b) / (a * (a + b))) + f1 * ((a + b) / (a * b))
                     - f2 * (a / (b * (a + b))))
 
@@ -406,7 +408,7 @@ def _without_nan(reduce: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _extreme_number(fn: str) -> Callable[..., Any]:
-    """NaN only where there is nothing else."""
+    """Return np.nanmax or np.nanmin, which gives NaN only where there is nothing else."""
 
     def call(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False,
              initial: Any = None, where: Any = True) -> Any:

@@ -149,7 +149,7 @@ def _running(ufunc: np.ufunc, x: Any, d: int, dtype: Any) -> Any:
 
 
 def _of_segments(ufunc: np.ufunc, x: Any, d: int, dtype: Any, begin: Array) -> Any:
-    """All segments at once, an element of each in every turn."""
+    """Reduce all segments in one loop, which takes an element of each in every turn."""
     lanes = _lanes(ufunc, x, d, dtype)
     n, wide = lanes.shape[0], (begin.shape[0], *[1] * (lanes.ndim - 1))
     ends = joining.concatenate([begin[1:], as_array([n], dtypes.INT64)])
@@ -166,7 +166,7 @@ def _of_segments(ufunc: np.ufunc, x: Any, d: int, dtype: Any, begin: Array) -> A
 
 
 def _one_by_one(ufunc: np.ufunc, array: Array, key: Any, value: Any) -> None:
-    """array[key] = ufunc(array[key], value) for one place after the other."""
+    """Assign array[key] = ufunc(array[key], value) for one place after the other."""
     items = known.plain(key) if isinstance(key, tuple) else (known.plain(key),)
     if any(i is ... or i is None or isinstance(i, slice) or is_mask(i) for i in items):
         raise unsupported(f"np.{ufunc.__name__}.at of slices, where an index may come twice,",
@@ -226,7 +226,8 @@ def reduceat(ufunc: np.ufunc, x: Any, indices: Any, axis: Any = 0, dtype: Any = 
 
 
 def _of_slices(fn: str, array: Array, d: int, begin: Any, counts: Any) -> Any:
-    """Segments that are few, or equally long but for the last one, as slices; None: others."""
+    """Reduce segments that are few, or equally long but for the last one, as slices; None for
+    others."""
     kind = array.type.dtype.kind
     if not len(begin) or np.any(begin[1:] <= begin[:-1]) or kind == "c":
         return None

@@ -56,7 +56,8 @@ def widened(context: Context, value: Value) -> Value:
 
 
 def contributed(array: Array, fn: str, what: str) -> Value:
-    """Bools are counted, as NumPy's sum and product of them do; all else keeps them bools."""
+    """Return what a rank contributes: sums and products count bools, as NumPy's do; all else keeps
+    them bools."""
     value = array.read()
     kind = value.type.dtype.kind
     if fn.startswith("bit_") and kind in "fc":

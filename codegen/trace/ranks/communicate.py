@@ -52,7 +52,7 @@ def member_of(context: Context, axes: Axes) -> Sym:
 
 
 def at_member(context: Context, axes: Axes, e: Expr, position: Expr) -> Expr:
-    """e as the member at this position sees it."""
+    """Return e as the member at this position evaluates it."""
     return e.subst(context.mesh.at(axes, position))
 
 
@@ -117,7 +117,7 @@ Route = tuple[Expr, Expr, "Expr | None", "Expr | None"]
 
 
 def _sources(to: Expr, sends: Expr, p: Sym, n: Expr) -> tuple[Expr | None, Expr | None]:
-    """Who sends to p, and whether anybody does; None where members find out while they run.
+    """Return who sends to p, and whether anybody does; None where members find out while they run.
 
     They do where a counter or a computed integer decides and nothing is proved: then two that send
     to one are seen.

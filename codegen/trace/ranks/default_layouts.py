@@ -26,7 +26,8 @@ from codegen.variance import Axes, InBody
 def computed_layouts(
     context: Context, returned: Any, body: Region, operands: Sequence[Value]
 ) -> list[Layout]:
-    """One per result of the body. operands: the global arrays that its arguments are shards of."""
+    """Return one layout per result of the body. operands: the global arrays that its arguments are
+    shards of."""
     layouts = [v.type.layout or () for v in operands]
     known = InBody(context.mesh, body, layouts)
     cuts = _Cuts(context.mesh, [*((v.type.shape, v.type.layout or ()) for v in operands),
@@ -181,7 +182,8 @@ class _Refused:
         return f'spmd.require({n} % spmd.axis_size("{self.axis}") == 0)'
 
     def suggested(self, value: Value, axes: Axes) -> Layout:
-        """Each axis along the dim that it cuts, the first where there is none."""
+        """Return a layout with each axis along the dim that it cuts, the first dim where there is
+        none."""
         shape = value.type.shape
         entries: list[LayoutEntry] = [()] * max(len(shape), 1)
         for axis in self.cuts.mesh.axes:

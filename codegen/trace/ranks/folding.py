@@ -34,7 +34,7 @@ SHORT = 48  # bytes: what all can have of all, on many ranks too, and what costs
 
 
 def folded(context: Context, axes: Axes, x: Array, op: Any, what: str, prefix: bool) -> Array:
-    """x of all members combined by op; prefix: of those up to this one.
+    """Combine x of all members by op; prefix: of those up to this one.
 
     A short x all get from all at once. Where op works element by element, each member combines a
     block of everybody's x; else all combine all, in as many steps as there are members, in each of
@@ -116,7 +116,8 @@ def _again(context: Context, region: Region, a: Array, b: Array) -> Array:
 
 
 def _in_blocks(context: Context, axes: Axes, x: Array, each: Region, prefix: bool) -> Array:
-    """Member k gets block k of everybody's x, combines, and gives back what others want of it."""
+    """Combine in blocks: member k gets block k of everybody's x, combines, and gives back what
+    others want of it."""
     size = number(context.mesh.size(axes))
     rows = all_to_all(x.reshape((1, -1)), axes, 1, 0, tiled=True)
 

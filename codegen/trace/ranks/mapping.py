@@ -151,8 +151,8 @@ def call(
     mesh: Any = None, in_layouts: Any = None, out_layouts: Any = ..., pad: bool = False,
     sure: bool = False,
 ) -> Any:
-    """Capture function(*args) as one rank's view; its results as global arrays. sure: the user says
-    that they are as their layouts say."""
+    """Capture function(*args) as one rank's view; return its results as global arrays. sure: the
+    user says that they are as their layouts say."""
     if context.rank_view:
         raise ProgramError("a shard_map inside a shard_map",
                            expected="one shard_map at a time: arrays are local already",
@@ -260,7 +260,7 @@ def _check_returned(leaves: Sequence[Any]) -> None:
 def _given_layouts(
     context: Context, returned: Any, values: Sequence[Value], out_layouts: Any, pad: bool
 ) -> list[Layout]:
-    """One per result, as the user says."""
+    """Return one layout per result, as the user says."""
     several = isinstance(returned, (tuple, list, dict))
     alone = returned if isinstance(returned, (Array, Number)) or several else np.asarray(returned)
     specs = spread(out_layouts, returned if several else (alone,))

@@ -69,7 +69,7 @@ class _Walked:
         self.said: set[Value] = set()
 
     def follow(self, context: Context) -> None:
-        """Walk what is new in the open blocks; and what stands behind anything that changed."""
+        """Walk the new ops in the open blocks, and the ops behind any that changed."""
         found, before = self.found, self.blocks
         split: dict[Value, Iterable[str]] = dict(context.split)
         for captured in context.captured:

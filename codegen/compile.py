@@ -93,7 +93,7 @@ class Levels:
 
 
 def lower(graph: Module) -> Levels:
-    """All levels below a Graph. Raises the error classes of codegen.errors."""
+    """Return all levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
     graph = through(check, check(graph), check_replicas, with_cast_constants, without_common,
                     compared, at_once, sums_at_once, in_pieces, in_blocks, row_wise)
@@ -123,7 +123,7 @@ def lower(graph: Module) -> Levels:
 def through(
     check: Callable[[Level], Level], level: Level, *passes: Callable[[Level], Level]
 ) -> Level:
-    """What passes make of a level, one after the other, checked where one has changed it."""
+    """Return a level after some passes, checked after each pass that changed it."""
     for of in passes:
         made = of(level)
         level = level if made is level else check(made)
@@ -131,7 +131,7 @@ def through(
 
 
 def split(graph: Module) -> Split:
-    """What ranks hold of a Graph's values, and its Program."""
+    """Return which parts of a Graph's values ranks hold, and the Graph's Program."""
     demands = Demands(check(graph))
     return demands, through(check, check(partition(graph, demands)), with_sums_behind)
 
@@ -140,7 +140,7 @@ def build(
     program: Any, parameters: Mapping[str, Any], *, target: str = "native",
     store: kept.BuildStore | None = None, checks: Collection[str] = (),
 ) -> bytes:
-    """The image of a program (an ELF shared object) for a target instruction set.
+    """Return the image of a program (an ELF shared object) for a target instruction set.
 
     store: where machine code of earlier builds may be, and that of this one goes. checks: names of
     codegen.check_names, of what the image checks while it runs; POINTS: it can be kept and resumed.

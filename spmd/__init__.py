@@ -179,7 +179,7 @@ _HOMES = {
 
 
 def foreign_codegen() -> str:
-    """What is wrong when the `codegen` that Python finds is not this project's, else ""."""
+    """Return what is wrong when the `codegen` that Python finds is not this project's, else ""."""
     try:
         import_module("codegen.errors")
     except ImportError:

@@ -34,7 +34,7 @@ class Cache:
         self.used = False  # something was found
 
     def get(self, key: str) -> bytes | None:
-        """What was kept under a key; using it makes it young again."""
+        """Return what was kept under a key; using it makes it young again."""
         name = self._read(f"{key}.key").decode("ascii", "replace")
         if len(name) != 64 or not name.isalnum():
             return None
@@ -64,7 +64,7 @@ class Cache:
             pass
 
     def _is_ours(self) -> bool:
-        """Whether nobody else can write there: what is kept will be run."""
+        """Return whether nobody else can write there: what is kept will be run."""
         found = os.stat(self.folder)
         return found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
@@ -84,7 +84,7 @@ class Cache:
         return data
 
     def _write(self, name: str, data: bytes) -> None:
-        """In one step: whoever reads meanwhile sees the old file or the new one."""
+        """Write a file in one step: whoever reads meanwhile sees the old file or the new one."""
         with whole(os.path.join(self.folder, name), sync=False) as file:
             file.write(data)
 
@@ -109,7 +109,7 @@ class Cache:
 
 
 def place() -> str:
-    """The folder; "" where there is to be none."""
+    """Return the folder; "" where there is to be none."""
     chosen = os.environ.get(CHOSEN, "")
     if chosen:
         return "" if chosen == "off" else os.path.abspath(chosen)

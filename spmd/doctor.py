@@ -45,7 +45,7 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
 
 
 def table(checks: list[Check]) -> str:
-    """The lines, aligned, and what to make of them."""
+    """Return the lines, aligned, and what to make of them."""
     widths = [max(len(getattr(c, part)) for c in checks) for part in ("name", "state")]
     lines = []
     for check in checks:
@@ -100,7 +100,8 @@ def software(engine: Check) -> Iterator[Check]:
 
 
 def _package(name: str, module: str, need: str) -> Check:
-    """need: what alone cannot be done without it; "" for everything."""
+    """Check that a package is installed. need: what alone cannot be done without it; "" for
+    everything."""
     if find_spec(module) is not None:
         return Check(name, OK, version_of(name) or "of unknown version")
     return Check(name, WARNING if need else MISSING,

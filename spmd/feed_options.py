@@ -19,7 +19,7 @@ _HOURS = re.compile(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d")
 
 
 def add(feed: Any) -> None:
-    """All commands of feed."""
+    """Add all commands of feed to its parser."""
     commands = feed.add_subparsers(dest="what", metavar="COMMAND", required=True)
     for name, (what, options) in COMMANDS.items():
         one = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
@@ -196,7 +196,7 @@ NONE = object()  # such a setting, which is given; None: it is not given
 
 
 def given_settings(asked: Any) -> dict[str, Any]:
-    """Those that stand on the command line."""
+    """Return the settings that stand on the command line."""
     found = {name: getattr(asked, name, None) for name in (*SETTINGS, "image")}
     return {name: None if value is NONE else value for name, value in found.items()
             if value is not None}

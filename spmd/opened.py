@@ -110,7 +110,7 @@ class Opened:
                 self._group.end_area()
 
     def _take_turn(self, waits: bool) -> None:
-        """The engine runs one call of a job at a time; the calls of other threads wait."""
+        """Wait for the turn of this thread: the engine runs one call of a job at a time."""
         self._check_owner()
         if not self._turns.take(waits):
             raise refused()
@@ -294,7 +294,7 @@ class Opened:
         return {None: self._face}
 
     def _profiled(self, arguments: dict[str, Any]) -> tables.Profile:
-        """Run once. Return, in every process, where the time went on all ranks."""
+        """Run once and return, in every process, where the time went on all ranks."""
         job, times = self._measured(arguments, events=False)
         rows = self.processes.broadcast(timeline.profile(job, times) if times else None)
         ranks = job.setup.ranks
@@ -310,7 +310,7 @@ class Opened:
     def _measured(
         self, arguments: dict[str, Any], events: bool
     ) -> tuple[Job, list[timeline.RankEvents]]:
-        """Run once. Return the job, and in process 0 the times of all ranks."""
+        """Run once and return the job, and in process 0 the times of all ranks."""
         self._launch.times = events
         self._once(arguments)
         assert self._job is not None
@@ -435,7 +435,7 @@ class Opened:
         self._prepared[self._key(face, arguments, only)] = call
 
     def _end_failed(self) -> None:
-        """A call has failed: its job is ended, and state is what it was before the call."""
+        """End the job after a call that has failed; state is what it was before the call."""
         if self._job is not None and (self._job.broken or not self._group.is_led):
             self._undo(self._job)
         self._save_state()

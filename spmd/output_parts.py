@@ -24,7 +24,8 @@ MOST_GATHERED = 1 << 30  # bytes of one process that are gathered: MPI counts th
 
 
 def hosted_parts(job: Job, array: int) -> list[tuple[tuple[int, ...], np.ndarray]]:
-    """Where the hosted ranks' parts of an input or output begin, and views of their elements."""
+    """Return where the hosted ranks' parts of an input or output begin, and views of their
+    elements."""
     row = job.array(array)
     dtype = numpy_dtype(row["dtype"])
     ranks: Iterable[int] = job.setup.owners(row["layout"])
@@ -88,7 +89,7 @@ def store(job: Job, array: int, path: str, start: int, what: str) -> None:
 def _store_part(
     fd: int, start: int, shape: tuple[int, ...], offsets: tuple[int, ...], part: np.ndarray
 ) -> None:
-    """A part lies in runs: the trailing dims that it has in full, and one more."""
+    """Write a part in runs: the trailing dims that it has in full, and one more."""
     inner = len(shape)
     while inner > 0 and part.shape[inner - 1] == shape[inner - 1]:
         inner -= 1
@@ -109,7 +110,7 @@ def gather(
     comm: Any, parts: list[tuple[tuple[int, ...], np.ndarray]], shape: tuple[int, ...],
     dtype: np.dtype, root: int = 0,
 ) -> np.ndarray | None:
-    """The global array in process `root`, None in the others. Every process must come."""
+    """Return the global array in process `root`, None in the others. Every process must come."""
     everyones = comm.gather(parts, root=root)
     if everyones is None:
         return None

@@ -197,8 +197,8 @@ class PreparedCall:
         return arrays
 
     def finish(self, arrays: list[np.ndarray]) -> list[np.ndarray | None]:
-        """After a run: states get their new values. Return the outputs, of which `arrays` are the
-        room; None for those that are not computed."""
+        """Finish a call after its run, so that states get their new values. Return the outputs, of
+        which `arrays` are the room; None for those that are not computed."""
         self.job.finish(self.pointer)
         computed = iter(arrays)
         return [next(computed) if there else None for there in self._there]

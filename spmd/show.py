@@ -32,7 +32,7 @@ RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 
 
 def command(asked: argparse.Namespace, _: Processes) -> int:
-    """`spmd show`."""
+    """Run the command `spmd show`."""
     what = asked.what or ["manifest"]
     if asked.ranks and not {"layouts", "schedule"} & {*what}:
         raise UsageError("--ranks is for the bytes that --layouts shows, and for --schedule",
@@ -170,7 +170,7 @@ def shape_text(array: dict[str, Any]) -> str:
 
 
 def summary(image: reader.ImageFile) -> Iterator[str]:
-    """One screen: what the image is, takes, gives and does."""
+    """Yield the lines of one screen: what the image is, takes, gives and does."""
     m = image.manifest
     target = m["target"]
     yield f"program     {m['program']}"
@@ -222,7 +222,8 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
 
 
 def _entry_rows(m: dict[str, Any]) -> Iterator[str]:
-    """What stays between calls, and what each entry takes, gives and does with it."""
+    """Yield lines about what stays between calls, and what each entry takes, gives and does with
+    it."""
     names = list(states_of(m))
     rows = ((a["name"], f"{a['dtype']}[{shape_text(a)}] over {layout_text(a['layout'])}", "")
             for _, a in states_of(m).values())
@@ -239,14 +240,14 @@ def _entry_rows(m: dict[str, Any]) -> Iterator[str]:
 
 
 def _whole_trees(some: list[str], known: list[str]) -> str:
-    """These names, with that of a tree where all of its arrays are among them."""
+    """Return these names, with that of a tree where all of its arrays are among them."""
     every = roots(known)
     return ", ".join(root if mine == every[root] else ", ".join(mine)
                      for root, mine in roots(some).items())
 
 
 def _face_rows(m: dict[str, Any], face: Face, numbers: bool = True) -> Iterator[str]:
-    """What a call takes and gives. numbers: of buffers too."""
+    """Yield lines about what a call takes and gives. numbers: of buffers too."""
     for s in m["scalars"]:
         if s["name"] in face.scalars and "at_most" not in s:
             yield f"scalar      {s['name']}: {s['dtype']} = {s['default']}"
@@ -278,7 +279,7 @@ def _used(row: dict[str, Any]) -> str:
 
 
 def _feed_rows(feed: dict[str, Any]) -> Iterator[str]:
-    """What it gives, and how often the program takes that, and sends."""
+    """Yield lines about a feed: its fields, and how often the program takes batches, and sends."""
     counts = ", ".join(f"{many} {kind}{'s' * (many != 1)}" for kind in ("take", "send")
                        if (many := len(feed[f"{kind}s"])))
     yield f"feed        {feed['name']}: {counts}"

@@ -56,7 +56,8 @@ HANDING_ON = tuple(
 
 
 def find_program(path: str) -> Any:
-    """The program that FILE.py[:NAME] names; NAME may be left out where there is one only."""
+    """Return the program that FILE.py[:NAME] names; NAME may be left out where there is one
+    only."""
     name = path[len(program_file(path)) + 1 :]
     path = program_file(path)
     try:
@@ -88,7 +89,8 @@ def find_program(path: str) -> Any:
 
 
 def _executed(path: str, text: bytes) -> dict[str, Any]:
-    """The names that a Python file defines. Its own folder can be imported from, as in a script."""
+    """Return the names that a Python file defines. Its own folder can be imported from, as in a
+    script."""
     stem = os.path.splitext(os.path.basename(path))[0]
     module = ModuleType(stem)
     module.__file__ = os.path.abspath(path)
@@ -116,7 +118,8 @@ _DEFECTS = (AssertionError, AttributeError, LookupError, TypeError, ValueError) 
 
 
 def guarded(step: Any) -> Any:
-    """The result of code that runs a user's Python; its exceptions become errors with a place."""
+    """Return the result of code that runs a user's Python; its exceptions become errors with a
+    place."""
     try:
         return step()
     except SpmdError:
@@ -162,8 +165,8 @@ def guarded(step: Any) -> Any:
 
 
 def _meant(error: Exception) -> str:
-    """What to do about a name or a keyword that does not exist: one that is like it, or a package
-    to install."""
+    """Return what to do about a name or a keyword that does not exist: one that is like it, or a
+    package to install."""
     if hider := hidden(error):
         return hider.remedy
     if isinstance(error, TypeError):
@@ -182,7 +185,7 @@ def _meant(error: Exception) -> str:
 
 
 def user_place(error: BaseException) -> tuple[Place | None, bool]:
-    """The innermost position in the user's own code, and whether it was ours that raised."""
+    """Return the innermost position in the user's own code, and whether it was ours that raised."""
     mistake = isinstance(error, (TypeError, ValueError, LookupError, ArithmeticError,
                                  AttributeError, OSError))
     place, tb = None, error.__traceback__
@@ -197,7 +200,7 @@ def user_place(error: BaseException) -> tuple[Place | None, bool]:
 
 
 def parameters_of(program: Any, settings: dict[str, str]) -> dict[str, Any]:
-    """Those of the settings that are parameters of the program, which reads them as annotated."""
+    """Return the settings that are parameters of the program, which reads them as annotated."""
     return guarded(lambda: program.read(settings))
 
 
@@ -205,7 +208,7 @@ def build_program(
     program: Any, parameters: dict[str, Any], target: str = "native", cache: Any = None,
     checks: tuple[str, ...] = (),
 ) -> bytes:
-    """The image of a program. cache: where earlier builds are; None: the user's."""
+    """Return the image of a program. cache: where earlier builds are; None: the user's."""
     with shown(logged=True):
         return guarded(lambda: _built(program, parameters, target, cache or Cache(), checks))
 
@@ -229,15 +232,15 @@ def _built(
 
 
 def program_beside(image: str) -> str:
-    """The file that `spmd build FILE.py` writes FILE.img for."""
+    """Return the file that `spmd build FILE.py` writes FILE.img for."""
     return os.path.splitext(image)[0] + ".py"
 
 
 def checked_twin(
     checked: Checked, path: str, checks: tuple[str, ...], cache: Any = None
 ) -> bytes | None:
-    """The image in this file with these checks as well, built from the program beside it; None
-    where that one does not give this image, to the bit."""
+    """Return the image in this file with these checks as well, built from the program beside it;
+    None where that one does not give this image, to the bit."""
     manifest, file = checked.manifest, program_beside(path)
     if not os.path.isfile(file) or reader.IndexWords(checked.image.section(".spmd.index")).patched:
         return None
@@ -258,7 +261,8 @@ def checked_twin(
 def image_for_run(
     asked: argparse.Namespace, opened: Checked | None
 ) -> tuple[bytes, dict[str, Any]]:
-    """What `run` builds before it runs: the image, and those of the settings that are parameters.
+    """Return the image that `run` builds before it runs, and those of the settings that are
+    parameters.
 
     opened: an image without the checks that are asked for; b"" where its program is not beside it.
     """
@@ -288,7 +292,7 @@ def image_of(path: str, settings: dict[str, str], no_cache: bool) -> tuple[bytes
 
 
 def build_file(options: argparse.Namespace, _: Processes) -> int:
-    """`spmd build`: writes the image beside the program, or where it was asked for."""
+    """Write the image beside the program, or where it was asked for: the command `spmd build`."""
     path = options.program
     file = program_file(path)
     image = options.output or os.path.splitext(file)[0] + ".img"
@@ -319,13 +323,13 @@ def build_file(options: argparse.Namespace, _: Processes) -> int:
 
 
 def chosen_cache(options: argparse.Namespace) -> Any:
-    """What --no-cache leaves of it."""
+    """Return the cache, or one that forgets where --no-cache is given."""
     return Cache("") if options.no_cache else Cache()
 
 
 def point_out(data: bytes) -> None:
-    """On standard error: what layouts make ranks exchange that they might not have to, and how the
-    layers of pipelines are cut."""
+    """Print on standard error what layouts make ranks exchange that they might not have to, and how
+    the layers of pipelines are cut."""
     for text in [*warnings_of(data), *pipeline_notes.warnings(reader.read(data, host=False))]:
         print(f"spmd: {text}", file=sys.stderr)
 

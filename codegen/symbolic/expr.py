@@ -236,8 +236,8 @@ def maximum(a: Expr, b: Expr) -> Expr:
 
 
 def least(a: IntLike, b: IntLike) -> Expr:
-    """minimum without a search for a proof that one of them always is it: for formulas that are
-    evaluated and not compared."""
+    """Return the minimum without a search for a proof that one of them always is it: for formulas
+    that are evaluated and not compared."""
     return _unproved("min", as_expr(a), as_expr(b))
 
 
@@ -253,7 +253,7 @@ def _unproved(op: str, a: Expr, b: Expr) -> Expr:
 
 
 def _scale(e: Expr) -> tuple[int, int]:
-    """The greatest common divisor of the coefficients, and the constant term."""
+    """Return the greatest common divisor of the coefficients, and the constant term."""
     common, constant = 0, 0
     for m, c in e.terms:
         if m:

@@ -38,7 +38,8 @@ __all__ = ["Array", "Number", "as_array", "as_value", "cast_value", "choose", "e
 
 
 def wrap(context: Context, value: Value, weak: bool = False, scalar: bool | None = None) -> Array:
-    """A new array around a value. scalar: immutable, as NumPy's scalars; by default where 0-d."""
+    """Return a new array around a value. scalar: immutable, as NumPy's scalars; by default where
+    0-d."""
     is_scalar = not value.type.shape if scalar is None else scalar
     return Array(context, Storage(context, value), (), weak, is_scalar)
 
@@ -50,12 +51,13 @@ def is_traced(x: object) -> bool:
 
 
 def holds_traced(x: object) -> bool:
-    """Whether x, or something in it where it is a list or a tuple, is known only at run time."""
+    """Return whether x, or something in it where it is a list or a tuple, is known only at run
+    time."""
     return any(map(holds_traced, x)) if isinstance(x, (list, tuple)) else is_traced(x)
 
 
 def _is_asked_by(package: str) -> bool:
-    """Whether a function of a package asks, before any of the user's does."""
+    """Return whether a function of a package asks, before any of the user's does."""
     frame: Any = sys._getframe(1)
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         if str(frame.f_globals.get("__name__", "")).startswith(package):
@@ -65,7 +67,7 @@ def _is_asked_by(package: str) -> bool:
 
 
 def _asked(convert: Callable[..., Any], needed: str, remedy: str) -> Any:
-    """A special method that needs the elements while building, and refuses unknown ones."""
+    """Return a special method that needs the elements while building, and refuses unknown ones."""
 
     def ask(self: Array, *args: Any, **kwargs: Any) -> Any:
         if self.is_known:
@@ -162,14 +164,15 @@ class Array(ArrayMethods):
         return views.shown(self.storage.content.data, self.seen) if self.is_known else None
 
     def frozen(self) -> Any:
-        """The elements of an array that is known, as a view that nobody can write through."""
+        """Return the elements of an array that is known, as a view that nobody can write
+        through."""
         assert (known := self.known) is not None
         shown = known.view()
         shown.flags.writeable = False
         return shown
 
     def read(self) -> Value:
-        """The value of the elements seen now; emits the view."""
+        """Return the value of the elements seen now; emits the view."""
         return views.get(self.context, self.held, self.seen)
 
     def write(self, value: Value) -> None:
@@ -198,7 +201,7 @@ class Array(ArrayMethods):
         self.storage.write(self.context, new)
 
     def viewed(self, step: views.Step) -> Array:
-        """Another array that shows part of the same storage."""
+        """Return another array that shows part of the same storage."""
         view = views.then(self.seen, step, self.extents)
         return Array(self.context, self.storage, view, self.weak)
 
@@ -346,7 +349,7 @@ def not_given(value: Value, place: Place | None = None) -> ProgramError:
 
 
 def constant(e: Expr, what: str, remedy: str) -> int:
-    """The value of a constant Expr. Raises TracedValueError for any other."""
+    """Return the value of a constant Expr. Raises TracedValueError for any other."""
     if e.is_const:
         return e.value
     raise TracedValueError(f"{what} needs a Python integer",
@@ -362,7 +365,8 @@ def unsupported(what: str, remedy: str = "") -> UnsupportedError:
 
 
 def as_value(context: Context, x: Any, dtype: Any = None) -> Value:
-    """The value of an Array, Number, Python number, list or NumPy array; cast to dtype if given."""
+    """Return the value of an Array, Number, Python number, list or NumPy array; cast to dtype if
+    given."""
     wanted = None if dtype is None else element_type(dtype)
     x = extent_of(x)
     if isinstance(x, Array):

@@ -41,7 +41,7 @@ def _unary(ufunc: str) -> Any:
 
 
 def _method(name: str) -> Any:
-    """The ndarray method that is the NumPy function of this name with the array first."""
+    """Return the ndarray method that is the NumPy function of this name with the array first."""
 
     def call(self: Array, *args: Any, **kwargs: Any) -> Any:
         return dispatch.method(name, self, args, kwargs)
@@ -51,7 +51,7 @@ def _method(name: str) -> Any:
 
 
 class ArrayMethods:
-    """What Array has beside its content; `self` is an Array."""
+    """Array gets its operators and methods from this class; `self` is an Array."""
 
     @property
     def T(self: Any) -> Any:
@@ -171,7 +171,7 @@ class ArrayMethods:
         self[...] = dispatch.call_function(np.sort, (self, axis, kind), {})
 
     def item(self: Any, *at: Any) -> Any:
-        """The one element, or that at an index, which promotes as a Python number does."""
+        """Return the one element, or that at an index, which promotes as a Python number does."""
         if self.is_known:
             return self.frozen().item(*at)
         if not at and not all(n == 1 for n in self.extents):
@@ -195,7 +195,7 @@ class ArrayMethods:
         self[...] = value
 
     def relayout(self: Any, layout: object) -> Any:
-        """A new array with the same elements, laid out otherwise."""
+        """Return a new array with the same elements, laid out otherwise."""
         return mapping.relayout(self, layout, asked=True)
 
     def __getitem__(self: Any, key: object) -> Any:
@@ -212,12 +212,13 @@ class ArrayMethods:
 
     @staticmethod
     def of_list(x: Any) -> Any:
-        """An array of a list that holds arrays."""
+        """Return an array of a list that holds arrays."""
         return dispatch.by_name("array")(x)
 
 
 class ChosenMethods:
-    """What x[mask] has beside its content; `self` is a Chosen."""
+    """Chosen, the type of x[mask], gets its operators and methods from this class; `self` is a
+    Chosen."""
 
     def __array_function__(self: Any, function: Any, types: Any, args: Any, options: Any) -> Any:
         return self.computed(function.__name__, dispatch.by_name, args, options)

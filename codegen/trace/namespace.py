@@ -67,7 +67,8 @@ NOTES: dict[str, str] = {
 
 
 class State(NamedTuple):
-    """What becomes of a NumPy function in a program. note: of a refused one, what to write."""
+    """A row says what becomes of a NumPy function in a program. note: for a refused one, what to
+    write instead."""
 
     name: str
     state: str
@@ -75,7 +76,8 @@ class State(NamedTuple):
 
 
 def states() -> Iterator[State]:
-    """Every function of NumPy's namespace, every attribute of its arrays and method of its ufuncs.
+    """Return a State for every function of NumPy's namespace, every attribute of its arrays and
+    method of its ufuncs.
 
     name: as after `np.`, or "ndarray.sort", "ufunc.reduce". state: "works", "gathers" (it works,
     but every rank gets the whole operand), "sized" (refused, but spmd.numpy's works), "refused",
@@ -110,7 +112,8 @@ def _state(name: str) -> tuple[str, str]:
 
 
 def names() -> list[str]:
-    """What a program can use of the namespace spmd.numpy: functions, element types, numbers."""
+    """Return what a program can use of the namespace spmd.numpy: functions, element types,
+    numbers."""
     there = ("works", "gathers", "sized")
     works = {s.name for s in states() if s.state in there and "." not in s.name}
     types = {n for n in BY_NAME if hasattr(np, n)}

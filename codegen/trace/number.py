@@ -43,8 +43,8 @@ UNHASHED = (
 
 
 def number(e: Expr, truth: bool = False, strong: bool = False) -> Any:
-    """A Python int (bool for a truth value) where e is constant, else a Number. strong: one of
-    NumPy's."""
+    """Return a Python int (bool for a truth value) where e is constant, else a Number. strong: one
+    of NumPy's."""
     if not e.is_const:
         return Number(e, truth, strong)
     if strong:
@@ -58,7 +58,8 @@ def is_strong(x: object) -> bool:
 
 
 def expr_of(x: object) -> Expr | None:
-    """The Expr of a Number, a named dim, or a Python or NumPy integer; None for anything else."""
+    """Return the Expr of a Number, a named dim, or a Python or NumPy integer; None for anything
+    else."""
     if isinstance(x, Number):
         return x.expr
     if isinstance(x, (bool, int, np.bool_, np.integer)):
@@ -70,7 +71,7 @@ DEEPEST = 10  # operations in each other in one formula: beyond it a number is c
 
 
 def condition_of(x: object) -> Expr | None:
-    """The truth (0 or 1) of a Number or Python number as an Expr; None for anything else."""
+    """Return the truth (0 or 1) of a Number or Python number as an Expr; None for anything else."""
     if isinstance(x, Number):
         return x.expr if x.truth else expr.ne(x.expr, 0)
     if isinstance(x, (bool, int, float, np.bool_, np.integer, np.floating)):
@@ -219,7 +220,7 @@ class Maybe:
 
 
 def maybe(x: object) -> Maybe | None:
-    """A destination that a `to` function may give: None, an integer, a Number or a Maybe."""
+    """Return a destination that a `to` function may give: None, an integer, a Number or a Maybe."""
     if x is None:
         return Maybe(expr.const(0), expr.const(0))
     if isinstance(x, Maybe):

@@ -77,7 +77,8 @@ class Settings:
 
 
 def read(given: Mapping[str, Any], place: Place | None = None) -> Settings:
-    """Settings of what a user gives. UsageError, which names the setting, for a wrong one."""
+    """Return the Settings that a user gives. UsageError, which names the setting, for a wrong
+    one."""
     _check(given, place)
     found = Settings(**{name: _plain(value) for name, value in given.items()})
     _check_together(found, place)
@@ -85,7 +86,7 @@ def read(given: Mapping[str, Any], place: Place | None = None) -> Settings:
 
 
 def _plain(value: Any) -> Any:
-    """A tuple as the list that JSON makes of it, a number of NumPy as Python's."""
+    """Return a tuple as the list that JSON makes of it, a number of NumPy as Python's."""
     if isinstance(value, tuple | list):
         return [_plain(v) for v in value]
     if isinstance(value, dict):
@@ -146,7 +147,7 @@ ELSEWHERE = {
 
 
 def _near(value: Any, remedy: str) -> str:
-    """A word that was nearly right, before anything else."""
+    """Return a word that was nearly right, before anything else."""
     words = (*SAMPLINGS, *POLICIES, *QUEUES, *CODECS, *PULLS)
     near = nearest(value, words)
     return f"{near!r}; {remedy}" if near else remedy

@@ -67,7 +67,7 @@ class _Series:
 
 
 class Saving:
-    """What a launch does for frames, in one process."""
+    """The frames that a launch saves, in one process."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.processes = launch, launch.processes

@@ -135,7 +135,8 @@ def _attended(
 def _eager(
     q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores, ranks: Any
 ) -> Any:
-    """Of NumPy's arrays; in a shard_map of an eager run, ranks gather all keys."""
+    """Compute attention of NumPy's arrays; in a shard_map of an eager run, ranks gather all
+    keys."""
     if ranks is not None:
         k, v = (spmd.all_gather(x, ranks, x.ndim - 2, tiled=True) for x in (k, v))
         lengths = spmd.all_gather(np.full(1, q.shape[-2]), ranks, tiled=True)
@@ -156,7 +157,7 @@ def _is_short(q: Any, k: Any, size: int) -> bool:
 def _made_again(
     q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores, axes: Any
 ) -> Any:
-    """By blocks of scores, which the way back makes again."""
+    """Compute attention by blocks of scores, which the way back makes again."""
 
     def kept(q: Any, k: Any, v: Any, *biases: Any) -> Any:
         extras = mask, (biases[0] if biases else None)
@@ -174,7 +175,7 @@ def _in_groups(x: Any, shared: Any) -> Any:
 
 
 def _of_scores(x: Any, heads: Any, shared: Any, ndim: int) -> Any:
-    """A mask or a bias, as wide as it is, with dims as scores have them."""
+    """Return a mask or a bias, as wide as it is, with dims as scores have them."""
     if x is None:
         return None
     x = x.reshape((*(1,) * (ndim - x.ndim), *x.shape))
@@ -205,7 +206,7 @@ def _but_hidden(x: Any, mask: Any) -> Any:
 
 
 def _plain(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any:
-    """All scores at once."""
+    """Compute attention with all scores in one array."""
     scores = wide(q) @ np.swapaxes(wide(k), -1, -2) * how.scale
     if bias is not None:
         scores = scores + bias
@@ -218,7 +219,7 @@ def _plain(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any:
 
 
 def _softmax(scores: Any, seen: Any, some_see_nothing: bool) -> Any:
-    """Of what is seen; 0 in rows that see nothing."""
+    """Return the softmax of the scores that are seen; 0 in rows that see nothing."""
     if seen is not None:
         scores = np.where(seen, scores, scores.dtype.type(-np.inf))
     most = np.max(constant(scores), -1, keepdims=True)

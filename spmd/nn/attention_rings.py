@@ -49,7 +49,8 @@ def forward(
 
 
 def backward(how: Scores, kept: Any, g: Any, axes: Any, rows: Any = ()) -> tuple[Any, ...]:
-    """Cotangents of what forward was given: of queries, keys, values and, if there is one, a bias.
+    """Return the cotangents of what forward was given: of queries, keys, values and, if there is
+    one, a bias.
 
     kept: queries, keys, values, (mask, bias), and what forward returned.
     """
@@ -98,14 +99,15 @@ def _around(
 
 
 def _first(q: Any, rows: Any) -> Any:
-    """Where a rank's first query stands, whose positions are split over rows."""
+    """Return the position of a rank's first query, where positions are split over rows."""
     if not rows:
         return 0
     return RankGroup(rows, "spmd.nn.attention").start(q.shape[-2])
 
 
 class _Ring:
-    """Whose keys are with this rank after so many steps, how many they are, where they stand."""
+    """The ring says whose keys are with this rank after so many steps, how many they are, where
+    they stand."""
 
     def __init__(self, q: Array, k: Array, axes: Any) -> None:
         self.group = RankGroup(axes, "spmd.nn.attention")
@@ -119,21 +121,21 @@ class _Ring:
                              expected="balanced blocks, the larger ones first")
 
     def _of(self, step: Any, e: Any) -> Any:
-        """A formula of this rank's, as the rank has it whose keys are here."""
+        """Return a formula of this rank's, as the rank has it whose keys are here."""
         return self.group.at(e, (self.group.position - step) % self.group.size)
 
     def padded(self, x: Any) -> Any:
-        """As long as the longest part of a rank."""
+        """Return x, padded with zeros to the length of the longest part of a rank."""
         room = spmd.zeros((*x.shape[:-2], self.most, x.shape[-1]), x.dtype)
         room[..., : x.shape[-2], :] = x
         return room
 
     def here(self, step: Any, x: Any) -> Any:
-        """A view of what is no padding."""
+        """Return a view of what is no padding."""
         return x[..., : self._of(step, self.extent), :]
 
     def columns(self, step: Any, x: Any) -> Any:
-        """What of a mask or a bias is for the keys that are here."""
+        """Return the columns of a mask or a bias for the keys that are here."""
         if x is None or (isinstance(x.shape[-1], int) and x.shape[-1] == 1):
             return x
         first = self._of(step, self.offset)

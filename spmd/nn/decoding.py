@@ -67,7 +67,7 @@ def _at_least(logits: Any, least: Any) -> Any:
 
 
 def _best(logits: Any, k: int) -> Any:
-    """The k-th largest of each lane."""
+    """Return the k-th largest of each lane."""
     return np.sort(logits, axis=-1)[..., -k:][..., :1]
 
 
@@ -82,7 +82,8 @@ def beam_search(
     step: Callable[[Any, Any, Any], tuple[Any, Any]], state: Any, first: Any, steps: int,
     beams: int, end: int | None = None,
 ) -> tuple[Any, Any]:
-    """The likeliest sequences that a search finds which keeps `beams` of them after each step.
+    """Return the likeliest sequences that a search finds which keeps `beams` of them after each
+    step.
 
     - step: `logits, state = step(k, tokens, state)`: from the tokens (batch, beams) of step k to
       the logits (batch, beams, vocabulary) of the next.
@@ -127,8 +128,9 @@ def beam_search(
 
 
 def _best_of(totals: Any, beams: int, dtype: Any) -> tuple[Any, Any, Any]:
-    """Of totals (batch, beams, vocabulary) the largest, which beam and which token each is. The
-    largest of each beam come first: where the vocabulary is split, these are all that travel."""
+    """Return the largest totals (batch, beams, vocabulary), and which beam and which token each is.
+    The largest of each beam come first: where the vocabulary is split, these are all that
+    travel."""
     batch, _, size = totals.shape
     few = min(beams, size) if isinstance(size, int) else beams
     best, tokens = (x.reshape((batch, beams * few)) for x in spmd.top_k(totals, few))
@@ -138,6 +140,6 @@ def _best_of(totals: Any, beams: int, dtype: Any) -> tuple[Any, Any, Any]:
 
 
 def _followed(x: Any, parent: Any) -> Any:
-    """Of x (batch, beams, …) what belongs to the beam that each one follows."""
+    """Return, of x (batch, beams, …), what belongs to the beam that each one follows."""
     at = parent.reshape((*parent.shape, *[1] * (x.ndim - 2)))
     return np.take_along_axis(x, at, axis=1)

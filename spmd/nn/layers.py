@@ -39,8 +39,8 @@ def dense(x: Any, w: Any, b: Any = None, axes: int = 1) -> Any:
 
 
 def _product(x: Any, w: Any, axes: int) -> Any:
-    """The product, with split dims of w before others: dims that are taken as one, as the product
-    takes w's later ones, stay split by the first of them."""
+    """Return the product, with split dims of w before others: dims that are taken as one, as the
+    product takes w's later ones, stay split by the first of them."""
     later = list(range(axes, w.ndim))
     split = w.layout if isinstance(w, Array) and w.layout else (None,) * w.ndim
     order = sorted(later, key=lambda d: not split[d])
@@ -95,7 +95,8 @@ def _axes(x: Array) -> set[str]:
 
 
 def _of_split(ids: Any, table: Array, axes: tuple[str, ...]) -> Any:
-    """Of a table whose rows are split over these axes: what each rank has, and 0, summed up."""
+    """Look ids up in a table whose rows are split over these axes: ranks sum what each has, and 0
+    for the rest."""
     rows, layout = table.shape[0], table.layout
     ids = ids.astype(np.int64)
     at = np.where(ids < 0, ids + rows, ids).clip(0, rows - 1)

@@ -33,7 +33,7 @@ def constant(x: Any) -> Any:
 
 
 def floats(x: Any, what: str) -> Any:
-    """An array of floats, of numbers. DtypeError for anything else."""
+    """Return an array of floats, of numbers. DtypeError for anything else."""
     array = x if is_array(x) else np.asarray(x)
     if array.dtype.kind in "iub" and not is_array(x):
         array = array.astype(np.float64)  # Python's own numbers

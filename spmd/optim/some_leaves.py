@@ -38,13 +38,13 @@ def empty(_: Any) -> EmptyState:
 
 
 def set_to_zero() -> GradientTransformation:
-    """Updates of zeros: what it is for stays as it is."""
+    """Replace updates by zeros, so that parameters stay as they are."""
     return GradientTransformation(
         empty, lambda updates, state, params=None: (map_trees(np.zeros_like, updates), state))
 
 
 def _said(what: Any, tree: Any) -> Any:
-    """A tree in the structure of another, of what is said of its leaves, or by a function of it."""
+    """Return a tree in the structure of another: what is said of its leaves, or what a function says."""
     return _spread(converted(what)(tree) if callable(what) else what, tree, "the tree")
 
 
@@ -133,7 +133,7 @@ def partition(transforms: Mapping[Any, GradientTransformation], param_labels: An
 
 
 def _check_labelled(tree: Any, labels: Any) -> None:
-    """UsageError where a leaf has no label: its gradient would pass as its update."""
+    """Raise UsageError where a leaf has no label: its gradient would pass as its update."""
     structure, leaves = flatten(tree)
     bare = [path for path, x, label in zip(structure.paths(), leaves, flatten(labels)[1],
                                            strict=True) if x is not None and label is None]
@@ -151,7 +151,8 @@ def freeze(mask: Any) -> GradientTransformation:
 
 def selective_transform(optimizer: GradientTransformation, *, freeze_mask: Any
                         ) -> GradientTransformation:
-    """The optimizer where the mask is False; the others stay as they are, and have no state."""
+    """Return the optimizer where the mask is False; the others stay as they are, and have no
+    state."""
 
     def labels(params: Any) -> Any:
         return map_trees(lambda m: "freeze" if m else "train", _said(freeze_mask, params))

@@ -76,7 +76,8 @@ class EntryCall:
         return self._opened._in_turn(self._face, arguments, frames)
 
     def _check_named(self, unnamed: tuple[Any, ...]) -> None:
-        check_named(self._face.name, self._face.names(), unnamed)
+        if unnamed:
+            check_named(self._face.name, self._face.names(), unnamed)
 
     def __repr__(self) -> str:
         return f"<entry {self._face.name}({', '.join(self._face.names())})>"

@@ -368,10 +368,11 @@ class Opened:
             return face.number, (), None
         if not face.dims:
             return face.number, (), only
-        shapes = (getattr(arguments.get(name), "shape", ()) for name, _ in face.dims)
-        extents = tuple(shape[d] if len(shape) > d else -1
-                        for shape, (_, d) in zip(shapes, face.dims))
-        return face.number, extents, only
+        extents = []
+        for name, d in face.dims:
+            shape = getattr(arguments.get(name), "shape", ())
+            extents.append(shape[d] if len(shape) > d else -1)
+        return face.number, tuple(extents), only
 
     def _called(self, face: Face, arguments: dict[str, Any], only: Only) -> Any:
         """Run a call of whatever arguments; all processes agree on it."""

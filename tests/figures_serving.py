@@ -41,8 +41,8 @@ app = Starlette(routes=[Route("/v2/models/{model}/infer", infer, methods=["POST"
 listening = _listening("127.0.0.1", 0)
 print(listening.getsockname()[1], flush=True)
 uvicorn.Server(uvicorn.Config(
-    app, log_level="critical", access_log=False, lifespan="off", ws="none", server_header=False,
-    date_header=False)).run(sockets=[listening])
+    app, log_level="critical", access_log=False, lifespan="off", ws="none", proxy_headers=False,
+    server_header=False, date_header=False)).run(sockets=[listening])
 """
 
 

@@ -234,7 +234,7 @@ class CallQueue:
         self._wakes = False
         end = time.monotonic() + BRIEF_S
         while begun := self._begin_brief():
-            with brief_calls():
+            with brief_calls:
                 results = self._results(begun, None, here=True)
             for (waiting, _), result in zip(begun, results):
                 waiting.end(*result)

@@ -24,7 +24,7 @@ from spmd.serving.joined_calls import CallPlace, ModelCall, Result, results_of
 BRIEF_S = 1e-3  # calls of at most so long are made by the event loop itself
 TRIED_S = 0.02  # what takes longer in the thread is not tried in the event loop
 MOST_KNOWN = 1024  # keys of calls, of which is known how long they take
-WATCH_S = 0.01  # whether the client goes is asked of calls that take longer
+WATCH_S = 0.1  # whether the client goes is asked of calls that take longer
 TELL_S = 1e-3  # so long after the last ones, results are handed over though other calls wait
 MOST_LOST = 3  # places that a call may be lost with: it may be what ends them
 
@@ -180,6 +180,34 @@ class CallQueue:
                                    expected="a replica that has joined", found="none",
                                    remedy="python -m spmd serve --join ADDRESS starts one")
 
+    async def made(self, call: ModelCall, seconds: float, gone: Gone = None) -> Any:
+        """Add a call; return what it returned, or raise what it raised: see result()."""
+        if self._begin_at_once(call):
+            value, error = self._made_here([call])[0]
+            if error is not None:
+                raise error
+            return value
+        return await self.result(self.add(call), seconds, gone)
+
+    def _begin_at_once(self, call: ModelCall) -> bool:
+        """Begin a call that is brief, and waits neither for others nor to be joined with them."""
+        if self._waiting or call.rows < call.most or not self._is_brief([call]):
+            return False
+        with self._changed:
+            if not self._here or self._closed or self.draining or not self._is_free(None):
+                return False
+            self.running += 1
+            self._running_here = True
+        return True
+
+    def _made_here(self, calls: list[ModelCall]) -> list[Result]:
+        """Make a call in the event loop, joined if these are several, which has begun."""
+        with brief_calls:
+            results = self._results(calls, None, here=True)
+        with self._changed:
+            self._end(None)
+        return results
+
     def add(self, call: ModelCall) -> Waiting:
         """Add a call. Raises FullError, and what check_ready does."""
         self.check_ready()
@@ -234,12 +262,9 @@ class CallQueue:
         self._wakes = False
         end = time.monotonic() + BRIEF_S
         while begun := self._begin_brief():
-            with brief_calls:
-                results = self._results(begun, None, here=True)
+            results = self._made_here([call for _, call in begun])
             for (waiting, _), result in zip(begun, results):
                 waiting.end(*result)
-            with self._changed:
-                self._end(None)
             if time.monotonic() > end and not self._wakes:  # requests that have come are read first
                 self._wakes = True
                 asyncio.get_running_loop().call_soon(self._wake)
@@ -249,23 +274,23 @@ class CallQueue:
         """Take the next call out of the queue, if it is brief. Else leave it to the thread."""
         with self._changed:
             batch = self._ready(None) if self._here else []
-            if batch and self._is_brief(batch) and not self._seconds_more(batch):
+            calls = [waiting.call for waiting in batch if waiting.call is not None]
+            if calls and self._is_brief(calls) and not self._seconds_more(batch):
                 return self._taken(batch, None)
             if self._waiting:
                 self._changed.notify_all()
             return []
 
-    def _is_brief(self, batch: list[Waiting]) -> bool:
+    def _is_brief(self, calls: list[ModelCall]) -> bool:
         """Return whether the call of these is known to be short. What independent rows take depends
         on how many they are, not on what is in them."""
-        calls = [waiting.call for waiting in batch if waiting.call is not None]
         seconds = self._row_took.get(calls[0].key, math.inf)
         return seconds * max(1, sum(call.rows for call in calls)) < BRIEF_S
 
-    def _results(self, begun: list[Begun], place: CallPlace | None, here: bool) -> list[Result]:
+    def _results(self, calls: list[ModelCall], place: CallPlace | None, here: bool
+                 ) -> list[Result]:
         """Make a call at a place, joined if these are several, and note how long it takes. here:
         in the event loop."""
-        calls = [call for _, call in begun]
         began, key = time.monotonic(), calls[0].key
         results = results_of(calls, place)
         if key is not None and place is None:
@@ -280,7 +305,7 @@ class CallQueue:
         took = seconds / rows
         known = self._row_took.get(key, took)
         if here:
-            took = min(took, 4 * known)
+            took = min(took, 1.5 * known)
         elif seconds < TRIED_S:
             took = 0.9 * min(took, known)
         if len(self._row_took) >= MOST_KNOWN:
@@ -326,9 +351,11 @@ class CallQueue:
 
     def _ready(self, place: CallPlace | None) -> list[Waiting]:
         """Return the calls that the next one at a place is made of; none while it must wait."""
-        may_begin = self._waiting and not self._paused and not (place is None
-                                                                and self._running_here)
-        return self._joined() if may_begin else []
+        return self._joined() if self._waiting and self._is_free(place) else []
+
+    def _is_free(self, place: CallPlace | None) -> bool:
+        """Return whether a call may begin at a place now."""
+        return not (self._paused or (place is None and self._running_here))
 
     def _end(self, place: CallPlace | None) -> None:
         """A call that was taken has ended."""
@@ -390,7 +417,7 @@ class CallQueue:
                 ended, told = [], time.monotonic()
             if not begun:
                 continue
-            results = self._results(begun, place, here=False)
+            results = self._results([call for _, call in begun], place, here=False)
             with self._changed:
                 self._end(place)
                 ended += [(waiting, *result) for (waiting, call), result in zip(begun, results)

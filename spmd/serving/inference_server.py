@@ -12,9 +12,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 from spmd import __version__
-from spmd.serving.call_queue import CallQueue, GoneError, Waiting
+from spmd.serving.call_queue import CallQueue, GoneError
 from spmd.serving.infer_messages import InferRequest
-from spmd.serving.joined_calls import ModelCall
 from spmd.serving.model_repository import ModelRepository
 from spmd.serving.refusals import GONE, status_of
 from spmd.serving.request_metrics import RequestMetrics
@@ -82,8 +81,8 @@ class InferenceServer:
     async def infer(self, model: ServedModel, asked: InferRequest, version: str | None,
                     gone: Gone | None = None) -> Answer:
         """Make a call. gone: returns once the client does not wait any more."""
-        waiting = self._added(model, model.prepared(asked, version))
-        answer: Answer = await self.queue.result(waiting, self._seconds(asked), gone)
+        call = self.metrics.timed(model.name, model.prepared(asked, version))
+        answer: Answer = await self.queue.made(call, self._seconds(asked), gone)
         return answer
 
     async def stream(self, model: ServedModel, asked: InferRequest, version: str | None,
@@ -92,7 +91,8 @@ class InferenceServer:
         """Make a call; give each frame that it saves, then its answer. A call
         whose frames nobody waits for is ended: state is as it was before."""
         frames = SentFrames(self.most_bytes)
-        waiting = self._added(model, model.prepared(asked, version, frames))
+        call = self.metrics.timed(model.name, model.prepared(asked, version, frames))
+        waiting = self.queue.add(call)
         result = asyncio.ensure_future(self.queue.result(waiting, self._seconds(asked),
                                                          gone))
         result.add_done_callback(lambda ended: frames.end(
@@ -104,9 +104,6 @@ class InferenceServer:
             yield answer
         finally:
             result.cancel()
-
-    def _added(self, model: ServedModel, call: ModelCall) -> Waiting:
-        return self.queue.add(self.metrics.timed(model.name, call))
 
     def _seconds(self, asked: InferRequest) -> float:
         return min(asked.timeout or self.timeout, self.timeout)

@@ -71,8 +71,9 @@ class EntryCall:
         self._check_named(unnamed)
         return self._opened._streamed(self._face, arguments)
 
-    def _saving_into(self, frames: FrameQueue, arguments: dict[str, Any]) -> Any:
-        """Call the entry here and now; frames take what it saves, as soon as it is saved."""
+    def _saving_into(self, frames: FrameQueue | None, arguments: dict[str, Any]) -> Any:
+        """Call the entry here and now; frames, if any, take what it saves, as soon as it is
+        saved."""
         return self._opened._in_turn(self._face, arguments, frames)
 
     def _check_named(self, unnamed: tuple[Any, ...]) -> None:

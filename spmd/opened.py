@@ -35,7 +35,7 @@ from spmd.launch.processes import Elsewhere
 from spmd.launch.setup import Setup
 from spmd.launch.sizes import axis_sizes
 from spmd.mistakes import plainly
-from spmd.opening import check_options, group_of, kept_outputs
+from spmd.opening import Process, check_options, group_of, kept_outputs
 from spmd.output_trees import structure
 from spmd.prepared_calls import LedCall, PreparedCall
 from spmd.started import FairLock, Started, Starter, refused
@@ -121,7 +121,7 @@ class Opened:
             raise refused()
 
     def _check_owner(self) -> None:
-        if os.getpid() != self._owner:
+        if Process.number != self._owner:
             raise UsageError(
                 f"this job was opened by process {self._owner}, from which this one was forked",
                 expected="a job of its own: threads and memory of the engine are not copied",
@@ -184,8 +184,9 @@ class Opened:
         """
         return self._streamed(self._face, arguments)
 
-    def _saving_into(self, frames: FrameQueue, arguments: dict[str, Any]) -> Any:
-        """Call the program here and now; frames take what it saves, as soon as it is saved."""
+    def _saving_into(self, frames: FrameQueue | None, arguments: dict[str, Any]) -> Any:
+        """Call the program here and now; frames, if any, take what it saves, as soon as it is
+        saved."""
         return self._in_turn(self._face, arguments, frames)
 
     def _in_turn(

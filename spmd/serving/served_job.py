@@ -170,9 +170,8 @@ class ServedJob:
             called = job.opened
             assert called is not None  # the queue makes no call here
             call = entry_of(called, entry)
-            if frames is None:
-                return job.version, call(**arguments)
-            frames.version = job.version
+            if frames is not None:
+                frames.version = job.version
             return job.version, call._saving_into(frames, arguments)
         finally:
             self._turns.leave()

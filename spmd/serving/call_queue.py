@@ -104,6 +104,11 @@ def _tell(ended: list[tuple[Waiting, Any, BaseException | None]]) -> None:
         ended[0][0].future.get_loop().call_soon_threadsafe(end)
 
 
+def _kind_of(calls: list[ModelCall]) -> Hashable:
+    """Return what is equal for calls that take about as long as these, which are made as one."""
+    return calls[0].key, sum(call.rows for call in calls).bit_length()
+
+
 class CallQueue:
     """A queue of at most so many waiting calls. wait: seconds that the first of them waits for
     others with which it is joined; here: whether there is a job in this process that makes them,
@@ -117,8 +122,8 @@ class CallQueue:
         # of calls that nobody watches so far: their seconds, and what waits for their client to go
         self._fresh: dict[Waiting, tuple[float, Gone]] = {}
         self._look: asyncio.TimerHandle | None = None
-        # seconds that a row takes in calls of a key
-        self._row_took: dict[Hashable, float] = {}
+        # seconds that calls take, by their key, and by the power of two below their rows
+        self._took: dict[Hashable, float] = {}
         self._waiting: deque[Waiting] = deque()
         self.running = 0  # calls, joined ones as one
         self._changed = threading.Condition()
@@ -284,33 +289,30 @@ class CallQueue:
     def _is_brief(self, calls: list[ModelCall]) -> bool:
         """Return whether the call of these is known to be short. What independent rows take depends
         on how many they are, not on what is in them."""
-        seconds = self._row_took.get(calls[0].key, math.inf)
-        return seconds * max(1, sum(call.rows for call in calls)) < BRIEF_S
+        return self._took.get(_kind_of(calls), math.inf) < BRIEF_S
 
     def _results(self, calls: list[ModelCall], place: CallPlace | None, here: bool
                  ) -> list[Result]:
         """Make a call at a place, joined if these are several, and note how long it takes. here:
         in the event loop."""
-        began, key = time.monotonic(), calls[0].key
+        began = time.monotonic()
         results = results_of(calls, place)
-        if key is not None and place is None:
-            seconds = time.monotonic() - began
-            self._note(key, seconds, max(1, sum(call.rows for call in calls)), here)
+        if calls[0].key is not None and place is None:
+            self._note(_kind_of(calls), time.monotonic() - began, here)
         return results
 
-    def _note(self, key: Hashable, seconds: float, rows: int, here: bool) -> None:
+    def _note(self, kind: Hashable, seconds: float, here: bool) -> None:
         """Note how long a call took. Other programs may have had the core meanwhile, and in the
         thread it waited for the event loop: so that a call is long is believed slowly here, and
         what the thread has found is tried here now and then."""
-        took = seconds / rows
-        known = self._row_took.get(key, took)
+        known = self._took.get(kind, seconds)
         if here:
-            took = min(took, 1.5 * known)
+            seconds = min(seconds, 1.5 * known)
         elif seconds < TRIED_S:
-            took = 0.9 * min(took, known)
-        if len(self._row_took) >= MOST_KNOWN:
-            self._row_took.clear()
-        self._row_took[key] = took
+            seconds = 0.9 * min(seconds, known)
+        if len(self._took) >= MOST_KNOWN:
+            self._took.clear()
+        self._took[kind] = seconds
 
     def _late(self, waiting: Waiting, seconds: float) -> DeadlineError:
         found = "a call that still runs: its result is dropped"

@@ -7,7 +7,7 @@ and client share it. Always holds: a body that is no such message raises InputEr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from spmd.serving import tensors
 HEADER = "Inference-Header-Content-Length"
 KIND = "Spmd-Error"  # the header of an answer that names the class of its error
 MICROSECONDS = 1e6
+GENERATE_KEYS = ("id", "parameters")  # of a body of `generate`, beside inputs and scalars
 MOST_KEPT = 1 << 12  # bytes of a JSON that is kept with what was read from it
 _as_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
@@ -66,9 +67,15 @@ def read_request(body: bytes, length: str | None) -> InferRequest:
     return InferRequest(_arrays(head.rows, tail), *head[1:])
 
 
-def infer_request(head: dict[str, Any], arrays: dict[str, np.ndarray]) -> InferRequest:
-    """Return the request that a JSON object makes of these arrays."""
-    return InferRequest(arrays, *_fields(head))
+def read_named(body: bytes, datatypes: Mapping[str, str]) -> InferRequest:
+    """Return the request that a body of `generate` is: arrays by name, numbers and lists, beside
+    GENERATE_KEYS. datatypes: of the names that are known; others come without elements."""
+    head, _ = parted(body, None)
+    arrays = {
+        name: tensors.from_nested(name, tensors.checked_dtype(name, datatypes[name]), value)
+        if name in datatypes else np.empty(0)
+        for name, value in head.items() if name not in GENERATE_KEYS}
+    return InferRequest(arrays, *_fields({k: head[k] for k in GENERATE_KEYS if k in head}))
 
 
 def _head_of(text: bytes) -> _Head:
@@ -112,7 +119,7 @@ def _divided(body: bytes, length: str | None) -> tuple[bytes, memoryview]:
 def _object(text: bytes) -> dict[str, Any]:
     """Return the JSON object that a text is."""
     try:
-        head = json.loads(text.decode())
+        head = json.loads(str(text, "utf-8"))  # of a long one, a view of its bytes
     except (ValueError, RecursionError) as error:
         raise InputError("the body is no JSON", expected="a JSON object with inputs",
                          found=str(error)[:200] or "deeply nested lists") from None

@@ -10,8 +10,9 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from spmd.serving.infer_messages import HEADER, InferRequest, message, read_request
+from spmd.serving.infer_messages import HEADER, InferRequest
 from spmd.serving.inference_server import InferenceServer
+from spmd.serving.json_process import JsonProcess
 from spmd.serving.request_bodies import Receive, RequestBodies
 
 Send = Callable[[Any], Awaitable[None]]
@@ -26,8 +27,9 @@ class InferRoute:
     """Answers requests for inference. refused: the answer that says an error."""
 
     def __init__(self, server: InferenceServer, bodies: RequestBodies,
-                 refused: Callable[[Exception], Application]) -> None:
-        self._server, self._bodies, self._refused = server, bodies, refused
+                 texts: JsonProcess, refused: Callable[[Exception], Application]) -> None:
+        self._server, self._bodies, self._json = server, bodies, texts
+        self._refused = refused
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer a request whose path has been matched."""
@@ -36,11 +38,12 @@ class InferRoute:
         length = headers.get(LENGTH)
         try:
             with self._server.request(name, version) as model:
-                asked = read_request(await self._bodies.read(headers, receive),
-                                     None if length is None else length.decode("latin-1"))
+                asked = await self._json.request(
+                    await self._bodies.read(headers, receive),
+                    None if length is None else length.decode("latin-1"))
                 answer = await self._server.infer(model, asked, version, receive)
-                body, size = message(answer_head(name, answer.version, asked), "outputs",
-                                     answer.outputs)
+                body, size = await self._json.message(
+                    answer_head(name, answer.version, asked), "outputs", answer.outputs)
         except Exception as error:
             await self._refused(error)(scope, receive, send)
             return

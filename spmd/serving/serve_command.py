@@ -181,8 +181,9 @@ class _DrainingServer(uvicorn.Server):
 def _served(server: InferenceServer, listening: socket.socket, tokens: list[str],
             asked: argparse.Namespace) -> int:
     access = Access(tokens)
+    pages = WebApplication(server)
     config = uvicorn.Config(
-        WebApplication(server).guarded(access), log_level="critical", access_log=False,
+        pages.guarded(access), log_level="critical", access_log=False,
         lifespan="off", ws="none", http=_JoiningProtocol, proxy_headers=False,
         server_header=False, date_header=False, ssl_certfile=asked.tls_cert,
         ssl_keyfile=asked.tls_key, timeout_graceful_shutdown=CLOSING_S)
@@ -206,7 +207,10 @@ def _served(server: InferenceServer, listening: socket.socket, tokens: list[str]
     gc.collect()
     gc.freeze()  # what is there stays: to look at all of it again would take 10 ms
     runs = _DrainingServer(config, server.queue, begin)
-    runs.run(sockets=[listening])
+    try:
+        runs.run(sockets=[listening])
+    finally:
+        pages.close()
     return 128 + runs.ended_by
 
 

@@ -24,6 +24,7 @@ from spmd.serving import tensors
 from spmd.serving.infer_messages import KIND, InferRequest, parameters_of, parted
 from spmd.serving.infer_route import InferRoute, Shortcut, answer_head, asked_model
 from spmd.serving.inference_server import InferenceServer
+from spmd.serving.json_process import JsonProcess
 from spmd.serving.refusals import Access, Refusal, said, status_of
 from spmd.serving.request_bodies import RequestBodies
 from spmd.serving.sent_frames import SentFrame
@@ -63,10 +64,11 @@ class WebApplication:
     def __init__(self, server: InferenceServer) -> None:
         self.server = server
         self._bodies = RequestBodies(server.most_bytes, server.queue.check_open)
+        self._json = JsonProcess()
 
     def guarded(self, access: Access) -> ASGIApp:
         """Return the application, for requests that may have access."""
-        infer = InferRoute(self.server, self._bodies, refused)
+        infer = InferRoute(self.server, self._bodies, self._json, refused)
         rows: list[tuple[str, str, Callable[..., Any]]] = [
             ("POST", "/infer", infer), ("POST", "/generate", self._generate),
             ("POST", "/generate_stream", self._generate_stream),
@@ -81,6 +83,10 @@ class WebApplication:
         app = Starlette(routes=routes, exception_handlers={
             Refusal: _answer, SpmdError: _answer, HTTPException: _no_such_page})
         return _Lingering(_Guarded(Shortcut(app, infer), access), self._bodies)
+
+    def close(self) -> None:
+        """End the process that reads and writes long JSON."""
+        self._json.close()
 
     # ---- what is there
 
@@ -169,7 +175,7 @@ class WebApplication:
         """Give each frame of a call, then its answer; with each, the request."""
         name, version = asked_model(request.scope)
         with self.server.request(name, version) as model:
-            asked = model.generate_request(await self._body(request))
+            asked = await self._json.named(await self._body(request), model.datatypes())
             model.check_generates(streams)
             call = self.server.stream(model, asked, version, request.receive)
             async with aclosing(call) as parts:

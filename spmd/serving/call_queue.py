@@ -104,6 +104,10 @@ def _tell(ended: list[tuple[Waiting, Any, BaseException | None]]) -> None:
         ended[0][0].future.get_loop().call_soon_threadsafe(end)
 
 
+def _calls_of(batch: list[Waiting]) -> list[ModelCall]:
+    return [waiting.call for waiting in batch if waiting.call is not None]
+
+
 def _kind_of(calls: list[ModelCall]) -> Hashable:
     """Return what is equal for calls that take about as long as these, which are made as one."""
     return calls[0].key, sum(call.rows for call in calls).bit_length()
@@ -279,8 +283,7 @@ class CallQueue:
         """Take the next call out of the queue, if it is brief. Else leave it to the thread."""
         with self._changed:
             batch = self._ready(None) if self._here else []
-            calls = [waiting.call for waiting in batch if waiting.call is not None]
-            if calls and self._is_brief(calls) and not self._seconds_more(batch):
+            if batch and self._is_brief(_calls_of(batch)) and not self._seconds_more(batch):
                 return self._taken(batch, None)
             if self._waiting:
                 self._changed.notify_all()
@@ -307,7 +310,7 @@ class CallQueue:
         what the thread has found is tried here now and then."""
         known = self._took.get(kind, seconds)
         if here:
-            seconds = min(seconds, 1.5 * known)
+            seconds = min(seconds, 4 * known)
         elif seconds < TRIED_S:
             seconds = 0.9 * min(seconds, known)
         if len(self._took) >= MOST_KNOWN:
@@ -336,14 +339,20 @@ class CallQueue:
     def _begin(self, place: CallPlace | None, waits: bool) -> list[Begun]:
         """Take the first call out of the queue, and those behind it that are joined with it. Wait,
         where it waits, until one may begin at this place, or that has left, or the queue is closed.
+        A brief one is left to the event loop, which would else never have one while others wait.
         """
         while not self._ends(place):
             batch = self._ready(place)
             seconds = self._seconds_more(batch) if batch else None
-            if seconds == 0:
+            brief = seconds == 0 and place is None and self._is_brief(_calls_of(batch))
+            if seconds == 0 and not brief:
                 return self._taken(batch, place)
             if not waits:
                 break
+            if brief:
+                seconds = None
+                with suppress(RuntimeError):  # the loop has ended
+                    batch[0].future.get_loop().call_soon_threadsafe(self._wake)
             self._changed.wait(seconds)
         return []
 

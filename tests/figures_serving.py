@@ -28,7 +28,7 @@ from spmd import nn
 from tests.conftest import Launch, until
 from tests.serving.serving_kit import JSON_LENGTH, ending_with_us, serving
 
-ROUNDS, SECONDS, CLIENTS = 3, 0.5, 32
+ROUNDS, SECONDS, CLIENTS = 5, 1.0, 32
 PEERS = {"fastapi": "FastAPI, ONNX Runtime", "litserve": "LitServe, ONNX Runtime"}
 PYTHON = os.environ.get("PEERS_PYTHON")
 BARE = """

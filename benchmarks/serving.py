@@ -1,29 +1,36 @@
-"""`spmd serve` beside the same web server without a model: Markdown on standard output.
+"""`spmd serve` beside a web server without a model, FastAPI and LitServe: Markdown.
 
-`python -m benchmarks.serving`. Requests go to both, in rounds that alternate: what one client
-waits for, and what 32 clients get in a second. The other application is Starlette under uvicorn
-with the same settings; it reads a body and answers one of the same length.
+`python -m benchmarks.serving`. Requests go to each, in rounds that alternate: what one client
+waits for, and what 32 clients get in a second. Starlette under uvicorn with the same settings reads
+a body and answers one of the same length. PEERS_PYTHON names a Python that has fastapi, uvicorn,
+httptools, uvloop, litserve, onnx and onnxruntime.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import os
 import socket
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 
 import spmd
 from spmd import nn
-from tests.conftest import Launch
+from tests.conftest import Launch, until
 from tests.serving.serving_kit import JSON_LENGTH, ending_with_us, serving
 
-ROUNDS, SECONDS, CLIENTS = 9, 1.0, 32
+ROUNDS, SECONDS, CLIENTS = 5, 1.0, 32
+PEERS = {"fastapi": "FastAPI, ONNX Runtime", "litserve": "LitServe, ONNX Runtime"}
+PYTHON = os.environ.get("PEERS_PYTHON")
 BARE = """
 import sys, uvicorn
 from starlette.applications import Starlette
@@ -41,8 +48,8 @@ app = Starlette(routes=[Route("/v2/models/{model}/infer", infer, methods=["POST"
 listening = _listening("127.0.0.1", 0)
 print(listening.getsockname()[1], flush=True)
 uvicorn.Server(uvicorn.Config(
-    app, log_level="critical", access_log=False, lifespan="off", ws="none", server_header=False,
-    date_header=False)).run(sockets=[listening])
+    app, log_level="critical", access_log=False, lifespan="off", ws="none", proxy_headers=False,
+    server_header=False, date_header=False)).run(sockets=[listening])
 """
 
 
@@ -124,34 +131,79 @@ def latency(port: int, request: bytes, count: int = 300) -> float:
     return statistics.median(times)
 
 
+def plain_request(body: bytes, kind: str) -> bytes:
+    """A request that the servers of benchmarks.serving_peers take."""
+    return (f"POST /infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/{kind}\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n").encode() + body
+
+
+def request_to(name: str, x: np.ndarray) -> bytes:
+    """The request for the same rows, as each server takes it quickest."""
+    if name == "fastapi":
+        return plain_request(x.tobytes(), "octet-stream")
+    if name == "litserve":
+        return plain_request(json.dumps({"x": base64.b64encode(x).decode()}).encode(), "json")
+    return request_of(x)
+
+
+@contextmanager
+def bare(rows: int) -> Iterator[int]:
+    """The port of the server without a model, whose answers are as long as ours."""
+    with Launch(ending_with_us([sys.executable, "-c", BARE, 150 + 8 * rows])) as launch:
+        assert launch.process.stdout is not None
+        yield int(launch.process.stdout.readline())
+
+
+@contextmanager
+def elsewhere(name: str, weights: Path) -> Iterator[int]:
+    """The port of a server of another project, once it answers."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    file = Path(__file__).with_name("serving_peers.py")
+    with Launch(ending_with_us([PYTHON, file, name, weights, port])):
+        until(lambda: answers(port, request_to(name, np.ones((1, 64), np.float32))))
+        yield port
+
+
+def answers(port: int, request: bytes) -> bool:
+    try:
+        latency(port, request, 1)
+    except OSError:
+        return False
+    return True
+
+
 def report(_: Path | None = None) -> None:
-    """Print what requests take, by the rows of each."""
+    """Print what requests take, by the rows of each and by server."""
     image = spmd.build(Digits)
-    print("| rows | bytes | one client, µs | without a model, µs | more, µs | 32 clients, 1/s | "
-          "without a model, 1/s | ratio |\n|---|---|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "digits.img")
+    names = {"spmd": "spmd serve", "bare": "no model", **(PEERS if PYTHON else {})}
+    print("| rows | | one client, µs | over ours | 32 clients, 1/s | ours over it |\n"
+          "|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        path, weights = Path(folder, "digits.img"), Path(folder, "digits.npz")
         image.save(path)
-        with serving(path, "--ranks", 1, "--queue", CLIENTS) as server:
-            for rows in (1, 64):
-                measure(server.port, np.ones((rows, 64), np.float32))
+        np.savez(weights, **{"in": nn.glorot(0, (64, 32)), "out": nn.glorot(1, (32, 10))})
+        server = stack.enter_context(serving(path, "--ranks", 1, "--queue", CLIENTS))
+        ports = {"spmd": server.port, **{
+            name: stack.enter_context(elsewhere(name, weights)) for name in names if name in PEERS}}
+        for rows in (1, 64):
+            with bare(rows) as port:
+                measure({**ports, "bare": port}, names, np.ones((rows, 64), np.float32))
 
 
-def measure(port: int, x: np.ndarray) -> None:
-    request = request_of(x)
-    with Launch(ending_with_us([sys.executable, "-c", BARE, 150 + 8 * len(x)])) as bare:
-        assert bare.process.stdout is not None
-        ports = (port, int(bare.process.stdout.readline()))
-        times, rates = [], []
-        for _ in range(ROUNDS):
-            times.append([latency(p, request) for p in ports])
-            rates.append([asyncio.run(rate(p, request)) for p in ports])
-    (ours, other), (fast, other_fast) = (
-        [statistics.median(column) for column in zip(*rows)] for rows in (times, rates))
-    more = statistics.median(a - b for a, b in times)
-    ratio = statistics.median(a / b for a, b in rates)
-    print(f"| {len(x)} | {len(request)} | {ours:.0f} | {other:.0f} | {more:.0f} | {fast:.0f} | "
-          f"{other_fast:.0f} | {ratio:.2f} |", flush=True)
+def measure(ports: dict[str, int], names: dict[str, str], x: np.ndarray) -> None:
+    """Print a row for each server, by its port."""
+    asked = {name: request_to(name, x) for name in names}
+    times, rates = [], []
+    for _ in range(ROUNDS):
+        times.append({name: latency(ports[name], asked[name]) for name in names})
+        rates.append({name: asyncio.run(rate(ports[name], asked[name])) for name in names})
+    for name, title in names.items():
+        took, over, many, ratio = (statistics.median(column) for column in (
+            [row[name] for row in times], [row[name] / row["spmd"] for row in times],
+            [row[name] for row in rates], [row["spmd"] / row[name] for row in rates]))
+        print(f"| {len(x)} | {title} | {took:.0f} | {over:.2f} | {many:.0f} | {ratio:.2f} |",
+              flush=True)
 
 
 if __name__ == "__main__":

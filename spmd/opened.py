@@ -35,7 +35,7 @@ from spmd.launch.processes import Elsewhere
 from spmd.launch.setup import Setup
 from spmd.launch.sizes import axis_sizes
 from spmd.mistakes import plainly
-from spmd.opening import check_options, group_of, kept_outputs
+from spmd.opening import Process, check_options, group_of, kept_outputs
 from spmd.output_trees import structure
 from spmd.prepared_calls import LedCall, PreparedCall
 from spmd.started import FairLock, Started, Starter, refused
@@ -121,7 +121,7 @@ class Opened:
             raise refused()
 
     def _check_owner(self) -> None:
-        if os.getpid() != self._owner:
+        if Process.number != self._owner:
             raise UsageError(
                 f"this job was opened by process {self._owner}, from which this one was forked",
                 expected="a job of its own: threads and memory of the engine are not copied",
@@ -184,8 +184,9 @@ class Opened:
         """
         return self._streamed(self._face, arguments)
 
-    def _saving_into(self, frames: FrameQueue, arguments: dict[str, Any]) -> Any:
-        """Call the program here and now; frames take what it saves, as soon as it is saved."""
+    def _saving_into(self, frames: FrameQueue | None, arguments: dict[str, Any]) -> Any:
+        """Call the program here and now; frames, if any, take what it saves, as soon as it is
+        saved."""
         return self._in_turn(self._face, arguments, frames)
 
     def _in_turn(
@@ -368,10 +369,11 @@ class Opened:
             return face.number, (), None
         if not face.dims:
             return face.number, (), only
-        shapes = (getattr(arguments.get(name), "shape", ()) for name, _ in face.dims)
-        extents = tuple(shape[d] if len(shape) > d else -1
-                        for shape, (_, d) in zip(shapes, face.dims))
-        return face.number, extents, only
+        extents = []
+        for name, d in face.dims:
+            shape = getattr(arguments.get(name), "shape", ())
+            extents.append(shape[d] if len(shape) > d else -1)
+        return face.number, tuple(extents), only
 
     def _called(self, face: Face, arguments: dict[str, Any], only: Only) -> Any:
         """Run a call of whatever arguments; all processes agree on it."""

@@ -1,4 +1,4 @@
-"""Servers of the network of tests.figures_serving, which starts this file: FastAPI, LitServe.
+"""Servers of the network of benchmarks.serving, which starts this file: FastAPI, LitServe.
 
 In: which one, a file with weights, a port. Both call ONNX Runtime, with one thread. FastAPI reads
 and answers bytes, LitServe the same in base64 in JSON. Needs onnx, onnxruntime, not spmd.

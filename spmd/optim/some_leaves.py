@@ -44,7 +44,7 @@ def set_to_zero() -> GradientTransformation:
 
 
 def _said(what: Any, tree: Any) -> Any:
-    """Return a tree in the structure of another: what is said of its leaves, or a function of it."""
+    """Return what is said of the leaves of a tree, or what a function says, in its structure."""
     return _spread(converted(what)(tree) if callable(what) else what, tree, "the tree")
 
 

@@ -99,6 +99,9 @@ def _add_job(one: Any) -> None:
                      help="with --ranks: the kind of device that is preferred")
     one.add_argument("--restarts", metavar="N", type=texts.index, default=0,
                      help="with --ranks: how often they begin again when they are lost; default: 0")
+    one.add_argument("--until", metavar="'NAME < NUMBER'", default="",
+                     help="with --ranks: end well once what the program saves as NAME is so; also "
+                     "<=, >, >=; of an array its mean")
     one.add_argument("--detach", action="store_true",
                      help="with --ranks: do not wait for their end; fetch does")
 

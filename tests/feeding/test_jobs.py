@@ -260,7 +260,10 @@ def test_a_job_that_is_cancelled_ends_and_nothing_of_it_counts_any_more(served):
     (["--ranks", "2"], "which image do the ranks run?"),
     (["--ranks", "2", "--launch", "mpirun"], "does not say {ranks}"),
     (["--ranks", "2", "--image", "none.img"], "none.img"),
-    (["--ranks", "2", "-o", "u=frames/{}.npy"], "frames do not come back"),
+    (["--ranks", "2", "-o", "u=frames/{}.npy"], "the program saves nothing under 'u'"),
+    (["--ranks", "2", "--until", "loss is small"], "is no condition"),
+    (["--ranks", "2", "--until", "seen < 1"], "seen, an output, which is there at the end"),
+    (["--until", "loss < 1"], "--until is for ranks"),
     (["--ranks", "2", "-o", "w=a/x.npy", "-o", "v=x.npy"], "cannot write a/x.npy"),
     (["--ranks", "2", "-o", "w=w.txt"], "names no format"),
     (["--ranks", "2", "-i", "w=none.npy"], "none.npy: No such file"),
@@ -288,7 +291,8 @@ def test_long_files_travel_in_parts_and_none_is_taken_with_a_hole(served, tmp_pa
             client.ask("put", [b"x"], job=job, attempt=0, file="in.1", offset=5)
         with pytest.raises(Refused, match="the image of a job with pipeline parts did not come"):
             client.ask("submit_job", job=job, pipeline="parts", image="a", least=1, most=1,
-                       inputs=[], outputs=[], words=[], launch="", device="", restarts=0, feed="")
+                       inputs=[], outputs=[], words=[], launch="", device="", restarts=0, feed="",
+                       until="")
 
 
 # ---- kills

@@ -39,7 +39,8 @@ FACTS = {"order": "0", "environments": 4, "gives": [FIELD]}
 JOB_ARGUMENT = {"name": "w", "member": "a", "file": "w.npz", "number": 3, "path": "/a/w.npz"}
 JOB = {"image": "train.img", "least": 2, "most": 4, "inputs": [JOB_ARGUMENT],
        "outputs": [JOB_ARGUMENT], "words": ["--check", "nan"],
-       "launch": "mpirun -n {ranks}", "device": "gpu", "restarts": 2, "feed": "train"}
+       "launch": "mpirun -n {ranks}", "device": "gpu", "restarts": 2, "feed": "train",
+       "until": "loss < 0.1"}
 
 # One message of each kind, every field filled.
 ERROR = {"kind": "InputError", "text": "input x"}
@@ -71,6 +72,8 @@ EXAMPLES = {
                 "stream": B, "version": 1, "text": "0"},
     "rate": {"consumer": A, "taken": 3, "busy_s": 1.5, "waited_s": 0, "queued": 2},
     "lost": {"consumer": A, "worker": B, "why": "w"}, "done": {"consumer": A},
+    "idle": {"consumer": A}, "hold": {}, "held": {"consumer": A, "batches": 3},
+    "end_feed": {"batches": 4}, "end_early": {"job": A, "attempt": 1},
     "reached": {"consumer": A, "worker": B},
     "workers": {"name": "images", "version": 3, "settings": PIPELINE["settings"],
                 "workers": [{**PROCESS, "share": 0.5, "behind": 1}], "how": "turn"},

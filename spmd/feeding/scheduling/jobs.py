@@ -17,7 +17,12 @@ from codegen.suggest import meant
 from spmd.feeding.messages.wire import JOB, Message
 from spmd.feeding.scheduling.job_files import JobFiles
 from spmd.feeding.scheduling.job_places import JobRow, SlotRow, place_jobs
-from spmd.feeding.scheduling.known_parties import JOULES, KnownAgent, KnownPipeline
+from spmd.feeding.scheduling.known_parties import (
+    JOULES,
+    KnownAgent,
+    KnownConsumer,
+    KnownPipeline,
+)
 from spmd.feeding.scheduling.run_versions import unknown_pipeline
 from spmd.feeding.scheduling.scheduler_state import FullDisk, StateFile, StoredJob
 
@@ -33,13 +38,14 @@ Value = dict[str, Any]
 
 
 class Jobs:
-    """pipelines, agents: those that the scheduler knows, as they change. tell: sends to a peer."""
+    """pipelines, agents, consumers: those that the scheduler knows, as they change. tell: sends to
+    a peer."""
 
     def __init__(self, store: StateFile, pipelines: Mapping[str, KnownPipeline],
-                 agents: Mapping[str, KnownAgent], address: str,
-                 tell: Callable[..., str]) -> None:
+                 agents: Mapping[str, KnownAgent], consumers: Mapping[str, KnownConsumer],
+                 address: str, tell: Callable[..., str]) -> None:
         self.store, self.pipelines, self.agents, self.tell = store, pipelines, agents, tell
-        self.address = address
+        self.consumers, self.address = consumers, address
         self.files = JobFiles(f"{store.path}.jobs" if store.path else "")
         self.known = {one.job: one for one in store.jobs()}
         now = time.monotonic()
@@ -89,7 +95,32 @@ class Jobs:
     def _on_job(self, message: Message) -> tuple[Value, bytes]:
         one = self._named(message["name"])
         said = self.files.last_lines(one.job, one.attempt, "stderr", LINES) if one.attempt else []
-        return {**self.row(one), "asked": one.asked, "files": one.files, "said": said}, b""
+        return {**self.row(one), "asked": one.asked, "files": one.files, "said": said,
+                "batches": one.batches}, b""
+
+    def _on_end_early(self, message: Message) -> tuple[Value, bytes]:
+        """All consumers hold; once the last of them has said how far it is, the stream ends there.
+        Asked again until the job ends: what was told may be lost."""
+        one = self._running(message)
+        mine = [c for c in self.consumers.values()
+                if c.said["run"] == one.name and c.pipeline == one.pipeline
+                and one.asked["feed"] in ("", c.said["feed"])]
+        held = [c for c in mine if c.held is not None]
+        if one.batches is None and {r for c in held for r in c.said["ranks"]} >= {
+                *range(one.ranks)}:
+            before = vars(one).copy()
+            one.batches = max(c.held or 0 for c in held)
+            try:
+                self.store.put_job(one)  # before anybody goes on
+            except FullDisk:
+                vars(one).update(before)
+                raise
+        for consumer in mine:
+            if one.batches is not None:
+                self.tell(consumer.peer, "end_feed", batches=one.batches)
+            elif consumer.held is None:
+                self.tell(consumer.peer, "hold")
+        return {"batches": one.batches}, b""
 
     def _on_job_ended(self, message: Message) -> tuple[Value, bytes]:
         one = self.known.get(message["job"])
@@ -232,6 +263,10 @@ class Jobs:
         before = vars(one).copy()
         one.state, one.attempt, one.ranks, one.why = "running", one.attempt + 1, ranks, ""
         one.agent, one.host, one.began = agent.agent, agent.name, time.time()
+        one.batches = None
+        for consumer in self.consumers.values():  # of an attempt before this one
+            if consumer.said["run"] == one.name:
+                consumer.held = None
         try:
             self.store.put_job(one)
         except FullDisk as error:

@@ -97,7 +97,8 @@ class KnownConsumer:
     """A process of ranks that takes a feed. told: what it was sent, and the workers with shares.
 
     version: of its pipeline, as long as it lives. taken, queued: examples that its ranks took, and
-    that lie ready for them.
+    that lie ready for them. idle: it needs no workers. held: so many batches it has given, and
+    gives no more of itself; None: it gives on.
     """
 
     def __init__(self, peer: bytes, said: dict[str, Any], version: int, now: float) -> None:
@@ -105,6 +106,8 @@ class KnownConsumer:
         self.consumer, self.pipeline = said["consumer"], said["pipeline"]
         first, last = said["rows"]
         self.per_batch = max(1, last - first)
+        self.idle = False
+        self.held: int | None = None
         self.meter = RateMeter(CONSUMER_WINDOW_S)
         self.taken = self.queued = 0
         self.before_first: int | None = None  # what it had taken, until it takes its first batch

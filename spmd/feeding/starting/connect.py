@@ -74,4 +74,4 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
 def run_name() -> str:
     """What a run is called where people see it: on `feed status`."""
     job = os.environ.get("SPMD_RUN") or os.environ.get("SLURM_JOB_ID") or ""
-    return job[:64] or f"{os.uname().nodename[:48]}-{os.getppid()}"
+    return job[:256] or f"{os.uname().nodename[:48]}-{os.getppid()}"

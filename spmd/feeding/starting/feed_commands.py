@@ -85,7 +85,7 @@ def _submit_ranks(asked: argparse.Namespace, client: Client, found: dict[str, An
     job = client.submit_job(
         name, image, asked.ranks, inputs=_files(asked, "input"), outputs=_files(asked, "output"),
         options=asked.options, launch=asked.launch or "", device=asked.device,
-        restarts=asked.restarts, feed=asked.feed)
+        restarts=asked.restarts, feed=asked.feed, until=asked.until)
     if asked.detach:
         _told(asked, {**found, "job": job}, f"{job['name']}: submitted")
         return 0
@@ -222,7 +222,7 @@ def _say(text: str) -> None:
 
 
 OF_RANKS = {"-i", "--input", "-o", "--output", "--feed", "--launch", "--options", "--device",
-            "--restarts", "--detach"}
+            "--restarts", "--until", "--detach"}
 WHAT: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "serve": _serve, "worker": _worker, "submit": _submit, "fetch": _fetch, "status": _status,
     "top": _top, "update": _update, "cancel": _cancel, "keys": _keys}

@@ -20,6 +20,7 @@ QUEUES = ("fifo", "lifo")
 PULLS = ("turn", "random", "all")
 CODECS = ("auto", "none", "lz4", "zstd")
 LARGEST_SEED = 2**64 - 1
+MOST_RANKS = 1 << 20
 
 # What says which examples there are and in what order: constant while a pipeline runs.
 FIXED = frozenset({"sampling", "seed", "epochs", "shuffle", "image"})
@@ -51,6 +52,9 @@ class Settings:
     cost_per_hour: float | None = None
     energy_per_hour: float | None = None
     pull: str = "turn"
+    ranks: int | list[int] | None = None
+    device: str = ""
+    takes: dict[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings as a dict that JSON can write; `read` reads it again."""
@@ -173,6 +177,13 @@ def _workers(value: Any) -> bool:
         several and all(isinstance(v, str) and v for v in value))
 
 
+def _ranks(value: Any) -> bool:
+    if isinstance(value, list):
+        return len(value) == 2 and all(_whole(v, 1, MOST_RANKS) for v in value) and (
+            value[0] <= value[1])
+    return value is None or _whole(value, 1, MOST_RANKS)
+
+
 def _rates(value: Any) -> bool:
     return isinstance(value, dict) and all(k and _number(v) for k, v in value.items())
 
@@ -227,6 +238,16 @@ RULES: dict[str, Rule] = {
         "the most that its workers may cost in an hour", "cost_per_hour=None is no limit"),
     "energy_per_hour": _positive(
         "the most joules that its workers may take in an hour", "energy_per_hour=None is no limit"),
+    "ranks": (
+        _ranks, "a number from 1, (least, most), or None",
+        "ranks=(2, 8): `feed submit` starts so many, too",
+    ),
+    "device": (lambda v: isinstance(v, str) and v.isprintable() and len(v) <= 64,
+               "a kind of device", "device='gpu', as `feed worker --device` names it"),
+    "takes": (
+        _rates, "a dict: kind of device -> examples per second that a rank takes, above 0",
+        "takes={'gpu': 9000.0}",
+    ),
     "pull": _one_of(PULLS, "'turn' asks the workers of a rank one after the other"),
 }
 

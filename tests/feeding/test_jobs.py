@@ -216,9 +216,21 @@ def test_more_ranks_than_are_offered_wait_for_an_agent(served, capfd):
             "it needs 6 ranks on one machine, agents offer ")
         assert row["why"].endswith(" 4; try: --ranks 4, or an agent with --slots 6")
         assert f"{job} waits: {row['why']}" in client.status()["warnings"]
+        of = f'job="{job}",pipeline="many"'
+        samples = served.metrics()
+        assert samples["spmd_feed_job_pending", f'{of},host=""'] == 1
+        assert samples["spmd_feed_job_ranks", f'{of},host=""'] == 6
+        assert samples["spmd_feed_jobs", 'state="pending"'] == 1
+        assert {value for (name, _), value in samples.items()
+                if name == "spmd_feed_agent_slots_free"} == {4}
+        assert '["free slots", "n"]' in served.get("")[1]
         more = served.offers(6)
         assert client.fetch(job)["status"] == 0
     assert served.counted_once("many")
+    samples = until(lambda: (found := served.metrics())[
+        "spmd_feed_jobs", 'state="pending"'] == 0 and found)
+    assert ("spmd_feed_job_starts_total", of) not in samples  # it is over
+    assert samples["spmd_feed_jobs", 'state="ended"'] >= 1
     more.terminate()
     assert more.wait(PATIENCE) == 0
 

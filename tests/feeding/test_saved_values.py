@@ -68,11 +68,10 @@ def {name}(example):
 
 
 class Saving(Submitting):
-    epochs = None  # it never ends by itself
-
     def pipeline(self, name, seconds=0.0):
         file = self.folder / f"{name}.py"
-        file.write_text(PIPELINE.format(n=N, name=name, seconds=seconds, epochs=self.epochs))
+        file.write_text(PIPELINE.format(n=N, name=name, seconds=seconds,
+                                        epochs=1 if name.startswith("once") else None))
         return file
 
     def check(self, name, row):
@@ -92,9 +91,9 @@ def image(tmp_path_factory):
     return folder / "falls.img"
 
 
-@pytest.fixture
-def served(tmp_path, image):
-    one = Saving(tmp_path, image)
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, image):
+    one = Saving(tmp_path_factory.mktemp("served"), image)
     yield one
     one.close()
 
@@ -127,12 +126,11 @@ def test_a_job_ends_well_once_a_value_is_so(served, capfd, launch):
 
 
 def test_a_value_that_is_never_so_leaves_the_end_to_the_program(served):
-    served.epochs = 1
-    assert served.feed(*served.words("whole", "--until", "loss<=-1e9")) == 0
+    assert served.feed(*served.words("once", "--until", "loss<=-1e9")) == 0
     row = last_job(served)
     assert row["why"].startswith("loss <= -1e+09 never held: it was 0.005 in the last of 200")
     assert row["batches"] is None
-    assert (np.load(served.folder / "whole.npy") == 1).all()
+    assert (np.load(served.folder / "once.npy") == 1).all()
 
 
 @pytest.mark.parametrize("after", [0.0, 0.15, 0.3])
@@ -164,7 +162,7 @@ def test_a_job_that_begins_anew_is_looked_at_anew(served):
     kill(of_job(served, "spmd run")[0])
     with served.client() as client:
         row = client.fetch(last_job(served)["name"])
-    assert (row["status"], row["attempt"]) == (0, 2), row
+    assert (row["status"], row["attempt"]) == (0, 2), "\n".join(map(str, row.items()))
     assert row["why"] == "loss < 0.02: it was 0.0196078 in frame 50"
     served.check("again", row)
     zarr = pytest.importorskip("zarr")
@@ -176,14 +174,14 @@ def test_a_job_that_begins_anew_is_looked_at_anew(served):
     (["--until", "z < 1"], "z is complex"),
     (["--until", "y < 1"], "the program saves nothing under 'y' while it runs"),
     (["--until", "x < 1"], "cannot end before it has taken all of its batches"),
-    (["-o", "x=x.npy"], "no output 'x'"),
+    (["-o", "x=x.npy"], "x is saved as many frames"),
     (["-o", "x={}/x.npy"], "needs a file for each frame"),
     (["-o", "x=f/{}.npy", "-o", "z=f/{}.npy"], "cannot have the same files"),
 ])
 def test_what_cannot_be_is_said_before_anything_starts(served, capfd, words, says):
-    served.image = served.image.parent / "counted.img"
     capfd.readouterr()
-    code = served.feed("submit", served.pipeline("wrong"), "--image", served.image, "--ranks", 2,
+    code = served.feed("submit", served.pipeline("wrong"), "--ranks", 2, "--image",
+                       served.image.parent / "counted.img",
                        *words)
     assert code in (2, 65)
     out, err = capfd.readouterr()
@@ -192,18 +190,17 @@ def test_what_cannot_be_is_said_before_anything_starts(served, capfd, words, say
 
 def test_frames_come_all_or_none(served, monkeypatch, capfd):
     """A disk that is full while they come leaves the older ones; then they are fetched again."""
-    frames = served.folder / "f/at{:03}.npy"
+    frames = served.folder / "older/at{:03}.npy"
     frames.parent.mkdir()
     (frames.parent / "at099.npy").write_bytes(b"of a run before")
-    served.epochs = 1
-    assert served.feed(*served.words("ends", "-o", f"counts={frames}", "--detach")) == 0
+    assert served.feed(*served.words("once_more", "-o", f"counts={frames}", "--detach")) == 0
     name = last_job(served)["name"]
     unpack = unpacked.unpack
     monkeypatch.setattr(unpacked, "unpack", lambda self: (unpack(self), (_ for _ in ()).throw(
         OSError(28, "No space left on device", "f")))[0])
     assert served.feed("fetch", name) == 74
     assert os.listdir(frames.parent) == ["at099.npy"]
-    assert not (served.folder / "ends.npy").exists()
+    assert not (served.folder / "once_more.npy").exists()
     monkeypatch.undo()
     assert served.feed("fetch", name) == 0
     assert sorted(os.listdir(frames.parent)) == [f"at{k:03}.npy" for k in range(20)]

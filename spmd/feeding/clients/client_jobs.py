@@ -24,7 +24,7 @@ from spmd.files.inputs import split
 from spmd.files.outputs import check_ending
 from spmd.files.packed_frames import unpacked
 from spmd.files.whole import check_place, whole
-from spmd.launch.loader import is_program
+from spmd.launch.loader import is_program, named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ Files = Sequence[tuple[str, str]]  # (name, path), as `-o` has them; the name ma
 Follow = Callable[[str, str], None]
 
 
-def submit_job(client: Client, pipeline: str, image: str, ranks: int | tuple[int, int], *,
+def submit_job(client: Client, pipeline: str, image: str, ranks: int | Sequence[int], *,
                inputs: Files, outputs: Files, words: Sequence[str], launch: str, device: str,
                restarts: int, feed: str, until: str) -> dict[str, Any]:
     """Sends the image and the inputs, then asks for the job; what was sent counts from then on."""
@@ -45,7 +45,7 @@ def submit_job(client: Client, pipeline: str, image: str, ranks: int | tuple[int
     least, most = (ranks, ranks) if isinstance(ranks, int) else ranks
     if not 1 <= least <= most:
         raise UsageError(f"ranks={ranks!r}", expected="N, or (LEAST, MOST)")
-    _check_saves(image, {name: path for name, path in outputs if is_series(path)}, until, feed)
+    _check_saves(image, outputs, until, feed)
     for name, path in outputs:
         if not is_series(path):
             check_ending(name, path)
@@ -60,21 +60,23 @@ def submit_job(client: Client, pipeline: str, image: str, ranks: int | tuple[int
         restarts=restarts, feed=feed, until=until)["value"])
 
 
-def _check_saves(image: str, series: Mapping[str, str], until: str, feed: str) -> None:
+def _check_saves(image: str, outputs: Files, until: str, feed: str) -> None:
     """Refuses frames that the program of an image does not save, or that have no place here, and a
-    condition on them. series: paths by the names of saves."""
-    if not series and not until:
-        return
+    condition on what it does not save."""
     ends = condition(until) if until else None
-    if is_program(image):
-        raise UsageError(f"what {image} saves while it runs is not known before it is built",
-                         expected="an image", found="a program",
-                         remedy="python -m spmd build, then --image with that")
+    if is_program(image):  # what it saves is known once it is built, where it runs
+        if ends or any(is_series(path) for _, path in outputs):
+            raise UsageError(f"what {image} saves while it runs is not known before it is built",
+                             expected="an image", found="a program",
+                             remedy="python -m spmd build, then --image with that")
+        return
     try:
-        with open(image, "rb") as file:
+        with open(image, "rb") as file, named(image):
             manifest = read(file.read(), host=False).manifest
     except OSError as error:
         raise InputError(f"{image}: {error.strerror}") from None
+    saved = {row["name"] for row in manifest["saves"]}
+    series = {name: path for name, path in outputs if is_series(path) or name in saved}
     check_paths(manifest, series)
     for name, path in series.items():
         if why := no_place(path):

@@ -239,9 +239,8 @@ class Filling:
                   pipeline=self.supply.pipeline, feed=self.feed.name, rows=list(self.rows),
                   batch=self.feed.batch, fields=self.fields, host=self.here,
                   ranks=list(self.supply.ranks), device=self.supply.device, version=self.version,
-                  stream=opened.stream if opened else None, text=opened.text if opened else None)
-        if self.knows_end:
-            self.tell("idle", consumer=self.consumer)
+                  stream=opened and opened.stream, text=opened and opened.text,
+                  blocks=self.rings.blocks(), idle=self.knows_end)
 
     def scheduler_said(self, message: Message) -> None:
         self.answered = True
@@ -441,10 +440,10 @@ class Filling:
         if not asking.segments and self.hears_of_no_end():
             asking.pass_until(min([room, *self.failed]))
             return
-        alone = self.acts or self.gives_newest()
-        asking.open_until(room, len(self.workers), 1 if self.acts else depth,
-                          1 if alone else depth // 4, min(self.failed, default=None),
-                          any(w.behind for w in self.workers.values()))
+        span = 1 if self.acts or self.gives_newest() else depth // 4
+        asking.open_until(
+            room, len(self.workers), 1 if self.acts else depth, span,
+            min(self.failed, default=None), any(w.behind for w in self.workers.values()))
         loads = asking.loads(self.workers)
         work: dict[str, list[Any]] = {}
         own = {w for w, one in self.workers.items() if not one.behind}
@@ -483,7 +482,7 @@ class Filling:
             self.knows_end = True
             for worker in list(self.workers):
                 self.lose(worker)
-            self.tell("idle", consumer=self.consumer)
+            self.register()
         return self.knows_end
 
     def choose(self, loads: dict[str, int], now: float, count: int,

@@ -51,7 +51,8 @@ class Over(Exception):
 
 
 class Runner:
-    """said: the fields of start_job, and of its agent: connect, keys, folder, launch, host."""
+    """said: the fields of start_job, and of its agent: connect, keys, folder, launch, host, and
+    runs_on, the kind of device."""
 
     def __init__(self, channel: Channel, said: dict[str, Any]) -> None:
         self.channel, self.said, self.folder = channel, said, said["folder"]
@@ -154,7 +155,8 @@ class Runner:
         self.child.channel.send(
             command=command_of(self.said, self.series), folder=self.work,
             environment={KEYS: os.path.join(self.folder, "keys"), "PYTHONUNBUFFERED": "1",
-                         "SPMD_RUN": self.said["name"]})
+                         "SPMD_RUN": self.said["name"],
+                         "SPMD_FEED_DEVICE": self.said["runs_on"]})
 
     def watch(self) -> int:
         """Return the exit status as a shell says it, once the launcher has ended."""

@@ -167,11 +167,13 @@ TABLE: dict[str, dict[str, Check]] = {
     # scheduler -> agent or consumer: I do not know you (any more): join or consume again.
     "who": {},
     # consumer -> scheduler. stream, version, text: what `open` answered to its run; without them
-    # the newest version. learnt: the order of its stream, where only a worker could tell.
+    # the newest version. blocks: so many parts of a batch its ranks take, each its own; device: of
+    # ranks; idle: it has no rows, and needs no workers any more. learnt: the order of its stream, where only a worker could tell.
     "consume": {"consumer": identity, "run": text(256), "pipeline": name, "feed": name,
                 "rows": row(count, count), "batch": whole(1), "fields": each(FIELD, FIELDS),
                 "host": text(256), "ranks": each(count, 65536), "device": text(64),
-                "stream": maybe(identity), "version": maybe(count), "text": maybe(text(64))},
+                "stream": maybe(identity), "version": maybe(count), "text": maybe(text(64)),
+                "blocks": maybe(count), "idle": maybe(flag)},
     "learnt": {"consumer": identity, "order": text(64)},
     # -> scheduler -> the first consumer of that stream, which says it for the whole run.
     "skipped": {"consumer": identity, "position": count, "text": text(4096)},
@@ -181,7 +183,6 @@ TABLE: dict[str, dict[str, Check]] = {
     "lost": {"consumer": identity, "worker": identity, "why": maybe(text(256))},
     "reached": {"consumer": identity, "worker": identity},  # it was lost
     "done": {"consumer": identity},
-    "idle": {"consumer": identity},  # it has no rows, and needs no worker any more
     # scheduler -> every consumer of a feed, and back. hold: give ranks no further batch; held: so
     # many were given so far. end_feed: the stream has so many batches, whatever its source has.
     "hold": {},

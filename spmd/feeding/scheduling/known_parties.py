@@ -106,7 +106,7 @@ class KnownConsumer:
         self.consumer, self.pipeline = said["consumer"], said["pipeline"]
         first, last = said["rows"]
         self.per_batch = max(1, last - first)
-        self.idle = False
+        self.idle = bool(said.get("idle"))
         self.held: int | None = None
         self.meter = RateMeter(CONSUMER_WINDOW_S)
         self.taken = self.queued = 0
@@ -151,8 +151,12 @@ class KnownConsumer:
         found = frozenset(w for w, one in self.avoided.items() if now < one.until)
         return frozenset() if len(found) == len(workers) else found
 
-    def row(self, now: float, workers: Collection[str]) -> ConsumerRow:
+    def row(self, now: float, workers: Collection[str],
+            takes: Mapping[str, float]) -> ConsumerRow:
+        """takes: examples/s of a rank by kind of device, until it is measured."""
         rate = self.could
+        if not rate and takes:
+            rate = takes.get(self.said["device"], 0.0) * (self.said.get("blocks") or 1)
         return ConsumerRow(self.consumer, self.pipeline, rate * (1 + self.extra) if rate else None,
                            self.said["host"], self.avoids(now, workers))
 

@@ -297,10 +297,6 @@ class Scheduler:
             one.avoided.pop(message["worker"], None)
             self.dirty = True
 
-    def _on_idle(self, peer: bytes, message: Message) -> None:
-        if one := self.consumers.get(message["consumer"]):
-            one.idle = self.dirty = True
-
     def _on_held(self, peer: bytes, message: Message) -> None:
         if one := self.consumers.get(message["consumer"]):
             one.held = message["batches"]
@@ -394,7 +390,9 @@ class Scheduler:
         there = {row.worker for row in workers}
         takers = self.takers()
         find_rates(takers, now)
-        found = assign(pipelines, [c.row(now, there) for c in takers], workers,
+        found = assign(pipelines, [
+            c.row(now, there, self.pipelines[c.pipeline].stored.settings.get("takes") or {})
+            for c in takers], workers,
                        self.assigned.shares, int(now // self.slice_s), self.assigned.spare)
         if now < self.coming_until and (self.awaited or self._are_unmeasured()):
             return  # just restarted: everybody works on as before, until all are here again

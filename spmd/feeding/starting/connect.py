@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from spmd.launch.iterable_supply import Supply
 
+DEVICE = "SPMD_FEED_DEVICE"  # the kind of device that these ranks run on
 REMOTE = re.compile(r"([A-Za-z0-9_.:+-]{1,128})@(tcp://\S+:\d+)")
 
 
@@ -49,7 +50,8 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
         same = [one.opened for one in known if (one.pipeline, one.address) == (name, address)]
         stream = processes.from_first(lambda: opened(
             name, address, keys, feed, run_name(), same[0] if same else None))
-        return PipelineSupply(name, address, keys, ranks=ranks, run=run_name(), opened=stream)
+        return PipelineSupply(name, address, keys, ranks=ranks, run=run_name(), opened=stream,
+                              device=os.environ.get(DEVICE, "cpu"))
     if isinstance(given, str) and "@" in given and "://" in given:
         processes.refuse(UsageError(f'feed "{feed.name}": {given!r} is no address of a pipeline',
                                     expected="NAME@tcp://HOST:PORT"))

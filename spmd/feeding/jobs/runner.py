@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
-from codegen.errors import PeerError, shown
+from codegen.errors import OutputError, PeerError, shown
 from spmd.feeding.clients.client import Client
 from spmd.feeding.host.children import Channel, Child, end_marked, ended_by, of_parent
 from spmd.feeding.jobs.saved_values import SavedValues
@@ -26,6 +26,7 @@ from spmd.feeding.messages.job_words import word_behind
 from spmd.feeding.messages.keys import KEYS, Keys
 from spmd.feeding.messages.scheduler_answers import Refused
 from spmd.files import ZARR, is_series
+from spmd.files.checkpoints import complete
 from spmd.files.packed_frames import pack
 
 LAUNCHED = "spmd.feeding.jobs.launched"
@@ -50,6 +51,10 @@ class Over(Exception):
         self.why = why
 
 
+class Yielded(Exception):
+    """This attempt ends for a job of a higher priority; another one goes on where it ended."""
+
+
 class Runner:
     """said: the fields of start_job, and of its agent: connect, keys, folder, launch, host, and
     runs_on, the kind of device."""
@@ -67,6 +72,7 @@ class Runner:
         if said["until"]:
             one = condition(said["until"])
             self.values = SavedValues(os.path.join(self.work, self.series[one.name]), one)
+        self.before: str | None = None  # the newest checkpoint when it was told to yield
         self.asked_s = 0.0  # when the scheduler was asked last to end the feed
 
     def run(self) -> None:
@@ -74,7 +80,12 @@ class Runner:
         try:
             self.prepare()
             self.start()
-            status = self.watch()
+            try:
+                status = self.watch()
+            except Yielded:
+                self.end_ranks()
+                self.ask("job_ended", **self.of, status=None, why="", files={}, yields=True)
+                return
             self.send_prints()
             self.tell_end(status)
         except Over as over:
@@ -106,8 +117,16 @@ class Runner:
     def look_at_agent(self) -> None:
         if (said := self.channel.said()) is None:
             raise Over(f"its agent on {self.said['host']} was killed, or has ended")
-        if said:
+        if any("yields" not in one for one in said):
             raise Over  # it is told to end
+        if said and self.before is None:
+            self.before = self.newest_checkpoint()
+
+    def newest_checkpoint(self) -> str:
+        folder = word_behind(self.said["words"], "--checkpoint")
+        with suppress(OutputError):
+            return max(complete(os.path.join(self.work, folder)), default="")
+        return ""
 
     def get(self, file: str, path: str) -> None:
         """Brings a file that was sent with the job into its folder."""
@@ -166,6 +185,8 @@ class Runner:
             self.look_at_agent()
             self.send_prints()
             self.look_at_values()
+            if self.before is not None and self.newest_checkpoint() > self.before:
+                raise Yielded
             time.sleep(LOOK_S)
         return status
 

@@ -162,6 +162,7 @@ TABLE: dict[str, dict[str, Check]] = {
     "start_job": {"job": identity, "attempt": count, "name": job_name, "pipeline": name,
                   "ranks": whole(1, 1 << 20), **JOB},
     "end_job": {"job": identity},
+    "yield_job": {"job": identity},  # end it behind its next checkpoint, if it comes to one
     # scheduler -> agent: public keys of whoever may connect to your workers, and nobody else.
     "allowed": {"keys": each(key, 8192)},
     # scheduler -> agent or consumer: I do not know you (any more): join or consume again.
@@ -205,14 +206,15 @@ TABLE: dict[str, dict[str, Check]] = {
     # jobs. put: bytes of a file from `offset` on; attempt 0: of whoever submits it, before it does.
     # get answers {"size"} of the file, and bytes. job: its row. end_early: of its runner: its feed
     # is to end as soon as all ranks can; answers {"batches"}, none until that is known. job_ended:
-    # files are its outputs, with their sizes; it was lost if status is none.
+    # files are its outputs, with their sizes; it was lost if status is none; yields: it was told to
+    # (yield_job), and goes on from its checkpoint.
     "put": {"job": identity, "attempt": count, "file": job_file, "offset": count},
     "get": {"job": identity, "attempt": count, "file": job_file, "offset": count},
     "submit_job": {"job": identity, "pipeline": name, **JOB},
     "job": {"name": job_name},
     "end_early": {"job": identity, "attempt": count},
     "job_ended": {"job": identity, "attempt": count, "status": maybe(whole(0, 255)),
-                  "why": text(), "files": by_name(count, 1000, job_file)},
+                  "why": text(), "files": by_name(count, 1000, job_file), "yields": maybe(flag)},
     "cancel_job": {"name": job_name, "by": maybe(text(256))},
     "status": {},
     "answer": {"value": plain(12, 65536)},

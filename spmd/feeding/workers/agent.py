@@ -387,6 +387,8 @@ class Agent:
             self.jobs.start(message.fields)
         elif message.kind == "end_job":
             self.jobs.end(message["job"])
+        elif message.kind == "yield_job":
+            self.jobs.have_yield(message["job"])
         elif message.kind == "drop":
             self.pipelines.pop((message["name"], message["version"]), None)
             for one in self.workers:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +12,11 @@ import pytest
 
 import spmd
 from codegen.errors import OutputError, UsageError
-from spmd.feeding.clients import client_jobs
 from spmd.feeding.jobs.saved_values import SavedValues
-from spmd.feeding.messages.conditions import Condition, condition
+from spmd.feeding.messages.end_conditions import EndCondition, condition
 from spmd.files.packed_frames import frames_of, pack, unpacked
 from tests.conftest import until
-from tests.feeding.test_jobs import MPIRUN, Submitting, descendants, kill, of_job
+from tests.feeding.test_jobs import MPIRUN, Submitting, kill, of_job
 from tests.feeding.test_jobs import room as room
 
 pytestmark = pytest.mark.slow  # it waits for processes of its own
@@ -139,8 +136,7 @@ def test_the_scheduler_is_killed_as_the_value_is_so(served, after):
     assert served.feed(*served.words("ends", "--until", "loss < 0.05", "--detach", "--launch",
                                      f"{MPIRUN} -n {{ranks}}", ranks=3, seconds=0.01)) == 0
     name = last_job(served)["name"]
-    frame = f"{served.jobs}/*/work/frames/loss/19.npy"
-    until(lambda: list(Path("/").glob(frame[1:])))
+    until(lambda: list(served.jobs.glob("*/*/frames/loss/19.npy")))
     time.sleep(after)
     served.process.kill()
     served.process.wait()
@@ -211,7 +207,7 @@ def test_frames_come_all_or_none(served, monkeypatch, capfd):
 
 
 def test_conditions_are_what_they_say():
-    assert condition("a.loss>= -1e-3") == Condition("a.loss", ">=", -0.001)
+    assert condition("a.loss>= -1e-3") == EndCondition("a.loss", ">=", -0.001)
     assert str(condition("x<1")) == "x < 1"
     assert not condition("x < 1").holds(float("nan"))
     for text in ("", "x", "x <", "< 1", "x < y", "x == 1", "x < nan", "x < inf", "x < 1 < 2"):

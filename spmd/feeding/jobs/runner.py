@@ -21,7 +21,7 @@ from codegen.errors import OutputError, PeerError, shown
 from spmd.feeding.clients.client import Client
 from spmd.feeding.host.children import Channel, Child, end_marked, ended_by, of_parent
 from spmd.feeding.jobs.saved_values import SavedValues
-from spmd.feeding.messages.conditions import condition
+from spmd.feeding.messages.end_conditions import condition
 from spmd.feeding.messages.job_words import word_behind
 from spmd.feeding.messages.keys import KEYS, Keys
 from spmd.feeding.messages.scheduler_answers import Refused

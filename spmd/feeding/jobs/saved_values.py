@@ -13,7 +13,7 @@ import os
 import numpy as np
 
 from spmd.arrays import numpy_dtype
-from spmd.feeding.messages.conditions import Condition
+from spmd.feeding.messages.end_conditions import EndCondition
 from spmd.files.frames import METADATA
 
 HALF = np.dtype("V2")  # bfloat16, as NumPy's header has it
@@ -23,7 +23,7 @@ class SavedValues:
     """The frames of one save, as the mean of each. last: that of the newest that was looked at,
     None before the first; frames: how many were."""
 
-    def __init__(self, path: str, one: Condition) -> None:
+    def __init__(self, path: str, one: EndCondition) -> None:
         self.path, self.condition = path, one
         self.frames = 0
         self.last: float | None = None

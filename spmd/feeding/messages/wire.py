@@ -126,7 +126,7 @@ JOB_ARGUMENT = record(name=text(256), member=text(256), file=file_name, number=w
                       path=text())
 # What a job is. words: more of `spmd run`. launch: what starts so many processes, "" as its agent
 # does. device: the kind that it prefers. restarts: how often it may start again. feed: of image.
-# until: the condition that ends it, as conditions.condition reads it; "" for none.
+# until: the condition that ends it, as end_conditions.condition reads it; "" for none.
 JOB: dict[str, Check] = {
     "image": file_name, "least": whole(1, 1 << 20), "most": whole(1, 1 << 20),
     "inputs": each(JOB_ARGUMENT, 256), "outputs": each(JOB_ARGUMENT, 256),
@@ -169,7 +169,8 @@ TABLE: dict[str, dict[str, Check]] = {
     "who": {},
     # consumer -> scheduler. stream, version, text: what `open` answered to its run; without them
     # the newest version. blocks: so many parts of a batch its ranks take, each its own; device: of
-    # ranks; idle: it has no rows, and needs no workers any more. learnt: the order of its stream, where only a worker could tell.
+    # ranks; idle: it has no rows, and needs no workers any more. learnt: the order of its stream,
+    # where only a worker could tell.
     "consume": {"consumer": identity, "run": text(256), "pipeline": name, "feed": name,
                 "rows": row(count, count), "batch": whole(1), "fields": each(FIELD, FIELDS),
                 "host": text(256), "ranks": each(count, 65536), "device": text(64),

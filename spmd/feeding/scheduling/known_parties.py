@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from spmd.data.settings import ranks_in
 from spmd.feeding.scheduling.assignment import ConsumerRow, PipelineRow, WorkerRow
 from spmd.feeding.scheduling.measuring import RateMeter
 from spmd.feeding.scheduling.scheduler_state import StoredPipeline
@@ -152,13 +153,16 @@ class KnownConsumer:
         return frozenset() if len(found) == len(workers) else found
 
     def row(self, now: float, workers: Collection[str],
-            takes: Mapping[str, float]) -> ConsumerRow:
-        """takes: examples/s of a rank by kind of device, until it is measured."""
-        rate = self.could
-        if not rate and takes:
+            settings: Mapping[str, Any]) -> ConsumerRow:
+        """settings: of its pipeline, as they are now."""
+        rate, ranks = self.could, self.said["ranks"]
+        serves, first = settings.get("serves") or {}, settings.get("first")
+        mine = frozenset(name for name, text in serves.items() if any(map(ranks_in(text), ranks)))
+        if not rate and (takes := settings.get("takes")):
             rate = takes.get(self.said["device"], 0.0) * (self.said.get("blocks") or 1)
         return ConsumerRow(self.consumer, self.pipeline, rate * (1 + self.extra) if rate else None,
-                           self.said["host"], self.avoids(now, workers))
+                           self.said["host"], self.avoids(now, workers), mine,
+                           bool(first) and any(map(ranks_in(first), ranks)))
 
     def ranks(self) -> str:
         """rank 3; ranks 0-3; ranks 1, 5."""

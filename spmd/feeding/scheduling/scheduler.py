@@ -391,7 +391,7 @@ class Scheduler:
         takers = self.takers()
         find_rates(takers, now)
         found = assign(pipelines, [
-            c.row(now, there, self.pipelines[c.pipeline].stored.settings.get("takes") or {})
+            c.row(now, there, self.pipelines[c.pipeline].stored.settings)
             for c in takers], workers,
                        self.assigned.shares, int(now // self.slice_s), self.assigned.spare)
         if now < self.coming_until and (self.awaited or self._are_unmeasured()):

@@ -1,6 +1,6 @@
 """Conditions that end a job: a value that the program saves, compared with a number.
 
-In: a text as `--until` has it: "loss < 0.1". Out: a Condition, or a UsageError.
+In: a text as `--until` has it: "loss < 0.1". Out: an EndCondition, or a UsageError.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operat
 _TEXT = re.compile(rf"\s*(.*?)\s*({'|'.join(OPERATORS)})\s*(.*?)\s*")
 
 
-class Condition(NamedTuple):
+class EndCondition(NamedTuple):
     """name: under which the program saves the value. sign: one of OPERATORS."""
 
     name: str
@@ -32,7 +32,7 @@ class Condition(NamedTuple):
         return f"{self.name} {self.sign} {self.limit:g}"
 
 
-def condition(text: str) -> Condition:
+def condition(text: str) -> EndCondition:
     """Return the condition that a text says.
 
     Raises UsageError for any other text.
@@ -40,7 +40,7 @@ def condition(text: str) -> Condition:
     ::
 
         >>> condition("loss<0.1")
-        Condition(name='loss', sign='<', limit=0.1)
+        EndCondition(name='loss', sign='<', limit=0.1)
     """
     found = _TEXT.fullmatch(text)
     name, sign, number = found.groups() if found else ("", "", "")
@@ -52,10 +52,10 @@ def condition(text: str) -> Condition:
         raise UsageError(f"--until {text!r} is no condition", found=repr(text),
                          expected="NAME OP NUMBER, where OP is <, <=, > or >=",
                          remedy="--until 'loss < 0.1', of spmd.save(\"loss\", …)")
-    return Condition(name, sign, limit)
+    return EndCondition(name, sign, limit)
 
 
-def check_condition(one: Condition, manifest: dict[str, Any], feed: str) -> None:
+def check_condition(one: EndCondition, manifest: dict[str, Any], feed: str) -> None:
     """Raise UsageError where a program saves nothing that a condition could compare, or could not
     end when it holds. feed: the one that ends then, "" for the only one."""
     rows = {row["name"]: row for row in manifest["saves"]}

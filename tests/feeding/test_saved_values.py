@@ -119,7 +119,7 @@ def test_a_job_ends_well_once_a_value_is_so(served, capfd, launch):
     assert "ended with status 0: loss < 0.1" in capfd.readouterr().err
     assert served.feed("status", row["name"]) == 0
     assert "until loss < 0.1" in capfd.readouterr().out
-    assert os.listdir(served.jobs) == []
+    until(lambda: os.listdir(served.jobs) == [])
 
 
 def test_a_value_that_is_never_so_leaves_the_end_to_the_program(served):

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 METADATA, ATTRIBUTES = ".zarray", ".zattrs"  # files of a zarr array
+# What a run leaves of these that is killed while it writes them.
+LEFT = re.compile(rf"\.({re.escape(METADATA)}|{re.escape(ATTRIBUTES)})\.\d+\.[0-9a-f]{{8}}\.part")
 MARK = "spmd_save"  # in the attributes of an array that is ours, which a later run may replace
 
 
@@ -88,7 +90,7 @@ def no_place(path: str) -> str:
     Else return ""."""
     folder, is_zarr = _affixes(path)[0], path.endswith(ZARR)
     if is_zarr and os.path.lexists(folder) and MARK not in _attributes(folder) and (
-            not os.path.isdir(folder) or os.listdir(folder)):
+            not os.path.isdir(folder) or not all(map(LEFT.fullmatch, os.listdir(folder)))):
         return "it is there, and nothing that spmd.save has written"
     return no_folder(folder)
 
@@ -211,10 +213,8 @@ class FrameFiles:
     def _remove_leftovers(self) -> None:
         """Remove what runs have left that were killed: parts of frames and of metadata."""
         mine = re.escape(f".{self.name}.") + r"[0-9a-f]{8}\.\d+\.(part|done)"
-        if self.is_zarr:
-            mine += rf"|\.({re.escape(METADATA)}|{re.escape(ATTRIBUTES)})\.\d+\.[0-9a-f]{{8}}\.part"
         for entry in os.listdir(self.folder):
-            if re.fullmatch(mine, entry):
+            if re.fullmatch(mine, entry) or (self.is_zarr and LEFT.fullmatch(entry)):
                 os.unlink(os.path.join(self.folder, entry))
 
     def _make_folder(self) -> None:

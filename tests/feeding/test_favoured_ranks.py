@@ -1,4 +1,4 @@
-"""Ranks that come first where workers are too few, and workers that are for some ranks: by kills."""
+"""Ranks that come first where workers are too few, and workers that are for some ranks."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def test_values_are_looked_at_once_each(tmp_path, path, monkeypatch):
 
     values = SavedValues(path, condition("x > 2.5"))
     assert not values.look() and values.last is None
-    steps.build().run(ranks=2, save={"x": path})
+    spmd.build(steps).run(ranks=2, save={"x": path})
     assert values.look() and (values.frames, values.last) == (3, 3.0)
     shutil.rmtree(path.split("/")[0])
     assert values.look() and str(values) == "x > 2.5: it was 3 in frame 2"

@@ -156,7 +156,7 @@ class KnownConsumer:
             settings: Mapping[str, Any]) -> ConsumerRow:
         """settings: of its pipeline, as they are now."""
         rate, ranks = self.could, self.said["ranks"]
-        serves, first = settings.get("serves") or {}, settings.get("first")
+        serves, first = settings.get("serves") or {}, settings.get("first") or ""
         mine = frozenset(name for name, text in serves.items() if any(map(ranks_in(text), ranks)))
         if not rate and (takes := settings.get("takes")):
             rate = takes.get(self.said["device"], 0.0) * (self.said.get("blocks") or 1)

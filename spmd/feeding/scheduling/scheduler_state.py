@@ -19,7 +19,9 @@ from typing import Any
 
 from codegen.errors import EnvironmentFault, InputError, OutputError, VersionError
 
-FORMAT = 4  # 1 had no older versions, facts, nor runs that were read; 2 no modules; 3 no jobs
+# 1 had no older versions, facts, nor runs that were read; 2 no modules; 3 no jobs; 4 none that ends
+# early.
+FORMAT = 5
 COMES = -1
 LOCKED_S = 0.5  # a scheduler that is ending gives its file up within this time
 

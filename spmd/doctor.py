@@ -90,8 +90,9 @@ def software(engine: Check) -> Iterator[Check]:
     for name, module, need in (
         ("NumPy", "numpy", ""), ("cffi", "cffi", ""), ("ml_dtypes", "ml_dtypes", ""),
         ("numba", "numba", "@spmd.kernel"),
+        ("pyzmq", "zmq", "run --feed with a pipeline, spmd feed (jobs), or serve --replicas"),
         *((name, module, "run --feed with a pipeline") for name, module in (
-            ("pyzmq", "zmq"), ("lz4", "lz4"), ("zstandard", "zstandard"))),
+            ("lz4", "lz4"), ("zstandard", "zstandard"))),
         ("Pillow", "PIL", "spmd.data.image"),
     ):
         yield _package(name, module, need)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections import namedtuple
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,9 @@ def {name}(examples):
     time.sleep({seconds} * len(examples))
     return {{"x": np.array(examples, np.int64)}}
 """
+
+
+SAMPLE = re.compile(r'([a-z_:][a-z0-9_:]*)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*)\})? (\S+)')
 
 
 def command_of(pid: int) -> str:
@@ -181,6 +185,24 @@ class ServedProcess:
         return self.command("worker", "--connect", self.address, "--keys", self.keys_folder,
                             "--processes", str(processes), *more,
                             log=self.folder / f"worker-{len(self.started)}.log")
+
+    def get(self, path, **headers):
+        """What its page gives: headers and text."""
+        request = urllib.request.Request(self.page + path, headers=headers)
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return answer.headers, answer.read().decode()
+
+    def metrics(self):
+        """What Prometheus reads, by metric and labels."""
+        kinds, samples = {}, {}
+        for line in self.get("metrics")[1].splitlines():
+            if line.startswith("# TYPE "):
+                kinds.update([line.split()[2:4]])
+            elif not line.startswith("#"):
+                name, labels, value = SAMPLE.fullmatch(line).groups()
+                assert name in kinds
+                samples[name, labels] = float(value)
+        return samples
 
     def client(self):
         return Client(self.address, self.keys_folder, PATIENCE)

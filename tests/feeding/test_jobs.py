@@ -216,9 +216,20 @@ def test_more_ranks_than_are_offered_wait_for_an_agent(served, capfd):
             "it needs 6 ranks on one machine, agents offer ")
         assert row["why"].endswith(" 4; try: --ranks 4, or an agent with --slots 6")
         assert f"{job} waits: {row['why']}" in client.status()["warnings"]
+        of = f'job="{job}",pipeline="many"'
+        samples = served.metrics()
+        assert samples["spmd_feed_job_pending", f'{of},host=""'] == 1
+        assert samples["spmd_feed_job_ranks", f'{of},host=""'] == 6
+        assert samples["spmd_feed_jobs", 'state="pending"'] == 1
+        assert {value for (name, _), value in samples.items()
+                if name == "spmd_feed_agent_slots_free"} == {4}
+        assert '["free slots", "n"]' in served.get("")[1]
         more = served.offers(6)
         assert client.fetch(job)["status"] == 0
     assert served.counted_once("many")
+    samples = until(lambda: ("spmd_feed_job_starts_total", of) not in (
+        found := served.metrics()) and found)
+    assert samples["spmd_feed_jobs", 'state="ended"'] >= 1
     more.terminate()
     assert more.wait(PATIENCE) == 0
 
@@ -260,7 +271,10 @@ def test_a_job_that_is_cancelled_ends_and_nothing_of_it_counts_any_more(served):
     (["--ranks", "2"], "which image do the ranks run?"),
     (["--ranks", "2", "--launch", "mpirun"], "does not say {ranks}"),
     (["--ranks", "2", "--image", "none.img"], "none.img"),
-    (["--ranks", "2", "-o", "u=frames/{}.npy"], "frames do not come back"),
+    (["--ranks", "2", "-o", "u=frames/{}.npy"], "the program saves nothing under 'u'"),
+    (["--ranks", "2", "--until", "loss is small"], "is no condition"),
+    (["--ranks", "2", "--until", "seen < 1"], "seen, an output, which is there at the end"),
+    (["--until", "loss < 1"], "--until is for ranks"),
     (["--ranks", "2", "-o", "w=a/x.npy", "-o", "v=x.npy"], "cannot write a/x.npy"),
     (["--ranks", "2", "-o", "w=w.txt"], "names no format"),
     (["--ranks", "2", "-i", "w=none.npy"], "none.npy: No such file"),
@@ -288,7 +302,8 @@ def test_long_files_travel_in_parts_and_none_is_taken_with_a_hole(served, tmp_pa
             client.ask("put", [b"x"], job=job, attempt=0, file="in.1", offset=5)
         with pytest.raises(Refused, match="the image of a job with pipeline parts did not come"):
             client.ask("submit_job", job=job, pipeline="parts", image="a", least=1, most=1,
-                       inputs=[], outputs=[], words=[], launch="", device="", restarts=0, feed="")
+                       inputs=[], outputs=[], words=[], launch="", device="", restarts=0, feed="",
+                       until="")
 
 
 # ---- kills

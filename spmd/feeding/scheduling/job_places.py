@@ -46,7 +46,7 @@ def place_jobs(jobs: Sequence[JobRow], agents: Sequence[SlotRow]) -> (
     free = {row.agent: row.free for row in agents}
     waited_for: dict[str, str] = {}  # by agent: the first job that waits for slots of it
     starts, waits = [], {}
-    for job in sorted(jobs, key=_turn):
+    for job in in_turn(jobs):
         able = [row for row in agents if row.slots >= job.least]
         open_ = [row for row in able
                  if row.agent not in waited_for and free[row.agent] >= job.least]
@@ -65,9 +65,11 @@ def place_jobs(jobs: Sequence[JobRow], agents: Sequence[SlotRow]) -> (
     return starts, waits
 
 
-def _turn(job: JobRow) -> tuple[float, float, int]:
+def in_turn(jobs: Sequence[JobRow]) -> list[JobRow]:
+    """Return jobs in the order of the queue: by priority, then the shortest, then the first."""
     endless = float("inf")
-    return -job.priority, endless if job.estimated is None else job.estimated, job.number
+    return sorted(jobs, key=lambda job: (
+        -job.priority, endless if job.estimated is None else job.estimated, job.number))
 
 
 def _why(job: JobRow, agents: Sequence[SlotRow], able: Sequence[SlotRow], free: dict[str, int],

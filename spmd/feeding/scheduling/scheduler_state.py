@@ -19,7 +19,9 @@ from typing import Any
 
 from codegen.errors import EnvironmentFault, InputError, OutputError, VersionError
 
-FORMAT = 4  # 1 had no older versions, facts, nor runs that were read; 2 no modules; 3 no jobs
+# 1 had no older versions, facts, nor runs that were read; 2 no modules; 3 no jobs; 4 none that ends
+# early.
+FORMAT = 5
 COMES = -1
 LOCKED_S = 0.5  # a scheduler that is ending gives its file up within this time
 
@@ -95,7 +97,8 @@ class StoredJob:
     asked: the fields of wire.JOB. state: "pending", "running" or "ended". attempt: how often it was
     started. failures: how often it began, and ended badly. agent, host, ranks: of the last start.
     status: its exit status, None before its end. why: it waits, or ended so. files: its outputs
-    with their sizes. Times are of the epoch.
+    with their sizes. batches: after so many its feed ends; None: as its source does. Times are of
+    the epoch.
     """
 
     job: str
@@ -110,6 +113,7 @@ class StoredJob:
     ranks: int = 0
     status: int | None = None
     why: str = ""
+    batches: int | None = None
     files: dict[str, int] = field(default_factory=dict)
     submitted: float = 0.0
     began: float = 0.0
@@ -303,7 +307,10 @@ class StateFile:
 
     def jobs(self) -> list[StoredJob]:
         rows = self._db.execute("SELECT number, value FROM jobs ORDER BY number").fetchall()
-        return [StoredJob(number=number, **json.loads(value)) for number, value in rows]
+        jobs = [StoredJob(number=number, **json.loads(value)) for number, value in rows]
+        for one in jobs:
+            one.asked.setdefault("until", "")  # of before there were conditions
+        return jobs
 
     def agents(self) -> list[str]:
         return [row[0] for row in self._db.execute("SELECT agent FROM agents")]

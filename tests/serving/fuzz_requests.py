@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 import spmd
-from tests.conftest import PATIENCE, here
+from tests.conftest import PATIENCE
 from tests.serving.replicated import has, replica, with_replicas
-from tests.serving.serving_kit import JSON_LENGTH, Server, serving, tensor
+from tests.serving.serving_kit import JSON_LENGTH, Server, built_in, serving, tensor
 
 PROGRAM = """
 import numpy as np
@@ -57,9 +57,9 @@ ODD: list[Any] = [
 ]
 # By their types, which a message of protobuf holds to.
 TYPED: list[Any] = [
-    True, False, 0, -1, 1, 2, 3, 2**31 - 1, 2**62, -2**63, 1.5, float("nan"), float("inf"), 1e30, "", "x", "y",
-    "q", "only", "FP64", "BYTES", "BOOL", "FP32", "\0", "é" * 40, b"", b"1", b"\0" * 8, b"\xff" * 8,
-    b"\0" * 16, [], {},
+    True, False, 0, -1, 1, 2, 3, 2**31 - 1, 2**62, -2**63, 1.5, float("nan"), float("inf"), 1e30,
+    "", "x", "y", "q", "only", "FP64", "BYTES", "BOOL", "FP32", "\0", "é" * 40, b"", b"1",
+    b"\0" * 8, b"\xff" * 8, b"\0" * 16, [], {},
 ]
 LENGTHS = ["", "0", "-1", "1e3", "9" * 30, "٣", "1", "None", "50 "]
 
@@ -224,9 +224,7 @@ PROCESSES = 3
 
 def main(count: int, seed: int) -> None:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        source, image = Path(name, "scaled.py"), Path(name, "scaled.img")
-        source.write_text(PROGRAM)
-        assert here("build", source, "-o", image) == 0
+        image = built_in(Path(name), PROGRAM)
         words = ("--allow", "load", "--grpc-port", 0)
         own = stack.enter_context(serving(image, "--ranks", 2, *words))
         front, address = stack.enter_context(with_replicas(image, "--ranks", 0, *words))

@@ -124,12 +124,15 @@ def _replicas_asked(asked: argparse.Namespace
                          expected="entries that keep state: each replica has a state of its own",
                          found=f"--allow {entries[0]}", remedy="call it in a server without "
                          "replicas, save the state there, and load it here: --allow load")
-    from spmd.serving.served_replicas import Replicas, keys_for  # may be missing: an extra
+    from spmd.feeding.messages.keys import AllowedKeys  # may be missing: an extra
+    from spmd.serving.served_replicas import Replicas, keys_for
 
     keys = keys_for(asked.replicas, asked.keys)
+    allowed = AllowedKeys(keys.allowed, asked.keys)
 
     def begin(queue: CallQueue, repository: ModelRepository) -> Replicas:
-        replicas = Replicas(asked.replicas, keys, queue, repository.job, has_own=asked.ranks != 0)
+        replicas = Replicas(asked.replicas, keys, allowed, queue, repository.job,
+                            has_own=asked.ranks != 0)
         repository.swap = replicas.swap
         print(f"replicas join at {replicas.address}")
         return replicas

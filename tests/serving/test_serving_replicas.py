@@ -6,6 +6,7 @@ import http.client
 import itertools
 import json
 import os
+import shutil
 import signal
 import sys
 from contextlib import ExitStack
@@ -130,6 +131,38 @@ def test_a_replica_that_may_not_join(folder, tmp_path, spmd_command):
     spmd_command("serve", "--join", address).expect(
         75, f"no server that takes replicas answers at {address}", "nobody listens there",
         "spmd serve IMAGE --replicas")
+
+
+def test_a_key_that_is_taken_out_of_the_folder(folder, tmp_path, spmd_command):
+    """Its replica has no line from then on, and cannot join; the other one joins again, and calls
+    are made there. A key that comes counts as well."""
+    ours, hers = make_folder(str(tmp_path / "ours")), tmp_path / "hers"
+    (ours / "allowed").mkdir()
+    shutil.copytree(make_folder(str(tmp_path / "new")), hers)
+    shutil.copy(ours / "server.key", hers)
+    key = ours / "allowed" / "ada.key"
+    with with_replicas(folder / "scaled.img", "--ranks", 0, "--keys", ours) as (
+            server, address), replica(address, "--ranks", 1, "--keys", ours) as own:
+        has(server, 1)
+        shutil.copy(hers / "client.key", key)
+        with replica(address, "--ranks", 1, "--keys", hers) as stranger:
+            has(server, 2)
+            turns = itertools.count()
+            with in_threads(4, lambda: server.infer(
+                    "scaled.scale", slow(next(turns))).status) as found:
+                server.waits_for("spmd_calls_running", 2)
+                key.unlink()
+                until(lambda: server.metric("spmd_replicas") < 2, 5)
+            assert found == [200] * 4
+            has(server, 1)
+            assert server.infer("scaled.scale", X).status == 200
+            refused = spmd_command("serve", "--join", address, "--keys", hers)
+            refused.expect(75, "has other keys than we", "it refuses our key")
+            assert server.metric("spmd_replicas") == 1 and own.process.poll() is None
+            shutil.copy(hers / "client.key", key)
+            has(server, 2)
+            stranger.process.send_signal(signal.SIGTERM)
+            stranger.finish().expect(143, "waits for the server", "it refuses our key")
 
 
 def test_servers_that_cannot_have_replicas(folder, spmd_here):

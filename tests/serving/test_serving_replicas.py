@@ -152,7 +152,7 @@ def test_a_key_that_is_taken_out_of_the_folder(folder, tmp_path, spmd_command):
                     "scaled.scale", slow(next(turns))).status) as found:
                 server.waits_for("spmd_calls_running", 2)
                 key.unlink()
-                until(lambda: server.metric("spmd_replicas") < 2, 5)
+                until(lambda: server.metric("spmd_replicas") < 2)
             assert found == [200] * 4
             has(server, 1)
             assert server.infer("scaled.scale", X).status == 200

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
+import json
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -109,4 +111,24 @@ def test_all_links_are_cut(server, hosts):
     has(server, 2)
     with in_threads(2, asked) as found:
         pass
+    assert [answer.status for _, answer in found] == [200] * 2
+
+
+def test_a_stream_over_a_link_that_is_cut(server, hosts):
+    """Its client has seen a part of it: it ends with an error, and the replica joins again."""
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=100)) as connection:
+        connection.request("POST", "/v2/models/scaled.count/generate_stream",
+                           json.dumps({"frames": 1_000_000_000}))
+        events = connection.getresponse()
+        assert b"at" in events.readline()
+        for k in (1, 2):
+            hosts.cut(k)
+        rows = [json.loads(line.removeprefix(b"data: ")) for line in events if line.strip()]
+    assert [row["at"][0] for row in rows[:-1]] == [3 + k for k in range(len(rows) - 1)]
+    assert "was lost while it made the call" in rows[-1]["error"]
+    for k in (1, 2):
+        hosts.mend(k)
+    has(server, 2)
+    with in_threads(2, Asked(server)) as found:
+        server.waits_for("spmd_calls_running", 2)
     assert [answer.status for _, answer in found] == [200] * 2

@@ -124,11 +124,9 @@ def _replicas_asked(asked: argparse.Namespace
                          expected="entries that keep state: each replica has a state of its own",
                          found=f"--allow {entries[0]}", remedy="call it in a server without "
                          "replicas, save the state there, and load it here: --allow load")
-    from spmd.feeding.messages.keys import AllowedKeys  # may be missing: an extra
-    from spmd.serving.served_replicas import Replicas, keys_for
+    from spmd.serving.served_replicas import Replicas, keys_for  # may be missing: an extra
 
-    keys = keys_for(asked.replicas, asked.keys)
-    allowed = AllowedKeys(keys.allowed, asked.keys)
+    keys, allowed = keys_for(asked.replicas, asked.keys)
 
     def begin(queue: CallQueue, repository: ModelRepository) -> Replicas:
         replicas = Replicas(asked.replicas, keys, allowed, queue, repository.job,

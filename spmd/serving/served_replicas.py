@@ -42,12 +42,14 @@ SAID = ("opened", "made", "saved", "parting")  # by a replica that is known
 LINGER_MS = 500  # for the last words to be sent
 
 
-def keys_for(listen: str, folder: str) -> Keys:
-    """Return the keys of a server at which replicas join. folder: of keys, "" for the usual one.
-    Raises UsageError where other machines could join, and no folder is given."""
+def keys_for(listen: str, folder: str) -> tuple[Keys, AllowedKeys]:
+    """Return the keys of a server at which replicas join, and those of replicas. folder: of keys,
+    "" for the usual one. Raises UsageError where other machines could join, and no folder is
+    given."""
     folder = folder or os.environ.get(KEYS, "")
     checked_listen(listen, folder, "--replicas")
-    return keys_of(folder, scheduler=True)
+    keys = keys_of(folder, scheduler=True)
+    return keys, AllowedKeys(keys.allowed, folder)
 
 
 class Replica:

@@ -66,7 +66,7 @@ def test_the_recipe(tmp_path: Path, ray_folder: Path) -> None:
         expected = [int(digits.infer(x=x[k:k + 1])[0]) for k in range(len(x))]
     (tmp_path / "asks.py").write_text(ASKS)
     done = run([sys.executable, "asks.py", ray_folder], cwd=tmp_path, timeout=300,
-               env={"RAY_USAGE_STATS_ENABLED": "0",
+               env={"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "120",
                     "PYTHONPATH": f"{ROOT}:{tmp_path}"})
     assert f"answers: {expected}" in done.out, done.text
     assert 20 < sum(expected) < 180

@@ -29,7 +29,8 @@ from ray import serve
 
 with socket.create_server(("127.0.0.1", 0)) as free:
     port = free.getsockname()[1]
-ray.init(num_cpus=3, include_dashboard=False, object_store_memory=100 << 20, _temp_dir=sys.argv[1])
+ray.init(num_cpus=3, include_dashboard=False, object_store_memory=100 << 20, _temp_dir=sys.argv[1],
+         _node_ip_address="127.0.0.1")
 serve.start(http_options={"host": "127.0.0.1", "port": port})
 import ray_digits
 serve.run(ray_digits.app)
@@ -67,6 +68,6 @@ def test_the_recipe(tmp_path: Path, ray_folder: Path) -> None:
     (tmp_path / "asks.py").write_text(ASKS)
     done = run([sys.executable, "asks.py", ray_folder], cwd=tmp_path, timeout=300,
                env={"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "120",
-                    "PYTHONPATH": f"{ROOT}:{tmp_path}"})
+                    "RAY_AUTH_MODE": "disabled", "PYTHONPATH": f"{ROOT}:{tmp_path}"})
     assert f"answers: {expected}" in done.out, done.text
     assert 20 < sum(expected) < 180

@@ -26,7 +26,7 @@ MPI_WORKS := $(RUN) timeout 60 mpirun -n 2 python -c \
 	'from mpi4py import MPI; raise SystemExit(MPI.COMM_WORLD.size != 2)' </dev/null >/dev/null 2>&1
 
 .PHONY: help demo setup test test-openmpi check lint types format docs golden random kills fuzz
-.PHONY: figures feed-kills
+.PHONY: figures feed-kills fuzz-requests
 .PHONY: charts clean
 .PHONY: sanitize-address sanitize-thread stress
 
@@ -42,6 +42,7 @@ help:
 	@echo "make kills             a hundred runs killed at random moments"
 	@echo "make feed-kills        a hundred kills of runs with feeds: every example exactly once"
 	@echo "make fuzz              a million malformed frames, for all parts of feeding"
+	@echo "make fuzz-requests     a million malformed requests, at servers"
 	@echo "make stress            the engine under random delays, for STRESS_SECONDS=300"
 	@echo "make golden            rewrite the golden files"
 	@echo "make sanitize-address  the engine under AddressSanitizer and UBSan"
@@ -141,6 +142,10 @@ feed-kills: setup
 FUZZ_FRAMES ?= 1000000
 fuzz: setup
 	$(RUN) python -m tests.feeding.fuzz_frames $(FUZZ_FRAMES) </dev/null
+
+FUZZ_REQUESTS ?= 1000000
+fuzz-requests: setup
+	$(RUN) python -m tests.serving.fuzz_requests $(FUZZ_REQUESTS) </dev/null
 
 STRESS_SECONDS ?= 300
 STRESS_SEED ?= $(shell date +%s)

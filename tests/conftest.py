@@ -20,7 +20,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -30,6 +30,7 @@ import pytest
 from codegen.errors import EnvironmentFault
 from codegen.image import link
 from spmd import cli
+from tests.linked_hosts import LinkedHosts, NoHosts
 
 Found = TypeVar("Found")
 ROOT = Path(__file__).resolve().parent.parent
@@ -228,6 +229,17 @@ def run(
     """Runs a command to its end under a time limit."""
     with Launch(argv, cwd, env) as launch:
         return launch.finish(timeout)
+
+
+@pytest.fixture
+def hosts() -> Iterator[LinkedHosts]:
+    """A host that has a link to each of two others, where namespaces may be made."""
+    try:
+        linked = LinkedHosts(2)
+    except NoHosts as why:
+        pytest.skip(f"no network namespaces here: {why}")
+    with closing(linked):
+        yield linked
 
 
 @pytest.fixture(scope="session")

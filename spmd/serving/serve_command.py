@@ -128,10 +128,11 @@ def _replicas_asked(asked: argparse.Namespace
                          "replicas, save the state there, and load it here: --allow load")
     from spmd.serving.served_replicas import Replicas, keys_for  # may be missing: an extra
 
-    keys = keys_for(asked.replicas, asked.keys)
+    keys, allowed = keys_for(asked.replicas, asked.keys)
 
     def begin(queue: CallQueue, repository: ModelRepository) -> Replicas:
-        replicas = Replicas(asked.replicas, keys, queue, repository.job, has_own=asked.ranks != 0)
+        replicas = Replicas(asked.replicas, keys, allowed, queue, repository.job,
+                            has_own=asked.ranks != 0)
         repository.swap = replicas.swap
         print(f"replicas join at {replicas.address}")
         return replicas

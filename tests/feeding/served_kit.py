@@ -147,11 +147,13 @@ class Rank:
 class ServedProcess:
     """`feed serve` in a process, and what tests start beside it."""
 
+    LISTEN = "tcp://127.0.0.1:*"
+
     def __init__(self, folder: Path, *arguments: str):
         self.folder, self.arguments = folder, arguments
         self.keys_folder = str(make_folder(folder / "keys"))
         self.keys = read_folder(self.keys_folder)
-        self.address, self.page, self.started, self.ranks = "tcp://127.0.0.1:*", "", [], []
+        self.address, self.page, self.started, self.ranks = self.LISTEN, "", [], []
         self.start()
 
     def start(self):

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from spmd.feeding.messages.scheduler_answers import Refused
 from spmd.feeding.messages.wire import new_id
 from tests.conftest import LAUNCH_ENVIRONMENT, PATIENCE, ROOT, until
 from tests.feeding.served_kit import ServedProcess, command_of
+from tests.linked_hosts import CUTS
 
 pytestmark = pytest.mark.slow  # it waits for processes of its own
 
@@ -76,14 +78,15 @@ def image(tmp_path_factory):
 
 
 class Submitting(ServedProcess):
-    """A scheduler, an agent with two workers, and one with slots, whose jobs lie in a folder."""
+    """A scheduler, an agent with two workers, and one with slots, whose jobs lie in a folder.
+    offers: options of the latter."""
 
-    def __init__(self, folder, image):
+    def __init__(self, folder, image, *offers):
         super().__init__(folder)
         self.image, self.jobs = image, folder / "jobs"
         self.jobs.mkdir()
         self.worker(2)
-        self.agent = self.offers(4)
+        self.agent = self.offers(4, *offers)
 
     def offers(self, slots, *more):
         return self.worker(0, "--slots", str(slots), "--folder", str(self.jobs), *more)
@@ -426,3 +429,76 @@ def test_a_full_disk_of_the_scheduler_is_waited_for(alone):
         resource.prlimit(alone.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
         assert client.fetch(row["name"])["status"] == 0
     assert alone.counted_once("ids")
+
+
+# ---- links that are cut
+
+
+class Linked(Submitting):
+    """A scheduler on host 0, which is the test's; workers and ranks on others."""
+
+    LISTEN = "tcp://0.0.0.0:*"
+
+    def __init__(self, folder, image, hosts, workers_at, ranks_at):
+        self.hosts, self.workers_at, self.ranks_at = hosts, workers_at, ranks_at
+        super().__init__(folder, image)
+
+    def start(self):
+        super().start()
+        self.port = self.address.rpartition(":")[2]
+        self.address = f"tcp://127.0.0.1:{self.port}"
+
+    def worker(self, processes, *more):
+        at = self.ranks_at if "--slots" in more else self.workers_at
+        here, first = self.address, self.hosts.first(at or self.ranks_at or 1)
+        with self.hosts.inside(at):
+            self.address = f"tcp://{first}:{self.port}"
+            try:
+                return super().worker(processes, *more)
+            finally:
+                self.address = here
+
+
+@pytest.fixture
+def linked(tmp_path, image, hosts):
+    """linked(1, 0): with two workers on host 1, and ranks on host 0."""
+    started = []
+
+    def start(workers_at, ranks_at):
+        started.append(Linked(tmp_path, image, hosts, workers_at, ranks_at))
+        return started[-1]
+
+    with hosts.inside(0):
+        yield start
+        for one in started:
+            one.close()
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_workers_behind_a_link_that_is_cut(linked, hosts, cut):
+    """Others compute what they had; they come back."""
+    served = linked(1, 0)
+    served.workers_at = 2
+    served.worker(1)
+    served.workers_come(3)
+    row = served.started_job("ids", seconds=0.05)
+    hosts.cut(1, cut)
+    served.workers_come(1)
+    assert served.feed("fetch", row["name"]) == 0
+    assert served.counted_once("ids")
+    hosts.mend(1)
+    served.workers_come(3)
+    assert served.feed(*served.words("more")) == 0 and served.counted_once("more")
+
+
+@pytest.mark.parametrize(("cut", "away"), [("down", 14), ("one way", 6)])
+def test_ranks_behind_a_link_that_is_cut(linked, hosts, cut, away):
+    """The job goes on, or begins anew where its agent was silent for too long; its client waits."""
+    served = linked(0, 2)
+    row = served.started_job("ids", "--restarts", 3, seconds=0.05)
+    hosts.cut(2, cut)
+    ended = threading.Timer(away, hosts.mend, [2])
+    ended.start()
+    assert served.feed("fetch", row["name"]) == 0
+    ended.join()
+    assert served.counted_once("ids")

@@ -1,7 +1,7 @@
 """Programs as people write them in NumPy: `@case` above each says what it is given.
 
-In: a size. Out: the arguments of a program, arrays and numbers, always the same ones. A program is a
-plain function: it returns its results, or changes its arrays, and runs under NumPy too.
+In: a size. Out: the arguments of a program, arrays and numbers, always the same ones. A program is
+a plain function: it returns its results, or changes its arrays, and runs under NumPy too.
 """
 
 from __future__ import annotations

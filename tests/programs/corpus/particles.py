@@ -109,7 +109,8 @@ def boids(pos, vel, steps, radius=3.0):
         crowd = (distance < 1.0) & (distance > 0)
         apart = -(crowd[:, :, None] * offset).sum(axis=1)
         alone = near.sum(axis=1)[:, None] == 0
-        vel = vel + np.where(alone, 0, 0.01 * (centre - pos) + 0.125 * (heading - vel)) + 0.05 * apart
+        steer = 0.01 * (centre - pos) + 0.125 * (heading - vel)
+        vel = vel + np.where(alone, 0, steer) + 0.05 * apart
         speed = np.linalg.norm(vel, axis=1, keepdims=True)
         vel = np.where(speed > 1.0, vel / np.maximum(speed, 1e-12), vel)
         pos = (pos + vel) % 10.0

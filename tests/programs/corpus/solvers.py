@@ -232,7 +232,8 @@ def newton_system(x, turns):
 def page_rank(links, damping):
     n = links.shape[0]
     out_degree = links.sum(axis=1)
-    transition = np.where(out_degree[:, None] > 0, links / np.maximum(out_degree, 1)[:, None], 1 / n)
+    share = links / np.maximum(out_degree, 1)[:, None]
+    transition = np.where(out_degree[:, None] > 0, share, 1 / n)
     rank = np.full(n, 1 / n)
     change = 1.0
     while change > 1e-10:

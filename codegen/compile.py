@@ -185,15 +185,15 @@ def optimisations(names: Iterable[str]) -> tuple[str, ...]:
 def recorded(
     program: Any, parameters: Mapping[str, Any], *, without: Iterable[str] = (),
 ) -> tuple[list[Row], float, float]:
-    """Return what each pass of a build does, and the seconds of tracing and of all passes with the
-    checks between them. Nothing is compiled by a compiler of C. Raises as build does."""
+    """Return what each pass of a build does, and seconds of one core: of tracing, and of all passes
+    with the checks between them. Nothing is compiled by a compiler of C. Raises as build does."""
     names = optimisations(without)
     with rarely_collected(), leaving_out(names), recording() as runs:
-        start = time.perf_counter()
+        start = time.thread_time()
         graph = program.graph(parameters)
-        traced = time.perf_counter()
+        traced = time.thread_time()
         lower(graph)
-        ended = time.perf_counter()
+        ended = time.thread_time()
     return rows(runs), traced - start, ended - traced
 
 

@@ -22,8 +22,8 @@ T = TypeVar("T")
 @dataclass(eq=False)
 class Run:
     """One run of a pass. depth: of how many other passes it is a part. given: the level, and
-    others that it may return as they are. estimates: seconds before and after, of each form of the
-    program that it weighed."""
+    others that it may return as they are. seconds: of one core. estimates: seconds that the program
+    takes as it is and in another form, for each form that the pass weighed."""
 
     name: str
     depth: int
@@ -50,14 +50,17 @@ class Row:
     estimates: tuple[tuple[float, float], ...]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Pipeline:
+    """runs: where runs are kept; None: nobody wants to know. open: those that have not ended."""
+
     without: frozenset[str] = frozenset()
-    runs: list[Run] | None = None  # None: nobody wants to know
+    runs: list[Run] | None = None
     open: list[Run] = field(default_factory=list)
 
 
-_current: ContextVar[_Pipeline] = ContextVar("_current", default=_Pipeline())
+_PLAIN = _Pipeline()
+_current: ContextVar[_Pipeline] = ContextVar("_current", default=_PLAIN)
 
 
 def pass_name(run: Callable[..., Any]) -> str:
@@ -78,11 +81,11 @@ def apply(run: Callable[..., T], level: Any, *more: Any) -> T:
         this.left_out = True
         return level  # type: ignore[no-any-return]
     pipeline.open.append(this)
-    start = time.perf_counter()
+    start = time.thread_time()
     try:
         this.result = run(level, *more)
     finally:
-        this.seconds = time.perf_counter() - start
+        this.seconds = time.thread_time() - start
         pipeline.open.pop()
     assert pipeline.runs[place] is this
     return this.result  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
 """Whether two levels of a program are alike, and how large one is.
 
-In: Graphs, Programs, Loops, Plans. Out: truth; numbers of ops, steps, buffers.
+In: Graphs, Programs, Loops, Plans, C. Out: truth; numbers of ops, steps, buffers.
 Always holds: values that are defined anew are compared by where they are defined and used; places
 in the source say nothing of what is computed, and are left out.
 """
@@ -92,6 +92,6 @@ def size(level: Any) -> dict[str, int]:
         return {"steps": len(steps), "exchanges": sum(isinstance(s, PlanExchange) for s in steps),
                 "works": sum(len(simple_works(s)) for s in steps if isinstance(s, Phase)),
                 "buffers": len(level.buffers)}
-    return {}
+    return {"lines of C": level.text.count("\n")}
 
 

@@ -16,13 +16,14 @@ from tests.programs.corpus.cases import Case
 
 @dataclass(frozen=True)
 class Form:
-    """A mesh, and the axes over which the first dims of every array are split."""
+    """A mesh, and the axes over which the first dims of every array are split; without axes, nobody
+    says how arrays lie."""
 
     mesh: tuple[str, ...]
     axes: tuple[str, ...]
 
-    def layout(self, ndim: int) -> tuple[str | None, ...]:
-        return (*self.axes, *[None] * ndim)[:ndim]
+    def layout(self, ndim: int) -> tuple[str | None, ...] | None:
+        return (*self.axes, *[None] * ndim)[:ndim] if self.axes else None
 
 
 FORMS = {"none": Form(("x",), ()), "one axis": Form(("x",), ("x",)),

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.compile import OPTIMISATIONS
+from tests import figures_passes
 from tests.programs.corpus.cases import cases
 from tests.programs.corpus.entities import CLASSES
 from tests.programs.corpus.forms import as_entity, as_program, inputs, results
+from tests.programs.corpus.witnesses import NOWHERE, WITNESSES
 
 pytestmark = pytest.mark.filterwarnings("ignore::spmd.LayoutWarning")  # their layouts are all alike
 CASES = cases()
@@ -55,3 +58,15 @@ def test_classes_of_the_corpus_give_what_their_eager_runs_give(kept: type) -> No
                 if wanted is not None:
                     pairs = (found, wanted) if not hasattr(wanted, "shape") else ([found], [wanted])
                     compare(*pairs, f"of {entry} on {ranks} ranks")
+
+
+def test_every_optimisation_has_a_program_that_it_changes() -> None:
+    assert {*WITNESSES} | NOWHERE == {*OPTIMISATIONS} and not {*WITNESSES} & NOWHERE
+
+
+@pytest.mark.parametrize("name", WITNESSES)
+def test_an_optimisation_changes_a_program_of_the_corpus(name: str) -> None:
+    """One that changes none is to be deleted, or to become a case of a general one."""
+    program, form = WITNESSES[name]
+    (found,) = [f for f in figures_passes.corpus() if (f.name, f.form) == (program, form)]
+    assert name in figures_passes.changed(found)["changed"]

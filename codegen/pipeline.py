@@ -73,9 +73,9 @@ def apply(run: Callable[..., T], level: Any, *more: Any) -> T:
     """Return what a pass makes of a level; the level itself, where the pass is left out."""
     pipeline, name = _current.get(), pass_name(run)
     if pipeline.runs is None:
-        return level if name in pipeline.without else run(level, *more)  # type: ignore[no-any-return]
+        made: T = level if name in pipeline.without else run(level, *more)
+        return made
     this = Run(name, len(pipeline.open), (level, *more), level)
-    place = len(pipeline.runs)
     pipeline.runs.append(this)
     if name in pipeline.without:
         this.left_out = True
@@ -87,7 +87,6 @@ def apply(run: Callable[..., T], level: Any, *more: Any) -> T:
     finally:
         this.seconds = time.thread_time() - start
         pipeline.open.pop()
-    assert pipeline.runs[place] is this
     return this.result  # type: ignore[no-any-return]
 
 

@@ -224,14 +224,19 @@ def _built(
     key = kept.program_key(program, values, how)
     if key and (data := cache.get(key)) is not None:
         return data
-    from codegen import compile as compiler  # the passes: an image that is kept needs none
-
-    data = compiler.build(
+    data = _compiler().build(
         program, parameters, target=target, store=cache, checks=checks, without=without)
     # A program that changes what it reads is not the one that was looked up.
     if key and key == kept.program_key(program, values, how):
         cache.put(key, data)
     return data
+
+
+def _compiler() -> Any:
+    """Return the module that lists the passes: an image that is kept needs none of them."""
+    from codegen import compile as compiler  # the passes: an image that is kept needs none
+
+    return compiler
 
 
 def program_beside(image: str) -> str:
@@ -299,10 +304,8 @@ def passes_of(path: str, settings: dict[str, str], without: Sequence[str]) -> Pa
     """Return what each pass does in a build of the program in FILE.py[:NAME], made afresh."""
     program = find_program(path)
     parameters = parameters_of(program, settings)
-    from codegen import compile as compiler  # the passes: an image that is kept needs none
-
     with shown(logged=True):
-        found = guarded(lambda: compiler.recorded(program, parameters, without=without))
+        found = guarded(lambda: _compiler().recorded(program, parameters, without=without))
     return PassTable(program.name, *found)
 
 

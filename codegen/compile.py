@@ -67,7 +67,7 @@ from codegen.passes.to_loops import looped
 from codegen.passes.turn import turned
 from codegen.passes.uniform import check_uniform
 from codegen.passes.whole_loops import with_whole_loops
-from codegen.pipeline import Row, apply, leaving_out, pass_name, recording, rows
+from codegen.pipeline import PassRow, apply, leaving_out, pass_name, recording, rows
 from codegen.plan.grammar import Plan
 from codegen.plan.loops import Loops
 from codegen.plan.operation_graph import OperationRow, operation_graph
@@ -184,7 +184,7 @@ def optimisations(names: Iterable[str]) -> tuple[str, ...]:
 
 def recorded(
     program: Any, parameters: Mapping[str, Any], *, without: Iterable[str] = (),
-) -> tuple[list[Row], float, float]:
+) -> tuple[list[PassRow], float, float]:
     """Return what each pass of a build does, and seconds of one core: of tracing, and of all passes
     with the checks between them. Nothing is compiled by a compiler of C. Raises as build does."""
     names = optimisations(without)

@@ -1,7 +1,7 @@
 """The passes of a build as they run: which are left out, what each changed, how long it took.
 
-In: a pass, and the level that it is given. Out: what the pass makes of it; in a `recording`, a Run
-of every pass as well. A pass is named by its file in codegen/passes, emit by its function.
+In: a pass, and the level that it is given. Out: what the pass makes of it; in a `recording`, a
+PassRun of every pass as well. A pass is named by its file in codegen/passes, emit by its function.
 Always holds: nothing of a recording is in an image; without one, nothing is compared or kept.
 """
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Run:
+class PassRun:
     """One run of a pass. depth: of how many other passes it is a part. given: the level, and
     others that it may return as they are. seconds: of one core. estimates: seconds that the program
     takes as it is and in another form, for each form that the pass weighed."""
@@ -35,7 +35,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Row:
+class PassRow:
     """What the runs of a pass did in one place of the order. changed: whether the final program has
     a change of it. before, after: of the run that made it, else of the last one."""
 
@@ -55,8 +55,8 @@ class _Pipeline:
     """runs: where runs are kept; None: nobody wants to know. open: those that have not ended."""
 
     without: frozenset[str] = frozenset()
-    runs: list[Run] | None = None
-    open: list[Run] = field(default_factory=list)
+    runs: list[PassRun] | None = None
+    open: list[PassRun] = field(default_factory=list)
 
 
 _PLAIN = _Pipeline()
@@ -75,7 +75,7 @@ def apply(run: Callable[..., T], level: Any, *more: Any) -> T:
     if pipeline.runs is None:
         made: T = level if name in pipeline.without else run(level, *more)
         return made
-    this = Run(name, len(pipeline.open), (level, *more), level)
+    this = PassRun(name, len(pipeline.open), (level, *more), level)
     pipeline.runs.append(this)
     if name in pipeline.without:
         this.left_out = True
@@ -108,9 +108,9 @@ def leaving_out(names: Iterable[str]) -> Iterator[None]:
 
 
 @contextmanager
-def recording() -> Iterator[list[Run]]:
+def recording() -> Iterator[list[PassRun]]:
     """A context in which every run of a pass is kept, in the order in which they begin."""
-    runs: list[Run] = []
+    runs: list[PassRun] = []
     token = _current.set(_Pipeline(_current.get().without, runs))
     try:
         yield runs
@@ -118,7 +118,7 @@ def recording() -> Iterator[list[Run]]:
         _current.reset(token)
 
 
-def rows(runs: list[Run]) -> list[Row]:
+def rows(runs: list[PassRun]) -> list[PassRow]:
     """Return what the runs of one build did; those of one pass inside another one are one row."""
     kept, found = _kept(runs), []
     for group in _with_parts(runs):
@@ -128,9 +128,9 @@ def rows(runs: list[Run]) -> list[Row]:
     return found
 
 
-def _with_parts(runs: list[Run]) -> list[list[Run]]:
+def _with_parts(runs: list[PassRun]) -> list[list[PassRun]]:
     """Return each outermost run with the runs that are parts of it."""
-    groups: list[list[Run]] = []
+    groups: list[list[PassRun]] = []
     for run in runs:
         if run.depth:
             groups[-1].append(run)
@@ -139,11 +139,11 @@ def _with_parts(runs: list[Run]) -> list[list[Run]]:
     return groups
 
 
-def _row(runs: list[Run], kept: frozenset[int]) -> Row:
+def _row(runs: list[PassRun], kept: frozenset[int]) -> PassRow:
     changing = [r for r in runs
                 if id(r) in kept and not alike(_program(r.given[0]), _program(r.result))]
     shown = (changing or runs)[-1]
-    return Row(shown.name, shown.depth, len(runs), sum(r.seconds for r in runs), bool(changing),
+    return PassRow(shown.name, shown.depth, len(runs), sum(r.seconds for r in runs), bool(changing),
                all(r.left_out for r in runs), size(_program(shown.given[0])),
                size(_program(shown.result)), tuple(e for r in runs for e in r.estimates))
 
@@ -153,7 +153,7 @@ def _program(level: Any) -> Any:
     return level[-1] if isinstance(level, tuple) else level
 
 
-def _kept(runs: list[Run]) -> frozenset[int]:
+def _kept(runs: list[PassRun]) -> frozenset[int]:
     """Return the ids of the runs that led to the last one's result, followed back from there.
 
     A pass may try several forms of a Graph and return one, or what it is given: a run inside it

@@ -67,7 +67,7 @@ from codegen.passes.to_loops import looped
 from codegen.passes.turn import turned
 from codegen.passes.uniform import check_uniform
 from codegen.passes.whole_loops import with_whole_loops
-from codegen.pipeline import PassRow, apply, leaving_out, pass_name, recording, rows
+from codegen.pipeline import PassRow, apply, leaving_out, pass_names, recording, rows
 from codegen.plan.grammar import Plan
 from codegen.plan.loops import Loops
 from codegen.plan.operation_graph import OperationRow, operation_graph
@@ -81,17 +81,17 @@ Level = TypeVar("Level", Module, Loops, Plan)
 OBJECTS_BETWEEN_COLLECTIONS = 500_000
 
 # Passes that a build can do without, and those that make, or check, what an image must have.
-OPTIMISATIONS = tuple(dict.fromkeys(map(pass_name, (
+OPTIMISATIONS = pass_names(
     with_cast_constants, without_common, at_once, sums_at_once, in_pieces, in_blocks, row_wise,
     with_sums_behind, with_owned_rows, with_apart, with_shared_loops, fetched_ahead,
     with_whole_loops, with_rows_kept, turned, with_joined_sums, read_behind, accumulated, fused,
     with_destinations, with_arrivals, rotated, enclosed, row_by_row, alone,
-))))
-NEEDED = tuple(map(pass_name, (
+)
+NEEDED = pass_names(
     with_points, check_replicas, compared, partition, check_uniform, check_matching, instrumented,
     at_one_place, with_own_constants, looped, placed, scheduled, narrowed,
     with_kept_writes, settled, hoisted, emit,
-)))
+)
 
 
 @dataclass(frozen=True)

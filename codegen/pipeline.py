@@ -69,6 +69,11 @@ def pass_name(run: Callable[..., Any]) -> str:
     return module if folder == "codegen.passes" else run.__name__
 
 
+def pass_names(*runs: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names by which users know passes, each once, in order."""
+    return tuple(dict.fromkeys(map(pass_name, runs)))
+
+
 def apply(run: Callable[..., T], level: Any, *more: Any) -> T:
     """Return what a pass makes of a level; the level itself, where the pass is left out."""
     pipeline, name = _current.get(), pass_name(run)

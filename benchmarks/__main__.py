@@ -36,6 +36,7 @@ FIGURES = {
     "products": "products:report",
     "entities": "entities:report",
     "sort": "linear:sorting",
+    "passes": "passes:report",
     "derivatives": "derivatives:report",
     "training": "training:report",
     "convergence": "convergence:report",

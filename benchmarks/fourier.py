@@ -1,4 +1,4 @@
-"""Fourier transforms beside NumPy's and SciPy's with one worker, for tests/figures.py; JSON.
+"""Fourier transforms beside NumPy's and SciPy's with one worker.
 
 In: how many rounds. All run in this process, in turn; seconds of one transform, medians, for one
 rank and for two; and the medians of their ratios to SciPy's.

@@ -1,4 +1,4 @@
-"""Programs on global arrays beside C written by hand, for tests/figures.py; prints one JSON line.
+"""Programs on global arrays beside C written by hand; prints one JSON line.
 
 In: a folder to compile in, how many rounds. Both run in this process, in turn; seconds per turn of
 the loop, medians, for one rank and for two; and the median of the ratios of one rank.

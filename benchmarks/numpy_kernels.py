@@ -1,4 +1,4 @@
-"""Kernels of tests/programs/numpy_kernels.py beside NumPy and numba, for tests/figures.py; JSON.
+"""Kernels of tests/programs/numpy_kernels.py beside NumPy and numba.
 
 In: a factor for the sizes, how many rounds. All run in this process, in turn, NumPy with one
 thread: seconds of one call, medians, for one rank and for two; and the medians of the ratios.

@@ -1,4 +1,4 @@
-"""Products of matrices beside OpenBLAS alone, for tests/figures.py; Markdown on standard output.
+"""Products of matrices beside OpenBLAS alone: Markdown on standard output.
 
 In: how many rounds. Ours is what images call; the peer is the routine of the same OpenBLAS. One
 core; in every round they alternate.

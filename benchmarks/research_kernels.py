@@ -1,4 +1,4 @@
-"""The Parallel Research Kernels as spmd programs beside C with MPI, for tests/figures.py.
+"""The Parallel Research Kernels as spmd programs beside C with MPI.
 
 In: an image and steps, on every process that mpirun starts. Out: seconds per step, the worst
 process's, one line. Every program makes the check that the C makes, and ends where it fails.

@@ -116,6 +116,7 @@ def _build_options(build: Parser) -> None:
                        help="for run --checkpoint where FILE.py is not beside the image")
     build.add_argument("--target", default="native",
                        help="the instruction set; default: that of this machine")
+    _add_without(build)
     _add_no_cache(build)
 
 
@@ -167,6 +168,11 @@ def _run_options(run: Parser) -> None:
     _add_no_cache(run)
 
 
+def _add_without(command: Parser) -> None:
+    command.add_argument("--without", metavar="PASS,…", type=texts.names, default=(),
+                         help="optimisations to leave out, as show FILE.py --passes names them")
+
+
 def _show_options(show: Parser) -> None:
     show.add_argument("image", metavar="IMAGE|FILE.py[:NAME]",
                       help="nothing of an image is executed; a program is built first")
@@ -177,6 +183,7 @@ def _show_options(show: Parser) -> None:
                       "what then")
     _add_mesh(show)
     _add_set(show, "a parameter of a FILE.py")
+    _add_without(show)
     _add_no_cache(show)
     show.add_argument("-o", "--output", metavar="FILE.svg",
                       help="with --graph or --schedule: as a picture, which browsers open")
@@ -298,6 +305,7 @@ _PARTS = {
     "plan": "compute phases and exchanges over numbered buffers",
     "c": "the generated C",
     "asm": "the machine code (needs objdump)",
+    "passes": "of a FILE.py, built afresh: what each pass changed, its estimates, its time",
 }
 
 # What a command does, its options, and who does it: module:function(asked, processes).

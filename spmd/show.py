@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from codegen.errors import ImageError, MeshError, UsageError
@@ -44,10 +44,27 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
         raise UsageError("--set is for a FILE.py, which is built to be shown",
                          found=f"{asked.image}, whose parameters were fixed when it was built",
                          remedy=f"show FILE.py --set {'='.join(next(iter(asked.set.items())))}")
+    if asked.without and not loader.is_program(asked.image):
+        raise UsageError("--without is for a FILE.py, which is built to be shown",
+                         found=f"{asked.image}, which was built before")
     if asked.output is not None:
         check_picture(asked.output, asked.image, what)
+    if "passes" in what:
+        return _passes(asked, what)
     return main(asked.image, what, asked.json, asked.ranks, asked.mesh, asked.set, asked.no_cache,
-                asked.output)
+                asked.output, asked.without)
+
+
+def _passes(asked: argparse.Namespace, what: list[str]) -> int:
+    """Print what each pass does in a build made afresh."""
+    if not loader.is_program(asked.image):
+        raise UsageError("--passes is for a FILE.py, which is built to be shown",
+                         found=f"{asked.image}: what passes did is not in an image")
+    if len(what) > 1:
+        raise UsageError("--passes stands alone", found=" ".join(f"--{part}" for part in what))
+    table = looking.builder().passes_of(asked.image, asked.set, asked.without)
+    print(json.dumps(table.json(), indent=1) if asked.json else "\n".join(table.text()))
+    return 0
 
 
 def check_picture(output: str, path: str, what: list[str]) -> None:
@@ -66,13 +83,13 @@ def check_picture(output: str, path: str, what: list[str]) -> None:
 def main(
     path: str, what: list[str], as_json: bool, ranks: int | None = None,
     mesh: dict[str, int] | None = None, settings: dict[str, str] | None = None,
-    no_cache: bool = False, output: str | None = None,
+    no_cache: bool = False, output: str | None = None, without: Sequence[str] = (),
 ) -> int:
     """Print the parts that were asked for of an image, or of the one that FILE.py gives; layouts on
     a mesh. output: a file for the graph as a picture. Raises ImageError and its like."""
     settings = settings or {}
     with loader.named(path):
-        data, parameters = looking.image_or_built(path, settings, no_cache)
+        data, parameters = looking.image_or_built(path, settings, no_cache, without)
         image = reader.read(data, host=False)
         scalars = {name: value for name, value in read(settings).items() if name not in parameters}
         check_settings(image.manifest, scalars)

@@ -12,6 +12,7 @@ import gc
 import os
 import sys
 import time
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -41,6 +42,7 @@ from spmd.hiding import hidden
 from spmd.launch.loader import Checked
 from spmd.launch.processes import Processes
 from spmd.layout_table import pointed_out
+from spmd.pass_table import PassTable
 from spmd.showing import shown
 
 # What only hands calls of the user on to Python and NumPy: what they raise is the user's mistake.
@@ -206,29 +208,38 @@ def parameters_of(program: Any, settings: dict[str, str]) -> dict[str, Any]:
 
 def build_program(
     program: Any, parameters: dict[str, Any], target: str = "native", cache: Any = None,
-    checks: tuple[str, ...] = (),
+    checks: tuple[str, ...] = (), without: Sequence[str] = (),
 ) -> bytes:
-    """Return the image of a program. cache: where earlier builds are; None: the user's."""
+    """Return the image of a program. cache: where earlier builds are; None: the user's. without: names of
+    optimisations that are left out."""
     with shown(logged=True):
-        return guarded(lambda: _built(program, parameters, target, cache or Cache(), checks))
+        return guarded(
+            lambda: _built(program, parameters, target, cache or Cache(), checks, without))
 
 
 def _built(
-    program: Any, parameters: dict[str, Any], target: str, cache: Any, checks: tuple[str, ...]
+    program: Any, parameters: dict[str, Any], target: str, cache: Any, checks: tuple[str, ...],
+    without: Sequence[str],
 ) -> bytes:
     target = resolve(target)
     values = program.bind(parameters)
-    how = (target, *checks)
+    how = (target, *checks, *(f"without {name}" for name in without))
     key = kept.program_key(program, values, how)
     if key and (data := cache.get(key)) is not None:
         return data
-    from codegen import compile as compiler  # the passes: an image that is kept needs none
-
-    data = compiler.build(program, parameters, target=target, store=cache, checks=checks)
+    data = _compiler().build(
+        program, parameters, target=target, store=cache, checks=checks, without=without)
     # A program that changes what it reads is not the one that was looked up.
     if key and key == kept.program_key(program, values, how):
         cache.put(key, data)
     return data
+
+
+def _compiler() -> Any:
+    """Return the module that lists the passes: an image that is kept needs none of them."""
+    from codegen import compile as compiler  # the passes: an image that is kept needs none
+
+    return compiler
 
 
 def program_beside(image: str) -> str:
@@ -282,13 +293,24 @@ def image_for_run(
     return data, parameters
 
 
-def image_of(path: str, settings: dict[str, str], no_cache: bool) -> tuple[bytes, set[str]]:
+def image_of(
+    path: str, settings: dict[str, str], no_cache: bool, without: Sequence[str]
+) -> tuple[bytes, set[str]]:
     """Return the image of a program in FILE.py[:NAME], and the names of the settings that are its
     parameters."""
     program = find_program(path)
     parameters = parameters_of(program, settings)
     cache = Cache("") if no_cache else Cache()
-    return build_program(program, parameters, cache=cache), set(parameters)
+    return build_program(program, parameters, cache=cache, without=without), set(parameters)
+
+
+def passes_of(path: str, settings: dict[str, str], without: Sequence[str]) -> PassTable:
+    """Return what each pass does in a build of the program in FILE.py[:NAME], made afresh."""
+    program = find_program(path)
+    parameters = parameters_of(program, settings)
+    with shown(logged=True):
+        found = guarded(lambda: _compiler().recorded(program, parameters, without=without))
+    return PassTable(program.name, *found)
 
 
 def build_file(options: argparse.Namespace, _: Processes) -> int:
@@ -312,7 +334,8 @@ def build_file(options: argparse.Namespace, _: Processes) -> int:
     cache = chosen_cache(options)
     started = time.perf_counter()
     checks = (*options.check, POINTS) if options.checkpoint else options.check
-    data = build_program(program, parameters, options.target, cache, checks)
+    data = build_program(
+        program, parameters, options.target, cache, checks, options.without)
     gc.freeze()  # the process ends soon, without a last look for garbage in all of this
     seconds = time.perf_counter() - started
     point_out(data)

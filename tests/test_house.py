@@ -54,6 +54,7 @@ LEVELS = {
     "codegen.image.kernel_refusals": 5, "codegen.variance": 5, "codegen.answers": 5,
     "codegen.casts": 4, "codegen.user": 5,
     "codegen.computed_formulas": 5,
+    "codegen.structure": 6, "codegen.pipeline": 7,
     "codegen.claims": 6, "codegen.explain.traffic": 6, "codegen.explain.checking": 6,
     "codegen.trace": 6, "codegen.image.kernel_objects": 6, "codegen.oracle": 6,
     "codegen.explain.advice": 7, "codegen.emit": 7,

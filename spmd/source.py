@@ -210,8 +210,8 @@ def build_program(
     program: Any, parameters: dict[str, Any], target: str = "native", cache: Any = None,
     checks: tuple[str, ...] = (), without: Sequence[str] = (),
 ) -> bytes:
-    """Return the image of a program. cache: where earlier builds are; None: the user's. without: names of
-    optimisations that are left out."""
+    """Return the image of a program. cache: where earlier builds are; None: the user's. without:
+    names of optimisations that are left out."""
     with shown(logged=True):
         return guarded(
             lambda: _built(program, parameters, target, cache or Cache(), checks, without))

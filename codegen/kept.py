@@ -26,7 +26,7 @@ from codegen.trace.kernel_call import Kernel
 
 
 class BuildStore(Protocol):
-    """Bytes under keys; it may forget what it was given at any time."""
+    """A store of bytes under keys, which may forget what it was given at any time."""
 
     def get(self, key: str) -> bytes | None: ...
 

@@ -59,7 +59,7 @@ def _symbols(image: reader.ImageFile) -> set[str]:
 
 
 class _Counted:
-    """Amounts on one mesh."""
+    """Amounts of bytes that ranks exchange on one mesh."""
 
     def __init__(self, image: reader.ImageFile, ranks: int | None, mesh: dict[str, int]) -> None:
         m = image.manifest

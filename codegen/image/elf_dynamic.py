@@ -309,8 +309,8 @@ class _Dynamic:
         self._packed_relocations()
 
     def _packed_relocations(self) -> None:
-        """Check packed relocations: an even word is an address; an odd one says which of the 63
-        words that follow it."""
+        """Check packed relocations, of which an even word is an address; an odd one says which of
+        the 63 words that follow it."""
         length = self.entries.get(_RELRSZ, 0)
         if (_RELR in self.entries) != bool(length) or length % 8:
             raise damaged(f"{length} bytes", "packed relocations of 8 bytes")

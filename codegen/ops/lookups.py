@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DynamicSlice(Kind):
-    """Operands x, one 0-d int64 start per dim, clamped so that the box fits; else zeros."""
+    """Take a box of x, of which a 0-d int64 operand per dim says where it starts, clamped so that
+    the box fits; else zeros."""
 
     name = "dynamic_slice"
     rereads = True
@@ -222,7 +223,8 @@ class DynamicUpdate(Kind):
 
 @dataclass(frozen=True)
 class Gather(Kind):
-    """Operands x, index arrays of one shape for dims; they stand at `at` in the result."""
+    """Take elements of x at index arrays of one shape, for these dims; their dims stand at `at` in
+    the result."""
 
     name = "gather"
     rereads = True

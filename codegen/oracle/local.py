@@ -99,8 +99,8 @@ class EagerArray(np.ndarray[Any, Any]):
 
 
 class Withheld(EagerArray):
-    """An array that was written to with what is not there: it is not there either, until all of it
-    is written again."""
+    """An array into which something was written that is not there: it is not there either, until
+    all of it is written again."""
 
     def __getattribute__(self, name: str) -> Any:
         """Return methods, and views by name, of what is not there."""

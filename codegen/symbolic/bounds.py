@@ -168,8 +168,8 @@ class _Search:
         return -1 if self.prove(-slope, given, min(depth - 1, 3)) else 0
 
     def by_scaling(self, e: Expr, given: tuple[Expr, ...], depth: int) -> bool:
-        """Prove by scaling: with q = x // d and d >= 1, d * e has the sign of e, and d * q is x - x
-        % d.
+        """Prove by scaling with d, for q = x // d and d >= 1: d * e has the sign of e, and d * q is
+        x - x % d.
 
         Where e is r - q or r + q there is no remainder: q <= r means x < d * (r + 1).
         """

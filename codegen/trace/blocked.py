@@ -230,8 +230,8 @@ def _put(x: Array, part: Array, *start: Expr) -> Array:
 
 
 class Elimination:
-    """Gaussian elimination. A is dealt by columns, so that a rank has the whole column in which a
-    pivot is chosen."""
+    """A Gaussian elimination, for which A is dealt by columns, so that a rank has the whole column
+    in which a pivot is chosen."""
 
     def __init__(self, x: Array, axis: str) -> None:
         self.dealt = Dealt(x.shape[0], x.shape[1], axis)

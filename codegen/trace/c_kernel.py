@@ -43,7 +43,8 @@ class _Extent:
 
 
 class _FromPrototype:
-    """A function writes what its prototype says, and may leave elements as they were."""
+    """Facts about a C function: it writes what its prototype says, and may leave elements as they
+    were."""
 
     def writes(self, name: str, ndim: int) -> bool:
         return False  # of inputs, whose pointers are const

@@ -269,7 +269,7 @@ class Context:
         return name
 
     def take_names(self, *names: str) -> None:
-        """Reserve names: nothing else gets them."""
+        """Reserve these names, so that nothing else gets them."""
         self._names.take(names)
 
     def is_free(self, name: str) -> bool:

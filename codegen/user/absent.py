@@ -174,7 +174,7 @@ class Absent(NDArrayOperatorsMixin):
 
 
 class _At:
-    """x.at[k].add(v), of what is not there."""
+    """The attribute x.at, as in x.at[k].add(v), of an array that is not there."""
 
     def __init__(self, x: Absent, key: Any = None) -> None:
         self.x, self.key = x, key

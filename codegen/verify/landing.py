@@ -20,7 +20,7 @@ MOST = 1 << 16  # elements of a box that are compared one by one
 
 
 class Landing:
-    """The boxes of one exchange that are not empty, as far as they were added."""
+    """A collection of the boxes of one exchange that are not empty, as far as they were added."""
 
     def __init__(self, pairs: Pairs, read: int) -> None:
         """Prepare the boxes of one exchange. read: the term that says whether the taker takes what

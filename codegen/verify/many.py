@@ -46,7 +46,7 @@ def check(table: ExchangeTable, values: Mapping[str, Any]) -> Agreed:
 
 
 class Everybody(Everyone):
-    """One exchange in one turn of the loops around it, and one wrap."""
+    """A check of one exchange in one turn of the loops around it, and one wrap, for all ranks."""
 
     def __init__(self, pairs: Pairs) -> None:
         super().__init__(pairs)

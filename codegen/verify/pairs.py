@@ -32,8 +32,8 @@ MOST_WRAPS = 1 << 12  # how often a dim that goes around may be seen again
 
 
 class Pairs:
-    """One exchange on one mesh or several. turn: of each of the loops around it, and wrap; None:
-    each of them."""
+    """The pairs of members of one exchange on one mesh or several. turn: of each of the loops
+    around it, and wrap; None: each of them."""
 
     def __init__(
         self, row: Row, meshes: Sequence[Mapping[str, Any]],

@@ -83,7 +83,7 @@ def each_once(
 
 
 class Everyone:
-    """All members, and pairs of members, of one exchange."""
+    """A check of one exchange that looks at all members, and pairs of members."""
 
     def __init__(self, pairs: Pairs, lands: bool = False) -> None:
         """Prepare the check of one exchange. lands: whether it is checked where what members take

@@ -155,7 +155,7 @@ class Bench:
 
 
 class Peer:
-    """MPI's own collective, in the same processes, of which each is one rank."""
+    """A measurement of MPI's own collective, in the same processes, of which each is one rank."""
 
     method = ""  # which is MPI's affair
 

@@ -92,7 +92,7 @@ class Stacked:
 
 
 class Misfit(Exception):
-    """A value that is not what is declared."""
+    """Raised for a value that is not what is declared."""
 
 
 class StackedRows:

@@ -26,7 +26,7 @@ BLOCK, BLOCKS = 1024, 8  # positions whose keys are computed together; how often
 
 
 class EndOfStream(Exception):
-    """There is no example at this position, nor behind it."""
+    """Raised where there is no example at this position, nor behind it."""
 
 
 class Drawn:

@@ -72,7 +72,7 @@ class OwnModules:
         sys.modules[self.package], _all[self.package] = parent, self
 
     def close(self) -> None:
-        """Forget the modules: nobody uses the pipeline any more."""
+        """Forget the modules, since nobody uses the pipeline any more."""
         _all.pop(self.package, None)
         for name in [n for n in sys.modules if n.partition(".")[0] == self.package]:
             del sys.modules[name]

@@ -73,7 +73,7 @@ def _run() -> None:
 
 
 class Meeting:
-    """One of them, while this process waits in it."""
+    """A meeting of the processes, while this process waits in it."""
 
     def __init__(self, group: Attendance, number: int) -> None:
         self.group, self.number = group, number

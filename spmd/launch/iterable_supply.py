@@ -42,8 +42,8 @@ class Supply(Protocol):
         to `fail` of a ring."""
 
     def finish(self) -> None:
-        """Stop: from now on no ring is touched. It may be begun again, at a batch that was not
-        taken."""
+        """Stop, so that from now on no ring is touched. It may be begun again, at a batch that was
+        not taken."""
 
 
 class IterableSupply:

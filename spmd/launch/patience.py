@@ -118,7 +118,7 @@ class Patience:
             start_new_thread(self._run, ())
 
     def end(self) -> None:
-        """End the watch: all have come to the last meeting; what they wait in now is
+        """End the watch, since all have come to the last meeting; what they wait in now is
         MPI_Finalize."""
         self.trusted = True
         if self.limit and self.mates:

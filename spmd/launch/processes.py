@@ -29,7 +29,8 @@ FIONREAD = 0x541B  # of Linux: how many bytes nobody has read yet
 
 
 class Elsewhere(SpmdError):
-    """Another process failed, and says so itself; this one leaves with the same exit code."""
+    """Raised where another process failed, and says so itself; this one leaves with the same exit
+    code."""
 
     def __init__(self, exit_code: int, text: str = "") -> None:
         self.exit_code = exit_code

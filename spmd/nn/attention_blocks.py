@@ -40,7 +40,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class KeyPart:
-    """Keys and values of some positions, and what of a mask and a bias is for them.
+    """A part of the keys and values, at some positions, and what of a mask and a bias is for them.
 
     first_query, first_key: where the first of each stands. most: how many keys there may be, where
     their number differs from turn to turn.
@@ -88,7 +88,8 @@ class _Cut:
 
 
 class ScoreBlocks:
-    """Two dims, queries and keys, in blocks: what of arrays belongs to a pair of them."""
+    """Scores in blocks of queries and of keys: it finds what of arrays belongs to a pair of
+    blocks."""
 
     def __init__(self, how: Scores, q: Any, part: KeyPart) -> None:
         self.how, self.part = how, part

@@ -22,7 +22,7 @@ from spmd.optim.transformation import (
 
 
 class TraceState(NamedTuple):
-    """The sum of updates, older ones less."""
+    """The sum of updates so far, in which older ones count less."""
 
     trace: Any
 

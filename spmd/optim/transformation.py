@@ -48,7 +48,7 @@ def transformation(init: Callable[..., Any], update: Callable[..., Any]
 
 
 class EmptyState(NamedTuple):
-    """The state of what remembers nothing."""
+    """The state of a transformation that remembers nothing."""
 
 
 class CountState(NamedTuple):

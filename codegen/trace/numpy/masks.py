@@ -60,7 +60,8 @@ def masked(array: Array, key: Any) -> Chosen | None:
 
 
 class Chosen(NDArrayOperatorsMixin):
-    """The elements of `whole` where `mask`, whose first dim is its dim `at`, holds."""
+    """The elements of `whole` for which `mask` holds; the mask's first dim is dim `at` of
+    `whole`."""
 
     def __init__(self, whole: Array, mask: Array, at: int) -> None:
         self.whole = whole

@@ -45,7 +45,8 @@ _WAYS = 500  # through a function, of which one should return without a call of 
 
 
 class _Again(BaseException):
-    """A call shows that a type is wider: what was captured with the other one is dropped."""
+    """Raised where a call shows that a type is wider: what was captured with the other one is
+    dropped."""
 
 
 class _NothingKnown(BaseException):
@@ -53,7 +54,8 @@ class _NothingKnown(BaseException):
 
 
 class _Member(BaseException):
-    """A function calls one whose recursion is open outside: both are of that recursion."""
+    """Raised where a function calls one whose recursion is open outside: both are of that
+    recursion."""
 
     def __init__(self, recursion: Recursion, members: list[Any]) -> None:
         super().__init__()

@@ -38,7 +38,8 @@ _open = _Open()
 
 
 class _TailCall(BaseException):
-    """A function returns what it calls itself for: its frame is left before that call begins."""
+    """Raised where a function returns what it calls itself for: its frame is left before that call
+    begins."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()

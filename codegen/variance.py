@@ -80,7 +80,8 @@ class Variance:
         return NONE.union(*map(self.expr, exprs))
 
     def passing(self, op: Op) -> Axes:
-        """Along which ranks may come through a loop or a branch in different ways."""
+        """Return the axes along which ranks may come through a loop or a branch in different
+        ways."""
         if isinstance(op.what, Loop):
             return self.trips[op]
         return self.on(op, op.what) if isinstance(op.what, Branch) else NONE
@@ -210,7 +211,7 @@ class InBody:
         }
 
     def varies(self, value: Value) -> Axes:
-        """Along other axes it is equal on all ranks."""
+        """Return the axes over which a value may vary; along others it is equal on all ranks."""
         return self._varies.values([value])
 
     def surely(self, value: Value) -> Axes:
@@ -219,7 +220,7 @@ class InBody:
         return self.varies(value) - self._received.values([value])
 
     def cause(self, value: Value, axis: str) -> tuple[str, Place | None]:
-        """Why a value varies over an axis: what the index, or an argument, goes into."""
+        """Return why a value varies over an axis: what the index, or an argument, goes into."""
         seen: set[Value] = set()
         left = [value]
         found: Place | None = None

@@ -74,7 +74,7 @@ class GivenState(SavedState):
 
 
 def _leaves(tree: Any, known: Collection[str], name: str = "") -> Iterator[tuple[str, Any]]:
-    """The arrays of a tree by name; what stands where an array is known is one."""
+    """Yield the arrays of a tree by name; what stands where an array is known is one."""
     inside = None if name in known else held(tree)
     if inside is None:
         yield name, tree

@@ -161,7 +161,7 @@ def pointed_out(image: reader.ImageFile, loops: bool = True) -> Iterator[str]:
 
 
 def quoted(place: Row | None) -> Iterator[str]:
-    """A source line as errors show it."""
+    """Yield a source line as errors show it."""
     if place is not None:
         yield f"     {place['file']}:{place['line']}"
         caret = under(place["text"], place["column"], place["end"])

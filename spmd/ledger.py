@@ -66,7 +66,7 @@ class Ledger:
     def shard(
         self, array: dict[str, Any], mesh: tuple[int, ...], at: Values
     ) -> tuple[list[int], list[int]]:
-        """Offset and extent of a rank's part: balanced blocks along the axes of each dim."""
+        """Return offset and extent of a rank's part: balanced blocks along the axes of each dim."""
         size = dict(zip(self.axes, mesh))
         place = {name: at[symbol] for name, symbol in zip(self.axes, self.coordinates)}
         offsets, extents = [], []

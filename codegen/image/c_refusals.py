@@ -154,7 +154,7 @@ def check_object(function: FunctionInC, symbol: str, data: bytes) -> None:
 
 
 def _read(data: bytes) -> tuple[list[_Section], list[_Symbol]]:
-    """Sections and symbols of an object file of this machine's compiler."""
+    """Yield sections and symbols of an object file of this machine's compiler."""
     table, count, names = struct.unpack_from("<40xQ12xHH", data)
     rows = [struct.unpack_from("<IIQQQQIIQQ", data, table + 64 * k) for k in range(count)]
 

@@ -247,7 +247,7 @@ class _Dynamic:
                 raise damaged("one without end", "chains of names that end")
 
     def _versions(self, count: int) -> None:
-        """Which symbol is wanted in which version of a library."""
+        """Check which symbol is wanted in which version of a library."""
         known = {0, 1}
         if _VERNEED in self.entries:
             at = self.entries[_VERNEED]

@@ -129,7 +129,7 @@ class Defined(Stated, Control):
     def batch(
         self, op: Op, given: Sequence[Value | None], at: Batch
     ) -> Sequence[Value | None]:
-        """The way back is mapped over members, too."""
+        """Map the region over members, and the way back too."""
         return at.defined(op, given)
 
 

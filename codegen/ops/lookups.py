@@ -55,7 +55,8 @@ class DynamicSlice(Kind):
         return (entry if m == e else () for m, e, entry in kept)
 
     def claims(self, op: Op, at: Claims) -> None:
-        """The box may be larger than the array, which gives zeros, but not less than nothing."""
+        """Claim that the box has no negative extent; it may be larger than the array, which gives
+        zeros."""
         at.no_less_than_nothing(op.result.type.shape)
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
@@ -473,7 +474,7 @@ class Scatter(Kind):
         return None if points is None else list(points)
 
     def _counted_dims(self, op: Op, window: Window, at: Localizer) -> dict[int, int]:
-        """Dims of the points of which a rank needs the part that it has of this dim of x."""
+        """Return dims of the points of which a rank needs the part that it has of this dim of x."""
         x, _, *index = op.operands
         along = counted(index, self.dims, x.type.shape, at.defs)
         return {j: d for d, j in along.items() if window[d].axes and within(window[d])}

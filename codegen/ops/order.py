@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def _call(function: str, op: Op, at: Maker, *arguments: Value | Expr) -> None:
-    """A C function for the type of the op's first operand; of arrays it gets the addresses."""
+    """Call a C function for the type of the op's first operand; of arrays it gets the addresses."""
     dtype = op.operands[0].type.dtype
     kind = "u" if dtype.kind == "b" else dtype.kind
     made = []

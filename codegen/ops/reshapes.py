@@ -200,7 +200,7 @@ def _plan(group: DimGroup, before: Shape, window: Window, mesh: Mesh, after: Sha
 def _cut_to_elements(
     plans: Sequence[_Plan], op: Op, x: Value, build: Builder, mesh: Mesh
 ) -> Value:
-    """One dim per group, of the elements of the part."""
+    """Return one dim per group, of the elements of the part."""
     before = op.operands[0].type.shape
     start: list[Expr] = []
     shape: list[Expr] = []

@@ -244,7 +244,7 @@ class Context:
 
     @contextmanager
     def standing_at(self, place: Place | None) -> Iterator[None]:
-        """While it is open, ops come from this place of the source."""
+        """Let ops come from this place of the source while it is open."""
         before, self.place = self.place, place
         try:
             yield

@@ -60,7 +60,8 @@ def _when_built(text: str) -> str:
 
 
 def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
-    """Extents the user gave: Python integers, or formulas in axis sizes (locally: the index)."""
+    """Return extents the user gave: Python integers, or formulas in axis sizes (locally: the
+    index)."""
     shape = known.plain(shape)
     items = shape if isinstance(shape, (tuple, list)) else (shape,)
     if isinstance(shape, np.ndarray):
@@ -556,8 +557,9 @@ def _source_of(place: Place) -> str:
 
 
 def mesh(name: str) -> MeshName:
-    """Another mesh over the same ranks: one axis of this name, along which ranks lie in the order
-    of their index. Its name may stand wherever an axis may: `psum(x, "all")` after `mesh("all")`.
+    """Return another mesh over the same ranks: one axis of this name, along which ranks lie in the
+    order of their index. Its name may stand wherever an axis may: `psum(x, "all")` after
+    `mesh("all")`.
 
     UsageError where the program's mesh has an axis of this name.
     """

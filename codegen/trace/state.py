@@ -134,14 +134,14 @@ class Tree:
         return self.kind in ("list", "dict", "object") or any(c.mutable for c in self.children)
 
     def containers(self) -> Iterator[Any]:
-        """The lists, dicts and objects in it, and itself."""
+        """Yield the lists, dicts and objects in it, and itself."""
         if self.kind != "leaf":
             yield self.value
         for child in self.children:
             yield from child.containers()
 
     def paths(self) -> Iterator[str]:
-        """One text per leaf: "", "[0]", "['w']", ".weight" …"""
+        """Yield one text per leaf: "", "[0]", "['w']", ".weight" …"""
         if self.kind == "leaf":
             yield ""
         for key, child in zip(self.keys, self.children):

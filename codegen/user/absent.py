@@ -210,7 +210,7 @@ class meeting:
 
 
 def stand_in_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Elements of which most functions have a value: zeros, as positions; else ones."""
+    """Return elements of which most functions have a value: zeros, as positions; else ones."""
     return np.full(shape, 0 if dtype.kind in "biu" else 1, dtype)
 
 
@@ -238,7 +238,7 @@ def computed(
 
 
 def absent(x: Any, needs: Needs) -> Any:
-    """Numbers and arrays as what is not there; else x. needs: none, where they are there."""
+    """Return numbers and arrays as what is not there; else x. needs: none, where they are there."""
     is_value = needs and isinstance(x, (np.ndarray, np.generic, bool, int, float, complex))
     return Absent(x if isinstance(x, np.ndarray) else np.asarray(x), needs) if is_value else x
 

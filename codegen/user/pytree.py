@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """The leaves, in order; dicts in their own order."""
+    """Yield the leaves, in order; dicts in their own order."""
     if isinstance(tree, (tuple, list)):
         for item in tree:
             yield from leaves(item)

@@ -111,8 +111,9 @@ class Pipeline:
         return Digest("pipeline").add(self._of_source(self.source.digest), *order).text()
 
     def order(self) -> str:
-        """Equal where pipelines have the same example at each position: epochs may differ, and what
-        is computed of an example, but not source, sampling, seed and order."""
+        """Return a hash that is equal where pipelines have the same example at each position:
+        epochs may differ, and what is computed of an example, but not source, sampling, seed and
+        order."""
         return self._order()
 
     def _order_of(self) -> str:
@@ -171,7 +172,7 @@ class Pipeline:
         return not self.acts or self.source.ready(first, count)  # type: ignore[attr-defined]
 
     def send(self, first: int, actions: Mapping[str, Any]) -> None:
-        """Rows of actions, also in trees, for what positions first, first + 1, … gave."""
+        """Take rows of actions, also in trees, for what positions first, first + 1, … gave."""
         if not self.acts:
             raise UsageError(
                 f"pipeline {self.name} takes no actions", place=self.place,
@@ -511,7 +512,7 @@ def _decorator(
 
 
 def check_name(whose: str, name: Any, place: Place | None) -> None:
-    """UsageError for what cannot be the name of a pipeline at a scheduler."""
+    """Raise UsageError for what cannot be the name of a pipeline at a scheduler."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise UsageError(
             f"name of {whose} is wrong", place=place, found=repr(name),

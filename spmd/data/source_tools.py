@@ -187,7 +187,7 @@ class PlainFile:
         return os.fstat(self._open()).st_size
 
     def read(self, start: int, count: int) -> bytes:
-        """Bytes from start on; fewer at the end of the file. Raises ChangedFile."""
+        """Return bytes from start on; fewer at the end of the file. Raises ChangedFile."""
         parts = []
         while count > 0 and (raw := os.pread(self._open(), count, start)):
             parts.append(raw)

@@ -35,7 +35,7 @@ def archive_format(path: str) -> Any:
 
 
 def split(path: str, existing: bool) -> tuple[str, str]:
-    """FILE.npz:MEMBER, or FILE.csv:COLUMN, in two; the member is "" where none is named.
+    """Return FILE.npz:MEMBER, or FILE.csv:COLUMN, in two; the member is "" where none is named.
 
     existing: what there is decides where the file's name ends; a file of the whole name comes
     first.
@@ -113,8 +113,9 @@ class InputFile:
     def memory(
         self, how: str, size: int, used: int, processes: int, available: int, remedy: str
     ) -> mmap.mmap:
-        """Room for `size` bytes, of which `used` are written, in each of these processes. Pages
-        that nothing is written to take no memory. EnvironmentFault where there is too little."""
+        """Return room for `size` bytes, of which `used` are written, in each of these processes.
+        Pages that nothing is written to take no memory. EnvironmentFault where there is too
+        little."""
         text = f"{self.what} {self.name}: {self.label} does not fit into memory {how}"
         if used * processes > available:
             each = f" in each of {processes} processes" if processes > 1 else ""
@@ -209,7 +210,8 @@ class InputArray:
         return given.dtype, given.shape, given.strides, given.swapped
 
     def digest(self) -> str:
-        """Equal for two arrays of equal elements. All of a file that is not compressed is read."""
+        """Return a hash that is equal for two arrays of equal elements. All of a file that is not
+        compressed is read."""
         found = hashed(repr(self._kind()).encode(), digest_size=16)
         given = self._given
         if isinstance(given, TableElements):

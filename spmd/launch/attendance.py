@@ -154,7 +154,8 @@ class Meeting:
         return any(os.environ.get(name) == str(count) for name in local)
 
     def _nobody_computes(self, now: float) -> bool:
-        """Every process of the launcher waits in a meeting or inside MPI, where it waited before.
+        """Return whether every process of the launcher waits in a meeting or inside MPI, where it
+        waited before.
 
         Each was found there SAMPLES times, at one line of its program.
         """

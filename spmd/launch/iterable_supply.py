@@ -156,7 +156,7 @@ class IterableSupply:
         return not self.stops
 
     def _wait(self, rings: list[FeedRing], seconds: float | None = None) -> None:
-        """Until something was taken or sent, or the run ends."""
+        """Wait until something was taken or sent, or the run ends."""
         poll = select.poll()
         for fd in (self.wake, *(ring.fileno() for ring in rings)):
             poll.register(fd, select.POLLIN)

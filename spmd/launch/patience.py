@@ -144,7 +144,7 @@ class Patience:
                 self._end(lost[0])
 
     def _absent(self, pid: int) -> str:
-        """Why this process will not come; "" while it may."""
+        """Return why this process will not come; "" while it may."""
         state = state_of(pid)
         if state in ENDED:
             return "" if self.may_leave else "has ended"

@@ -135,7 +135,7 @@ def begun(q: Any, v: Any) -> tuple[Any, Any, Any]:
 
 
 def visit(how: Scores, q: Any, part: KeyPart, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-    """The state after the queries have seen a part of the keys too."""
+    """Return the state after the queries have seen a part of the keys too."""
     at = ScoreBlocks(how, q, part)
 
     def rows(i: Any, state: Any) -> Any:
@@ -169,7 +169,8 @@ def ended(state: tuple[Any, Any, Any]) -> tuple[Any, Any]:
 def back(
     how: Scores, q: Any, part: KeyPart, found: tuple[Any, Any, Any], slopes: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """Cotangents of queries / scale, keys, values (and of the bias), with what this part adds.
+    """Return cotangents of queries / scale, keys, values (and of the bias), with what this part
+    adds.
 
     found: the logarithms of the sums, the cotangents of the means, and the sums of their products
     with the means.
@@ -202,7 +203,7 @@ def back(
 
 
 def _like(x: Any, slope: Any) -> Any:
-    """x, summed over dims of which `slope` has one element for all."""
+    """Return x, summed over dims of which `slope` has one element for all."""
     pairs = enumerate(zip(slope.shape, x.shape))
     over = tuple(d for d, (one, many) in pairs if is_one(one) and not is_one(many))
     return np.sum(x, over, keepdims=True) if over else x

@@ -20,8 +20,8 @@ from spmd.nn.attention_heads import attention
 def attention_cache(
     shape: Any, capacity: int, heads: int, size: int, dtype: Any = np.float32, layout: Any = None
 ) -> dict[str, Any]:
-    """Room for the keys and values of `capacity` positions, for attention_with_cache: a dict of two
-    arrays (…, capacity, heads, size) of zeros, "key" and "value".
+    """Return room for the keys and values of `capacity` positions, for attention_with_cache: a dict
+    of two arrays (…, capacity, heads, size) of zeros, "key" and "value".
 
     - shape: an extent or a tuple of them: the batch, or the batch and the beams of beam_search.
     - heads: the number of key heads; a spmd.Dim lays it out by its rules.

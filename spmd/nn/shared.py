@@ -26,7 +26,7 @@ _ARRAYS = (Array, Absent, np.ndarray)
 
 
 def constant(x: Any) -> Any:
-    """x, as a constant for derivatives."""
+    """Return x, as a constant for derivatives."""
     return stop_gradient(x) if isinstance(x, Array) else x
 
 
@@ -64,7 +64,7 @@ def check_dim(what: str, name: str, found: Any, expected: Any, of: str) -> None:
 
 
 def erf(x: Any) -> Any:
-    """The error function, also where SciPy is not there."""
+    """Return the error function of x, also where SciPy is not there."""
     if isinstance(x, Array):
         return wrap(x.context, x.context.emit_one(Map("erf"), x.read()))
     if isinstance(x, Absent):

@@ -185,7 +185,7 @@ def raising(names: Names) -> None:
 
 
 def stored(thing: Any, *steps: Any) -> None:
-    """A statement has stored into a thing, or has bound the variable of a name.
+    """Note that a statement has stored into a thing, or has bound the variable of a name.
 
     steps: keys and attributes that lead from the thing to a list, dict or object inside it.
     """

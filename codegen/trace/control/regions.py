@@ -138,7 +138,7 @@ class Capture:
             self.mark.forget_later(self.context, self.what, self.place)
 
     def put_back(self) -> None:
-        """Variables and storages as they were before the piece ran."""
+        """Put variables and storages back to what they were before the piece ran."""
         restore(self.names, self.entry)
         self.mark.restore_storages()
 

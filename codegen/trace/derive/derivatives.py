@@ -250,7 +250,8 @@ def _twice_back(
 def _said(
     context: Context, outs: Sequence[Value], begins: Sequence[Value]
 ) -> dict[Value, Axes]:
-    """Cotangents that are not known yet vary as that does which they are of."""
+    """Return the axes of cotangents that are not known yet: they vary as that does which they are
+    of."""
     found = families(context) if context.rank_view else None
     return {b: found.varies(v) for v, b in zip(outs, begins, strict=True)} if found else {}
 

@@ -81,7 +81,7 @@ class Chosen(NDArrayOperatorsMixin):
         return same and (self.at, self.ndim) == (other.at, other.ndim)
 
     def operand(self, x: Any) -> Any:
-        """x as an operand beside `whole`."""
+        """Return x as an operand beside `whole`."""
         if isinstance(x, Chosen):
             if not self.fits(x):
                 raise UnsupportedError(

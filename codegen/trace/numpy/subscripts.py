@@ -90,7 +90,7 @@ def from_the_end(e: Expr, extent: Expr) -> Expr:
 
 
 def part_of(key: slice, extent: Expr) -> Part:
-    """NumPy's clamping as formulas, so that u[1:-1], u[:-2] and u[2:] have equal extents."""
+    """Return NumPy's clamping as formulas, so that u[1:-1], u[:-2] and u[2:] have equal extents."""
     step_expr = expr.const(1) if key.step is None else expr_of(key.step)
     if step_expr is None or not step_expr.is_const or step_expr == 0:
         raise index_error("the step of a slice must be known while building",

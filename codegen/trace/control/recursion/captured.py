@@ -100,7 +100,8 @@ class Member:
 
 
 def called(context: Context, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The results of a call: a placeholder inside the function, else those of a whole recursion."""
+    """Return the results of a call: a placeholder inside the function, else those of a whole
+    recursion."""
     arguments = bound(function.function, args, kwargs)
     open_now: tuple[Recursion, ...] = context.recursions
     for k, recursion in enumerate(open_now):
@@ -307,7 +308,7 @@ class Recursion:
     # ---- calls ----------------------------------------------------------------------------------
 
     def call(self, function: Any, arguments: inspect.BoundArguments) -> Any:
-        """The results of a call inside a body, as values of the op that stands for it."""
+        """Return the results of a call inside a body, as values of the op that stands for it."""
         context, member = self.context, self.members[function]
         self._refuse_where_it_stands(function)
         if member.take(arguments.arguments, self.serial):
@@ -381,7 +382,7 @@ def _openings(context: Context) -> tuple[int, ...]:
 
 @contextmanager
 def _as_before(context: Context) -> Iterator[None]:
-    """Afterwards the same blocks, loops and logs are open, whatever was interrupted in between."""
+    """Leave the same blocks, loops and logs open as before, whatever was interrupted in between."""
     lists = ("blocks", "bodies", "write_logs", "loops", "left_early", "captured")
     before = {name: list(getattr(context, name)) for name in lists}
     numbers = {name: getattr(context, name) for name in ("recordings", "members", "rank_view",

@@ -211,7 +211,7 @@ def _transform(
     last = Key(data) if data else None
 
     def result(read: Any = (given, by)) -> Sequence[Any]:
-        """It keeps what the call reads by address."""
+        """Return what the call has left; it keeps what the call reads by address."""
         return [made]
 
     return Trial((arrays, extents, steps, last), result, [expected])

@@ -141,7 +141,7 @@ class Families(Variance):
         self.mesh, self.around, self.said = mesh, NONE, said
 
     def copied(self) -> Families:
-        """Return the same, to which others may add values."""
+        """Return a copy, to which others may add values."""
         new = Families(self.mesh, {}, self.said)
         new.of, new.counters, new.trips = dict(self.of), dict(self.counters), dict(self.trips)
         return new
@@ -271,8 +271,8 @@ def analysed(program: Module) -> Variance:
 
 
 def turns_apart(program: Module) -> dict[Value, Axes]:
-    """By result of a loop: the axes along which ranks may have made other turns of it, anywhere in
-    the program. Defaults: an input may be given to some processes only."""
+    """Return, by result of a loop, the axes along which ranks may have made other turns of it,
+    anywhere in the program. Defaults: an input may be given to some processes only."""
     found = analysed(program)
     apart: dict[Value, Axes] = {}
 

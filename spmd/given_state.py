@@ -36,7 +36,8 @@ class GivenState(SavedState):
         self.arrays: dict[str, Any] = {}
 
     def open(self, setup: Setup) -> Versions:
-        """In each process alone. InputError for the state of another program."""
+        """Check the state that is given, in each process alone. InputError for the state of another
+        program."""
         if not isinstance(self.given, Mapping):
             raise InputError("the state is no dict of arrays", found=type(self.given).__name__,
                              expected='a path, or {"w": array, …}, as x.state() gives it')

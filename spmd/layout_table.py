@@ -26,8 +26,8 @@ _FOLDS = ("all-reduce", "reduce-scatter", "reduce", "scan", "exclusive scan")
 
 
 def table(image: reader.ImageFile, ranks: int | None, mesh: dict[str, int]) -> dict[str, Any]:
-    """{"mesh", "arrays", "exchanges", "chosen"}: as noted at build; with rank_bytes where a mesh
-    is known.
+    """Return {"mesh", "arrays", "exchanges", "chosen"}: as noted at build; with rank_bytes where a
+    mesh is known.
 
     Raises MeshError where the ranks asked for do not form one.
     """

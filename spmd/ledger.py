@@ -80,8 +80,8 @@ class Ledger:
         return offsets, extents
 
     def check_arrays(self, mesh: tuple[int, ...], scalars: dict[str, Any]) -> None:
-        """No buffer has a negative size; the first rank's parts, which are the largest, fit the
-        buffers they lie in."""
+        """Check that no buffer has a negative size, and that the first rank's parts, which are the
+        largest, fit the buffers they lie in."""
         first = self.rank(mesh, scalars, 0)
         for name, size in self.sizes:
             if (have := reader.evaluate(size, first)) < 0:

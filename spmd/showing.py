@@ -93,7 +93,7 @@ class Log(Line):
 
 
 class Cell(Line):
-    """The same in the output of the cell that runs in a kernel of Jupyter."""
+    """A listener that shows progress in the output of the cell that runs in a kernel of Jupyter."""
 
     handle: Any = None
 

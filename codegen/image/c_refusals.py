@@ -40,8 +40,8 @@ def line_of(file: str, word: str, behind: str = "") -> Place | None:
 
 
 def _anywhere(function: FunctionInC, *words: str) -> Place | None:
-    """Return the same in any of its files, of the first word that stands in one: as a call if it
-    can."""
+    """Return the first place in any of a function's files where one of these words stands: as a
+    call if it can."""
     files = [function.file, *function.files()[1:]]
     found = (line_of(file, word, behind)
              for word in words for behind in ("(", "") for file in files)

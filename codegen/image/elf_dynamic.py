@@ -67,9 +67,9 @@ _SPECIAL = 0xFF00  # section numbers from here on are none
 
 
 def check_dynamic(data: bytes) -> None:
-    """No foreign library, no run path, nothing that runs when the file is only loaded, and no table
-    that leads the dynamic linker astray. Follows the segments, as the linker does: the section
-    table could say otherwise."""
+    """Raise ImageError unless there is no foreign library, no run path, nothing that runs when the
+    file is only loaded, and no table that leads the dynamic linker astray. Follows the segments, as
+    the linker does: the section table could say otherwise."""
     _Dynamic(data).check()
 
 

@@ -232,7 +232,7 @@ def dropped(shape: Sequence[Expr], dims: Iterable[int]) -> Shape:
 
 
 def behind(dims: Iterable[int]) -> tuple[int, ...]:
-    """Return the same dims where one more stands before them."""
+    """Return the dims as they are counted when one more stands before them."""
     return tuple(d + 1 for d in dims)
 
 

@@ -172,7 +172,7 @@ def _dressed(x: Any) -> Any:
 
 
 def local(x: Any) -> EagerArray:
-    """Return the same memory as an EagerArray; what is not there stays so."""
+    """Return an array as an EagerArray over the same memory; what is not there stays so."""
     if isinstance(x, Absent):
         return x  # type: ignore[return-value]
     return np.asarray(x).view(EagerArray)

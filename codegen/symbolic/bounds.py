@@ -281,7 +281,7 @@ def _atom_nonneg(a: Atom) -> bool:
 
 
 def _from_given(atom: Atom, given: tuple[Expr, ...], slope: int) -> list[Expr]:
-    """Bounds that slope * atom + rest >= 0 gives: lower ones for slope 1, upper for -1."""
+    """Return bounds that slope * atom + rest >= 0 gives: lower ones for slope 1, upper for -1."""
     out = []
     for f in given:
         found, rest = linear_in(f, atom)

@@ -358,7 +358,8 @@ def _case_condition(case: Case, var: Sym, size: Expr) -> tuple[Expr, Expr, Expr]
 
 
 def _wrapped_condition(to: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr, Expr] | None:
-    """(a * var + b) % size is a permutation exactly where gcd(a, size) is 1."""
+    """Return the condition of one case that wraps: (a * var + b) % size is a permutation exactly
+    where gcd(a, size) is 1."""
     atoms = to.atoms()
     call = next(iter(atoms)) if len(atoms) == 1 else None
     if not (isinstance(call, Call) and call.op == "mod" and to == expr.from_atom(call)):

@@ -321,7 +321,8 @@ def c_text(e: Expr, name: Name) -> str:
 
 
 def c_operand(e: Expr, name: Name) -> Text:
-    """Return the same, for what decides about parentheses itself."""
+    """Return the C source of e, and how tightly it binds, for a caller that decides about
+    parentheses."""
     return _Writer(_C, name).expr(e)
 
 

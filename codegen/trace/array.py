@@ -388,7 +388,8 @@ def _number_value(context: Context, x: Number) -> Value:
 
 
 def as_array(x: Any, dtype: Any = None) -> Array:
-    """Return the same array, or a new one around anything that `as_value` takes."""
+    """Return x if it is an array of the program, else a new array around anything that `as_value`
+    takes."""
     if isinstance(x, Array):
         if dtype is None or element_type(dtype) == x.type.dtype:
             return x

@@ -205,7 +205,8 @@ class CKernel(Kernel):
         return self.of[name].writes
 
     def _try_parts(self, form: Form, bound: Mapping[str, Any]) -> None:
-        """Eager runs try it: while building, no code of the user's in C is run."""
+        """Do nothing here, since while building no code of the user's in C is run; eager runs try
+        it."""
 
     # ---- on NumPy arrays -------------------------------------------------------------------------
 

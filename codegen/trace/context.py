@@ -455,8 +455,8 @@ def _narrowed(
 
 
 def extent_unknown() -> None:
-    """Before an extent is refused that only the run knows, perhaps because of a loop's counter: the
-    program is captured again, with the innermost loop of few turns run by Python."""
+    """Have the program captured again, with the innermost loop of few turns run by Python, before
+    an extent is refused that only the run knows, perhaps because of a loop's counter."""
     if (context := Context.current()) is not None:
         loops = reversed(context.loops)
         short = [x.place for x in loops if x.turns is not None and x.turns <= UNROLLED_TURNS]

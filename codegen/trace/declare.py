@@ -218,7 +218,8 @@ def flag_of_call(context: Context, hint: str) -> Sym:
 
 
 def _simpler(x: Any) -> Any:
-    """Arrays of the program and counters are new in each capture of a body: their type remains."""
+    """Return the type in the place of an array of the program or a counter: these are new in each
+    capture of a body."""
     x = known.plain(x)
     if isinstance(x, Number):
         passing = any(s.kind == "counter" for s in x.expr.symbols())
@@ -508,7 +509,7 @@ def check_dims(context: Context) -> None:
 
 
 def require(condition: Any, text: str = "") -> None:
-    """States for which launches the program is made; all others are refused (MeshError, exit code
+    """State for which launches the program is made; all others are refused (MeshError, exit code
     78).
 
     - condition: a comparison of axis sizes, int scalars, parameters and integers.

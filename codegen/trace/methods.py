@@ -238,7 +238,7 @@ def _give(cls: type, methods: type) -> None:
 
 
 def _stay(name: str, remedy: str) -> None:
-    """The attribute of an array cannot be set, and the error says what to write instead."""
+    """Refuse to set an attribute of an array; the error says what to write instead."""
 
     def refuse(self: Array, value: Any) -> None:
         raise UnsupportedError(f"x.{name} of an array of a program cannot be set",

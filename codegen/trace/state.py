@@ -363,7 +363,7 @@ def hold(value: Any) -> Held | None:
 
 
 def memory_of(entry: Variables) -> dict[Any, Memory]:
-    """For each storage, the variable and leaf that show it."""
+    """Return, for each storage, the variable and leaf that show it."""
     return {
         leaf.storage: Memory(name, j)
         for name, held in entry.items() if held is not None

@@ -86,8 +86,8 @@ def _formatted(value: Any, spec: str, conversion: int) -> Iterator[Piece]:
 
 
 def aligned(pieces: Iterable[Piece], spec: str) -> Iterator[Piece]:
-    """The pieces of a text that takes a format as a whole: f"{x!r:>8}". Raises UsageError for a
-    format that texts do not have."""
+    """Yield the pieces of a text that takes a format as a whole: f"{x!r:>8}". Raises UsageError for
+    a format that texts do not have."""
     _try_format("", spec)
     yield FIELD + spec + FIELD
     yield from pieces

@@ -120,7 +120,8 @@ class Absent(NDArrayOperatorsMixin):
     # ---- what has no answer ----------------------------------------------------------------------
 
     def __bool__(self) -> bool:
-        """Whatever lets an assert go on, as an image leaves it out; else it is refused."""
+        """Return whatever lets an assert go on, as an image leaves it out; refuse everything
+        else."""
         if not self.needs:
             return bool(self.stand_in)
         found = _asserted(sys._getframe(1))
@@ -333,7 +334,8 @@ def _fails(step: dis.Instruction) -> bool:
 
 @cache
 def _tests(file: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """From where to where asserts go in a file, without their messages: lines and columns."""
+    """Return from where to where asserts go in a file, without their messages: lines and
+    columns."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:

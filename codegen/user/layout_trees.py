@@ -43,7 +43,8 @@ def is_layout(spec: Any) -> bool:
 
 
 def _several(spec: Any, count: int, ndims: Sequence[int]) -> list[Any] | None:
-    """One layout per item where `spec` is a tuple of them; None where it is one layout for all."""
+    """Return one layout per item where `spec` is a tuple of them; None where it is one layout for
+    all."""
     if not isinstance(spec, (tuple, list)):
         return None
     flat = all(e is None or isinstance(e, str) for e in spec)

@@ -162,7 +162,7 @@ class Pairs:
         return digits[0][0] if len(digits) == 1 else digits
 
     def member(self, place: Axes) -> int:
-        """Return the same as one term."""
+        """Return the place of a member as one term: its position along all axes of the exchange."""
         found = self.position(place)
         return found if isinstance(found, int) else self.terms.joined(found)
 

@@ -77,7 +77,7 @@ class Terms:
         return self._one(value(rows_of(e), names, self._domain))
 
     def _domain(self, op: str, parts: Sequence[int | Digits]) -> int | Digits:
-        """The domain of terms, and of positions along several axes."""
+        """Compute an operation in the domain of terms, and of positions along several axes."""
         if op == "number":
             return self.number(*parts)  # type: ignore[arg-type]
         if tuple in map(type, parts):

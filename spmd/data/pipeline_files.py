@@ -48,8 +48,8 @@ def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
 
 
 def load_beside(path: str, known: Iterable[Pipeline]) -> Pipeline:
-    """Return the same, for a run that has taken the pipelines `known`: it takes one text of a file,
-    and of its modules, whoever writes to them meanwhile."""
+    """Return the pipeline of a file for a run that has taken the pipelines `known`: it takes one
+    text of a file, and of its modules, whoever writes to them meanwhile."""
     file, name = file_and_name(path)
     for own in [one.own for one in known if one.own]:
         if os.path.abspath(own.file) == os.path.abspath(file):

@@ -148,8 +148,8 @@ class Pipeline:
         return draw.name(draw.keys(position, 1)[0])
 
     def namer(self, first: int, count: int) -> Callable[[int], str]:
-        """Return the same for many positions: what names those from first on, at little cost for
-        each."""
+        """Return a function that names the examples at many positions, from `first` on, at little
+        cost for each."""
         draw = self._drawn()
         keys = draw.keys(first, max(count, 1))
 
@@ -287,8 +287,8 @@ class Pipeline:
                     return
 
     def _look_at(self, error: BaseException) -> None:
-        """Ctrl-C ends more than an example; where nobody hears it, as in workers, it was raised by
-        the user's code itself."""
+        """Raise what ends more than an example, such as Ctrl-C; where nobody hears that, as in
+        workers, it was raised by the user's code itself."""
         if isinstance(error, MemoryError) and self.when_full:
             self.when_full()
         if isinstance(error, KeyboardInterrupt) and (
@@ -303,7 +303,8 @@ class Pipeline:
     # ---- batches
 
     def _by_batches(self, first: int, table: StackedRows, watch: Watch) -> Iterator[Failure]:
-        """Batches begin at multiples of their size, whichever of their positions are asked for."""
+        """Yield the parts of batches, which begin at multiples of their size, whichever of their
+        positions are asked for."""
         end = first + table.count
         for begin in range(first - first % self.size, end, self.size):
             watch(begin)

@@ -30,7 +30,7 @@ _folder: ContextVar[str] = ContextVar("folder", default="")
 
 @contextmanager
 def relative_to(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Relative paths of sources that are made meanwhile begin at this folder."""
+    """Let relative paths of sources that are made meanwhile begin at this folder."""
     token = _folder.set(os.path.abspath(folder))
     try:
         yield

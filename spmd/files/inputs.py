@@ -102,7 +102,7 @@ class InputFile:
         return os.pread(self._fd, max(0, min(count, self.length - at)), at)
 
     def read_all(self, at: int, count: int) -> bytes:
-        """Return these bytes, all of them."""
+        """Return these bytes; raise an error if the file has fewer."""
         found = self.read(at, count)
         if len(found) < count:
             raise self.wrong(
@@ -185,9 +185,9 @@ class InputArray:
         return given.way_out(dims) if isinstance(given, TableElements) else ""
 
     def reserve(self, low: int, high: int, processes: int, taken: int) -> None:
-        """Only bytes low to high of what is put into memory are used here, as many in each of the
-        other processes of this host; together they have `taken` since this input was opened.
-        """
+        """Note that only bytes low to high of what is put into memory are used here, as many in
+        each of the other processes of this host; together they have `taken` since this input was
+        opened."""
         self._reserved = (low, high, processes, self.available - taken)
 
     @property

@@ -154,7 +154,8 @@ def _described(raw: bytes, start: int, wrong: Wrong) -> Elements:
 
 
 def is_shape(shape: Any) -> bool:
-    """Extents from 0, as many as NumPy allows: a product of more would take its time."""
+    """Return whether these are extents from 0, as many as NumPy allows: a product of more would
+    take its time."""
     return len(shape) <= MOST_DIMS and all(type(n) is int and 0 <= n < 1 << 63 for n in shape)
 
 

@@ -225,7 +225,7 @@ class Job:
         return self.rank_bytes() * self.setup.hosts.ranks_of(self.setup.hosts.here)
 
     def _check_addresses(self) -> None:
-        """Every process maps the whole arena, under its own limit of addresses (ulimit -v)."""
+        """Check that every process can map the whole arena, under its own limit (ulimit -v)."""
         stacks = lib.spmd_job_threads(self._job) * STACK
         need = lib.spmd_job_bytes(self._job) + lib.spmd_job_private_bytes(self._job) + stacks
         need += self.setup.room_bytes * self.setup.count
@@ -344,13 +344,13 @@ class Job:
             self._check(lib.spmd_job_replace(self._job, pairs, len(pairs) // 2))
 
     def forget(self, given: bytes | bytearray) -> None:
-        """The next run computes the defaults of all inputs that are not put again; given: by input,
-        1 where it does not even so."""
+        """Let the next run compute the defaults of all inputs that are not put again; given: by
+        input, 1 where it does not even so."""
         self.given = bytearray(given)
 
     def want(self, outputs: list[int]) -> None:
-        """The next runs compute these outputs, by their numbers, and leave others alone where the
-        image can."""
+        """Let the next runs compute these outputs, by their numbers, and leave others alone where
+        the image can."""
         self.wanted = bytearray(len(self.wanted))
         for k in outputs:
             self.wanted[k] = 1

@@ -36,8 +36,8 @@ def attention_cache(
 def attention_with_cache(
     query: Any, key: Any, value: Any, cache: Mapping[str, Any], at: Any, *, scale: Any = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Causal attention, step by step: the positions from `at` on look at themselves and at all that
-    steps before have left in the cache.
+    """Compute causal attention, step by step: the positions from `at` on look at themselves and at
+    all that steps before have left in the cache.
 
     - query, key, value: (…, new, heads, size), as of attention: of one new position or of some.
     - cache: what attention_cache makes, or a step before returns.

@@ -57,7 +57,7 @@ def exponential_decay(
     init_value: Any, transition_steps: int, decay_rate: Any, transition_begin: int = 0,
     staircase: bool = False, end_value: Any = None,
 ) -> Schedule:
-    """init_value times decay_rate to the power of steps over transition_steps.
+    """Return a schedule of init_value times decay_rate to the power of steps over transition_steps.
 
     - transition_begin: the steps before the decay begins.
     - staircase: the power is rounded down.
@@ -131,9 +131,8 @@ def warmup_cosine_decay_schedule(
 def piecewise_constant_schedule(
     init_value: Any, boundaries_and_scales: Mapping[int, float] | None = None
 ) -> Schedule:
-    """init_value, times each scale from the step after its boundary on. UsageError for a negative
-    scale.
-    """
+    """Return a schedule of init_value, times each scale from the step after its boundary on.
+    UsageError for a negative scale."""
     scales = sorted((boundaries_and_scales or {}).items())
     _check_scales("piecewise_constant_schedule", [s for _, s in scales])
 

@@ -271,7 +271,8 @@ def _least(fn: str, low: list[int | None]) -> int | None:
 
 
 def _power(fn: str, parts: list[Bounds]) -> bool:
-    """Products that exceed 64 bits are no powers of two, but no distance between ranks either."""
+    """Return whether an operation on powers of two gives one: products beyond 64 bits are none, but
+    no distance between ranks either."""
     if fn == "shl":
         return parts[0].power and parts[1].least is not None and parts[1].least >= 0
     return fn in ("mul", "cast", "minimum", "maximum") and all(p.power for p in parts)

@@ -237,7 +237,7 @@ class Outside:
         return True
 
     def put_back(self) -> None:
-        """After a failure, restore every thing that would keep an array of the program alive."""
+        """Restore, after a failure, every thing that would keep an array of the program alive."""
         for seen, now in self._others():
             if self._holds_traced(_new(seen, now).values()):
                 _restore(seen.thing, seen.items, now)

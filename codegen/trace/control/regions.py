@@ -131,7 +131,7 @@ class Capture:
         return block
 
     def abort(self) -> None:
-        """After an exception, drop the open block and put everything back."""
+        """Drop the open block after an exception, and put everything back."""
         if self.open is not None:
             self.close()
             self.put_back()

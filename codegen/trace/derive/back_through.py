@@ -408,8 +408,8 @@ def _turn_of(at: Reverse, stack: Value, number: Expr, a: Value) -> Value:
 
 
 def _keep(at: Reverse, op: Op, turns: _Turns, kept: Mapping[Value, Value]) -> None:
-    """The loop as it was recorded, which also keeps, turn by turn, some values that its body is
-    given or makes."""
+    """Let the loop, as it was recorded, also keep, turn by turn, some values that its body is given
+    or makes."""
     kept = {v: s for v, s in kept.items() if v not in at.kept}
     if not kept:
         return

@@ -287,7 +287,8 @@ class custom_vjp:
         functools.update_wrapper(self, f)
 
     def with_copies(self, copied: Callable[[Any], Any]) -> custom_vjp:
-        """Return the same of copies of f and fwd; bwd runs later, and reads what holds then."""
+        """Return this function made of copies of f and fwd; bwd runs later, and reads what holds
+        then."""
         new = copy.copy(self)
         new.f, new.fwd = copied(self.f), copied(self.fwd)
         return new

@@ -322,7 +322,8 @@ def read_by(op: Op) -> Iterable[Value]:
 
 
 def moving(op: Op) -> Iterable[Value]:
-    """The results that change little where an operand does: floats, and their keys in sorting."""
+    """Return the results that change little where an operand does: floats, and their keys in
+    sorting."""
     keys = not isinstance(op.what, ops.Map) or op.what.fn == "order_key"
     return (v for v in op.results if keys or differentiable(v.type))
 

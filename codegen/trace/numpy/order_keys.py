@@ -50,7 +50,8 @@ def order_of(array: Array, d: int) -> Array:
 
 
 def order_by(keys: Sequence[Array], d: int) -> Array:
-    """Return the same by the last key, of equal ones by the one before, and so on."""
+    """Return the positions in sorted order by the last key, of equal ones by the one before, and so
+    on."""
     order = order_of(keys[0], d)
     for key in keys[1:]:
         placed = order_of(picking.take_along_axis(key, order, d), d)

@@ -138,8 +138,8 @@ def beyond(x: Any, extent: Expr, dim: int, found: str = "") -> ShapeError:
 
 
 def stays_within(e: Expr, x: Any, extent: Expr, dim: int) -> None:
-    """An index that is known at launch: launches where some rank has no such element are refused.
-    In loops and branches, which may never run, nothing is said."""
+    """Refuse launches where some rank has no element at an index that is known at launch. In loops
+    and branches, which may never run, nothing is said."""
     context = Context.current()
     if context is None or not context.in_every_launch:
         return

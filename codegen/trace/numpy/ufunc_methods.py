@@ -295,7 +295,7 @@ def _combined(fn: str, array: Array, d: int, segments: Array, count: Any) -> Arr
 
 
 def at(ufunc: np.ufunc, array: Any, key: Any, value: Any = None) -> None:
-    """array[key] = ufunc(array[key], value), once for each time that an element is named."""
+    """Assign array[key] = ufunc(array[key], value), once for each time that an element is named."""
     name = ufunc.__name__
     if not isinstance(array, Array):
         raise unsupported(f"np.{name}.at on a NumPy array", "an array of the program")

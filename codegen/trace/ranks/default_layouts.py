@@ -84,8 +84,8 @@ class _Cuts:
         return [e for e in dict.fromkeys([*single, *given]) if e and axes.issuperset(e)]
 
     def cut(self, extent: Expr, entry: LayoutEntry) -> bool:
-        """A dim of an argument is cut over these axes into parts of this extent; or would be, where
-        the extent differs between ranks: that is no coincidence."""
+        """Return whether a dim of an argument is cut over these axes into parts of this extent; or
+        would be, where the extent differs between ranks: that is no coincidence."""
         uneven = bool(_coords(extent))
         return any(self.is_part(extent, n, entry) for wide, layout in self.arguments
                    for n, its in zip(wide, layout)

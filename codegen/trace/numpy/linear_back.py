@@ -200,8 +200,9 @@ def _h_of(g: Any) -> Any:
 
 
 def _of_those_with_values(u: Any, g: Any, s: Any) -> Any:
-    """Return cotangents of all columns from those of the first k. The others are any basis of what
-    is left: what follows from the choice among these has no derivative."""
+    """Return the cotangents of the first k columns, which have values, from those of all columns.
+    The others are any basis of what is left: what follows from the choice among these has no
+    derivative."""
     if g is None or same_extent(u.extents[-1], s.extents[-1]):
         return g
     k = s.shape[-1]

@@ -1,8 +1,8 @@
-"""Products that are added to what stands in memory are summed up there: C += A @ B is one call.
+"""Products accumulate into memory: `C += A @ B` becomes one call of BLAS that adds to C.
 
-Goes in: Loops. Comes out: Loops in which a product has no memory of its own where all that is done
-with it is to add it to, or to take it from, other elements.
-Always holds: the call reads no element that it, or what is stored before it, writes.
+Goes in: Loops. Comes out: Loops in which a product gets no temporary array of its own if all that
+is done with it is to add it to other elements, or to subtract it from them.
+Always holds: the call reads no element that it, or a store before it in the same op, writes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from codegen.symbolic.expr import Expr
 
 
 def accumulated(loops: Loops) -> Loops:
-    """The Loops, with products added where they are wanted."""
+    """Return the Loops in which library calls add their products to the arrays that want them."""
     return loops.with_module(loops.module.mapped(_Adding(loops).region))
 
 
@@ -50,8 +50,9 @@ class _Adding:
         return region.with_ops(ops)
 
     def in_place(self, op: Op, ops: list[Op]) -> Op:
-        """For an op that writes back what a routine made of a copy of the same elements, one that
-        has the routine work on them where they lie; the others are taken from ops."""
+        """Return an op that calls a library routine directly on elements of an array, in place of
+        one that copies them out, calls the routine on the copy and stores the result back. The ops
+        that this replaces are removed from `ops`. Any other op is returned as it is."""
         what = op.what
         if not isinstance(what, Do) or len(what.acts) != 1 or len(what.begins) != 1:
             return op
@@ -83,7 +84,8 @@ class _Adding:
                        operands=operands)
 
     def only(self, value: Value, ops: Sequence[Op]) -> tuple[Op, Do] | None:
-        """The op that makes a value by one act, if nothing but one op reads it."""
+        """Return the op that makes a value by a single act, with its Do, or None unless exactly one
+        op reads the value."""
         by = next((o for o in ops if value in o.results), None)
         if by is None or not isinstance(by.what, Do) or len(by.what.acts) != 1:
             return None
@@ -167,8 +169,8 @@ def _plain(act: Act) -> TypeGuard[Store[Value]]:
 
 
 def _row_of(call: Act, made: Value) -> int | None:
-    """Which number of a call says how far rows of what it makes are apart, all of it from its first
-    element on."""
+    """Return which of a call's numbers is the row stride of its result, or None if the result does
+    not begin at the first element of `made`."""
     if not isinstance(call, LibraryCall) or call.loops:
         return None
     rows = [p.row for p in call.parts if p.buffer is made and p.offset == 0]
@@ -176,13 +178,14 @@ def _row_of(call: Act, made: Value) -> int | None:
 
 
 def _fusible(op: Op | None) -> bool:
-    """Whether an op that reads a sum may share loops with it."""
+    """Return whether an op that reads a sum may be fused with it."""
     of = op.what.of if op is not None and isinstance(op.what, Do) else None
     return of is not None and of.what.fuses
 
 
 def _sums(op: Op) -> list[Load[Value]]:
-    """What an op adds, or takes away, at each point of what it stores."""
+    """Return the loads that an elementwise op adds or subtracts to make what it stores; none for
+    any other op."""
     if not isinstance(op.what, Do) or len(op.what.acts) != 1:
         return []
     (store,) = op.what.acts
@@ -225,8 +228,8 @@ def _split(node: Node[Value], term: Load[Value]) -> tuple[int, Node[Value] | Non
 
 def _apart(call: LibraryCall[Value], base: Value, offset: Expr, row: Expr,
            shape: tuple[Expr, ...]) -> bool:
-    """Whether the elements of an array that a product reads are others than those that it is added
-    to: they stand beside them in rows of one length, or all before or all behind them."""
+    """Return whether a product reads none of the elements that it is added to. Both lie side by
+    side in rows of the same length, or one lies entirely before or behind the other."""
     rows, columns = shape
     for first, width, lead, height in sources(call, base):
         if lead == expr.most(row, 1) and expr.nonneg(row - width):

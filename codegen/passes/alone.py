@@ -1,8 +1,8 @@
-"""What a rank alone would copy to itself is read where it lies: exchanges that then copy nothing.
+"""Self-exchange elision: an exchange in a group of one rank is no copy; its source is read instead.
 
-Goes in: a Plan. Comes out: the same, with those exchanges marked that a group of one need not make:
-the buffer that one fills begins where the elements stand, or changes places with theirs.
-Always holds: what is read is what a copy would have been.
+Goes in: a Plan. Comes out: the same, with each exchange marked that a group of one can skip: its
+destination buffer becomes a view of the source (`shifts`), or swaps memory with it (`swaps`).
+Always holds: a read finds the elements that the copy would have written.
 """
 
 from __future__ import annotations
@@ -25,15 +25,20 @@ from codegen.symbolic.expr import Expr, Sym
 
 
 def alone(plan: Plan) -> Plan:
-    """With `shifts` and `swaps` of its exchanges."""
+    """Return the Plan with `shifts` and `swaps` set on the exchanges that a group of one rank can
+    skip."""
     known = _Known(plan)
     return replace(plan, steps=mapped_steps(plan.steps, known.marked))
 
 
 class _Known:
-    """copied: the sites of exchanges that copy a box to one of the same strides. touched, written:
-    the buffers of a step, with the steps in it. shown: those that only such exchanges fill, and
-    that may be where the elements are. fixed: those that keep their places."""
+    """Finds which buffers may be views or may swap when a group has one member.
+
+    copied: sites of exchanges that copy a box to one with the same strides.
+    touched, written: by id of a step, the numbers of the buffers that it or a step in it accesses.
+    shown: numbers of buffers that only such exchanges fill, so they may be views of the source.
+    fixed: numbers of buffers that must not swap their memory.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -50,7 +55,8 @@ class _Known:
             if x.pull_from is not None and _filled(x) in self.shown}
 
     def that_may(self, exchanges: Sequence[Exchange]) -> set[int]:
-        """What exchanges along the same axes fill, and no other exchange touches."""
+        """Return the numbers of buffers that only copying exchanges along the same axes fill and
+        that no other exchange, input or output uses: they may become views."""
         others = {a.buffer.number for a in (*self.plan.inputs, *self.plan.outputs)}
         axes: dict[int, tuple[str, ...]] = {}
         for x in exchanges:
@@ -68,7 +74,8 @@ class _Known:
         return replace(step, swaps=True) if self.may_swap(step) else step
 
     def may_swap(self, x: Exchange) -> bool:
-        """Whether two buffers that are alike may change places, as far as any rank sees."""
+        """Return whether the two buffers of an exchange may swap memory: they have one dtype,
+        capacity and layout, and no rank needs the old content."""
         assert x.pull_from is not None and x.pull_into is not None
         a, b = x.pull_from.buffer, x.pull_into.buffer
         everywhere = all(axis.fixed == 1 or axis.name in x.axes for axis in self.plan.mesh.axes)
@@ -93,8 +100,8 @@ class _Known:
         self.touched[id(step)], self.written[id(step)] = touched, written
 
     def shows(self, b: int, steps: Sequence[Step]) -> bool:
-        """Whether a buffer is filled among these steps before it is read there, and what it then
-        shows stays."""
+        """Return whether these steps fill a buffer before they read it, and do not overwrite the
+        source while the buffer is still read. Then the buffer can be a view of the source."""
         source: int | None = None
         for step in steps:
             written = self.written[id(step)]
@@ -113,7 +120,8 @@ class _Known:
         return True
 
     def copies(self, x: Exchange) -> bool:
-        """Whether a member that is alone copies one box, which lies in the same strides there."""
+        """Return whether the only member of a group would copy one box to another one with the same
+        extents and strides."""
         if x.pull_from is None or x.pull_into is None or x.in_place or x.wraps != 1:
             return False
         routed = (x.source, x.receives, x.dest, x.sends, x.root)
@@ -123,7 +131,8 @@ class _Known:
             self.resolved(x, x.pull_from)[1] == self.resolved(x, x.pull_into)[1])
 
     def here(self, x: Exchange) -> dict[Sym, Expr]:
-        """What is known by a member that is alone."""
+        """Return the values of the mesh symbols for a group of one: every axis of the exchange has
+        size 1 and coordinate 0."""
         known: dict[Sym, Expr] = {x.member: expr.const(0)}
         for name in x.axes:
             axis = self.plan.mesh.axis(name)
@@ -131,7 +140,8 @@ class _Known:
         return known
 
     def resolved(self, x: Exchange, box: Box) -> tuple[Expr, list[tuple[Expr, Expr]]]:
-        """The offset, extents and strides of a box, for a member that is alone."""
+        """Return the offset of a box and the (extent, stride) pairs of its dims longer than 1,
+        evaluated for a group of one."""
         here = self.here(x)
         for sym, e in box.names:
             here[sym] = e.subst(here)

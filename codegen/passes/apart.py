@@ -1,9 +1,9 @@
-"""Dims of reshaped arrays stay apart: what is split of them stays split through many reshapes.
+"""Layout of FFT-like chains: a reshaped array stays split along one range of its row-major index.
 
-Goes in: a Graph with its Demands and Program, and what makes these of one. Comes out: the same, or
-those of a Graph in which arrays that are reshaped, transposed and multiplied by small matrices in
-turn (Stockham's FFT) are split along a range of their row-major index that stays one for many ops.
-Always holds: the values are the same; sizes are known; estimates say that it pays.
+Goes in: a Split (a Graph with its Demands and Program). Comes out: the same, or the Split of a
+Graph where chains of reshapes, transposes and products with small matrices (Stockham's FFT) are
+split along a range of index digits that many ops leave intact, so that ranks exchange rarely.
+Always holds: the values are the same; all sizes are known; the cost model says that it pays.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ FACTOR = 1.5  # how many times as fast exchanges must be
 
 
 def with_apart(split: Split, again: Callable[[Module], Split]) -> Split:
-    """again: makes a Split of a Graph."""
+    """Return the Split with such chains rewritten, or the given Split if there are none or the
+    estimates say that it does not pay. `again` partitions a Graph anew."""
     demands, program = split
     if demands.graph.checks:  # what is checked is checked where the user computes it
         return split
@@ -64,7 +65,7 @@ def with_apart(split: Split, again: Callable[[Module], Split]) -> Split:
 
 @dataclass(frozen=True)
 class _Range:
-    """Digit (index // stride) % extent of a row-major index."""
+    """The digit (index // stride) % extent of an element's row-major index."""
 
     stride: int
     extent: int
@@ -80,7 +81,8 @@ class _Range:
         return self.stride >= other.end or other.stride >= self.end
 
     def inside(self, shape: Sequence[int]) -> tuple[int, int] | None:
-        """The dim that has it, and how far elements of it are apart there."""
+        """Return the dim of an array of this shape that holds the digit, and the stride of the
+        digit in that dim; None if no single dim holds it."""
         stride = 1
         for d in reversed(range(len(shape))):
             apart, rest = divmod(self.stride, stride)
@@ -91,7 +93,8 @@ class _Range:
         return None
 
     def after(self, op: Op, x: Value) -> _Range | None:
-        """Where it is in what an op makes of x; None: there it is no range."""
+        """Return the digit's range in the result of an op whose operand is `x`, or None if the op
+        breaks it up."""
         if isinstance(op.what, Transpose | MatMul):
             at = self.inside(_numbers(x.type.shape))
             if at is None or (isinstance(op.what, MatMul) and at[0] != 1):
@@ -105,7 +108,7 @@ class _Range:
 
 @dataclass(frozen=True)
 class _Section:
-    """A range that stays one from op `first` of a chain to op `last`, and ends before that."""
+    """A range that survives from op `first` of a chain up to, but not including, op `last`."""
 
     first: int
     last: int
@@ -114,8 +117,8 @@ class _Section:
 
 
 class _Chain:
-    """Ops of which each uses what the one before it makes, and nobody else does. given: the array
-    that each of them works on."""
+    """A chain of ops, each of which is the only reader of the one before it. `given` are the arrays
+    that the ops work on, one for each."""
 
     def __init__(self, ops: Sequence[Op], given: Sequence[Value]) -> None:
         self.ops, self.given = ops, given
@@ -125,7 +128,8 @@ class _Chain:
                        if b >= LEAST_RANGE * a and b % a == 0 and b // a < self.size]
 
     def sections(self) -> list[_Section]:
-        """As few as possible; of as few, those that can be divided most evenly."""
+        """Return the fewest sections that cover the chain; of equally few, those whose ranges are
+        longest and so divide most evenly over ranks. Empty if the chain cannot be covered."""
         best: list[_Section] = []
         least = isqrt(self.size)
         while least >= LEAST_RANGE:
@@ -136,8 +140,8 @@ class _Chain:
         return best
 
     def longest(self, least: int) -> list[_Section]:
-        """Each section as long as it can be, with ranges of at least this extent; none: it cannot
-        be done."""
+        """Cover the chain greedily with sections as long as possible, each with a range of at least
+        `least` elements. Empty if the chain cannot be covered."""
         found: list[_Section] = []
         at = 0
         while at < len(self.ops):
@@ -164,7 +168,7 @@ class _Chain:
 
 
 def _found(region: Region, known: DefUse) -> list[_Chain]:
-    """Chains that begin with an array whose leading dim is split."""
+    """Return the chains of a region that begin with an array whose leading dim is split."""
     found: list[_Chain] = []
     taken: set[Op] = set()
     for op in region.ops:
@@ -185,7 +189,7 @@ def _found(region: Region, known: DefUse) -> list[_Chain]:
 
 
 def _next(value: Value, region: Region, known: DefUse) -> Op | None:
-    """The one op that uses a value, if it is one of those that may be in a chain."""
+    """Return the only op that uses a value if it may be part of a chain, else None."""
     uses = known.uses.get(value, ())
     op = uses[0].op if len(uses) == 1 and uses[0].region is region else None
     if op is None:
@@ -216,12 +220,13 @@ def _numbers(shape: Shape) -> list[int]:
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
-    """How far elements are apart along each dim."""
+    """Return the row-major stride of each dim, in elements."""
     return [prod(shape[d + 1:]) for d in range(len(shape))]
 
 
 def _parts(shape: Shape, finer: Shape) -> list[list[int]]:
-    """The dims of a finer shape that make up each dim of a shape; none: they do not."""
+    """Return, for each dim of a shape, the dims of a finer shape that make it up; an empty list if
+    the finer shape does not refine it."""
     fine = list(zip(_strides(_numbers(finer)), _numbers(finer), strict=True))
     parts = [[k for k, (s, _) in enumerate(fine) if a <= s < a * e]
              for a, e in zip(_strides(_numbers(shape)), _numbers(shape), strict=True)]
@@ -234,7 +239,7 @@ def _parts(shape: Shape, finer: Shape) -> list[list[int]]:
 
 
 class _Cannot(Exception):
-    """Dims of a chain are no common dims of one array."""
+    """Raised where the dims that a chain needs do not all fit one array shape."""
 
 
 class _Rewrite(Builder):
@@ -263,8 +268,12 @@ class _Rewrite(Builder):
 
 
 class _Apart(Builder):
-    """now: what a chain has made so far, with dims that lie apart by `strides`, one of which is the
-    range that is split; fresh: it lies in memory."""
+    """Rewrites one chain of ops so that its arrays stay split along a range.
+
+    now: the result of the chain so far, in a shape whose dims have the strides
+    `strides`, one of which is the split range.
+    fresh: whether `now` lies in memory, so that its dims may be merged.
+    """
 
     def __init__(self, known: DefUse, chain: _Chain, sections: Sequence[_Section]) -> None:
         super().__init__()
@@ -292,7 +301,7 @@ class _Apart(Builder):
         return self.ops
 
     def begin(self, new: _Range, k: int) -> None:
-        """From now on another range is split."""
+        """Change the split to another range, before op number `k` of the chain."""
         if k == 0:
             self.range = new
             self.apart(new.strides())
@@ -304,7 +313,7 @@ class _Apart(Builder):
         self.split(new)
 
     def lead(self) -> None:
-        """The first dim is split, as it is where blocks of rows are."""
+        """Split the first dim, as an array in blocks of rows is."""
         self.apart(self.range.strides())
         self.lay([self.axes] + [()] * (self.now.type.ndim - 1))
 
@@ -319,11 +328,13 @@ class _Apart(Builder):
         self.fresh = True
 
     def dims(self) -> list[int]:
-        """Strides, of the first dim first."""
+        """Return the strides of the current dims, in decreasing order."""
         return sorted((self.strides | {1}) - {self.chain.size}, reverse=True)
 
     def apart(self, strides: set[int]) -> None:
-        """The elements in dims that have these strides too; what is in memory, in no others."""
+        """Reshape the current array so that its dims have these strides too. An array that does not
+        lie in memory keeps the dims that it has. Raises _Cannot if no shape has all these
+        strides."""
         wanted = strides if self.fresh else strides | self.strides
         self.strides = wanted - {1, self.chain.size}
         sizes = [self.chain.size, *self.dims()]
@@ -334,7 +345,8 @@ class _Apart(Builder):
             self.now = self.made(Reshape(shape), self.now)
 
     def op(self, op: Op, shape: Sequence[int]) -> None:
-        """shape: of what it works on in the Graph."""
+        """Append the op of a chain, rewritten for the current dims. `shape` is the shape of its
+        operand in the Graph."""
         what = op.what
         if isinstance(what, Map):
             chained = self.chain.given[self.chain.ops.index(op)]
@@ -347,7 +359,7 @@ class _Apart(Builder):
             self.multiply(op, shape)
 
     def like(self, value: Value) -> Value:
-        """An operand that every rank has, in the dims of what it meets."""
+        """Return an unsplit operand, reshaped or broadcast to the shape of the current array."""
         while (op := self.known.defs.get(value)) is not None and isinstance(op.what, Reshape):
             (value,) = op.operands
         shape = self.now.type.shape
@@ -373,7 +385,8 @@ class _Apart(Builder):
         self.fresh = False
 
     def multiply(self, op: Op, shape: Sequence[int]) -> None:
-        """Rows of the product, each a sum of few terms."""
+        """Multiply by a small constant matrix: append each row of the product as a sum of scaled
+        rows."""
         rows, width = shape
         self.apart(self.range.strides() | {width})
         if self.dims()[0] != width:

@@ -1,9 +1,9 @@
-"""What arrives is computed with as it arrives: the result of an exchange needs no memory: b += a.T
+"""Fusion of an elementwise op into an exchange: `b += a.T` computes as elements of a.T arrive.
 
-Goes in: Loops. Comes out: Loops in which an exchange that brings each element of an array to its
-place once, for one statement that computes element by element, does what the statement does.
-Always holds: the statement reads what stands at that very element, and writes no array that members
-of the exchange read; what it reads is there before the exchange.
+Goes in: Loops. Comes out: Loops in which an exchange that delivers every element of an array once,
+for a single elementwise statement, runs that statement itself; its result needs no memory.
+Always holds: the statement reads only the element that it writes, what it reads is there before
+the exchange, and it writes no array that other members of the exchange read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from codegen.symbolic import expr
 
 
 def with_arrivals(loops: Loops) -> Loops:
-    """The Loops, with statements where what they read arrives."""
+    """Return the Loops with elementwise statements fused into the exchanges that feed them."""
     return loops.with_module(loops.module.mapped(_Arrivals(loops).region))
 
 
@@ -57,7 +57,8 @@ class _Arrivals:
         return region.with_ops(ops)
 
     def joined(self, exchange: Op, op: Op) -> Op | None:
-        """An exchange that does what an op does with its result; None: it cannot."""
+        """Return an exchange that also does the work of an op that reads its result, or None if
+        fusing them is not legal."""
         what, by, arrived = op.what, exchange.what, exchange.result
         if not isinstance(what, Do) or len(what.acts) != 1 or what.begins or what.scratch:
             return None
@@ -92,7 +93,8 @@ class _Arrivals:
 
 
 def _brings(op: Op) -> bool:
-    """Whether members get parts, each element from one of them, and write to nobody else."""
+    """Return whether an op is one exchange in which members only pull, and each element comes from
+    exactly one member."""
     if not isinstance(op.what, Do) or len(op.what.acts) != 1 or op.what.begins:
         return False
     (x,) = op.what.acts
@@ -102,7 +104,8 @@ def _brings(op: Op) -> bool:
 
 
 def _is_there(leaf: Node[Value], store: Store[Value], arrived: Value) -> bool:
-    """Whether it is a number, or stands at the element that the store writes."""
+    """Return whether an operand is a literal, a scalar, or the element at the position that the
+    store writes."""
     if isinstance(leaf, Load) and not leaf.bounds:
         alone = leaf.offset == 0 and leaf.buffer.type.shape == () and leaf.buffer is not arrived
         return alone or leaf.offset == store.offset

@@ -1,6 +1,6 @@
-"""Products that each turn of a loop makes, of arrays it only reads, are made before it at once.
+"""Loop-invariant code motion of products: all turns' row-by-matrix products become one GEMM before.
 
-Goes in: a Graph. Comes out: the same in which a row by a matrix in every turn (A[i] @ B, or
+Goes in: a Graph. Comes out: the same, where a row times a matrix in every turn (A[i] @ B, or
 A[:, i] @ A[:, i:]) is one product of matrices before the loop, of which each turn reads its row.
 Always holds: every turn makes that product, and no turn writes what a later one reads for it; it
 takes no more memory than an array of the loop, or than ROOM; estimates say that it pays.
@@ -29,8 +29,8 @@ EXTRA = 2.5  # a product of matrices may make so many times the products that tu
 
 
 def at_once(graph: Module) -> Module:
-    """The Graph, with these products before their loops. What is checked while it runs is checked
-    where the user computes it."""
+    """Return the Graph with these products moved before their loops. A Graph with run-time checks
+    stays as it is, so that a check fails at the line where the user computes."""
     return graph if graph.checks else graph.mapped(lambda r: _Rewrite().region(r, {}))
 
 
@@ -39,8 +39,8 @@ def at_once(graph: Module) -> Module:
 
 @dataclass(frozen=True)
 class _Turns:
-    """Of a loop: the counter in the first turn and in the last one, by how much it grows, how often
-    it does; all of them are made. known: about what the counters of loops are."""
+    """A counted loop: its counter's first and last value, its step and its number of turns. `known`
+    holds typical values of loop counters by name, for estimates."""
 
     counter: Sym
     first: Expr
@@ -68,7 +68,8 @@ class _Turns:
         return (self.first + self.last) // 2
 
     def number(self, e: Expr) -> int | None:
-        """About what it is; None where nobody knows."""
+        """Return the estimated value of an expression, or None if it has symbols without an
+        estimate."""
         try:
             return e.evaluate(self.known)
         except KeyError:
@@ -78,7 +79,7 @@ class _Turns:
         return e.subst({self.counter: counter})
 
     def slope(self, e: Expr) -> int | None:
-        """By how much it grows from turn to turn; None where that differs."""
+        """Return by how much an expression grows per turn, or None if that is not one constant."""
         by, rest = expr.linear_in(e, self.counter)
         if by is None or not by.is_const or self.counter in rest.symbols():
             return None
@@ -95,8 +96,8 @@ class _Turns:
 
 @dataclass(frozen=True)
 class _Shown:
-    """A box of an array as it is before the loop. dims: of the array, for each of the view; None
-    for one of extent 1 that only the view has."""
+    """A strided box of an array, as the array is before the loop. `dims` gives, for each dim of the
+    view, the dim of the array; None for a dim of extent 1 that only the view has."""
 
     array: Value
     start: Shape
@@ -105,7 +106,7 @@ class _Shown:
     dims: tuple[int | None, ...]
 
     def but(self, dim: int, start: Expr, extent: Expr, step: int = 1) -> _Shown:
-        """With another part of a dim."""
+        """Return the box with another start, extent and step along one dim."""
         box = list(zip(self.start, self.step, self.shape, strict=True))
         box[dim] = start, step, extent
         starts, steps, shape = zip(*box, strict=True)
@@ -120,12 +121,13 @@ class _Shown:
         return found
 
     def moving(self, counter: Sym) -> list[int]:
-        """The dims of which turns see different parts."""
+        """Return the dims along which different turns see different parts."""
         return [d for d, (a, e) in enumerate(zip(self.start, self.shape, strict=True))
                 if counter in a.symbols() | e.symbols()]
 
     def is_inside(self) -> bool:
-        """Whether that is proved, whatever the loops around."""
+        """Return whether the box provably lies inside its array, for all values of outer
+        counters."""
         return all(
             expr.nonneg(a) and expr.nonneg(e) and expr.nonneg(n - a - k * (e - 1) - 1)
             for a, k, e, n in zip(self.start, self.step, self.shape, self.array.type.shape)
@@ -133,7 +135,7 @@ class _Shown:
 
 
 class _Views:
-    """What values in the body of a loop show of arrays as they are before it."""
+    """Answers which values in a loop's body are views of arrays that exist before the loop."""
 
     def __init__(self, loop: Op, turns: _Turns) -> None:
         (body,) = loop.regions
@@ -144,7 +146,8 @@ class _Views:
         self.carried = dict(zip(body.args, zip(loop.operands, body.results)))
 
     def of(self, value: Value) -> _Shown | None:
-        """None: it is computed in the loop, or may have been written there."""
+        """Return the box of an array before the loop that a value equals, or None if the loop
+        computes the value or may have written the box in an earlier turn."""
         found = self.shown(value)
         if found is None or found.array not in self.carried:
             return found
@@ -152,7 +155,8 @@ class _Views:
         return replace(found, array=before) if self.is_unwritten(found, after) else None
 
     def is_unwritten(self, box: _Shown, after: Value) -> bool:
-        """Whether all turns before this one write other parts of what is carried."""
+        """Return whether no earlier turn writes into a box of a carried array. `after` is that
+        array at the end of a turn."""
         while after is not box.array:
             op = self.made.get(after)
             if op is None or not isinstance(op.what, Update):
@@ -165,7 +169,8 @@ class _Views:
         return True
 
     def is_apart(self, box: _Shown, update: Op, dim: int) -> bool:
-        """Whether what earlier turns write lies before or behind what a turn reads, along a dim."""
+        """Return whether all writes of earlier turns lie before or behind what a turn reads along a
+        dim."""
         assert isinstance(update.what, Update)
         first, step, extent = (
             update.what.start[dim], update.what.step[dim], update.operands[1].type.shape[dim])
@@ -178,13 +183,15 @@ class _Views:
         return expr.nonneg(begin - most) or expr.nonneg(least - last - 1)
 
     def earlier(self, e: Expr, latest: bool) -> Expr:
-        """In the turn before this one, or in the first."""
+        """Return an expression's value in the turn before this one if `latest`, else in the first
+        turn."""
         turns = self.turns
         before = expr.symbol(turns.counter) - turns.step
         return turns.when(e, before if latest else turns.first)
 
     def shown(self, value: Value) -> _Shown | None:
-        """The same; it may be a box of what is carried, as a turn finds it."""
+        """Return the box that a value equals, of an array from before the loop or of a carried
+        array as the turn finds it; None if it is no view."""
         shape, n = value.type.shape, value.type.ndim
         if value not in self.inside or value in self.carried:
             return _Shown(value, (expr.const(0),) * n, (1,) * n, shape, tuple(range(n)))
@@ -209,8 +216,9 @@ class _Views:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A box whose rows, or columns, lie along a dim, and are summed along another one; no `along`:
-    there is one of them. here: which of them a turn begins with."""
+    """A box read as a matrix: its rows (or columns) lie along dim `along` and are summed along dim
+    `summed`. `along` is None for a single row. `here` is the number of the row that a turn begins
+    with."""
 
     shown: _Shown
     along: int | None
@@ -223,7 +231,8 @@ class _Matrix:
 
     @classmethod
     def of_lines(cls, line: _Shown, summed: int, turns: _Turns) -> _Matrix | None:
-        """Of the row, or column, that each turn reads."""
+        """Return the matrix of the rows (or columns) that all turns read one by one, or None if
+        they do not form one."""
         moving = line.moving(turns.counter)
         if not moving:
             return cls(line, None, summed, expr.const(0))
@@ -239,7 +248,8 @@ class _Matrix:
     def of_parts(
         cls, matrix: _Shown, along: int | None, summed: int, turns: _Turns
     ) -> _Matrix | None:
-        """Of the matrices that turns read, which are parts of one: all that any of them reads."""
+        """Return the smallest box that holds the matrices of all turns, or None if they are not
+        ranges of one matrix."""
         moving = matrix.moving(turns.counter)
         if not moving:
             return cls(matrix, along, summed, expr.const(0))
@@ -259,7 +269,7 @@ class _Matrix:
 
 @dataclass(frozen=True)
 class _Product:
-    """All rows by all columns, of which a turn wants `wanted` columns of a row."""
+    """The product of all rows and all columns. A turn uses `wanted` columns of one of its rows."""
 
     rows: _Matrix
     columns: _Matrix
@@ -267,7 +277,8 @@ class _Product:
 
     @classmethod
     def of(cls, op: Op, views: _Views, turns: _Turns) -> _Product | None:
-        """For the product of a row and a matrix, or of a matrix and a column, in each turn."""
+        """Return the product of all turns for an op that multiplies a row by a matrix, or a matrix
+        by a column, in each turn; None if there is none or it does not pay."""
         a, b = op.operands
         ways = [(a, 1, b, 0)] if a.type.shape[-2] == 1 else []
         ways += [(b, 0, a, 1)] if b.type.shape[-1] == 1 else []
@@ -292,7 +303,8 @@ class _Product:
         return self.rows.along is not None and x == y
 
     def symmetric(self) -> _Product:
-        """With a few more rows and columns, a matrix by its own transpose: that takes half."""
+        """Return the product with a few more rows and columns if that makes it a matrix times its
+        own transpose, which takes half the time; else the product itself."""
         x, y = self.rows, self.columns
         if x.along is None or x.along != y.along or x.summed != y.summed:
             return self
@@ -306,7 +318,8 @@ class _Product:
         return found if few and x.shown.step[x.along] == 1 and found.is_symmetric else self
 
     def pays(self, turns: _Turns) -> bool:
-        """Whether products of elements that nobody wants are few, or made faster."""
+        """Return whether the hoisted product is estimated to be faster, though it also computes
+        elements that no turn uses."""
         between = self.columns.shown.shape[self.columns.summed]
         often, k, rows, columns = map(turns.number, (
             turns.count, between, self.rows.many, self.columns.many))
@@ -325,7 +338,7 @@ class _Product:
 
 
 class _Rewrite(Builder):
-    """known: about what the counters of the loops around are."""
+    """Rewrites regions. `known` holds typical values of the counters of surrounding loops."""
 
     def region(self, region: Region, known: Mapping[str, int]) -> Region:
         with self.inside() as ops:
@@ -337,7 +350,7 @@ class _Rewrite(Builder):
         return region.with_ops(ops)
 
     def loop(self, op: Op, turns: _Turns) -> Op:
-        """The loop, behind the products that it need not make."""
+        """Emit the hoisted products before a loop and return the loop that reads them."""
         (body,) = op.regions
         made: dict[Op, tuple[Value, _Product]] = {}
         views = _Views(op, turns)
@@ -360,14 +373,14 @@ class _Rewrite(Builder):
         return replace(op, regions=(body.with_ops(ops),))
 
     def size(self, found: _Product, loop: Op, made: ArrayType, turns: _Turns) -> int | None:
-        """Its bytes; None where they are too many."""
+        """Return the bytes that a product takes, or None if that is more than its room."""
         amount = turns.number(found.rows.many * found.columns.many * made.dtype.size)
         there = (*loop.operands, found.rows.shown.array, found.columns.shown.array)
         room = max(ROOM, *(bytes_of(v) or 0 for v in there))
         return amount if amount is not None and amount <= room else None
 
     def before(self, found: _Product, op: Op, because: str) -> Value:
-        """The whole product: a row of it for each turn."""
+        """Emit the product of all turns before the loop and return it: one row for each turn."""
         self.name, self.place = op.result.name, op.place
         right = self.matrix(found.columns, False)
         left = self.made(Transpose((1, 0)), right) if found.is_symmetric else (
@@ -382,7 +395,8 @@ class _Rewrite(Builder):
         return self.made(Relayout((() if set(wanted) & set(rows) else rows, wanted)), value)
 
     def in_turn(self, op: Op, value: Value, found: _Product) -> None:
-        """What the turn wants of it, in place of its own product."""
+        """Emit the slice of the hoisted product that a turn uses, in place of the turn's own
+        product."""
         self.name, self.place = op.result.name, op.place
         start, shape = (found.rows.here, found.columns.here), (expr.const(1), found.wanted)
         what, stated = Slice(start, (1, 1), shape), op.result.type.shape
@@ -392,7 +406,7 @@ class _Rewrite(Builder):
             self.add(Reshape(stated), (self.made(what, value),), op.results)
 
     def matrix(self, of: _Matrix, lines: bool) -> Value:
-        """In two dims. lines: rows are summed, or else columns."""
+        """Return a box as a 2-d array. Its rows are summed over if `lines`, else its columns."""
         shown, value = of.shown, of.shown.array
         if shown.shape != value.type.shape or any(s != 0 for s in shown.start):
             value = self.made(Slice(shown.start, shown.step, shown.shape), value)
@@ -406,7 +420,8 @@ class _Rewrite(Builder):
         return value if value.type.shape == shape else self.made(Reshape(shape), value)
 
     def made(self, what: Kind, *operands: Value) -> Value:
-        """Laid out as follows from the operands, outside of a shard_map."""
+        """Emit an op and return its result. Outside of a shard_map its layout follows from the
+        operands."""
         t = self.typed(what, operands)
         if any(v.type.layout is not None for v in operands):
             t = laid_out(what, [v.type for v in operands], t)

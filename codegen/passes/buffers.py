@@ -39,7 +39,8 @@ from codegen.symbolic.expr import Expr
 
 
 def placed(loops: Loops) -> Placed:
-    """One Buffer per set of values that share memory, numbered in order of first definition."""
+    """Assign a Buffer to each set of values that share memory, numbered in order of first
+    definition."""
     given, chosen = loops, choices(loops)
     while True:
         loops, written = written_in_place(given, chosen)
@@ -61,9 +62,9 @@ def placed(loops: Loops) -> Placed:
 
 @dataclass(frozen=True)
 class _Write:
-    """What a part of a nest writes, or an op alone: at which offset, and what it computes there.
-    number: of the part; base: the array that it writes over, if any; others: what it reads at other
-    points, and must not write over."""
+    """A write by one part of a nest, or by an op that is a single store: its offset and the formula
+    that it stores. `number` is the part's number; `base` the array that it updates, if any;
+    `others` are the arrays that it reads at other points and so must not overwrite."""
 
     number: int
     offset: Expr
@@ -75,10 +76,11 @@ class _Write:
 
 
 class _Liveness:
-    """Backwards over the structured program: who is needed where, and who disturbs whom."""
+    """Liveness analysis, backwards over the structured program: builds the interference graph of
+    values."""
 
     def __init__(self, loops: Loops, written: Mapping[int, list[Written]]) -> None:
-        """written: by number of an entry, the states that it writes into where they lie."""
+        """`written` gives, by entry number, the states that the entry updates in place."""
         self.module = module = loops.module
         self.written = written
         self.apart = loops.apart
@@ -145,7 +147,8 @@ class _Liveness:
                 self.order.setdefault(v, len(self.order))
 
     def find_fields(self, op: Op) -> None:
-        """A field of a batch stays one where it gets another shape."""
+        """Record which field of which feed's batch an op's results are; a reshaped field stays that
+        field."""
         if not isinstance(op.what, Do):
             return
         acts = op.what.acts
@@ -167,7 +170,7 @@ class _Liveness:
         return set(op.operands) - self.blank
 
     def needs(self, region: Region) -> set[Value]:
-        """The values from around a region that are read in it."""
+        """Return the values from outside a region that are read in it."""
         if region not in self.needed:
             read, made = set(region.results), set(region.args)
             for op in region.ops:
@@ -180,11 +183,11 @@ class _Liveness:
         return {x.buffer for x in loads(node)} - self.constants.keys()
 
     def there(self, write: _Write) -> set[Value]:
-        """What a part reads only where it writes."""
+        """Return the arrays that a part reads only at the very element that it writes."""
         return self.loaded(write.node) - write.others
 
     def reusable(self, write: _Write) -> set[Value]:
-        """What a part reads whose memory its result may take."""
+        """Return the arrays that a part reads and whose memory its result may reuse."""
         if not write.is_point:
             return set()
         if write.base is None or write.base in self.blank:
@@ -194,7 +197,7 @@ class _Liveness:
     # ---- ops -------------------------------------------------------------------------------------
 
     def region(self, region: Region, live: set[Value], depth: int) -> set[Value]:
-        """Values needed before the region, given those needed after it."""
+        """Return the values that are live before a region, from those that are live after it."""
         live = set(live)
         self.find_chains(region)
         for op in reversed(region.ops):
@@ -233,7 +236,7 @@ class _Liveness:
         return (live - set(op.results)) | reads
 
     def point(self, op: Op, live: set[Value], depth: int) -> set[Value]:
-        """What is carried stays where it lies."""
+        """Define a point's results: every carried array keeps its buffer."""
         assert isinstance(op.what, Do)
         reads = self.reads(op)
         for x, v in op.what.begins:
@@ -247,7 +250,7 @@ class _Liveness:
                 self.wishes.append((depth, r, v, over))
 
     def find_chains(self, region: Region) -> None:
-        """Updates that make an array of a blank one, and have no element in common."""
+        """Find the chains of updates that fill a blank array and write disjoint elements."""
         ends: dict[Value, list[int]] = {}
         for k, op in enumerate(region.ops):
             if _is_apart(op):
@@ -262,8 +265,8 @@ class _Liveness:
                 self.chains[region.ops[k]] = [region.ops[n] for n in chain], others
 
     def replaced_by(self, op: Op, live: set[Value]) -> set[Value]:
-        """What a chain of updates may write over, though not every one of them reads it last: all
-        read it only where they write."""
+        """Return the arrays that a chain of disjoint updates may overwrite though later updates
+        still read them: each update reads them only where it writes."""
         if op not in self.chains:
             return set()
         chain, others = self.chains[op]
@@ -278,9 +281,9 @@ class _Liveness:
         return self.over[chain[-1]]
 
     def nest(self, op: Op, nest: Nest[Value], live: set[Value], depth: int) -> set[Value]:
-        """Parts in order; but their loops turn together: what one computes at a later point, it
-        does after the next one has computed at an earlier. What updates leave of an array is there
-        before the first one computes: the array lies in its new memory, or is copied there."""
+        """Return the values live before a nest. Its parts run in order at each point, but share
+        loops: a part computes a later point after the next part has computed an earlier one. An
+        updated array lies in its new memory, or is copied there, before the first part runs."""
         assert isinstance(op.what, Do)
         bases = {v: x for x, v in op.what.begins}
         chains = _chains(op.what.begins)
@@ -304,8 +307,8 @@ class _Liveness:
         return (live - set(op.results)) | (set(bases.values()) - self.blank - set(op.results))
 
     def write(self, v: Value, write: _Write, live: set[Value], depth: int) -> set[Value]:
-        """A part of a nest by itself. Values needed before it, beside those that it loads, and what
-        it begins with."""
+        """Define the result of one part of a nest. Return the values live before it, except what it
+        loads and the array that it updates."""
         over, reusable = set[Value](), self.reusable(write)
         if write.base in self.blank:
             self.forced.append((write.base, v))
@@ -319,7 +322,8 @@ class _Liveness:
         self, v: Value, mine: _Write, chains: _Chains, writes: Sequence[tuple[Value, _Write]],
         read: Mapping[Value, list[tuple[int, Expr | None]]], depth: int,
     ) -> None:
-        """Who else in its nest keeps a value from taking memory, or gives it."""
+        """Record which arrays that a nest reads or writes conflict with a result's memory, or may
+        share it."""
         base, parts = chains.get(v, (None, [v]))
         others = {w.offset for o, w in writes if o in parts} - {mine.offset}  # they write elsewhere
         for r, places in read.items():
@@ -385,7 +389,7 @@ class _Liveness:
 
 
 class _Groups:
-    """Values joined into shared memory; a union-find that remembers what disturbs a whole group."""
+    """Union-find of values that share memory; it knows the conflicts of each whole group."""
 
     def __init__(self, work: _Liveness) -> None:
         self.conflicts, self.fed, self.blank = work.conflicts, work.fed, work.blank
@@ -404,7 +408,8 @@ class _Groups:
         self.members[a] += self.members.pop(b)
 
     def are_one(self, written: Iterable[Written]) -> bool:
-        """Whether what is written into an array lies where it lies."""
+        """Return whether each array and its updated version share a buffer, so that writes are in
+        place."""
         return all(self.root[w.old] is self.root[w.new] for w in written)
 
     def disturb(self, a: Value, b: Value) -> bool:
@@ -419,18 +424,20 @@ class _Groups:
             self.merge(a, b)
 
     def apart(self, a: Value, b: Value) -> bool:
-        """Whether one of them is a field of batches, and the other is not, or is another one."""
+        """Return whether two groups are not the same field of a feed's batches (or no field at
+        all)."""
         return self.field(a) != self.field(b)
 
     def field(self, group: Value) -> tuple[str, int] | None:
-        """Of which feed's batches all members are one field, and which."""
+        """Return the feed and field of which all members are batches, or None if there is not
+        exactly one."""
         found = {self.fed[v] for v in self.members[group] if v in self.fed}
         return found.pop() if len(found) == 1 else None
 
     def arm(self, group: Value) -> int:
-        """The arm of a branch in which all of a group is needed; of what a rank touches parts of,
-        the stretch of the program. Fields of batches are kept for the whole run of an entry, as the
-        engine may write them then."""
+        """Return the innermost arm of a branch outside of which a group is dead; for arrays of
+        which a rank touches parts, the innermost stretch of the program. Fields of batches live for
+        the whole run of an entry, as the engine may write them at any time."""
         members = self.members[group]
         found = self.arms.shared(members, self.blank)
         if self.sparse.isdisjoint(members) or found != self.arms.shared(members, ()):
@@ -439,8 +446,8 @@ class _Groups:
         return self.arms.entry_of(found) if fed else found
 
     def reuse_memory(self, keep: list[Value]) -> None:
-        """Temporaries of one size that are never needed together share a buffer, if one's arm of a
-        branch is around that of the other: different arms share memory in any case (overlays)."""
+        """Let temporaries of one size whose lifetimes do not overlap share a buffer, if the arm of
+        one lies around the arm of the other. Different arms share memory in any case (overlays)."""
         fixed = {self.root[v] for v in keep}
         homes: list[tuple[Value, Expr]] = []
         arm = {root: self.arm(root) for root in self.members}
@@ -472,7 +479,7 @@ def _chains(begins: Iterable[tuple[Value, Value]]) -> _Chains:
 
 
 def _writes(nest: Nest[Value], bases: Mapping[Value, Value]) -> Iterator[tuple[Value, _Write]]:
-    """What each of its parts writes, if anything."""
+    """Yield the buffer's value and the write of each part of a nest that writes."""
     keeps: dict[str, Keep[Value]] = {}
     for k, part in enumerate(nest.parts):
         if isinstance(part, Keep):
@@ -486,7 +493,8 @@ def _writes(nest: Nest[Value], bases: Mapping[Value, Value]) -> Iterator[tuple[V
 def _write(
     number: int, part: Store[Value] | Reduce[Value], keep: Keep[Value] | None, base: Value | None
 ) -> _Write:
-    """keep: what makes the local that it writes."""
+    """Return the write of a part of a nest. `keep` is the part that computes the local it
+    stores."""
     node = part.value if keep is None else keep.value
     others = {x.buffer for x in loads(node) if x.offset != part.offset or x.bounds}
     if isinstance(part, Store):
@@ -499,8 +507,8 @@ def _write(
 
 
 def _alone(op: Op) -> _Write | None:
-    """Return what an op that is one store may write over: a store of one element reads everything
-    before it writes."""
+    """Return the write of an op that is one store. A store of a single element reads everything
+    before it writes, so it may overwrite any operand."""
     write = _write_alone(op)
     if write is None or not isinstance(op.what, Do):
         return None
@@ -522,7 +530,8 @@ def _write_alone(op: Op) -> _Write | None:
 
 
 def _reshaped(act: Act) -> Value | None:
-    """What an act copies, element by element, to the same places."""
+    """Return the array that an act copies element by element to the same offsets (a reshape), else
+    None."""
     if not isinstance(act, Store) or act.combine != "set" or act.bounds:
         return None
     load = act.value
@@ -547,7 +556,8 @@ def _is_sparse(op: Op) -> bool:
 
 
 def _fits(a: Value, b: Value) -> bool:
-    """Whether one memory can hold either: the same elements, perhaps in another shape."""
+    """Return whether two values have the same dtype and number of elements, so that one memory
+    holds both."""
     if a.type.dtype != b.type.dtype:
         return False
     return a.type.shape == b.type.shape or expr.product(a.type.shape) == expr.product(b.type.shape)

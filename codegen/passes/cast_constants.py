@@ -1,4 +1,4 @@
-"""Constants are cast while building: weights in float32 beside an input in float64 are float64.
+"""Constant folding of casts: a float32 weight beside a float64 input is stored as float64.
 
 Goes in: a Graph. Comes out: the same, where the cast of a constant is a constant.
 Always holds: the elements are those that a run would compute. Casts that lose a number, to infinity
@@ -18,12 +18,13 @@ from codegen.ops.kind import Array
 
 
 def with_cast_constants(graph: Module) -> Module:
-    """The Graph, itself if it casts no constant."""
+    """Return the Graph with casts of constants folded; the same object if there are none."""
     return graph.mapped(_Casting(graph.def_use.defs).region)
 
 
 class _Casting:
-    """made: the op of each value; for the cast of a constant, the Const that replaces it."""
+    """Folds casts, region by region. `made` maps each value to its op; a folded cast to its new
+    Const."""
 
     def __init__(self, defs: Mapping[Value, Op]) -> None:
         self.made = dict(defs)

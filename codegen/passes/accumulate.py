@@ -92,7 +92,9 @@ class _Adding:
         return (by, by.what) if len(self.uses[value]) == 1 else None
 
     def added(self, op: Op, product: Op, load: Load[Value], between: Sequence[Op]) -> Op | None:
-        """An op that adds a product to something, as one that needs no memory for it."""
+        """Return an op that lets a library call accumulate into what `op` stores to, so that the
+        product needs no temporary; None if that is not legal. `between` are the ops between the
+        two."""
         what, by = op.what, product.what
         if not (isinstance(what, Do) and isinstance(by, Do)) or len(self.uses[load.buffer]) != 1:
             return None
@@ -206,7 +208,8 @@ def _terms(node: Node[Value]) -> list[Load[Value]]:
 
 
 def _split(node: Node[Value], term: Load[Value]) -> tuple[int, Node[Value] | None]:
-    """The sign of a term of a sum, and the sum without it."""
+    """Return the sign of a term in a sum, and the sum without that term. The sign is 0 if the term
+    does not occur; the rest is None if nothing else is left."""
     if node is term:
         return 1, None
     if not isinstance(node, Apply) or node.fn not in ("add", "sub"):

@@ -22,7 +22,7 @@ from codegen.ops import (
 
 
 def check(module: Module) -> Module:
-    """Raises InternalError at the first op that breaks a rule."""
+    """Return the module. Raises InternalError at the first op that breaks a rule."""
     defined = {i.value for i in module.inputs}
     for i in module.inputs:
         if i.default is not None:
@@ -39,7 +39,8 @@ def check(module: Module) -> Module:
 
 
 def _expect(condition: bool, op: Op | None, rule: str, *about: object) -> None:
-    """about: what stands for each {} of the rule; spelled only when it is broken."""
+    """Raise InternalError with the rule unless a condition holds. `about` fills each {} of the rule
+    and is turned into text only then."""
     if not condition:
         raise InternalError.of_rule(
             rule.format(*map(_text, about)), op.place if op else None,

@@ -19,7 +19,7 @@ from codegen.plan.steps import memory_read, memory_written, nodes
 
 
 def check_loops(loops: Loops) -> Loops:
-    """Raises InternalError at the first op that breaks a rule."""
+    """Return the Loops. Raises InternalError at the first op that breaks a rule."""
     module, constants = loops.module, loops.constants.keys()
     for i in module.inputs:
         if i.default is not None:
@@ -31,7 +31,7 @@ def check_loops(loops: Loops) -> Loops:
 
 
 def _region(region: Region, outer: set[Value], constants: Collection[Value]) -> set[Value]:
-    """The values that are defined at its end."""
+    """Check a region and return the values that are defined at its end."""
     defined = outer | set(region.args)
     for op in region.ops:
         _rule(defined.issuperset(op.operands), op, "a value is defined before it is read")

@@ -1,9 +1,9 @@
-"""A Plan does what its Loops say: whatever is read is the value that is asked for.
+"""Verifies buffer assignment: every read of the Plan finds the value that the Loops ask for.
 
 Goes in: Loops with their buffers, and the Plan made of them. Comes out: the Plan, or an
 InternalError that names the op.
-Always holds: who chose the buffers, and why, is not asked. What each of them holds is followed from
-step to step, through copies, branches and turns of loops, as verifiers of register allocation do.
+Always holds: the check shares no code with the assignment. It follows the content of each buffer
+from step to step, through copies, branches and loops, as verifiers of register allocation do.
 """
 
 from __future__ import annotations
@@ -47,13 +47,15 @@ _NONE: Values = frozenset()
 
 
 def check_memory(placed: Placed, plan: Plan) -> Plan:
-    """Raises InternalError at the first op that does not find what it reads."""
+    """Return the Plan. Raises InternalError at the first op that does not find the value that it
+    reads."""
     _Check(placed, plan).run()
     return plan
 
 
 class _Holds:
-    """The values that each buffer holds. under: what held before a region began."""
+    """The values that each buffer holds at one point of the program. Buffers that a region has not
+    written are looked up in `under`, the state before the region."""
 
     def __init__(self, under: _Holds | None = None) -> None:
         self.under, self.own = under, dict[int, Values]()  # by number of a buffer
@@ -68,7 +70,7 @@ class _Holds:
 
 
 class _Items:
-    """The steps of a region, one after the other, the works of phases among them."""
+    """The steps of a region in order, with phases replaced by their works."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.left: list[Item] = []
@@ -124,7 +126,8 @@ class _Check:
     # ---- steps -----------------------------------------------------------------------------------
 
     def region(self, region: Region, steps: Sequence[Step], outer: _Holds) -> _Holds:
-        """What buffers hold at its end, after the copies that its end asks for."""
+        """Follow a region's steps and return what the buffers hold at its end, after its final
+        copies."""
         holds, items = _Holds(outer), _Items(steps)
         for op in region.ops:
             self.place = op.place or self.place
@@ -152,7 +155,8 @@ class _Check:
     def copies(
         self, items: _Items, holds: _Holds, wanted: Sequence[tuple[Value, Value]] | None = None
     ) -> None:
-        """Follows the copies that come next: all, or until these values lie where others do."""
+        """Follow the copies that come next: all of them, or only until each wanted value lies in
+        the buffer of the value that it is paired with."""
         while wanted is None or any(v not in holds[self.at[to]] for v, to in wanted):
             if (source := _copied(items.first)) is None:
                 break
@@ -200,8 +204,9 @@ class _Check:
                 holds.own[self.at[v]] = holds[self.at[v]] | {v}
 
     def over_itself(self, act: Store[Value]) -> None:
-        """What a store reads of the memory that it writes is what stood there: it may have written
-        elsewhere by then. (Where rows wait, they wait for that.)"""
+        """Check that a store which reads the memory it writes reads only the element that it is
+        about to write: it may have overwritten others by then. Stores that buffer whole rows are
+        exempt."""
         mine = self.at.get(act.buffer, -1)
         if all(self.at.get(v) != mine for v in memory_read(act)):
             return
@@ -214,7 +219,8 @@ class _Check:
                           f"{v.name} at {offset}, written at {act.offset}")
 
     def matches(self, act: Any, item: Any, spare: dict[Value, Buffer]) -> bool:
-        """Whether a step is that act over the buffers of its values."""
+        """Return whether a step is the given act with values replaced by their buffers. `spare`
+        maps scratch values to the buffers found for them so far."""
         if type(act) is not type(item):
             return False
         mine, theirs = ([*memory_read(x), *memory_written(x)] for x in (act, item))
@@ -238,7 +244,8 @@ class _Check:
     # ---- control ---------------------------------------------------------------------------------
 
     def moved(self, holds: _Holds, pairs: Iterable[tuple[Value, Value]]) -> None:
-        """Each of these values lies where the other one does."""
+        """Check, for each pair of values, that the first one lies in the buffer of the second
+        one."""
         for v, to in pairs:
             self.rule(v in holds[self.at[to]], f"{v.name} is handed on as {to.name}",
                       f"buffer {self.placed.of[to].name}")
@@ -274,8 +281,8 @@ class _Check:
             holds.own[self.at[v]] = holds[self.at[v]] | {v}
 
     def lies_over(self, arm: int) -> Iterator[int]:
-        """The buffers that may lie over those of this arm, its own ones too: what they hold as it
-        begins is lost, and what they hold as it ends."""
+        """Yield the buffers that may overlay those of an arm, its own ones included: their content
+        is lost when the arm begins and when it ends."""
         arms = self.placed.arms
         around = arms.around[arm - 1]
         for b in self.plan.buffers:
@@ -283,7 +290,8 @@ class _Check:
                 yield b.number
 
     def loop(self, op: Op, step: Item | None, holds: _Holds) -> None:
-        """What a turn writes holds, as it begins, what is carried, and nothing else."""
+        """Check a loop. When a turn begins, a buffer that turns write holds only carried values:
+        whatever else it held is taken as lost."""
         self.rule(isinstance(step, Loop), "a loop is a step")
         assert isinstance(step, Loop)
         body = op.regions[-1]
@@ -316,7 +324,7 @@ class _Check:
             holds.own[self.at[v]] = holds[self.at[v]] | {v}
 
     def buffers_written(self, step: Step) -> frozenset[int]:
-        """By a step and all that are inside it."""
+        """Return the numbers of the buffers that a step and all steps inside it write."""
         if id(step) not in self.written:
             found = set[int]()
             if isinstance(step, Phase):
@@ -336,7 +344,8 @@ class _Check:
 
 
 def _copied(item: Item | None) -> int | None:
-    """Of which buffer a step copies to the same places of another; None: it does not."""
+    """Return the number of the buffer that a step copies to the same offsets of another one, or
+    None if the step is no such copy."""
     if not isinstance(item, Store) or item.combine != "set" or item.bounds or item.rows:
         return None
     value = item.value
@@ -353,12 +362,14 @@ def _same_elements(a: Any, b: Any) -> bool:
 
 
 def _nothing(act: Act, at: Mapping[Value, int]) -> bool:
-    """Whether it copies an array into itself, as a reshape in place."""
+    """Return whether an act copies an array to itself, as a reshape in place does: it needs no
+    step."""
     return (isinstance(act, Store) and isinstance(act.value, Load)
             and at.get(act.value.buffer) == at[act.buffer] and act.value.offset == act.offset)
 
 
 def _given_up(step: Exchange) -> set[int]:
-    """What nobody needs of what it reads, where the Plan says so."""
+    """Return the number of the buffer that an exchange reads for the last time, in a set; an empty
+    set if the Plan does not say so."""
     of = step.pull_from.buffer if step.pull_from is not None and step.last else None
     return {of.number} if of is not None and of.data is None else set()

@@ -42,7 +42,7 @@ from codegen.symbolic.expr import LAUNCH, Expr, Sym
 
 
 def check_plan(plan: Plan) -> Plan:
-    """Raises InternalError at the first step that breaks a rule."""
+    """Return the Plan. Raises InternalError at the first step that breaks a rule."""
     known = {id(b) for b in (*plan.buffers, *plan.constants)}
     _rule(
         [b.number for b in plan.buffers] == list(range(len(plan.buffers))),
@@ -97,7 +97,8 @@ def check_plan(plan: Plan) -> Plan:
 
 
 def check_finished(plan: Plan) -> Plan:
-    """The same, of a Plan after passes/settle.py and passes/hoist.py."""
+    """Check a Plan after passes/settle.py and passes/hoist.py, and return it. Raises InternalError
+    at the first step that breaks a rule."""
     check_plan(plan)
     known: set[Sym] = set()
     for entry, e in plan.at_load.items():
@@ -124,7 +125,8 @@ def check_finished(plan: Plan) -> Plan:
 
 
 def _feeds(plan: Plan) -> None:
-    """What is taken and sent stands in the Plan's tables, each step once."""
+    """Check that every take, send and save step stands in the Plan's table once, in order, with its
+    buffers, and that its feed is declared."""
     for kind, table in ((Take, plan.takes), (Send, plan.sends)):
         steps = [s for s in walk_steps(plan.steps) if isinstance(s, kind)]
         _rule([s.number for s in steps] == [h.number for h in table], None,
@@ -146,7 +148,7 @@ def _feeds(plan: Plan) -> None:
 
 
 def _exprs(step: Step) -> Iterator[Expr]:
-    """What a rank evaluates as it comes to a step."""
+    """Yield the formulas that a rank evaluates when it reaches a step."""
     match step:
         case Phase():
             yield from (p.value for p in step.parameters)

@@ -24,7 +24,8 @@ Axes = tuple[str, ...]
 
 
 def compared(graph: Module) -> Module:
-    """The Graph with the comparisons that it asks for."""
+    """Return the Graph with the comparisons of the check `equal`; the Graph itself without that
+    check."""
     return _Compare(graph).run() if "equal" in graph.checks else graph
 
 
@@ -52,7 +53,7 @@ class _Compare:
         self, body: Region, inputs: Sequence[Input], outputs: Sequence[Output],
         values: Sequence[Value],
     ) -> Region:
-        """A body between checks of what it is given, and of what it gives."""
+        """Return an entry's body with its inputs compared before it and its outputs after it."""
         first = [op for i in inputs for op in self.whole(i.value, f'input "{i.name}"', i.place)]
         seen = {i.value for i in inputs}
         made = self.graph.def_use.defs
@@ -79,7 +80,8 @@ class _Compare:
         return region.with_ops(out)
 
     def whole(self, value: Value, what: str, place: Place | None) -> list[Op]:
-        """Of a global array, along the axes that its layout does not name."""
+        """Return ops that compare a global array between ranks along the axes that its layout does
+        not name; none if it names all of them."""
         layout = value.type.layout or ()
         split = {a for entry in layout for a in entry}
         axes = tuple(a for a in self.long if a not in split)
@@ -112,8 +114,8 @@ class _Compare:
         return op.mapped(lambda body: body.with_ops(inner))
 
     def local(self, region: Region, known: InBody) -> Iterator[Op]:
-        """The ops of a region, with conditions compared that ranks must agree on, and what several
-        of them send of the same rows."""
+        """Yield the ops of a region. Conditions around exchanges, and rows that several ranks send
+        back, are compared between these ranks first."""
         for op in region.ops:
             axes = self.met(op.regions)
             op = op.mapped(lambda r: r.with_ops(self.local(r, known)))
@@ -131,13 +133,14 @@ class _Compare:
             yield op
 
     def met(self, regions: Sequence[Region]) -> Axes:
-        """The axes along which ranks meet in some regions."""
+        """Return the axes along which ranks exchange in some regions."""
         found = {a for r in regions for op in walk(r)
                  if isinstance(op.what, Exchange) for a in op.what.axes}
         return tuple(a for a in self.long if a in found)
 
     def same(self, value: Value, axes: Axes, what: str, place: Place | None) -> list[Op]:
-        """That this rank has what the first one along these axes has."""
+        """Return ops that expect this rank's value to equal that of the first rank along some axes.
+        NaN equals NaN."""
         build = Builder(value.name, place)
         t = ArrayType(value.type.dtype, value.type.shape)
         send = Move(axes, types=(t,), flow="from_root", root=expr.const(0))

@@ -1,8 +1,8 @@
-"""What is computed twice of the same is computed once: min(x), max(x), and two histograms of x.
+"""Common subexpression elimination (CSE) of costly ops: min(x), max(x) and two histograms of one x.
 
-Goes in: a Graph. Comes out: the same without the second one of equal ops that take long:
-reductions, elements at computed places, products, and what follows from those not in memory.
-Always holds: both stand in one region; nobody writes over the result, so none is copied for it.
+Goes in: a Graph. Comes out: the same, without the second one of equal ops that take long:
+reductions, gathers, sorts, products, and cheap ops on their results that take no memory.
+Always holds: both ops stand in one region; nobody writes over the result, so none is copied for it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FOLLOWS = (Broadcast, Full, Iota, Reshape, Roll, Slice, Symbolic, Transpose)
 
 
 def without_common(graph: Module) -> Module:
-    """The Graph, with nothing in it that takes long twice."""
+    """Return the Graph in which no costly op is computed twice of the same operands."""
     return graph.mapped(_Sharing(graph.def_use).region)
 
 
@@ -74,7 +74,8 @@ class _Sharing:
         return region.with_ops(_needed(region.with_ops(ops)) if gone else ops)
 
     def free(self, *values: Value) -> bool:
-        """Whether they are read only, and nobody takes them over."""
+        """Return whether some values are only read: no op updates them in place or passes them to a
+        region."""
         uses = [use for v in values for use in self.known.uses.get(v, ())]
         return all(
             use.op is not None and not use.op.regions and not isinstance(use.op.what, Kernel)
@@ -93,13 +94,15 @@ class _Sharing:
 
 
 def _key(op: Op, same: Mapping[Value, Value]) -> Hashable:
-    """Equal for ops that compute the same: 0.0 is another number than -0.0, and than 0."""
+    """Return a key that is equal for ops that compute the same. A Full is keyed by its text, since
+    0.0, -0.0 and 0 are equal in Python but fill differently."""
     what = repr(op.what) if isinstance(op.what, Full) else op.what
     return what, tuple(same.get(v, v) for v in op.operands), op.result.type
 
 
 def _needed(region: Region) -> list[Op]:
-    """Without what only ops read that are gone."""
+    """Return the ops of a region without the cheap ones whose results nobody reads any more (dead
+    code)."""
     used = Counter(used_values(region))
     ops = []
     for op in reversed(region.ops):

@@ -32,10 +32,15 @@ def with_destinations(loops: Loops) -> Loops:
 
 @dataclass
 class _Write:
-    """A store into an array, by op number `at`: `into` is the array behind it. range: where in the
-    array; None: that is not known. part: of a nest; None: the op does nothing else. value: all of
-    which it copies to there, if it is a copy; maker: the op that makes the value and is to write it
-    there instead, once that is chosen; last: the last op that reads it."""
+    """A store into an array by op number `at`.
+
+    into: the array after the store.
+    range: the elements that it writes; None if that is not known.
+    part: the number of the storing part of a nest; None if the op does nothing else.
+    value: the array that it copies as a whole, if it is a copy.
+    maker: the number of the op that makes `value` and is chosen to store it here directly.
+    last: the number of the last op that reads `value`.
+    """
 
     at: int
     into: Value
@@ -47,7 +52,7 @@ class _Write:
 
     @property
     def now(self) -> int:
-        """The number of the op that is to write it."""
+        """Return the number of the op that writes it after the rewrite."""
         return self.at if self.maker is None else self.maker
 
     @property
@@ -58,8 +63,8 @@ class _Write:
 
 @dataclass
 class _Array:
-    """An array, and what is written over it, in order. stale: something reads it as it was once it
-    is another; reads: see _Line.touching."""
+    """An array with the writes over it, in order. `stale`: an op reads an old version after a newer
+    one is written. `reads` caches what _Line.touching returns."""
 
     root: Value
     begins: int  # number of the op that makes the root
@@ -155,8 +160,9 @@ class _Placing:
 
 
 class _Line:
-    """The ops of a region by number; behind them, results of the region and outputs of the program.
-    made: by value, the op that makes it; arrays: those into which something is copied."""
+    """The ops of a region by number; the region's results and the program's outputs count as reads
+    behind the last op. `made` maps a value to its op's number; `arrays` are those that copies go
+    into."""
 
     def __init__(self, ops: Sequence[Op], results: Iterable[Value]) -> None:
         self.ops = ops

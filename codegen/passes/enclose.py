@@ -1,9 +1,9 @@
-"""Loops that only compute become compute phases: a compiler of C sees them whole.
+"""Loops into phases: a loop that only computes becomes one compute phase, a function of C.
 
-Goes in: a Plan. Comes out: the Plan whose small loops, with the branches and loops in them, are
-phases of their own: a turn calls nothing, and looks nothing up.
-Always holds: such a phase has an end that is near; what takes long stays a loop of steps, so that
-others see where a rank is, and its exchanges and checks stay where they are.
+Goes in: a Plan. Comes out: the Plan in which small loops, with the branches and loops in them, are
+phases of their own: the C compiler sees them whole, and a turn needs no call and no table lookup.
+Always holds: such a phase ends soon (at most LONGEST points). A longer loop stays a loop of steps,
+so that others see where a rank is; exchanges and checks stay where they are.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ MOST_WORKS = 64  # works in one function: compilers take more than linear time f
 
 
 def enclosed(plan: Plan) -> Plan:
-    """The Plan with its small loops in phases."""
+    """Return the Plan with its small loops turned into phases; the same object if there are
+    none."""
     steps = _Enclosing(plan).steps(plan.steps)
     return plan if steps is plan.steps else replace(plan, steps=steps)
 
@@ -53,7 +54,8 @@ class _Enclosing:
         self.taken = Fresh(buffer_names(plan).values())
 
     def steps(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-        """What becomes of steps; themselves, if they stay."""
+        """Return these steps with small loops turned into phases; the same tuple if nothing
+        changes."""
         made = tuple(map(self.step, steps))
         return steps if all(map(is_, made, steps)) else made
 
@@ -74,8 +76,8 @@ class _Enclosing:
     # ---- how much it is --------------------------------------------------------------------------
 
     def points(self, step: Step, each: int) -> int:
-        """At most so many are computed in a step; 0: that is not known, or a work has more than
-        `each`."""
+        """Return an upper bound of the points that a step computes; 0 if there is none, or if one
+        of its works has more than `each` points."""
         if isinstance(step, Phase):
             some = [self.of_work(work) for work in step.work]
             return sum(some) if all(0 < n <= each for n in some) else 0
@@ -113,7 +115,8 @@ class _Enclosing:
         return replace(first, work=self.works((loop,), {}), place=loop.place)
 
     def tiled(self, loop: Loop) -> Phase | None:
-        """All turns for some points, and then for the next ones, where that is quicker."""
+        """Return a phase that runs all turns of a loop for one tile of points after the other (loop
+        tiling over turns), or None where that is not legal or not faster."""
         assert loop.stop is not None
         ahead = loop.stop - loop.start
         if ahead.is_const and abs(ahead.value) <= abs(loop.step.value):  # one turn
@@ -129,7 +132,8 @@ class _Enclosing:
         return replace(phase, work=(tiles,))
 
     def works(self, steps: Sequence[Step], names: Mapping[Sym, Expr]) -> tuple[Work, ...]:
-        """Of steps that only compute. names: what the counters around them are called there."""
+        """Return the works of steps that only compute. `names` maps the counters of surrounding
+        loops to their names in the phase."""
         made: list[Work] = []
         for step in steps:
             if isinstance(step, Phase):

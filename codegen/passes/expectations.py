@@ -1,7 +1,7 @@
 """An `expect` of an array becomes an `expect` of one number: the first place where it fails.
 
-Goes in: a Program. Comes out: the same, in which every `expect` has 0-d operands: that there is no
-place where it fails; and what it shows is what stands at the first one.
+Goes in: a Program. Comes out: the same, in which every `expect` has 0-d operands: it expects that
+no place fails, and its message shows the elements at the first place that does.
 Always holds: nothing that is shown is computed unless something does not hold.
 """
 
@@ -23,7 +23,7 @@ _NOWHERE = 2**63 - 1  # the first place where nothing is found
 
 
 def at_one_place(program: Module) -> Module:
-    """The Program with every `expect` of arrays written out."""
+    """Return the Program with every `expect` of an array lowered to one of scalars."""
     return program.mapped(_region)
 
 
@@ -45,7 +45,8 @@ def _region(region: Region) -> Region:
 
 
 class _Places(Builder):
-    """The ops that one `expect` becomes; the last one expects."""
+    """Builds the ops that one `expect` of arrays becomes. The last op is the `expect` of
+    scalars."""
 
     def __init__(self, op: Op, what: Expect) -> None:
         super().__init__("check", op.place)
@@ -65,7 +66,8 @@ class _Places(Builder):
         return value if value.type.shape == shape else self.emit(Reshape(shape), (value,))
 
     def seen(self, value: Value, first: Value) -> Value:
-        """What stands at the place that was found."""
+        """Return the element of a value at flat position `first`; a value of another shape as it
+        is."""
         if value.type.shape != self.shape:
             return value
         return self.emit(Gather((0,), 0), (self.reshaped(value, (self.total,)), first))
@@ -73,7 +75,8 @@ class _Places(Builder):
     def text(
         self, what: Expect, seen: Sequence[Value], first: Value
     ) -> tuple[tuple[str, ...], tuple[Value, ...]]:
-        """Parts and operands, places written out."""
+        """Return the text parts and operands of the message, with positions written out as
+        indices."""
         parts: list[str] = [""]
         operands: list[Value] = []
         shown = iter(seen)
@@ -92,7 +95,8 @@ class _Places(Builder):
         return tuple(parts), tuple(operands)
 
     def position(self, what: Expect, first: Value) -> list[Value]:
-        """The index of the place, in the global array if `start` says where the part begins."""
+        """Return the index of the failing place, per dim; it is global if `start` says where the
+        rank's part begins, else local."""
         start = what.start or (expr.const(0),) * len(self.shape)
         out = []
         for d, stride in enumerate(strides(self.shape)):

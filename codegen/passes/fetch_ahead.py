@@ -1,8 +1,8 @@
-"""What the turns of a loop fetch of an array bit by bit is fetched once before it: s += a[i, i].
+"""Communication hoisting: what turns fetch bit by bit is gathered once before the loop: s += a[i, i].
 
-Goes in: a Graph with its Demands and Program, and what makes these of a Graph. Comes out: the same,
-or those of a Graph in which ranks pick the parts of such turns out of their own rows, without
-exchange, and exchange all of them at once, before the loop.
+Goes in: a Split (a Graph with its Demands and Program) and a function that partitions a Graph.
+Comes out: the same, or the Split of a Graph where ranks first pick what the turns read out of
+their own rows, without exchange, and then exchange all of it in one step before the loop.
 Always holds: the array is not written in the loop; all parts are few bytes of it.
 """
 
@@ -30,7 +30,8 @@ RANKS = 2  # for which it pays: with more, each exchange takes longer
 
 
 def fetched_ahead(split: Split, again: Callable[[Module], Split]) -> Split:
-    """again: makes a Split of a Graph."""
+    """Return the Split with such fetches moved before their loops, or the given one if there are
+    none. `again` partitions a Graph anew."""
     demands, _ = split
     work = _Rewrite(demands)
     body = work.region(demands.graph.body, 1)
@@ -46,7 +47,7 @@ class _Rewrite(Builder):
         self.found = False
 
     def region(self, region: Region, times: int) -> Region:
-        """times: how often it is reached, as far as that is known."""
+        """Return a region with its loops rewritten. `times` estimates how often the region runs."""
         with self.inside() as ops:
             for op in region.ops:
                 if isinstance(op.what, ShardMap):
@@ -85,7 +86,8 @@ class _Rewrite(Builder):
         return replace(op, regions=(body.with_ops(new),))
 
     def along(self, op: Op, what: Slice, loop: Loop) -> int | None:
-        """The split dim of which each turn reads another element, if it fetches that."""
+        """Return the split dim along which each turn reads another single element and fetches it
+        from other ranks; None for any other slice."""
         array, shape = op.operands[0], what.shape
         split = [d for d, entry in enumerate(layout_of(array)) if entry]
         if len(split) != 1 or loop.counter is None or not all(e.is_const for e in shape):
@@ -112,7 +114,9 @@ class _Rewrite(Builder):
                 and times * (turns * meeting(RANKS) - spent) > GAIN)
 
     def parts(self, op: Op, what: Slice, loop: Loop, dim: int) -> Value:
-        """Those of all turns, each where the array's dim has it; every rank has all of them."""
+        """Emit a loop that collects the elements of all turns, and a gather that gives them to
+        every rank. Return the gathered array; element k along `dim` is the one that the slice takes
+        at position k."""
         assert loop.counter is not None
         (array,), self.place, self.name = op.operands, op.place, op.result.name
         counter = loop.counter
@@ -138,7 +142,7 @@ class _Rewrite(Builder):
 
 
 def _turns(loop: Loop) -> int:
-    """1 where that is not known."""
+    """Return how many turns a loop makes, or 1 if that is not known."""
     ends: Sequence[Expr | None] = (loop.start, loop.stop, loop.step)
     if any(e is None or not e.is_const for e in ends):
         return 1

@@ -43,9 +43,12 @@ _Part = Keep[Value] | Store[Value] | Reduce[Value]
 
 @dataclass(frozen=True)
 class _Member:
-    """An op that may share its loops, those of more than one turn; `kept` of them count the
-    elements of its result. how: point (a result for each), fold (one for the points inside `kept`),
-    or rows (a reduction whose results are a row that lies in memory)."""
+    """An op that may share loops with others; `loops` are those of more than one turn, and `kept`
+    of them count the elements of its result.
+
+    how: "point" (a result at each point), "fold" (one result for all points inside `kept`) or
+    "rows" (a reduction whose results are a row in memory).
+    """
 
     op: Op
     work: Store[Value] | Reduce[Value]
@@ -79,13 +82,14 @@ class _Member:
 
     @property
     def needs(self) -> list[Value]:
-        """What it reads, and the array that it writes over."""
+        """Return the values that it reads, and the array that it updates."""
         return [*self.reads, *([self.base] if self.base is not None else [])]
 
 
 @dataclass
 class _Nest:
-    """Members by sweeps: those of one share all loops, all share the loops `outer` (if known)."""
+    """The members of a nest, by sweep. Members of one sweep share all loops; all members share
+    `outer`, if that is known."""
 
     sweeps: list[list[_Member]]
     outer: tuple[Var, ...] | None
@@ -104,7 +108,8 @@ class _Nest:
             self.outer = member.kept
 
     def sweep_for(self, member: _Member) -> int | None:
-        """The sweep that a member may join, perhaps a new one; None: it is no part of this nest."""
+        """Return the number of the sweep that a member may join, perhaps that of a new last one;
+        None if it cannot be fused into this nest."""
         members = [*self.members, member]
         most, outer = max(m.together for m in members), self.outer
         outer = member.kept if member.how == "fold" else outer
@@ -136,8 +141,9 @@ class _Nest:
         return len(self.sweeps) if least and below else None
 
     def written_after(self, member: _Member) -> int | None:
-        """The first sweep where all of its array that others read has been read; None: some is read
-        at other points, or is not as the member wants to read it any more."""
+        """Return the first sweep after which an update may write, as all reads of its array are
+        done; None if some read goes to another element, or the member itself reads an old
+        version."""
         least, base = 0, member.base
         for k, sweep in enumerate(self.sweeps):
             for other in sweep:
@@ -157,7 +163,8 @@ class _Nest:
         return least
 
     def shares(self, member: _Member) -> bool:
-        """Whether it reads what others read or make, and nobody loses memory to work in place."""
+        """Return whether a member reads what the nest reads or makes (so fusion saves memory
+        traffic), and no member loses the chance to reuse an operand's memory."""
         common = not self.made.keys().isdisjoint(member.reads)
         for value in member.reads.keys() - self.made.keys():
             for other in self.members:
@@ -169,7 +176,8 @@ class _Nest:
 
 
 def _hinders(a: _Member, b: _Member, value: Value) -> bool:
-    """Whether a, which is no update, could take over the memory of what b reads elsewhere."""
+    """Return whether `a`, were it not fused, could reuse the memory of a value that `b` reads at
+    other points."""
     if a.base is not None:
         return False
     here, result = (a.offset, ()), a.result.type
@@ -179,7 +187,7 @@ def _hinders(a: _Member, b: _Member, value: Value) -> bool:
 
 
 def _apart(a: Op | None, b: Op | None) -> bool:
-    """Whether two updates of an array surely write no element in common."""
+    """Return whether two updates of an array provably write no element in common."""
     assert a is not None and b is not None
     assert isinstance(a.what, Update) and isinstance(b.what, Update)
     for d, (p, q) in enumerate(zip(a.what.start, b.what.start, strict=True)):
@@ -198,12 +206,12 @@ def _apart(a: Op | None, b: Op | None) -> bool:
 
 
 def fused(loops: Loops) -> Loops:
-    """The Loops, those that go together in one nest."""
+    """Return the Loops with fusible ops joined into nests."""
     return loops.with_module(loops.module.mapped(_Fusing(loops).region))
 
 
 def _of(op: Op) -> Op | None:
-    """The op of the Program that a Do is."""
+    """Return the op of the Program from which a Do was made, or None."""
     return op.what.of if isinstance(op.what, Do) else None
 
 
@@ -260,7 +268,8 @@ class _Fusing:
         return Region(region.args, tuple(_filled(region, ops)), region.results)
 
     def member(self, op: Op) -> _Member | None:
-        """An op that may share its loops, with what it reads."""
+        """Return an op as a candidate for fusion with its loops and reads, or None if it cannot be
+        fused."""
         if not isinstance(op.what, Do) or not _kind(op).fuses or len(op.what.acts) != 1:
             return None
         (work,) = op.what.acts
@@ -290,7 +299,8 @@ class _Fusing:
         return _Member(op, work, how, loops, kept, base, reads, _size(work.value), sole)
 
     def join(self, items: list[Op | _Nest], member: _Member, first: int) -> int | None:
-        """The nest that a member now is in."""
+        """Add a member to the first nest that accepts it, from item `first` on. Return that item's
+        number, or None if no nest accepts it."""
         for k in range(max(first, len(items) - NEAREST), len(items)):
             nest = items[k]
             if isinstance(nest, _Nest) and (sweep := nest.sweep_for(member)) is not None:
@@ -302,8 +312,9 @@ class _Fusing:
         self, items: list[Op | _Nest], member: _Member, least: int, made: dict[Value, int],
         read: dict[Value, int],
     ) -> int | None:
-        """The same, where the last item makes what it needs and may stand before that nest: as the
-        way back does, whose cotangents are made after what a turn has computed again."""
+        """Move the last item before an earlier nest and add a member to that nest behind it, if the
+        last item makes what the member needs. This serves reverse-mode derivatives, whose
+        cotangents follow what a turn recomputes. Return the nest's new number, or None."""
         last = len(items) - 1
         late = items[last] if items else None
         if not isinstance(late, _Nest) or any(m.base is not None for m in late.members):
@@ -352,7 +363,8 @@ class _Fusing:
         return Op(what, tuple(read), tuple(results), (), first.place)
 
     def results(self, nest: _Nest, outer: tuple[Var, ...]) -> dict[Value, None]:
-        """What needs memory: others read it, or do so at other points."""
+        """Return the results of a nest that need memory, since other ops read them, or its own at
+        other points."""
         inside: dict[Op | None, int] = {m.op: k for k, s in enumerate(nest.sweeps) for m in s}
 
         def is_local(m: _Member) -> bool:
@@ -368,7 +380,8 @@ class _Fusing:
         self, m: _Member, stored: bool, kept: dict[Value, Kept], parts: list[_Part],
         after: list[Store[Value]],
     ) -> None:
-        """What a member computes, and where it goes."""
+        """Append the parts that compute a member and store its result. A folded result is stored by
+        a part in `after`; `kept` maps values to the locals that hold them."""
 
         def local(node: Node[Value]) -> Kept | None:
             return kept.get(node.buffer) if isinstance(node, Load) else None
@@ -395,15 +408,15 @@ class _Fusing:
 
 
 def _fills(op: Op) -> bool:
-    """Whether it makes an array of one number, or of nothing yet."""
+    """Return whether an op fills an array with one number, or makes a blank one."""
     return isinstance(op.what, Do) and not op.operands and all(
         isinstance(act, Store) and isinstance(act.value, Literal) for act in op.what.acts
     )
 
 
 def _filled(region: Region, ops: list[Op]) -> Iterator[Op]:
-    """The ops, and before each the arrays of one number that it reads or writes into: members have
-    moved up."""
+    """Yield the ops, each behind the fills of the arrays that it reads or writes: fusion has moved
+    ops up, so that fills must move up too."""
     here = {op.result: op for op in region.ops if _fills(op)}
     for op in ops:
         for x in (*op.operands, *(v for inner in op.regions for v in free_values(inner))):

@@ -1,8 +1,8 @@
-"""Hoisting: each formula is computed once at load, when a phase is called, or inside its loops.
+"""Loop-invariant code motion of index formulas: computed at load, per phase call, or inside loops.
 
 Goes in: a Plan. Comes out: a Plan whose Work mentions its loop variables and the parameters of its
-phase only, and whose other steps mention formulas with a division or a test only if these move with
-a counter or a member: the rest is in `at_load`. Each array says where a rank's part lies.
+phase only, and whose other steps mention formulas with a division or a test only if these change
+with a counter or a member: the rest is in `at_load`. Each array says where a rank's part lies.
 Always holds: with names replaced by what they stand for, it is the Plan that went in.
 """
 
@@ -120,7 +120,8 @@ class _Hoisting:
         return replace(x, **made)
 
     def boxes(self, name: str, *boxes: Box) -> list[Box]:
-        """Those that one function of the image tells. Their names come first."""
+        """Return the boxes that one function of the image computes, with their formulas hoisted;
+        the formulas that the boxes name are hoisted first."""
         names = {s: e for box in boxes for s, e in box.names}
         names = {s: self.once(e, s.name) for s, e in names.items()}
         made = []
@@ -132,17 +133,20 @@ class _Hoisting:
     # ---- entries of the table at load ------------------------------------------------------------
 
     def inside(self, x: T, hint: str) -> T:
-        """Something with formulas in it."""
+        """Return any structure (a step, a box, a tuple) with all formulas in it hoisted."""
         return mapped(x, lambda e: self.once(e, hint))
 
     def once(self, e: Expr, hint: str) -> Expr:
-        """An Expr with entries for what stays while the program runs. hint: a name for them."""
+        """Return a formula with entries of the load-time table for its parts that stay the same
+        during a run. `hint` names these entries."""
         named = sorted(e.symbols() & self.plan.named.keys(), key=lambda s: s.name)
         e = e.subst({s: self.entry(self.plan.named[s], s.name) for s in named})
         return _split(e, ("flag", "counter", "var"), lambda part: self.staying(part, hint))
 
     def staying(self, e: Expr, hint: str) -> Expr:
-        """An entry if it needs a division or a test; of one alone, so that others share it."""
+        """Return a load-time entry for a formula with a division or a test, else the formula. If
+        there is just one such call, only the call becomes an entry, so that other formulas share
+        it."""
         calls = [a for a in e.atoms() if isinstance(a, Call)]
         if len(calls) != 1:
             return self.entry(e, hint) if calls else e
@@ -163,8 +167,9 @@ class _Hoisting:
 
 
 class _Inside:
-    """What the formulas of a phase become. parameters: by what they are. in_turn: turns of a loop
-    in it may read what those before them wrote."""
+    """Rewrites the formulas of a phase to use parameters. `parameters` maps what is computed
+    outside to its symbol; `in_turn` says that the phase has a loop whose turns may read what
+    earlier turns wrote."""
 
     def __init__(self, taken: Collection[str], in_turn: bool) -> None:
         self.in_turn = in_turn
@@ -175,8 +180,9 @@ class _Inside:
         return _split(e, ("var",), self.parameter)
 
     def parameter(self, e: Expr) -> Expr:
-        """`2 * extent` is computed in the phase from an extent, so that few parameters say much; a
-        longer sum is not, as it may be multiplied by what moves."""
+        """Return a formula over a phase parameter. `2 * extent` is computed in the phase from
+        `extent`, so that a phase needs few parameters; a longer sum is a parameter, as it may be
+        multiplied by a loop variable."""
         name, unit, times, plus = _obvious_name(e), e, 1, 0
         if not name:
             unit, times, plus = _unit(e)
@@ -193,7 +199,8 @@ class _Inside:
 
 
 def _split(e: Expr, moving: tuple[str, ...], outside: Callable[[Expr], Expr]) -> Expr:
-    """e with outside(part) for its largest parts that mention no symbol of the kinds `moving`."""
+    """Return `e` with outside(part) in place of its largest parts without symbols of the kinds
+    `moving`."""
     known: dict[Expr, Expr] = {}  # Exprs share their parts
 
     def stays(e: Expr) -> bool:
@@ -228,7 +235,7 @@ def _split(e: Expr, moving: tuple[str, ...], outside: Callable[[Expr], Expr]) ->
 
 
 def _unit(e: Expr) -> tuple[Expr, int, int]:
-    """(unit, times, plus) of e = unit * times + plus."""
+    """Return (unit, times, plus) such that e = unit * times + plus."""
     terms = [(m, c) for m, c in e.terms if m]
     times = gcd(*(c for _, c in terms)) * (1 if any(c > 0 for _, c in terms) else -1)
     plus = sum(c for m, c in e.terms if not m)
@@ -236,7 +243,8 @@ def _unit(e: Expr) -> tuple[Expr, int, int]:
 
 
 def _obvious_name(e: Expr) -> str:
-    """A symbol's own name; extent or offset of a block; or ""."""
+    """Return a name for a formula: a symbol's own name, "extent" or "offset" for those of a block,
+    or "" if there is none."""
     symbols = list(e.symbols())
     if len(symbols) == 1 and e == expr.symbol(symbols[0]):
         return identifier(symbols[0].name)
@@ -247,7 +255,8 @@ _OPERATORS = {"floordiv": "div", "mod": "mod"}
 
 
 def _short_name(e: Expr) -> str:
-    """What a short division is called: 10 // n_x is 10_div_n_x."""
+    """Return a name for a short division, such as 10_div_n_x for 10 // n_x; "" for anything
+    else."""
     (call, *more) = e.atoms()
     if more or not isinstance(call, Call) or e != expr.from_atom(call):
         return ""

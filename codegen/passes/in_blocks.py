@@ -1,8 +1,7 @@
-"""Loops in which a row meets what all turns before made of theirs go block by block of rows.
+"""Blocked substitution: loops as in a triangular solve, row i from all rows before, go by blocks.
 
-Goes in: a Graph. Comes out: one in which x[i] = (b[i] - a[i, :i] @ x[:i]) / a[i, i], or the like
-from the last row on, is a loop over blocks: every rank computes a block's turns, of what it gathers
-of it; then ranks add what a block makes to the products of their own rows after it.
+Goes in: a Graph. Comes out: one in which x[i] = (b[i] - a[i, :i] @ x[:i]) / a[i, i], or the like,
+solves a block of rows at a time; ranks then add the block's products to the sums of later rows.
 Always holds: each product has the factors that it had; sums are added up in another order.
 """
 
@@ -30,14 +29,19 @@ ZERO, ONE = expr.const(0), expr.const(1)
 
 
 def in_blocks(graph: Module) -> Module:
-    """The Graph, with such loops in blocks."""
+    """Return the Graph with such loops rewritten as loops over blocks of rows."""
     return graph.with_body(_Rewrite(graph).region(graph.body))
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """x: which of what is carried has a row from each turn. product: of a row of a and of the rows
-    of x that are written already; size: rows of a block; gone: what only leads to the product."""
+    """A loop that computes row i of a carried array from all rows before it.
+
+    x: the number of the carried array that gets a row from each turn.
+    product: the op that multiplies a row of `a` by the rows of x that are written already.
+    n, size: the number of rows of x, and of a block.
+    gone: ops that only lead to the product and are no longer needed.
+    """
 
     x: int
     update: Op
@@ -108,7 +112,8 @@ def _found(op: Op, loop: Loop) -> _Rows | None:
 
 
 def _size(n: int) -> int | None:
-    """A divisor of n, where there is one near BLOCK: then all blocks are equal."""
+    """Return a divisor of n close to BLOCK, so that all blocks are equal, or BLOCK if there is
+    none; None if that leaves fewer than BLOCKS blocks."""
     near = sorted(range(BLOCK // 2, BLOCK * 2 + 1), key=lambda size: abs(size - BLOCK))
     size = next((size for size in near if n % size == 0), BLOCK)
     return size if n >= BLOCKS * size else None
@@ -119,7 +124,7 @@ def _is_row(what: Slice | Update, shape: Shape, i: Sym) -> bool:
 
 
 def _writes_row(op: Op, arg: Value, i: Sym, n: int) -> bool:
-    """Whether a turn writes its row of an array, and nothing else of it."""
+    """Return whether an op writes exactly row i of a carried array whose sizes are known."""
     if not isinstance(op.what, Update) or op.operands[0] is not arg:
         return False
     shape, entries = arg.type.shape, layout_of(arg)
@@ -130,7 +135,8 @@ def _writes_row(op: Op, arg: Value, i: Sym, n: int) -> bool:
 
 
 def _rows_alone(body: Region, end: Value, i: Sym) -> bool:
-    """Whether of what a turn has written only its own row is read, by that turn."""
+    """Return whether a turn reads, of the updated array `end`, only the row that it has just
+    written."""
     readers = [o for o in body.ops if end in o.operands]
     return Counter(used_values(body))[end] == len(readers) + 1 and all(
         isinstance(o.what, Slice) and _is_row(o.what, o.what.shape, i) for o in readers)
@@ -139,8 +145,9 @@ def _rows_alone(body: Region, end: Value, i: Sym) -> bool:
 def _product(
     body: Region, arg: Value, defs: Mapping[Value, Op], i: Sym, forward: bool
 ) -> tuple[Op, Value, frozenset[Op]] | None:
-    """The product of a row and of the rows that turns before wrote, the matrix, and what leads to
-    it; None if anything else is read of what is carried but a turn's own row."""
+    """Return the op that multiplies a row of a matrix by the rows that earlier turns wrote, that
+    matrix, and the ops that lead to the product; None if a turn reads anything else of the carried
+    array but its own row."""
     uses = Counter(used_values(body))
     readers = [o for o in body.ops if arg in o.operands and not isinstance(o.what, Update)]
     if uses[arg] != len(readers) + 1:  # and it is updated
@@ -180,7 +187,8 @@ def _product(
 
 
 def _seen(value: Value, defs: Mapping[Value, Op]) -> list[Op]:
-    """The reshapes through which a slice is seen, and the slice; nothing of anything else."""
+    """Return the reshapes that lead from a slice to a value, and the slice; an empty list if the
+    value is not a reshaped slice."""
     found = []
     while (op := defs.get(value)) is not None and isinstance(op.what, Reshape):
         found.append(op)
@@ -192,7 +200,8 @@ def _seen(value: Value, defs: Mapping[Value, Op]) -> list[Op]:
 
 
 class _Blocks:
-    """first, width: of a block; at: where a turn's row is in it; where: the row, by the counter."""
+    """Writes the loop over blocks. A block has `width` rows from row `first` on; `at` is a turn's
+    row within its block, and `where` replaces the old counter by first + at."""
 
     def __init__(self, to: _Rewrite, op: Op, rows: _Rows) -> None:
         assert isinstance(op.what, Loop) and op.what.counter is not None
@@ -236,7 +245,8 @@ class _Blocks:
                [Region((*args, given), tuple(ops), (*results, new))])
 
     def block(self, args: Sequence[Value], sums: Value) -> list[Value]:
-        """What is carried, after the turns of a block: of x, its rows of the block."""
+        """Emit the loop over the rows of one block. Return the carried values after it; of x, only
+        the block's rows."""
         to, rows = self.to, self.rows
         arg = self.body.args[rows.x]
         shape = (self.width, *arg.type.shape[1:])
@@ -265,7 +275,7 @@ class _Blocks:
 
     def turn(self, o: Op, x: Value, made: Value, corner: Value, parts: Value,
              uses: Counter[Value]) -> None:
-        """An op of the body, of the rows of a block."""
+        """Emit an op of the loop's body, rewritten to read and write rows of the block."""
         to, rows, arg = self.to, self.rows, self.body.args[self.rows.x]
         to.place = o.place
         low, count = ((ZERO, self.at) if rows.forward else (self.at + 1, self.width - 1 - self.at))
@@ -288,7 +298,8 @@ class _Blocks:
             self.other(o)
 
     def other(self, o: Op) -> None:
-        """A turn's row of a split array is one of those that are gathered for the block."""
+        """Emit an op that does not touch x. If it reads row i of a split array, it reads that row
+        of the block's rows, which are gathered once per block."""
         what = o.what
         if isinstance(what, Slice) and o.operands[0] not in self.own:
             array, entries = o.operands[0], layout_of(o.operands[0])
@@ -314,7 +325,8 @@ class _Blocks:
         self.to.ops.append(replace(o, what=what))
 
     def added(self, x: Value, sums: Value) -> Value:
-        """The sums of the products, with what a block of x makes for the rows that come after."""
+        """Return the sums of products, with the products of a finished block added to all rows
+        after it."""
         to, n = self.to, expr.const(self.rows.n)
         low, count = (self.first + self.width, n - self.first - self.width)
         if not self.rows.forward:
@@ -326,7 +338,7 @@ class _Blocks:
 
 
 def _at(said: Any, where: Mapping[Sym, Expr]) -> Any:
-    """What a field says, for other values of some symbols."""
+    """Return a field of an op with symbols replaced by formulas."""
     if isinstance(said, Expr):
         return said.subst(where)
     if isinstance(said, ArrayType):

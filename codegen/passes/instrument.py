@@ -23,14 +23,15 @@ _BOTH = ("logical_and", "bit_and")
 
 
 def instrumented(program: Module) -> Module:
-    """The Program with the checks `nan` and `overflow` that it asks for."""
+    """Return the Program with the checks `nan` and `overflow` that it asks for."""
     if not {"nan", "overflow"} & set(program.checks):
         return program
     return program.mapped(Instrument(program).region)
 
 
 class Instrument(Builder):
-    """What the rules of kinds ask with."""
+    """Builds the checks of a Program. The rules of op kinds call its methods to state what must
+    hold."""
 
     def __init__(self, program: Module) -> None:
         super().__init__("check")
@@ -53,14 +54,15 @@ class Instrument(Builder):
     # ---- building --------------------------------------------------------------------------------
 
     def every(self, fn: str, values: Sequence[Value], join: str = "logical_and") -> Value:
-        """fn of each of them, joined."""
+        """Return fn of all values, combined elementwise by `join`."""
         total = self.map(fn, values[0])
         for v in values[1:]:
             total = self.map(join, total, self.map(fn, v))
         return total
 
     def unless(self, value: Value, was: Value) -> Value:
-        """That elements are finite, or something was not."""
+        """Return, per element, whether a value is finite or `was` (an operand was already not
+        finite) holds."""
         return self.map("logical_or", self.map("isfinite", value), was)
 
     def not_finite(self, value: Value) -> Value:
@@ -70,11 +72,11 @@ class Instrument(Builder):
         return self.emit(Reduce("or", tuple(dims)), (value,)) if dims else value
 
     def floats(self, op: Op) -> list[Value]:
-        """The operands in float64."""
+        """Return the operands of an op, cast to float64."""
         return [self.cast(v, dtypes.FLOAT64) for v in op.operands]
 
     def expect(self, check: str, value: Value, holds: Value, message: str, remedy: str) -> None:
-        """That this holds of every element of a value."""
+        """Add an `expect` that `holds` is true for every element of a value."""
         place: tuple[str, ...] = ()
         start = self.program.starts.get(value) if value.type.ndim else None
         if value.type.ndim:
@@ -100,8 +102,8 @@ class Instrument(Builder):
             )
 
     def is_optional(self, value: Value) -> bool:
-        """Whether it is only ever one choice of a np.where, or goes into such a choice; or into a
-        truth value that holds only where another one does."""
+        """Return whether a value is only used as one choice of a np.where, or in computing such a
+        choice; or in a truth value that is combined by `and` with another one."""
         if value not in self.optional:
             op, uses = self.defs.get(value), self.uses.get(value, ())
             self.optional[value] = False  # of what follows from itself
@@ -119,8 +121,8 @@ class Instrument(Builder):
                 or (fn in _BOTH and result.type.dtype.kind == "b"))
 
     def is_later(self, value: Value) -> bool:
-        """Whether it is checked with what it goes into: an optional one, or a part of an expression
-        on one line that is no finite number where this part is none."""
+        """Return whether a value is checked as part of the value that it goes into: it is optional,
+        or a part of an expression on one line whose result is not finite where this part is not."""
         if self.is_optional(value):
             return True
         op, uses = self.defs.get(value), self.uses.get(value, ())
@@ -135,7 +137,8 @@ class Instrument(Builder):
         return bool(same_line) and (use.what.fn, k) in _SPREAD
 
     def sources(self, op: Op) -> list[Value]:
-        """The numbers that the result of a map follows from, of which each is checked itself."""
+        """Return the floating-point values that the result of a map follows from and that have
+        checks of their own."""
         found: dict[Value, None] = {}
         assert isinstance(op.what, Map)
         for v in op.operands[op.what.fn == "select" :]:
@@ -148,7 +151,8 @@ class Instrument(Builder):
     # ---- integers --------------------------------------------------------------------------------
 
     def exact(self, op: Op, value: Value) -> None:
-        """Integers wrap around: the same in float64 is then another number."""
+        """Add checks that an integer result did not wrap around, by comparing it with the same
+        computation in float64, and that no integer is divided by zero."""
         what, kind = op.what, value.type.dtype.kind
         if kind not in "iu":
             return

@@ -1,8 +1,8 @@
-"""Products whose sum over a batch is wanted are one product, whose summed dim has the batch too.
+"""A sum of products over a batch becomes one matrix product whose summed dim includes the batch.
 
 Goes in: a Program. Comes out: the same in which the sum over b of x[b].T @ y[b] is one product of
-matrices with the rows of all b: so are gradients of weights that a batch of matrices is
-multiplied with.
+matrices with the rows of all b. The gradient of a weight that multiplies a batch of matrices is
+such a sum.
 Always holds: what is read is the same; a product that others read stays as it is.
 """
 
@@ -15,7 +15,7 @@ from codegen.symbolic import expr
 
 
 def with_joined_sums(program: Module) -> Module:
-    """The Program, with these products."""
+    """Return the Program with such sums of products joined."""
     return program.mapped(_Joining(program.def_use).region)
 
 
@@ -36,8 +36,9 @@ class _Joining(Builder):
         return region.with_ops(ops)
 
     def is_joined(self, op: Op) -> bool:
-        """Whether it sums a product over the last dims of its batch, and the left operand shows
-        rows of a matrix in memory as columns: only then do the rows of all of them lie so."""
+        """Return whether an op sums a matrix product over the last dims of its batch, and the left
+        operand is a transposed view of rows in memory: only then do the rows of all members form
+        one matrix."""
         what, defs, uses = op.what, self.known.defs, self.known.uses
         if not isinstance(what, Reduce) or what.fn != "add":
             return False
@@ -62,6 +63,7 @@ class _Joining(Builder):
         self.add(MatMul(), (turned, right), (op.result,))
 
     def tall(self, x: Value, lead: int) -> Value:
-        """The matrices along the dims behind the first ones, each below the one before it."""
+        """Return the matrices of a batch stacked below each other; the first `lead` dims stay as
+        they are."""
         rows = expr.product(x.type.shape[lead:-1])
         return self.emit(Reshape((*x.type.shape[:lead], rows, x.type.shape[-1])), (x,))

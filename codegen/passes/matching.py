@@ -22,7 +22,8 @@ from codegen.symbolic.sampling import first_failure
 
 
 def check(program: Module) -> Module:
-    """Raises MatchingError, LayoutError or InternalError at the first op that is wrong."""
+    """Return the Program with the conditions that a launch must test. Raises MatchingError,
+    LayoutError or InternalError at the first op that is wrong."""
     claims = Claims(program)
     facts = claims.facts
     for i in program.inputs:
@@ -48,7 +49,8 @@ def _region(claims: Claims, region: Region, facts: Facts) -> None:
 
 
 def _fact(op: Op, k: int) -> Expr:
-    """What holds in region k of an op, as far as it follows from an expression."""
+    """Return a condition that holds in region k of an op: the loop makes a turn, or the branch
+    takes this arm. It is 1 if nothing is known, 0 if the region never runs."""
     what, last = op.what, len(op.regions) - 1
     if isinstance(what, Loop):
         if k < last or what.stop is None or not what.step.is_const:
@@ -65,7 +67,8 @@ def _fact(op: Op, k: int) -> Expr:
 def _blocks(
     claims: Claims, facts: Facts, value: Value, layout: Layout, shape: Shape, what: str
 ) -> None:
-    """Raises LayoutError unless a rank holds its balanced block of every dim."""
+    """Raise LayoutError unless a rank holds its balanced block of every dim of an input or
+    output."""
     mesh = claims.mesh
     axes = [a for entry in layout for a in entry]
     if len(set(axes)) < len(axes) or not set(axes) <= set(mesh.names):

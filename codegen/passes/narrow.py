@@ -1,4 +1,4 @@
-"""Numbers that routines of BLAS and LAPACK take as C's int: refused, or asked at launch.
+"""Checks that numbers fit the C int of BLAS and LAPACK, while building or as a condition at launch.
 
 Goes in: a Plan. Comes out: the same, with conditions on sizes for the numbers that may be larger.
 Always holds: no number that a routine takes as an int wraps around.
@@ -21,7 +21,8 @@ from codegen.symbolic.expr import Expr
 
 
 def narrowed(plan: Plan) -> Plan:
-    """Raises UnsupportedError at the first call for which a number is too large on every mesh."""
+    """Return the Plan with these conditions. Raises UnsupportedError at the first call with a
+    number that is too large on every mesh."""
     known = {c.holds for c in plan.conditions}
     new: dict[Expr, Condition] = {}
     seen: set[Expr] = set()
@@ -38,7 +39,7 @@ def narrowed(plan: Plan) -> Plan:
 
 
 def _condition(call: LibraryCall, e: Expr, mesh: Mesh) -> Condition | None:
-    """What a launch is asked for a number; None where it is always an int."""
+    """Return the condition under which a number fits an int, or None if it always does."""
     if e.is_const and e.value <= MOST:
         return None
     most = bounded(e)

@@ -14,7 +14,8 @@ from codegen.plan.image_constants import lies_in_image, needs_buffer
 
 
 def with_own_constants(program: Module) -> Module:
-    """The Program, itself if there is no such constant."""
+    """Return the Program with Const ops for constants that need buffers; the same object if none
+    does."""
     found = program.def_use
     constants = {
         op.result: op for op in found.order
@@ -35,7 +36,7 @@ def _owns(use: Use) -> bool:
 
 
 class _Copying:
-    """constants: the Const ops that are written again, by their values."""
+    """Inserts copies of constants. `constants` maps the values to copy to their Const ops."""
 
     def __init__(self, constants: dict[Value, Op]) -> None:
         self.constants = constants
@@ -60,7 +61,8 @@ class _Copying:
         return region.with_ops(ops)
 
     def copy(self, value: Value, ops: list[Op]) -> Value:
-        """A constant once more, after these ops; any other value as it is."""
+        """Append a copy of a constant's op to `ops` and return its result; return any other value
+        as it is."""
         op = self.constants.get(value)
         if op is None:
             return value

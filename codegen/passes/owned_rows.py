@@ -1,9 +1,9 @@
-"""Loops over a split dim whose turns touch their own row only run where the rows lie.
+"""Owner-computes loops: turns that touch only row i of arrays split by rows run on the row's owner.
 
-Goes in: a Graph with its Demands and Program, and what makes these of a Graph. Comes out: the same,
-or those of a Graph in which such loops are spread: a rank makes the turns of its own block.
-Always holds: turns of such a loop have nothing to do with each other, and nobody prints or sends
-anything in them; in their Program nothing is exchanged along the axes that split the rows.
+Goes in: a Split (a Graph with its Demands and Program) and a function that partitions a Graph.
+Comes out: the same, or the Split of a Graph where each rank makes the turns of its own block.
+Always holds: no turn depends on another one, prints or sends; the turns of such a loop exchange
+nothing along the axes that split the rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _SEEN = Barrier | Expect | Feeding | Point | Print | Save | ShardMap
 
 
 def with_owned_rows(split: Split, again: Callable[[Module], Split]) -> Split:
-    """again: makes a Split of a Graph."""
+    """Return the Split with independent loops spread over ranks, or the given one if there are
+    none. `again` partitions a Graph anew; a loop that would then exchange is taken back."""
     graph = split[0].graph
     rows = {op: found for op in _loops(graph.body) if (found := _rows(op, graph)) is not None}
     while rows:
@@ -67,25 +68,25 @@ def with_rows_kept(split: Split, owned: Split) -> Split:
 
 
 class _Rows:
-    """Which dim of an array a loop goes along: so long, and split over these axes."""
+    """The split dim that a loop goes along: its extent, and the axes over which it is split."""
 
     def __init__(self, extent: Expr, axes: LayoutEntry) -> None:
         self.extent, self.axes = extent, axes
 
     def dims(self, value: Value) -> list[int]:
-        """The dims of a value that are split over some of the axes."""
+        """Return the dims of a value that are split over some of the axes."""
         return [d for d, entry in enumerate(layout_of(value)) if set(entry) & set(self.axes)]
 
     def is_row_of(self, value: Value, start: tuple[Expr, ...], shape: tuple[Expr, ...],
                   counter: Expr) -> bool:
-        """Whether what stands at `start` of an array is part of the turn's own row."""
+        """Return whether a box of an array at `start` lies in the turn's own row."""
         return all(
             layout_of(value)[d] == self.axes and value.type.shape[d] == self.extent
             and start[d] == counter and shape[d] == 1 for d in self.dims(value))
 
 
 def _loops(region: Region) -> Iterator[Op]:
-    """The loops on global arrays."""
+    """Yield the loops over global arrays: those outside of a shard_map."""
     for op in region.ops:
         if isinstance(op.what, ShardMap):
             continue
@@ -120,15 +121,17 @@ def _rows(op: Op, graph: Module) -> _Rows | None:
 
 
 class _Turn:
-    """The body of a loop. carried: numbers of what it carries that is read anywhere. whole: these
-    arrays, others that are split as they are, and what is made of those row by row."""
+    """Tests whether turns of a loop are independent. `carried` numbers the carried values that are
+    read anywhere; `whole` collects these, other arrays split the same way, and their updated
+    versions."""
 
     def __init__(self, rows: _Rows, counter: Expr, body: Region, carried: list[int]) -> None:
         self.rows, self.counter, self.body, self.carried = rows, counter, body, carried
         self.whole = {body.args[k] for k in carried}
 
     def is_alone(self) -> bool:
-        """Whether turns touch only their own rows of what is split as the rows are."""
+        """Return whether each turn touches only its own row of the arrays that are split as the
+        rows are."""
         if not all(map(self.rows.dims, self.whole)):
             return False
         self.whole |= {v for v in free_values(self.body) if self.rows.dims(v)}
@@ -155,7 +158,8 @@ class _Turn:
         return whole.isdisjoint(op.operands) and not any(map(self.rows.dims, op.results))
 
     def _control(self, op: Op) -> bool:
-        """A loop or a branch in a turn hands rows on as it is given them."""
+        """Return whether a loop or branch in a turn passes whole arrays on only as whole arrays,
+        and touches only the turn's own row of them."""
         carried = isinstance(op.what, Loop)
         for region in op.regions if carried else ():
             self.whole.update(arg for arg, v in zip(region.args, op.operands, strict=True)
@@ -178,7 +182,8 @@ class _Turn:
 
 
 class _Spreading:
-    """spread: by counter, the loop that it counted in the Graph that was given."""
+    """Rewrites loops so that a rank makes the turns of its block. `spread` maps each new counter to
+    the loop of the given Graph that it counts."""
 
     def __init__(self, mesh: Mesh, rows: Mapping[Op, _Rows]) -> None:
         self.mesh, self.rows = mesh, rows
@@ -194,7 +199,8 @@ class _Spreading:
         return self.loop(op, new, op.what) if isinstance(op.what, Loop) and op in self.rows else new
 
     def loop(self, old: Op, op: Op, what: Loop) -> Op:
-        """Turns of a rank's block, from its first row on: none depends on another."""
+        """Return a loop over the rows of the rank's block, in increasing order, as no turn depends
+        on another."""
         rows, counter = self.rows[old], what.counter
         assert counter is not None and what.stop is not None
         low, end = (what.start, what.stop) if what.step == 1 else (what.stop + 1, what.start + 1)

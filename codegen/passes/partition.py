@@ -37,7 +37,8 @@ from codegen.symbolic.expr import Expr
 
 
 def partition(graph: Module, demands: Demands | None = None) -> Module:
-    """The Program of a Graph. demands: of the Graph, if they are known already."""
+    """Return the Program of a Graph. `demands` are those of the Graph, if the caller has them
+    already."""
     work = _Partition(demands or Demands(graph))
     inputs = []
     for i in graph.inputs:
@@ -64,7 +65,7 @@ class _Partition(Parts):
 
     @contextmanager
     def opened(self) -> Iterator[list[Op]]:
-        """A region, what is made in which is known in it only."""
+        """Collect the ops of a region. Parts that are computed inside it are not known after it."""
         self.parts.append({})
         with self.inside() as ops:
             yield ops
@@ -115,7 +116,8 @@ class _Partition(Parts):
             self.fetch_wanted(value)
 
     def point(self, op: Op, what: Point) -> None:
-        """Balanced blocks; of what lies in an array with room, all of that."""
+        """Add a point. Carried values lie in balanced blocks, or whole in an array with ghost
+        cells."""
         rooms = [self.rooms.of.get(v) for v in op.results]
         operands, results, homes = [], [], []
         for x, v, room in zip(op.operands, op.results, rooms, strict=True):
@@ -133,7 +135,7 @@ class _Partition(Parts):
                 self.lies(v, local)
 
     def sent(self, op: Op, what: Send) -> None:
-        """What goes back of a batch, laid out as the op says."""
+        """Add a send. The answers to a batch are laid out as the op says."""
         homes = tuple((v.type.shape, to) for v, to in zip(op.operands, what.layouts, strict=True))
         operands = [self.need(v, cuts.blocks(*home)) for v, home in
                     zip(op.operands, homes, strict=True)]
@@ -141,7 +143,8 @@ class _Partition(Parts):
         self.add(what.but(homes=homes), operands)
 
     def several(self, op: Op) -> None:
-        """Blocks of all that an op makes, which are of one batch."""
+        """Add an op with several results, such as those of one batched routine, on balanced
+        blocks."""
         windows = self.rules.needs(op, home(op.results[0]))
         operands = tuple(self.need(v, w) for v, w in zip(op.operands, windows, strict=True))
         results = tuple(Value(v.name, self.local_type(v)) for v in op.results)
@@ -151,7 +154,8 @@ class _Partition(Parts):
             self.have(value, local)
 
     def kernel(self, op: Op, call: Kernel) -> None:
-        """On the parts of arrays that the op says; what it copies for itself nobody has."""
+        """Add a call of a kernel on the parts of arrays that its op asks for. Results that are
+        private copies of operands are not made known."""
         windows = self.rules.needs(op, home(op.results[0]))
         operands = tuple(self.need(v, w) for v, w in zip(op.operands, windows, strict=True))
         own = {j: operands[k] for how, what in call.args if how == "own" for j, k in [what]}
@@ -171,15 +175,15 @@ class _Partition(Parts):
                 self.have(value, local)
 
     def first(self, op: Op, dims: Sequence[tuple[int, int] | None]) -> tuple[Expr, ...]:
-        """Where a rank's part of some dims of results begins; 0 of a whole dim."""
+        """Return where a rank's part begins along some dims of results; 0 for an unsplit dim."""
         return tuple(
             expr.const(0) if d is None else home(op.results[d[0]])[d[1]].bounds(self.mesh)[0]
             for d in dims
         )
 
     def control(self, op: Op) -> None:
-        """A loop or a branch. What is carried lies in balanced blocks, or in an array with room for
-        the ghost cells around them."""
+        """Add a loop or branch. Carried values lie in balanced blocks, or in an array with memory
+        for the ghost cells around them."""
         rooms: list[Window | None] = [None] * max(len(op.operands), len(op.results))
         if isinstance(op.what, Loop):
             rooms = [self.rooms.of.get(v) for v in op.regions[-1].args]
@@ -221,7 +225,7 @@ class _Partition(Parts):
                 self.lies(value, local)
 
     def begin_entry(self, number: int) -> None:
-        """An entry fetches what it wants of the inputs: others do not."""
+        """Fetch the parts of inputs that one entry needs; other entries do not fetch them."""
         demands = self.demands
         demands.of |= demands.in_entry[number]
         for value in demands.inputs:
@@ -233,26 +237,26 @@ class _Partition(Parts):
         return ArrayType(value.type.dtype, cuts.extents(self.mesh, room))
 
     def empty(self, value: Value, room: Window, like: Kind | None = None) -> Value:
-        """An array with room, filled like another one, or with anything."""
+        """Return a new array with memory for ghost cells, filled as `like` says, or blank."""
         shape = cuts.extents(self.mesh, room)
         blank = Full(0, value.type.dtype, shape, blank=True)
         return self.emit(like.but(shape=shape) if isinstance(like, Full) else blank)
 
     def written(self, around: Value, mine: Value, value: Value, room: Window) -> Value:
-        """An array with room in which a rank's own part is this."""
+        """Return an array with ghost cells whose interior, the rank's own part, is `mine`."""
         lows = zip(cuts.lows(self.mesh, home(value)), cuts.lows(self.mesh, room))
         start = tuple(own - first for own, first in lows)
         return self.emit(Update(start, (1,) * len(start), cut=True), (around, mine))
 
     def roomy(self, value: Value, room: Window) -> Value:
-        """What a loop is given of a value: in an array with room."""
+        """Return a value as a loop takes it: in an array with memory for ghost cells."""
         if value in self.with_room and self.rooms.of[value] == room:
             return self.with_room[value]
         mine = self.need(value, home(value))
         return self.written(self.empty(value, room), mine, value, room)
 
     def argument(self, value: Value, room: Window | None, is_body: bool) -> Value:
-        """What a region is given of a value."""
+        """Return the local argument of a region for a global value, and make it known there."""
         if room is None:
             local = Value(value.name, self.local_type(value))
             self.have(value, local)
@@ -265,7 +269,8 @@ class _Partition(Parts):
         return local
 
     def lies(self, value: Value, around: Value) -> None:
-        """A value lies in an array with room: what is wanted of others is fetched into it."""
+        """Record that a value lies in an array with ghost cells, and exchange the ghost cells that
+        are read."""
         room, blocks = self.rooms.of[value], home(value)
         window = self.rooms.ghosts.get(value)
         if window is not None:
@@ -281,8 +286,8 @@ class _Partition(Parts):
         self.have(value, self.rules.part(around, room, blocks, self))
 
     def keep(self, op: Op) -> None:
-        """The result of an op, in an array with room: in that of what it updates or replaces, if
-        that one has it."""
+        """Compute the result of an op into an array with ghost cells: into the one of the value
+        that it updates or replaces if that has one, else into a new one."""
         (value,) = op.results
         room = self.rooms.of[value]
         what = op.what
@@ -317,12 +322,13 @@ class _Partition(Parts):
             self.have(result, self.of(local))
 
     def of(self, value: Value) -> Value:
-        """A value met inside a shard_map: its own, or a 0-d one from around it."""
+        """Return the local value for one that is used inside a shard_map: defined in it, or a 0-d
+        value from around it."""
         found = self.local.get(value)
         return self.need(value, home(value)) if found is None else found
 
     def copy(self, op: Op) -> None:
-        """An op inside a shard_map."""
+        """Add an op from inside a shard_map; it is local already."""
         operands = tuple(self.of(v) for v in op.operands)
         regions = []
         for inner in op.regions:

@@ -1,8 +1,8 @@
-"""Arrays of which an update replaces all but thin edges are made piece by piece.
+"""Index-set splitting: an array whose interior an update replaces is computed in disjoint pieces.
 
 Goes in: a Graph. Comes out: the same in which such an array is not computed whole and written again
-(new = 2 * u - old; new[1:-1] += …): the edges and what is between them are computed once each, and
-so is what is computed of it element by element.
+(new = 2 * u - old; new[1:-1] += …): the edges and the interior are computed once each, and so are
+elementwise ops on it.
 Always holds: the pieces of an array have no element in common and cover it.
 """
 
@@ -41,14 +41,15 @@ class _Box:
 
 @dataclass(frozen=True)
 class _Pieces:
-    """What stands in the boxes of an array."""
+    """An array as the values of disjoint boxes that cover it. `size` bounds the ops of one
+    piece."""
 
     of: dict[_Box, Value]
     size: int  # ops of a piece, at most
 
 
 def in_pieces(graph: Module) -> Module:
-    """The Graph, with arrays in pieces where they may be."""
+    """Return the Graph with such arrays split into pieces; the same object if there are none."""
     shown = [o.value for o in graph.outputs]
     same: dict[Value, Value] = {}
     uses = Counter({v: len(found) for v, found in graph.def_use.uses.items()})
@@ -58,7 +59,8 @@ def in_pieces(graph: Module) -> Module:
 
 
 class _Rewrite(Builder):
-    """Of one region. same: slices that are a piece, of this region and those around it."""
+    """Rewrites one region. `same` maps slices that are exactly a piece to that piece, for this
+    region and those around it."""
 
     def __init__(self, uses: Counter[Value], same: dict[Value, Value]) -> None:
         super().__init__()
@@ -68,7 +70,7 @@ class _Rewrite(Builder):
         self.pieces: dict[Value, _Pieces] = {}
 
     def run(self, region: Region, shown: Sequence[Value] = ()) -> Region:
-        """The region in pieces. shown: what is needed of it beside its results."""
+        """Return the region in pieces. `shown` are values that are needed besides its results."""
         for op in region.ops:
             for x in op.operands:
                 self.readers.setdefault(x, []).append(op)
@@ -111,7 +113,8 @@ class _Rewrite(Builder):
     # ---- what is in pieces -----------------------------------------------------------------------
 
     def begun(self, op: Op) -> _Pieces | None:
-        """Of an array that is only read where an update replaces it, if at all."""
+        """Return the pieces of an op's result if a single update replaces all but thin edges and
+        nobody reads the elements that it replaces, except that update; else None."""
         filled = self.filled(op.result) if isinstance(op.what, Full | Relayout) else None
         if filled is None and not isinstance(op.what, Map):
             return None
@@ -130,7 +133,8 @@ class _Rewrite(Builder):
         return _Pieces({b: self.part(value, b, whole=True) for b in boxes}, size)
 
     def mapped(self, op: Op) -> _Pieces | None:
-        """Element by element of arrays in pieces."""
+        """Return the pieces of an elementwise op on arrays in pieces, or None if their boxes differ
+        or too many ops would be repeated."""
         given = [self.pieces[v] for v in op.operands if v in self.pieces]
         if not given or any(p.of.keys() != given[0].of.keys() for p in given):
             return None
@@ -140,7 +144,7 @@ class _Rewrite(Builder):
         return _Pieces({box: self.again(op, box) for box in given[0].of}, size)
 
     def absorbed(self, value: Value, found: _Pieces) -> bool:
-        """Whether all that read it want its pieces."""
+        """Return whether all readers of a value can work on its pieces."""
         readers = self.readers.get(value, [])
         if self.uses[value] != len(readers):
             return False
@@ -151,7 +155,7 @@ class _Rewrite(Builder):
             _box_of(r) in found.of for r in readers)
 
     def put_together(self, value: Value, found: _Pieces) -> None:
-        """The array of its pieces."""
+        """Emit updates that assemble an array from its pieces."""
         t, self.place = value.type, self.place_of(value)
         whole = Value(value.name, t)
         self.add(Full(0, t.dtype, t.shape, blank=True), (), (whole,))
@@ -167,28 +171,30 @@ class _Rewrite(Builder):
         return self.defs[value].place if value in self.defs else None
 
     def filled(self, value: Value) -> Full | None:
-        """What fills an array with one number, whatever its layout."""
+        """Return the Full that an array is, perhaps in another layout, or None."""
         op = self.defs.get(value)
         while op and isinstance(op.what, Relayout):
             op = self.defs.get(op.operands[0])
         return op.what if op and isinstance(op.what, Full) else None
 
     def size(self, value: Value) -> int:
-        """Ops that are written again for a part of a value."""
+        """Return how many elementwise ops must be repeated to compute a part of a value."""
         op = self.defs.get(value)
         if op is None or not isinstance(op.what, Map) or value in self.pieces:
             return 0
         return 1 + sum(self.size(v) for v in op.operands if self.uses[v] == 1)
 
     def has_sums(self, op: Op) -> bool:
-        """Whether sums are added in it: they are reduced once, after that, if they stay whole."""
+        """Return whether a reduction or product is part of an expression: as a whole it is reduced
+        once, but in pieces it would be reduced for each."""
         alone = [v for v in op.operands if self.uses[v] == 1 and v not in self.pieces]
         made = [self.defs.get(v) for v in alone]
         return isinstance(op.what, Reduce | MatMul) or isinstance(op.what, Map) and any(
             d is not None and self.has_sums(d) for d in made)
 
     def part(self, value: Value, box: _Box, whole: bool = False) -> Value:
-        """A part of a value. whole: nobody needs the rest of it."""
+        """Return a part of a value: its piece, computed anew for the box, or a slice. `whole` says
+        that nobody needs the rest of the value."""
         if value in self.pieces:
             return self.pieces[value].of[box]
         op, filled = self.defs.get(value), self.filled(value)
@@ -211,7 +217,8 @@ class _Rewrite(Builder):
         return result
 
     def needed(self, results: Sequence[Value]) -> list[Op]:
-        """The ops, but for those that only made an array whole."""
+        """Return the emitted ops without those whose results are not needed any more (dead
+        code)."""
         used = Counter(results)
         for op in self.ops:
             used.update(used_values(Region((), (op,), ())))
@@ -226,7 +233,8 @@ class _Rewrite(Builder):
 
 
 def _box_of(op: Op) -> _Box | None:
-    """What a slice or an update is of; None: not of a box."""
+    """Return the contiguous box that a slice reads or an update writes, or None for any other
+    op."""
     what = op.what
     if not isinstance(what, Slice | Update) or any(k != 1 for k in what.step):
         return None
@@ -235,14 +243,14 @@ def _box_of(op: Op) -> _Box | None:
 
 
 def _is_thin(shape: Shape, box: _Box) -> bool:
-    """Whether what lies around a box is thin, and there is some."""
+    """Return whether at most THIN elements per dim, but at least one in all, lie outside a box."""
     around = [n - e for n, e in zip(shape, box.shape, strict=True)]
     thin = all(e.is_const and 0 <= e.value <= THIN for e in around)
     return thin and any(e.value for e in around)
 
 
 def _edges(shape: Shape, box: _Box) -> Iterator[_Box]:
-    """What lies around a box, dim by dim."""
+    """Yield the boxes that cover an array outside of a box, dim by dim."""
     zero = expr.const(0)
     start, extent = [zero] * len(shape), list(shape)
     for d, (first, size) in enumerate(zip(box.start, box.shape, strict=True)):

@@ -1,9 +1,9 @@
-"""Points at which a run can be kept: the head of every turn of the outermost loops.
+"""Checkpoint locations: a run can be kept at the head of every turn of the outermost loops.
 
 Goes in: a Graph. Comes out: the same with a `point` as the first op of the body of each loop that
-carries anything and stands in no other loop, also in branches and inside of a shard_map. Loops of
-library code have none: a run that went on in one of them would lack what user's loops did before.
-Always holds: what the Graph computes does not change; all ranks come through a point equally often.
+carries anything and stands in no other loop, also in branches and shard_maps. Loops of library
+code get none: a run resumed inside one would lack what the user's loops had done before.
+Always holds: what the Graph computes does not change; all ranks pass a point equally often.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from codegen.variance import Variance
 
 
 def with_points(graph: Module) -> Module:
-    """The Graph whose outermost loops have points, numbered in program order."""
+    """Return the Graph whose outermost loops have points, numbered in program order."""
     return replace(graph, kept=True, body=_Numbering(graph).region(graph.body))
 
 
@@ -63,7 +63,8 @@ class _Numbering:
 
 
 def _of_an_earlier_turn(feed: str, send: Op) -> UnsupportedError:
-    """Whoever goes on at the head of that turn has no batch to answer: it was taken before."""
+    """Return the error for a turn that answers the batch of the turn before it: a run resumed at
+    the head of that turn has no batch to answer, as it was taken before the checkpoint."""
     return UnsupportedError(
         f'feed "{feed}": a turn of a loop answers the batch of the turn before it, and a run that '
         "is kept goes on between the two", place=send.place,

@@ -1,8 +1,8 @@
-"""Reads of parts of an array are moved behind an update of another part, so that nothing is copied.
+"""Code motion of reads: slices move behind an update of another part, so that nothing is copied.
 
 Goes in: a Program. Comes out: the same, in which an update of x stands before the slices of x that
-it does not write, and before what is computed from them and wanted later only; these now read the
-updated x. An optimizer that gets views of one array, and writes them one by one, copies nothing.
+it does not write, and before ops on them that are only needed later; these now read the updated x.
+An optimizer that gets views of one array, and writes them one by one, copies nothing.
 Always holds: every value is what it was; no element is read that the update writes.
 """
 

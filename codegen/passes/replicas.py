@@ -16,7 +16,8 @@ from codegen.variance import InBody
 
 
 def check_replicas(graph: Module) -> Module:
-    """Raises MatchingError, with the line and what makes the ranks differ."""
+    """Return the Graph. Raises MatchingError, with the line and with what makes the ranks
+    differ."""
     for op in walk(graph.body):
         if isinstance(op.what, ShardMap):
             found = _Results(graph, op, op.what)
@@ -27,7 +28,7 @@ def check_replicas(graph: Module) -> Module:
 
 
 class _Results:
-    """Of one shard_map."""
+    """Checks the results and the sends of one shard_map."""
 
     def __init__(self, graph: Module, op: Op, call: ShardMap) -> None:
         self.graph, self.op, self.call = graph, op, call
@@ -47,7 +48,8 @@ class _Results:
                         raise self.refused_send(op, op.what, value, axis)
 
     def differs(self, value: Value, layout: Layout) -> str:
-        """An axis that the layout does not name, along which the value surely varies; or ""."""
+        """Return an axis that the layout does not name and along which the value surely varies, or
+        ""."""
         apart = self.known.surely(value) - {a for entry in layout for a in entry}
         return next((a for a in self.graph.mesh.names if a in apart), "")
 

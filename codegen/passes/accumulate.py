@@ -1,4 +1,4 @@
-"""Products accumulate into memory: `C += A @ B` becomes one call of BLAS that adds to C.
+"""Accumulation in place: `C += A @ B` becomes one BLAS call that adds the product to C in memory.
 
 Goes in: Loops. Comes out: Loops in which a product gets no temporary array of its own if all that
 is done with it is to add it to other elements, or to subtract it from them.

@@ -39,8 +39,8 @@ def at_once(graph: Module) -> Module:
 
 @dataclass(frozen=True)
 class _Turns:
-    """A counted loop: its counter's first and last value, its step and its number of turns. `known`
-    holds typical values of loop counters by name, for estimates."""
+    """A counted loop with its counter's first and last value, its step and its number of turns.
+    `known` holds typical values of loop counters by name, for estimates."""
 
     counter: Sym
     first: Expr
@@ -338,7 +338,7 @@ class _Product:
 
 
 class _Rewrite(Builder):
-    """Rewrites regions. `known` holds typical values of the counters of surrounding loops."""
+    """Rewrites regions; `known` holds typical values of the counters of surrounding loops."""
 
     def region(self, region: Region, known: Mapping[str, int]) -> Region:
         with self.inside() as ops:

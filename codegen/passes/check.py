@@ -22,7 +22,7 @@ from codegen.ops import (
 
 
 def check(module: Module) -> Module:
-    """Return the module. Raises InternalError at the first op that breaks a rule."""
+    """Return the module unchanged. Raises InternalError at the first op that breaks a rule."""
     defined = {i.value for i in module.inputs}
     for i in module.inputs:
         if i.default is not None:

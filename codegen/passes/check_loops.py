@@ -19,7 +19,7 @@ from codegen.plan.steps import memory_read, memory_written, nodes
 
 
 def check_loops(loops: Loops) -> Loops:
-    """Return the Loops. Raises InternalError at the first op that breaks a rule."""
+    """Return the Loops unchanged. Raises InternalError at the first op that breaks a rule."""
     module, constants = loops.module, loops.constants.keys()
     for i in module.inputs:
         if i.default is not None:

@@ -47,8 +47,8 @@ _NONE: Values = frozenset()
 
 
 def check_memory(placed: Placed, plan: Plan) -> Plan:
-    """Return the Plan. Raises InternalError at the first op that does not find the value that it
-    reads."""
+    """Return the Plan unchanged. Raises InternalError at the first op that does not find the value
+    that it reads."""
     _Check(placed, plan).run()
     return plan
 
@@ -290,8 +290,8 @@ class _Check:
                 yield b.number
 
     def loop(self, op: Op, step: Item | None, holds: _Holds) -> None:
-        """Check a loop. When a turn begins, a buffer that turns write holds only carried values:
-        whatever else it held is taken as lost."""
+        """Check a loop and its turns. When a turn begins, a buffer that turns write holds only
+        carried values: whatever else it held is taken as lost."""
         self.rule(isinstance(step, Loop), "a loop is a step")
         assert isinstance(step, Loop)
         body = op.regions[-1]

@@ -42,7 +42,7 @@ from codegen.symbolic.expr import LAUNCH, Expr, Sym
 
 
 def check_plan(plan: Plan) -> Plan:
-    """Return the Plan. Raises InternalError at the first step that breaks a rule."""
+    """Return the Plan unchanged. Raises InternalError at the first step that breaks a rule."""
     known = {id(b) for b in (*plan.buffers, *plan.constants)}
     _rule(
         [b.number for b in plan.buffers] == list(range(len(plan.buffers))),

@@ -1,4 +1,4 @@
-"""Loops into phases: a loop that only computes becomes one compute phase, a function of C.
+"""Loops into phases: a loop that only computes becomes one compute phase, which C compiles whole.
 
 Goes in: a Plan. Comes out: the Plan in which small loops, with the branches and loops in them, are
 phases of their own: the C compiler sees them whole, and a turn needs no call and no table lookup.

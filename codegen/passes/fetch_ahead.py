@@ -1,4 +1,4 @@
-"""Hoisting of exchanges: what turns fetch bit by bit is gathered once before the loop: s += a[i, i].
+"""Hoisting of exchanges: what turns fetch in bits is gathered once before the loop: s += a[i, i].
 
 Goes in: a Split (a Graph with its Demands and Program) and a function that partitions a Graph.
 Comes out: the same, or the Split of a Graph where ranks first pick what the turns read out of

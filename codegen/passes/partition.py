@@ -116,8 +116,8 @@ class _Partition(Parts):
             self.fetch_wanted(value)
 
     def point(self, op: Op, what: Point) -> None:
-        """Add a point. Carried values lie in balanced blocks, or whole in an array with ghost
-        cells."""
+        """Add a point to the Program. Carried values lie in balanced blocks, or whole in an array
+        with ghost cells."""
         rooms = [self.rooms.of.get(v) for v in op.results]
         operands, results, homes = [], [], []
         for x, v, room in zip(op.operands, op.results, rooms, strict=True):
@@ -135,7 +135,7 @@ class _Partition(Parts):
                 self.lies(v, local)
 
     def sent(self, op: Op, what: Send) -> None:
-        """Add a send. The answers to a batch are laid out as the op says."""
+        """Add a send to the Program. The answers to a batch are laid out as the op says."""
         homes = tuple((v.type.shape, to) for v, to in zip(op.operands, what.layouts, strict=True))
         operands = [self.need(v, cuts.blocks(*home)) for v, home in
                     zip(op.operands, homes, strict=True)]

@@ -59,8 +59,8 @@ def in_pieces(graph: Module) -> Module:
 
 
 class _Rewrite(Builder):
-    """Rewrites one region. `same` maps slices that are exactly a piece to that piece, for this
-    region and those around it."""
+    """Rewrites the ops of one region. `same` maps slices that are exactly a piece to that piece,
+    for this region and those around it."""
 
     def __init__(self, uses: Counter[Value], same: dict[Value, Value]) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from codegen.variance import InBody
 
 
 def check_replicas(graph: Module) -> Module:
-    """Return the Graph. Raises MatchingError, with the line and with what makes the ranks
+    """Return the Graph unchanged. Raises MatchingError, with the line and with what makes the ranks
     differ."""
     for op in walk(graph.body):
         if isinstance(op.what, ShardMap):

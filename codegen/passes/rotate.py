@@ -1,8 +1,8 @@
-"""Buffers that change places as a turn of a loop ends, instead of copies.
+"""Multiple buffering: buffers swap roles as a turn of a loop ends, instead of copies.
 
 Goes in: Loops with their buffers. Comes out: the same, with cycles of buffers per loop: as a turn
-ends, each takes what the one before it holds.
-Always holds: what a cycle overwrites nobody needs; members of an exchange that touches a buffer
+ends, each takes the content of the one before it.
+Always holds: nobody needs what a cycle overwrites; members of an exchange that touches a buffer
 have it in the same place, as each computes with its own table where the others' boxes are.
 """
 
@@ -28,7 +28,7 @@ class _Wish:
 
 
 def rotated(placed: Placed) -> Placed:
-    """With the cycles of every loop that has some."""
+    """Return the Placed with the buffer cycles of every loop that has some."""
     module, of, apart = placed.loops.module, placed.of, placed.loops.apart
     loops = [op for region in module.regions for op in walk(region) if isinstance(op.what, Loop)]
     wishes = [_Wish(op, cycle, apart[op.results[0]])
@@ -49,15 +49,15 @@ def rotated(placed: Placed) -> Placed:
 
 
 def _replaced(placed: Placed) -> list[Cycle]:
-    """The buffers of states and of their new values, which change places as a run ends."""
+    """Return the pairs of buffers of each state and its new value; they swap as a run ends."""
     module, of = placed.loops.module, placed.of
     return [(of[module.inputs[s.input].value], of[module.outputs[s.new].value])
             for s in module.states]
 
 
 def _moved(wishes: list[_Wish], replaced: list[Cycle]) -> dict[int, Axes]:
-    """By buffer: the axes along which it may lie elsewhere. It does where it has met a buffer that
-    does, in whatever loop, or as a run ends."""
+    """Return, for each buffer's number, the axes along which ranks may have it in different places.
+    A buffer inherits the axes of every buffer that it swaps with, in any loop or as a run ends."""
     cycles = [(w.cycle, w.apart) for w in wishes] + [(cycle, _NONE) for cycle in replaced]
     moved: dict[int, Axes] = {b.number: _NONE for cycle, _ in cycles for b in cycle}
     while True:
@@ -70,10 +70,10 @@ def _moved(wishes: list[_Wish], replaced: list[Cycle]) -> dict[int, Axes]:
 
 
 def _cycles(loop: Op, placed: Placed) -> Iterator[Cycle]:
-    """Of what a loop carries: buffers that give each other what they hold, all round; or one after
-    the other from one on that nobody needs by then, which takes what the last one held.
+    """Yield the cycles of a loop: buffers of carried values that pass their content on in a ring,
+    or in a chain whose first buffer is dead by then and takes the content of the last.
 
-    Copies that are left go to buffers in no cycle: they come first, and see what was there before.
+    Copies that are left write buffers outside of all cycles. They run before the cycles rotate.
     """
     body, of = loop.regions[-1], placed.of
     into: dict[int, Buffer] = {}  # by number: where what a buffer holds goes

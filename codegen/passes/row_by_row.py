@@ -1,9 +1,9 @@
-"""Works that pass over the same arrays, one after the other, do so together, row by row.
+"""Skewed loop fusion over rows: works on the same arrays run row by row together, for cache reuse.
 
-Goes in: a Plan. Comes out: the Plan in whose phases such works are Turns over rows: what one of
-them leaves in the cache, the next one finds there. Each may be some rows behind those before it.
-Always holds: of two works that touch one element, one of them to write it, the one that came first
-still does so first; what only such works touch needs memory for the rows that are read again.
+Goes in: a Plan. Comes out: the Plan in whose phases such works are Turns over rows: a row that one
+work leaves in the cache, the next one finds there. Each work may lag some rows behind earlier ones.
+Always holds: dependences are kept: of two works that touch one element, one of them to write it,
+the first one still comes first. Arrays that only such works touch shrink to a ring of few rows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FARTHEST = 8  # rows that a work may be behind
 
 @dataclass(frozen=True)
 class _Access:
-    """buffer[row * turn + first] and up to `reach` elements after it."""
+    """An access to buffer[row * turn + first] and up to `reach` elements after it."""
 
     buffer: Buffer
     row: Expr
@@ -68,8 +68,9 @@ class _Access:
 
 @dataclass(frozen=True)
 class _Member:
-    """A work by its outermost loop. begin: the turn at which it comes to its first row, if it does
-    not wait for `behind` turns. after: by other members, how many turns it must be behind them."""
+    """A work as rows of its outermost loop. `begin` is the turn of its first row, before it is
+    delayed by `behind` turns. `after` gives, for each earlier member, the least delay behind it, or
+    None."""
 
     origin: Work
     work: Store | Nest  # the same without names for formulas
@@ -84,16 +85,16 @@ class _Member:
         return self.begin + self.behind
 
     def outside(self, turn: Expr) -> Expr:
-        """0 where it has a row in a turn."""
+        """Return a formula that is 0 exactly in the turns in which the member has a row."""
         return expr.lt(turn, self.start) + expr.ge(turn, self.start + self.outer.extent)
 
     def at(self, a: _Access) -> Expr:
-        """Where an access begins in turn 0 of all, if it does not wait."""
+        """Return the offset of an access in turn 0, if the member were not delayed."""
         return a.first - a.row * self.begin
 
 
 def row_by_row(plan: Plan) -> Plan:
-    """The Plan, with works in turns over rows."""
+    """Return the Plan with fused works as Turns over rows; the same object if none pays."""
     rows = _Rows(plan)
     steps = mapped_steps(plan.steps, lambda s: rows.phase(s) if isinstance(s, Phase) else s)
     if not rows.changed:
@@ -154,7 +155,8 @@ class _Rows:
         return _member(work, mapped(work, lambda e: e.subst(self.named)))
 
     def together(self, group: Sequence[_Member], phase: Phase) -> list[Work]:
-        """The works of a group, as one where that is quicker."""
+        """Return the works of a group fused into one Turns, or the works themselves if that does
+        not pay."""
         if len(group) < 2 or not self.pays(group):
             return [m.origin for m in group]
         begins = [_if_any(m, m.start, group[0].start) for m in group]
@@ -169,8 +171,9 @@ class _Rows:
         return [Turns(turn, start, stop, expr.const(1), body, group[0].work.place)]
 
     def pays(self, group: Sequence[_Member]) -> bool:
-        """Whether rows are long, stay in a cache that does not hold all of them, and one work meets
-        there what another one has written, or writes what that one has read."""
+        """Return whether fusion pays: rows are long and fit the near cache, the whole arrays do not
+        fit the far one, and one work touches rows that another one has written, or writes rows that
+        it has read."""
         rows: dict[int, int] = {}
         every: dict[int, int] = {}
         wide: list[int] = []
@@ -190,7 +193,8 @@ class _Rows:
     # ---- memory that is needed for some rows only ------------------------------------------------
 
     def rings(self, group: Sequence[_Member], phase: Phase) -> dict[int, _Ring]:
-        """By id, the buffers of which few rows are needed at once."""
+        """Return, by id of a buffer, the rings for buffers of which only few rows are live at any
+        time."""
         found: dict[int, _Ring] = {}
         every = [id(b) for w in walk_works(phase.work) for b in work_buffers(w)]
         inside = [id(b) for m in group for b in work_buffers(m.work)]
@@ -204,7 +208,7 @@ class _Rows:
 
 
 def _member(origin: Work, work: Store | Nest) -> _Member | None:
-    """A work that can be done row by row."""
+    """Return a work as a member that can run row by row, or None if it cannot."""
     sweeps: list[tuple[tuple[Var, ...], Sequence[Keep | Store | Reduce]]]
     if isinstance(work, Store):
         around, sweeps = work.loops, [((), (work,))]
@@ -239,7 +243,9 @@ def _member(origin: Work, work: Store | Nest) -> _Member | None:
 
 
 def _in_rows(m: _Member, rows: Mapping[int, Expr]) -> _Member:
-    """A work along memory without gaps, by the rows that others have of the same array."""
+    """Return a work over contiguous memory as a loop over rows, where `rows` gives the row length
+    that other works have for the same array; the work itself if it does not divide into such
+    rows."""
     loops = _loops_of(m.work)
     row = next((rows[id(a.buffer)] for a in m.accesses if id(a.buffer) in rows), None)
     plain = len(loops) == 1 and all(a.row in (0, 1) for a in m.accesses)
@@ -284,7 +290,8 @@ def _long(loops: Iterable[Var]) -> tuple[Var, ...]:
 
 
 def _joined(group: Sequence[_Member], member: _Member) -> _Member | None:
-    """The member with its first turn, so that it may go together with others."""
+    """Return the member with its first turn and delay relative to a group, or None if it cannot
+    join."""
     if not group or len(group) >= MOST_WORKS:
         return None
     begin = next(_beginnings(group, member), None)
@@ -303,7 +310,8 @@ def _joined(group: Sequence[_Member], member: _Member) -> _Member | None:
 
 
 def _aligned(group: Sequence[_Member]) -> list[_Member]:
-    """The members, those that write into the same row at the same turn, where they may wait."""
+    """Return the members with equal delays for those that write the same row, where dependences
+    allow."""
     group = list(group)
     for k in reversed(range(len(group) - 1)):
         m = group[k]
@@ -320,14 +328,15 @@ def _aligned(group: Sequence[_Member]) -> list[_Member]:
 
 
 def _rows(one: _Member, a: _Access, other: _Member, b: _Access) -> int:
-    """How many rows one access is ahead of another, about, where none waits."""
+    """Return about how many rows one access is ahead of another, before delays."""
     away = one.at(a) - other.at(b)
     known = away.is_const and a.row.is_const and a.row == b.row
     return round(away.value / a.row.value) if known else FARTHEST
 
 
 def _beginnings(group: Sequence[_Member], member: _Member) -> Iterator[Expr]:
-    """The turn in which a member comes first to the row of an array where others are then."""
+    """Yield turns at which a member may begin, so that it touches the row of an array that another
+    member touches in that turn."""
     for other in reversed(group):
         for a in other.accesses:
             for b in member.accesses:
@@ -340,8 +349,8 @@ def _beginnings(group: Sequence[_Member], member: _Member) -> Iterator[Expr]:
 
 
 def _rows_after(a: _Access, one: _Member, b: _Access, other: _Member) -> int | None:
-    """So many turns at least the second access must come later, for each to come to an element
-    after the first one has."""
+    """Return the least number of turns by which the second access must lag, so that it reaches
+    every element after the first one; None if no delay up to FARTHEST suffices."""
     if a.row != b.row or not expr.nonneg(a.row - 1):
         return None
     last = other.at(b) - one.at(a) + b.reach
@@ -350,12 +359,13 @@ def _rows_after(a: _Access, one: _Member, b: _Access, other: _Member) -> int | N
 
 
 def _of(extreme: Callable[[Expr, Expr], Expr], some: Iterable[Expr]) -> Expr:
-    """The least, or the most, of some formulas."""
+    """Return the least or the greatest of some formulas; `extreme` combines two of them."""
     return reduce(extreme, dict.fromkeys(some))
 
 
 def _if_any(m: _Member, there: Expr, otherwise: Expr) -> Expr:
-    """One formula where a member has rows, another where this rank has none of them."""
+    """Return a formula that is `there` where a member has rows on this rank, and `otherwise`
+    elsewhere."""
     if expr.nonneg(m.outer.extent - 1):
         return there
     return expr.select(expr.gt(m.outer.extent, 0), there, otherwise)
@@ -363,7 +373,8 @@ def _if_any(m: _Member, there: Expr, otherwise: Expr) -> Expr:
 
 @dataclass(frozen=True)
 class _Ring:
-    """Some rows of a buffer: row r lies in place r mod rows. first: where row 0 begins."""
+    """A ring of `rows` rows in place of a whole buffer: row r lies at r mod rows. `first` is the
+    offset at which row 0 began."""
 
     buffer: Buffer
     row: Expr
@@ -371,15 +382,15 @@ class _Ring:
     rows: int
 
     def place(self, m: _Member, a: _Access) -> tuple[int, Expr]:
-        """How many rows an access is ahead of its turn, and how far into one."""
+        """Return how many rows an access is ahead of its turn, and its offset within the row."""
         away = m.at(a) - a.row * m.behind - self.first
         ahead = expr.floordiv(away, self.row)
         return ahead.value if ahead.is_const else FARTHEST + 1, away - ahead * self.row
 
 
 def _ring(group: Sequence[_Member], number: int) -> _Ring | None:
-    """The rows of a buffer that are needed at once; None: that is not known, or something may be
-    read that was not written in this turn of the loops around."""
+    """Return the ring that holds the live rows of a buffer. None if their number is not known, or
+    if a row may be read that was not written in the same turn of the surrounding loops."""
     found = [(m, a) for m in group for a in m.accesses if id(a.buffer) == number]
     m, a = found[0]
     if not a.writes or any(x.row != a.row for _, x in found):
@@ -406,7 +417,8 @@ def _ring(group: Sequence[_Member], number: int) -> _Ring | None:
 
 
 def _body(group: Sequence[_Member], turn: Expr, rings: dict[int, _Ring]) -> tuple[Work, ...]:
-    """What is done in a turn: mostly all that is done in many turns, in few loops."""
+    """Return the works of one turn. In most turns all frequent members have a row and run as few
+    fused loops; other turns test for each member whether it has one."""
     rows = [_row(m, turn, rings) for m in group]
     if len({(m.start, m.outer.extent) for m in group}) == 1:
         return side_by_side(rows)
@@ -432,7 +444,7 @@ def _body(group: Sequence[_Member], turn: Expr, rings: dict[int, _Ring]) -> tupl
 
 
 def _row(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Work:
-    """What a member does in a turn."""
+    """Return the work of a member for one turn: its loops but the outermost."""
     work = _in_rings(m, turn, rings) if rings else m.work
     here = {m.outer.sym: turn - m.start}
     work = mapped(work, lambda e: e.subst(here))
@@ -447,7 +459,7 @@ def _rest(loops: Sequence[Var], outer: Var) -> tuple[Var, ...]:
 
 
 def _in_rings(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Store | Nest:
-    """The work of a member, over some rows of those buffers."""
+    """Return a member's work with accesses to whole buffers redirected into rings."""
     loops = [v for v in _loops_of(m.work) if v.sym is not m.outer.sym]
 
     def moved(x: Load) -> Load:

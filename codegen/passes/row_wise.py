@@ -1,4 +1,4 @@
-"""What is written into one row of an array is computed where the row lies: A[i] += A[i - 1].
+"""Rows stay rows: what is written into one row is computed in 2-d, on its owner: A[i] += A[i - 1].
 
 Goes in: a Graph. Comes out: the same in which the elements that an update writes keep the dims of
 extent 1 that an index dropped and the update puts back: so the parts that ranks need of them are
@@ -21,7 +21,7 @@ DEEPEST = 40  # ops in one expression that are written again
 
 
 def row_wise(graph: Module) -> Module:
-    """The Graph, with rows computed as rows."""
+    """Return the Graph in which rows that are written are computed with all dims of their array."""
     return graph.mapped(_Rewrite(graph.def_use.defs, graph.def_use.uses).region)
 
 
@@ -43,8 +43,8 @@ class _Rewrite(Builder):
         return region.with_ops(ops)
 
     def drops_rows(self, whole: Value, value: Value, here: set[Value]) -> bool:
-        """Whether rows of a split dim are written that are a reshape of rows of that very shape, or
-        of what is computed of such rows for them alone."""
+        """Return whether an update writes rows of a split dim that were reshaped from rows of the
+        same shape, or computed elementwise of such rows for this update only."""
         op, split = self.defs.get(value), zip(layout_of(whole), value.type.shape)
         if not any(axes and e == 1 for axes, e in split):
             return False
@@ -58,17 +58,19 @@ class _Rewrite(Builder):
             self.has_row(made, value.type.shape, DEEPEST))
 
     def alone(self, value: Value, here: set[Value]) -> bool:
-        """Whether it is computed element by element, in this region and for one use."""
+        """Return whether a value is computed elementwise in this region, for one use."""
         return value in here and self.expands(value, 1)
 
     def expands(self, value: Value, depth: int) -> bool:
-        """Whether it is computed with the dims too: for one use, so that nothing is done twice."""
+        """Return whether an elementwise op has one use, so that computing it in another shape
+        repeats no work."""
         op = self.defs.get(value)
         return (depth > 0 and op is not None and isinstance(op.what, Map)
                 and len(self.uses[value]) == 1)
 
     def has_row(self, value: Value, shape: Shape, depth: int) -> bool:
-        """Whether a row of this shape goes into it."""
+        """Return whether a slice of this shape is an operand of an expression, at most `depth` ops
+        deep."""
         op = self.defs.get(value)
         if op is None:
             return False
@@ -79,7 +81,8 @@ class _Rewrite(Builder):
                 and row.result.type.shape == shape)
 
     def with_dims(self, value: Value, shape: Shape, depth: int = DEEPEST) -> Value:
-        """The same elements in this shape."""
+        """Return an expression's value in another shape with the same elements, its operands
+        reshaped first."""
         op = self.defs.get(value)
         while op is not None and isinstance(op.what, Reshape):
             (value,) = op.operands

@@ -46,7 +46,7 @@ from codegen.symbolic.expr import Expr
 
 
 def scheduled(placed: Placed) -> Plan:
-    """The Plan of Loops whose values have buffers."""
+    """Return the Plan of Loops whose values have buffers."""
     work, of = _Scheduler(placed), placed.of
     program = placed.loops.module
     steps: list[Step] = []
@@ -125,7 +125,8 @@ class _Scheduler:
         return [(self.of[v], v, self.of[to]) for v, to in zip(values, into, strict=True)]
 
     def copies(self, copies: Sequence[_Copy]) -> None:
-        """Copies that happen at once: ordered so that none destroys another's source."""
+        """Add parallel copies, one after the other, ordered so that none overwrites another one's
+        source; a cycle goes through a spare buffer."""
         left = [c for c in copies if c[0] is not c[2]]
         while left:
             for c in left:
@@ -146,7 +147,8 @@ class _Scheduler:
         self.add(Store(loops, into, offset, Load(source, offset)))
 
     def arrays(self, buffers: Sequence[Buffer], homes: Sequence[Home]) -> tuple[Array, ...]:
-        """What lies in these buffers, so that others than the program may read or write it."""
+        """Return descriptions of buffers, with which others than the program read or write their
+        arrays."""
         named, made = self.placed.loops.named, []
         for buffer, home in zip(buffers, homes, strict=True):
             shape, layout, before = home.array or (home.part, ((),) * len(home.part), None)
@@ -159,7 +161,7 @@ class _Scheduler:
     # ---- regions and control ---------------------------------------------------------------------
 
     def region(self, region: Region, copies: Sequence[_Copy]) -> tuple[Step, ...]:
-        """The steps of a region, with the copies that its end asks for."""
+        """Return the steps of a region, with the copies that its end asks for."""
         outer, self.steps = (self.steps, self.pending, self.arm), []
         self.pending = []
         self.arm = self.placed.arms.number.get(region, self.arm)
@@ -272,7 +274,8 @@ def _named(array: Array, name: str) -> Array:
 
 
 def _is_there(work: Work) -> bool:
-    """Whether it copies an array into itself, as a reshape in place."""
+    """Return whether a work copies an array to itself, as a reshape in place does: it needs no
+    step."""
     if not isinstance(work, Store) or not isinstance(work.value, Load):
         return False
     return work.value.buffer is work.buffer and work.value.offset == work.offset

@@ -1,8 +1,8 @@
-"""How the loops of a Plan run: in which types totals are kept, and which loops are vectorised.
+"""Lowers loops of a Plan: accumulator types of reductions, and which loops are vectorised (SIMD).
 
-Goes in: a Plan. Comes out: a Plan without Reduce: a reduction is a total of a sweep, or a row in
-memory that each of the inner loops combines into.
-Always holds: every point is computed as before; the order is another one where `simd` says so.
+Goes in: a Plan. Comes out: a Plan without Reduce: a reduction is an accumulator of a sweep, or a
+row in memory that each of the inner loops combines into.
+Always holds: every point is computed as before; the order changes only where `simd` allows it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LANES = 256  # bytes of all totals of a sweep: registers hold them
 
 
 def settled(plan: Plan) -> Plan:
-    """The Plan with all that is to be known of its loops."""
+    """Return the Plan with its reductions lowered and its loops marked for vectorisation."""
 
     def run(step: Step) -> Step:
         if not isinstance(step, Phase):
@@ -105,7 +105,8 @@ def _simple(work: Simple) -> Iterator[Work]:
 
 
 def _looking(work: Store) -> Store | Nest:
-    """What it looks up is read ahead, where that makes its loop vectorise."""
+    """Return a store as a loop whose indirect loads (table lookups) run first, in a loop of their
+    own, if that lets the rest vectorise; else the store."""
     if work.bounds or work.rows or work.waiting is not None:
         return work
     sweep = read_ahead(Sweep(work.loops, (replace(work, loops=()),)))
@@ -113,7 +114,8 @@ def _looking(work: Store) -> Store | Nest:
 
 
 def _elsewhere(work: Store) -> bool:
-    """Whether others have the same points, and each rank stores those that fall in its part."""
+    """Return whether all ranks go over the same points and each stores only those that fall into
+    its part, as in a scatter to a split array."""
     last = [v for v in work.loops if v.extent != 1][-1:]
     if not last or expr.nonneg(SHORT - last[0].extent):
         return False
@@ -127,7 +129,8 @@ def _elsewhere(work: Store) -> bool:
 
 
 def _nests(nest: Nest) -> Iterator[Store | Nest]:
-    """Turns that are taken together, and those that are left, sum up in the same order."""
+    """Yield the nests of a nest: unrolled turns and the remainder. Both sum up in the same
+    order."""
     tiles = in_row_tiles(nest)
     if tiles is not None:
         begins, nest = tiles
@@ -143,7 +146,7 @@ def _nests(nest: Nest) -> Iterator[Store | Nest]:
 
 
 def _start(row: Reduce, place: Place | None) -> Store:
-    """What a row is before anything is combined into it."""
+    """Return a store that fills a row with the neutral element of its reduction."""
     value = Literal(neutral(row.fn, row.dtype), row.dtype)
     return Store(row.loops, row.buffer, row.offset, value, place=place)
 
@@ -162,7 +165,8 @@ def _sweep(sweep: Sweep) -> Sweep:
 
 
 def _part(part: Keep | Store | Reduce) -> Keep | Store:
-    """At one point of its sweep."""
+    """Return a part of a nest as it runs at one point of its sweep: a reduction combines into
+    memory."""
     if isinstance(part, Keep):
         total = part.total or (totalled_in(part.fn, part.dtype) if part.fn else None)
         return replace(part, total=total)
@@ -170,8 +174,8 @@ def _part(part: Keep | Store | Reduce) -> Keep | Store:
 
 
 def _reordered(sweep: Sweep) -> bool:
-    """Whether what is folded in any order makes the loop faster: compilers see it of integers; of
-    complex numbers OpenMP has sums only."""
+    """Return whether reordering a sweep's reductions makes its loop faster. C compilers reorder
+    integers themselves; for complex numbers OpenMP has only sums."""
     if not sweep.long or any(f.dtype.kind == "c" and f.fn != "add" for f in sweep.folds):
         return False
     if any(f.fn not in OPENMP for f in sweep.folds):
@@ -182,8 +186,8 @@ def _reordered(sweep: Sweep) -> bool:
 
 
 def _lanes(sweep: Sweep) -> int:
-    """How many totals each fold has: a processor adds several numbers in the time that it takes
-    until the first sum is there. Not where other work takes longer than that, or none is done."""
+    """Return how many accumulators each reduction gets, which hides the latency of an addition; 0
+    where other work takes longer than that, or the loop is short."""
     if len(sweep.folds) < len(sweep.parts) or not all(is_quick(p.value) for p in sweep.parts):
         return 0
     if not _moves(sweep.parts, sweep.long[-1]):
@@ -198,14 +202,15 @@ def _lanes(sweep: Sweep) -> int:
 
 
 def _apart(sweep: Sweep) -> bool:
-    """Whether it writes several parts of one memory: they are apart, which no compiler can see."""
+    """Return whether a sweep writes several parts of one buffer. They are disjoint, which no C
+    compiler can prove, so the loop is marked `simd`."""
     buffers = [p.buffer.number for p in sweep.parts if isinstance(p, Store)]
     return len(set(buffers)) < len(buffers) and bool(sweep.long)
 
 
 def _extremes(lane: Lane) -> int:
-    """How many elements are compared at once: of complex numbers, which no instruction compares,
-    and where data decides what is read, one."""
+    """Return how many elements an argmin or argmax compares at a time; 0 for one at a time, as for
+    complex numbers, which no instruction compares, and indirect reads."""
     lanes = _LANES // max(8, 2 * lane.dtype.size)
     few = expr.nonneg(4 * lanes - lane.along.extent)
     assert lane.value is not None
@@ -214,5 +219,5 @@ def _extremes(lane: Lane) -> int:
 
 
 def _moves(computed: object, loop: Var) -> bool:
-    """Whether turns of a loop compute of other elements than each other."""
+    """Return whether turns of a loop compute with other elements than each other."""
     return any(loop.sym in e.symbols() for e in exprs(computed))

@@ -1,9 +1,10 @@
-"""Loops over arrays that the program makes, of which nobody says how they lie: ranks share them.
+"""Automatic layouts of carried arrays: ranks share a loop over arrays without a stated layout.
 
-Goes in: a Graph with its Demands and Program, and what makes these of a Graph. Comes out: the same,
-or those of a Graph in which what such loops carry is split over the mesh, and what follows from it.
-Always holds: sizes and turns are known; nothing in such a loop is split otherwise; estimates say
-that it pays.
+Goes in: a Split (a Graph with its Demands and Program) and a function that partitions a Graph.
+Comes out: the same, or the Split of a Graph where the arrays that such loops carry, and all that
+follows from them, are split over the mesh.
+Always holds: sizes and turns are known; nothing in such a loop is split already; estimates say that
+it pays.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ GAIN = 0.5e-3  # seconds: for less no array is split
 
 
 def with_shared_loops(split: Split, again: Callable[[Module], Split]) -> Split:
-    """again: makes a Split of a Graph."""
+    """Return the Split with such loops shared by the ranks if that pays, else the given one.
+    `again` partitions a Graph anew."""
     demands, program = split
     graph = demands.graph
     found = {c: v for body in graph.bodies for op in body.ops
@@ -50,8 +52,8 @@ def with_shared_loops(split: Split, again: Callable[[Module], Split]) -> Split:
 
 
 def _carried(op: Op) -> list[Value]:
-    """The largest arrays that a loop carries, of one shape, where nobody says how arrays in it
-    lie."""
+    """Return the largest arrays of one shape that a loop carries, if no array in it has a stated
+    layout; else an empty list."""
     if not isinstance(op.what, Loop) or op.what.stop is None:
         return []
     region = Region((), (op,), ())
@@ -65,7 +67,8 @@ def _carried(op: Op) -> list[Value]:
 
 
 def _spread(mesh: Mesh, values: list[Value]) -> Laid:
-    """Their first dims over the axes of the mesh, in order."""
+    """Return a layout that splits the first dims of some arrays over the axes of the mesh, in
+    order."""
     ndim = values[0].type.ndim
     layout: Layout = (*((a,) for a in mesh.names[:ndim]), *(((),) * (ndim - len(mesh.names))))
     return Laid(tuple((v, layout) for v in values), Inside.FOLLOWS)

@@ -1,4 +1,4 @@
-"""What entries overwrite in states, where these lie, is kept: a run that fails can be undone.
+"""Undo log of states: what a run overwrites in place is kept, so that a failed run can be undone.
 
 In: a Plan whose entries store into states. Out: the same, with a copy of what a store overwrites
 before each such store. Always holds: nothing else writes into a state but at the end of a run.
@@ -35,7 +35,8 @@ _ONE = Integer[Buffer](expr.const(1), dtypes.INT64)
 
 
 def with_kept_writes(plan: Plan) -> Plan:
-    """The Plan with a copy before each store into a state where it lies."""
+    """Return the Plan with a copy before each store into a state; the same object if there is
+    none."""
     if not any(entry.updates for entry in plan.entries):
         return plan
     branch = plan.steps[-1]
@@ -76,7 +77,8 @@ def _sweep(sweep: Sweep, states: set[Buffer]) -> Sweep:
 
 
 def _copy(store: Store) -> Simple:
-    """Elements that lie one after the other are kept at once."""
+    """Return a store's undo copy; elements of a contiguous innermost loop are copied by one
+    call."""
     copy = replace(store, value=_ONE, combine=KEEPS, rows=0, waiting=None, sift=0)
     if not store.loops:
         return copy

@@ -1,4 +1,4 @@
-"""Sums that each turn of a loop makes, of arrays it only reads, are made before it at once.
+"""Loop-invariant code motion of reductions: the sums of all turns are computed before the loop.
 
 Goes in: a Graph. Comes out: the same in which a reduction to one number, of what depends on the
 counter and on nothing that the loop writes, is one before the loop for all turns, of which each
@@ -43,17 +43,21 @@ _STAYS = (*_FOLLOWS, Full, Iota, Reshape, Slice, Transpose)
 
 
 def sums_at_once(graph: Module) -> Module:
-    """The Graph, with these reductions before their loops. What is checked while it runs is checked
-    where the user computes it."""
+    """Return the Graph with these reductions moved before their loops. A Graph with run-time checks
+    stays as it is, so that a check fails at the line where the user computes."""
     return graph if graph.checks else graph.mapped(_Rewrite().region)
 
 
 @dataclass
 class _Turns:
-    """Of a loop: its counter is first + step * turn. made: the ops of its body, by what they make.
-    inside: all that is made there, or carried. computed: integers that it names. before: what
-    stands before the loop for a value, with a dim of turns in front where the flag says so.
-    moving: what depends on the counter."""
+    """A counted loop, whose counter is first + step * turn.
+
+    made: the ops of its body, by result.
+    inside: the values that its body carries or computes.
+    computed: symbols that ops of the body define.
+    before: by value, what it is before the loop; the flag says that it has a leading dim of turns.
+    moving: the values that depend on the counter.
+    """
 
     counter: Sym
     first: Expr
@@ -87,15 +91,15 @@ class _Turns:
         return turns
 
     def depends(self, value: Value) -> bool:
-        """On the counter."""
+        """Return whether a value depends on the counter."""
         return value in self.moving
 
     def counts(self, op: Op) -> bool:
         return any(self.counter in e.symbols() for e in op.what.exprs())
 
     def size(self, value: Value, left: int = MOST_OPS) -> int:
-        """How many ops of the body a value takes, each as often as it is used; more than `left`:
-        it may not stand before the loop."""
+        """Return how many ops of the body compute a value, counted once per use; more than `left`
+        if the value cannot move before the loop."""
         if value not in self.inside:
             return 0
         op, total = self.made.get(value), 1
@@ -108,8 +112,8 @@ class _Turns:
         return total
 
     def may_leave(self, op: Op) -> bool:
-        """Whether it may stand before the loop; what would be kept of it for all turns is one
-        number for each."""
+        """Return whether an op can move before the loop without needing more memory than one number
+        per turn."""
         if any(not self.computed.isdisjoint(e.symbols()) for e in op.what.exprs()):
             return False
         kept = isinstance(op.what, Reduce) and bool(op.result.type.ndim)
@@ -135,7 +139,7 @@ class _Rewrite(Builder):
         return region.with_ops(ops)
 
     def loop(self, op: Op, turns: _Turns) -> Op:
-        """The loop, behind the reductions that it need not make."""
+        """Emit the hoisted reductions before a loop and return the loop that reads them."""
         (body,) = op.regions
         found = {o: self.ahead(o.result, turns)[0] for o in body.ops if _pays(o, turns)}
         if not found:
@@ -152,8 +156,8 @@ class _Rewrite(Builder):
         return replace(op, regions=(body.with_ops(ops),))
 
     def ahead(self, value: Value, turns: _Turns) -> tuple[Value, bool]:
-        """A value for all turns; whether it has a dim of turns. What is long is made for each use,
-        so that it is computed there and takes no memory."""
+        """Return a value for all turns, and whether it has a leading dim of turns. Arrays are
+        computed anew for each use (rematerialised), so that they fuse there and take no memory."""
         if value not in turns.inside:
             return value, False
         if value in turns.before:
@@ -165,7 +169,8 @@ class _Rewrite(Builder):
         return found
 
     def counted(self, op: Op, turns: _Turns) -> tuple[Value, bool]:
-        """An integer that grows from turn to turn."""
+        """Return an integer that grows from turn to turn as an array over turns, and True; a
+        constant one as it is, and False."""
         assert isinstance(op.what, Symbolic)
         self.name, self.place = op.result.name, op.place
         if turns.counter not in op.what.value.symbols():
@@ -200,7 +205,8 @@ class _Rewrite(Builder):
         return self.made(what, *operands), True
 
     def made(self, what: Kind, *operands: Value) -> Value:
-        """Laid out as follows from the operands, outside of a shard_map."""
+        """Emit an op and return its result. Outside of a shard_map its layout follows from the
+        operands."""
         t = self.typed(what, operands)
         if not operands or any(v.type.layout is not None or not v.type.ndim for v in operands):
             t = laid_out(what, [v.type for v in operands], t)
@@ -208,7 +214,7 @@ class _Rewrite(Builder):
 
 
 def _pays(op: Op, turns: _Turns) -> bool:
-    """Whether it is a reduction of much to one number, which differs from turn to turn."""
+    """Return whether an op reduces many elements to one number that differs from turn to turn."""
     if not isinstance(op.what, Reduce) or op.result.type.ndim:
         return False
     shape = op.operands[0].type.shape

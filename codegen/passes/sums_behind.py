@@ -1,8 +1,8 @@
-"""Sums over ranks that a loop only adds up are made once, behind it.
+"""Sinking of all-reduces: sums over ranks that a loop only accumulates are made once, behind it.
 
 Goes in: a Program. Comes out: the same in which a carried value that each turn adds sums over ranks
-to, and that nothing else in the loop reads, holds this rank's shares of them, from 0 on. Behind the
-loop they are summed over the ranks, and added to what it began with.
+to, and that nothing else in the loop reads, holds only this rank's partial sums, starting at 0.
+Behind the loop they are summed over the ranks and added to the initial value.
 Always holds: the partitioner made these sums; all turns sum as many elements as are carried.
 """
 
@@ -37,7 +37,7 @@ _MOVES = (Broadcast, Reshape, Slice, Transpose)
 
 
 def with_sums_behind(program: Module) -> Module:
-    """The Program, with these sums behind their loops."""
+    """Return the Program with these sums behind their loops; the same object if there are none."""
     work = _Behind(program)
     made = program.with_body(work.region(program.body))
     return made if made is program else replace(made, origins=work.origins)
@@ -45,7 +45,8 @@ def with_sums_behind(program: Module) -> Module:
 
 @dataclass(frozen=True)
 class _Added:
-    """What turns add to a carried value: the sums over ranks, and the axes that all are over."""
+    """The sums over ranks that turns add to a carried value, and the axes that all of them are
+    over."""
 
     sums: tuple[Op, ...]
     axes: LayoutEntry
@@ -75,7 +76,7 @@ class _Behind(Builder):
         return region.with_ops(ops)
 
     def loop(self, op: Op, what: Loop) -> None:
-        """The loop, and behind it the sums of what it adds up."""
+        """Emit a loop, and behind it the sums over ranks of what it accumulates."""
         body = op.regions[-1]
         added: dict[int, _Added] = {}
         if any(self.is_sum(o) for o in body.ops):
@@ -103,7 +104,8 @@ class _Behind(Builder):
             self.sum(some, results[k], began, op.results[k])
 
     def sum(self, added: _Added, shares: Value, began: Value | None, result: Value) -> None:
-        """What ranks have a share of, as one: result."""
+        """Emit the sum over ranks of their partial sums, plus the initial value `began` if there is
+        one, as `result`."""
         first, dtype = added.sums[0], result.type.dtype
         self.name, self.place = result.name, first.place
         total = self.emit(Fold(added.axes, "add"), (self.cast(shares, dtypes.folded_in(dtype)),))
@@ -117,14 +119,15 @@ class _Behind(Builder):
             self.add(Map("add"), (began, total), (result,))
 
     def is_sum(self, op: Op) -> bool:
-        """Whether it is a sum over ranks that the partitioner made."""
+        """Return whether an op is a sum over ranks that the partitioner made."""
         what = op.what
         return (isinstance(what, Fold) and what.fn == "add" and what.flow == "all"
                 and not what.want and op.result in self.origins)
 
 
 class _Turn:
-    """The body of a loop, and what it adds to what it carries. turns: at least so many."""
+    """The body of a loop that makes at least `turns` turns; finds what it adds to carried
+    values."""
 
     def __init__(self, at: _Behind, body: Region, turns: Expr) -> None:
         self.at, self.body, self.turns = at, body, turns
@@ -132,13 +135,15 @@ class _Turn:
         self.defs, self.every = known.defs, known.uses
 
     def uses(self, value: Value) -> list[Op | None]:
-        """Those that read a value, but views that nobody reads; None: the next turn, or around."""
+        """Return the ops that read a value, without views that nobody reads. None in the list
+        stands for the next turn, or for a read outside of the body."""
         found = [u.op for u in self.every.get(value, ())]
         return [op for op in found if op is None or not isinstance(op.what, (Slice, Reshape))
                 or self.uses(op.result)]
 
     def added(self, k: int) -> _Added | None:
-        """What is added to a carried value, if that is all that happens to it."""
+        """Return the sums that a turn adds to carried value `k`, or None if it does anything else
+        with it, or if summing behind the loop would be larger."""
         value, sums = self.body.args[k], list[Op]()
         if dtypes.folded_in(value.type.dtype) != value.type.dtype:
             return None  # shares may be far larger than their sum: half types lose it, or overflow
@@ -158,7 +163,8 @@ class _Turn:
         return _Added(tuple(sums), axes.pop())
 
     def step(self, value: Value) -> tuple[Value, list[Op]] | None:
-        """What comes of a value by the next sum that is added, and that sum."""
+        """Return the value after the next addition to `value`, and the sums over ranks that it
+        adds; None if its readers do anything else."""
         users = self.uses(value)
         if len(users) == 1 and users[0] is not None:
             found = self.plus(users[0], value)
@@ -175,21 +181,23 @@ class _Turn:
         return None if found is None else (update.result, found)
 
     def same_box(self, update: Op, shown: Op) -> bool:
-        """Whether a slice shows what an update replaces."""
+        """Return whether a slice reads exactly the box that an update replaces."""
         what, box = shown.what, update.what
         return (isinstance(what, Slice) and isinstance(box, Update)
                 and what.start == box.start and what.step == box.step
                 and what.shape == update.operands[1].type.shape)
 
     def through(self, value: Value) -> Op | None:
-        """What makes a value, in another shape, for nobody else."""
+        """Return the op that computes a value, looking through reshapes, or None if another op
+        reads it too."""
         op = self.defs.get(value)
         while op is not None and len(self.uses(op.result)) == 1 and isinstance(op.what, Reshape):
             op = self.defs.get(op.operands[0])
         return op if op is not None and len(self.uses(op.result)) == 1 else None
 
     def plus(self, op: Op, value: Value) -> list[Op] | None:
-        """The sums over ranks that are added to a value."""
+        """Return the sums over ranks that an op adds to a value, or None if it does anything
+        else."""
         what = op.what
         if not isinstance(what, Map) or what.fn not in ("add", "sub"):
             return None
@@ -199,8 +207,9 @@ class _Turn:
         return self.sums(b if a is value else a)
 
     def sums(self, value: Value, users: int = 1) -> list[Op] | None:
-        """Those that a value is a sum of, if a rank's shares of it follow from its shares of these,
-        and nobody else reads them. users: how many read it."""
+        """Return the sums over ranks that add up to a value, or None if a rank's part of the value
+        does not follow from its parts of these, or another op reads them. `users` ops must read the
+        value."""
         op = self.defs.get(value)
         if op is not None and isinstance(op.what, Full) and (op.what.value == 0 or op.what.blank):
             return []
@@ -232,7 +241,8 @@ class _Turn:
         return found if found is not None and self.is_factor(b, found) else None
 
     def updated(self, op: Op) -> list[Op] | None:
-        """Those of an array of which a box is replaced, or has something added."""
+        """Return the sums over ranks in an updated array: those of the array and those of the box
+        that is replaced or added to; None if either has other parts."""
         under, v = op.operands
         step = self.step(under) if len(self.uses(under)) == 2 else None
         one = self.sums(under, 1 if step is None else 2)
@@ -240,13 +250,15 @@ class _Turn:
         return None if one is None or other is None else [*one, *other]
 
     def is_alike(self, value: Value, sums: list[Op]) -> bool:
-        """Whether all ranks have the same that add these up: not each its own part of an array."""
+        """Return whether a value is equal on all ranks that add these sums up, and not each one's
+        shard."""
         axes = self.at.variance.of.get(value)
         return axes is not None and not any(axes & set(_axes(op)) for op in sums)
 
     def is_factor(self, value: Value, sums: list[Op]) -> bool:
-        """Whether a value is one number, the same on all ranks that add these up, finite and not 0:
-        by another one, shares of a sum may be NaN where the sum is infinite."""
+        """Return whether a value is one number, equal on all ranks that add these sums up, finite
+        and not 0. With any other factor, partial sums may be NaN where the whole sum is
+        infinite."""
         op = self.defs.get(value) if self.is_alike(value, sums) else None
         while op is not None and (isinstance(op.what, _MOVES) or _is_cast(op)):
             op = self.defs.get(op.operands[0])
@@ -268,7 +280,8 @@ def _is_cast(op: Op) -> bool:
 
 
 def _without(body: Region, gone: dict[Value, Value]) -> Region:
-    """The body without the ops that make some values: others read what these were made of."""
+    """Return a loop's body without the ops that make some values; readers take their operands
+    instead."""
 
     def now(values: tuple[Value, ...]) -> tuple[Value, ...]:
         return tuple(gone.get(v, v) for v in values)

@@ -30,7 +30,7 @@ from codegen.variance import Variance, analysed, turns_apart
 
 
 def looped(program: Module, stored: Container[Value]) -> Loops:
-    """The Loops of a Program. stored: the values that need memory."""
+    """Return the Loops of a Program. `stored` holds the values that need memory."""
     make = Maker(program, stored)
     module: Module = replace(program.mapped(make.region), level="loops")
     return Loops(
@@ -40,7 +40,7 @@ def looped(program: Module, stored: Container[Value]) -> Loops:
 
 
 class Maker(Resolver):
-    """What the rules of kinds add their work to."""
+    """Builds the Loops of a Program: the rule of each op kind adds its acts to this object."""
 
     def __init__(self, program: Module, stored: Container[Value]) -> None:
         super().__init__(program, stored)
@@ -81,7 +81,7 @@ class Maker(Resolver):
         return analysed(self.program)
 
     def is_everywhere(self, value: Value) -> bool:
-        """Whether all ranks have the same, on every mesh of the same extents."""
+        """Return whether all ranks have the same value, on every mesh with the same extents."""
         return not self.variance.values([value]) and all(
             s.kind in LAUNCH for e in value.type.shape for s in e.symbols())
 
@@ -89,40 +89,41 @@ class Maker(Resolver):
         self.acts.append(act)
 
     def store(self, into: Value, node: At, op: Op) -> None:
-        """All of a result, element by element: what stands at positions of its loops."""
+        """Add a store of all elements of a result; `node` is the element at the positions of its
+        loops."""
         loops = loop_vars(into.type.shape)
         offset = ravel(positions(loops), into.type.shape)
         self.add(Store(loops, into, offset, node, place=op.place))
 
     def take_over(self, op: Op) -> Value:
-        """The result of an op that begins as its first operand."""
+        """Return the result of an op, which begins with the elements of its first operand."""
         self.begins.append((op.operands[0], op.result))
         return op.result
 
     def spare(self, name: str, dtype: DType, *shape: Expr) -> Value:
-        """Memory that is needed meanwhile."""
+        """Return a temporary array that only the current op uses."""
         self.scratch.append(Value(name, ArrayType(dtype, shape)))
         return self.scratch[-1]
 
     def numbered(self) -> int:
-        """A number that no other take or send has."""
+        """Return a number that no other take or send has."""
         self.feeding += 1
         return self.feeding - 1
 
     def library(self, routine: Routine) -> int:
-        """The number of a routine."""
+        """Return the number of a library routine in the image's table, adding it if it is new."""
         if routine not in self.libraries:
             self.libraries.append(routine)
         return self.libraries.index(routine)
 
     def call(self, function: Caller, loops: tuple[Var, ...], numbers: Sequence[Expr],
              parts: Sequence[Part[Value]], op: Op) -> None:
-        """A call of routines for every point of these loops."""
+        """Add a call of library routines for every point of some loops."""
         routines = tuple(map(self.library, function.routines))
         self.add(LibraryCall(function, loops, tuple(numbers), tuple(parts), routines, op.place))
 
     def kernel(self, kernel: Any, signature: tuple[Parameter, ...]) -> str:
-        """The symbol of a kernel compiled for these parameters."""
+        """Return the C symbol of a kernel compiled for these parameter types."""
         known = (s for s, (k, sig) in self.kernels.items() if k is kernel and sig == signature)
         symbol = next(known, None)
         if symbol is None:
@@ -131,8 +132,8 @@ class Maker(Resolver):
         return symbol
 
     def exchange(self, op: Op, what: ops.Exchange) -> None:
-        """An exchange phase, with the barriers that the program asked for around it; and the
-        elements of the result that it leaves alone."""
+        """Add an exchange phase, with the barriers that the program asked for around it, and a fill
+        of the result's elements that no rank sends."""
         around = "least" if isinstance(what, ops.Barrier) else self.sync
         if around in ("before", "both"):
             self.add_exchange(op, ops.Barrier(what.axes))

@@ -1,8 +1,8 @@
-"""What is exchanged and then read transposed is transposed as it is copied: b += a.T.
+"""A transpose moves before the exchange whose result it reads: it is done while copying: b += a.T.
 
-Goes in: a Program. Comes out: the same in which members take a view of what they hold, where only
-loops read the transposed result: they read it in the order in which it lies.
-Always holds: every member gets the elements that it got; what a library multiplies stays as it is.
+Goes in: a Program. Comes out: the same in which members exchange a transposed view of what they
+hold, if only loops read the transposed result: these then read it in memory order.
+Always holds: every member gets the elements that it got; operands of library calls stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from codegen.ops.group import each
 
 
 def turned(program: Module) -> Module:
-    """The Program, with its transpositions before the exchanges."""
+    """Return the Program with transposes before their exchanges; the same object if there are
+    none."""
     work = _Turning(program.def_use)
     made = program.mapped(work.region)
     if made is program:
@@ -46,7 +47,8 @@ class _Turning(Builder):
         return region.with_ops(ops)
 
     def is_better(self, op: Op, last: Op) -> bool:
-        """Whether members get parts, for nothing but loops over the transposed array."""
+        """Return whether each member of an exchange gets its own part, and only loops read its
+        transpose."""
         what, uses = op.what, self.known.uses
         if not isinstance(what, Move) or what.room or what.wraps or what.flow != "all":
             return False
@@ -55,7 +57,7 @@ class _Turning(Builder):
         )
 
     def turn(self, op: Op, last: Op) -> None:
-        """The exchange of the transposed operand, for the transposed result of the exchange."""
+        """Emit the exchange of the transposed operand; its result is the transposed result."""
         what, perm, (x,) = op.what, last.what.perm, op.operands  # type: ignore[attr-defined]
         assert isinstance(what, Move)
         self.name, self.place = x.name, op.place

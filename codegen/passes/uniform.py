@@ -1,6 +1,6 @@
-"""Every exchange is reached by all its members, or by none; a feed by all ranks, or by none.
+"""Checks against deadlocks: an exchange is reached by all its members or none, a feed by all ranks.
 
-In: a Program. Out: the same; or a MatchingError where a branch or a loop may part the members.
+In: a Program. Out: the same; or a MatchingError where ranks may take different branches around it.
 Always holds: what members must say alike, such as a root, is one formula on all of them.
 """
 
@@ -16,9 +16,9 @@ from codegen.variance import Axes, Variance, analysed
 
 
 def check_uniform(program: Module) -> Module:
-    """The Program itself, in which every exchange is reached by all its members or by none.
+    """Return the Program itself, in which every exchange is reached by all its members or by none.
 
-    Raises MatchingError where a branch or a loop around it may part them.
+    Raises MatchingError where members may pass a branch or loop around an exchange differently.
     """
     found = analysed(program)
     for region in program.regions:
@@ -70,7 +70,7 @@ class _Check:
     def met(
         self, op: Op, called: str, members: Axes, around: tuple[_Around, ...]
     ) -> None:
-        """All of them come to it, or none."""
+        """Raise MatchingError if some of the members may not reach an op while others do."""
         for k, outer in reversed([*enumerate(around)]):
             if apart := outer.axes & members:
                 names = tuple(a for a in self.mesh.names if a in apart)
@@ -101,7 +101,8 @@ class _Check:
         )
 
     def cause(self, outer: Op, apart: tuple[str, ...], do: str) -> tuple[str, str]:
-        """What parts the ranks, and the way out: where to `do` it."""
+        """Return why ranks part at a branch or loop, and the remedy, which says where to `do`
+        something."""
         what = outer.what
         if isinstance(what, Branch) and what.on is not None:
             return (user_text(self.mesh, what.on),

@@ -1,8 +1,8 @@
-"""Loops whose turns are too short for exchanges: every rank computes them, of whole arrays.
+"""Replicated computation: loops whose turns are too short for exchanges run whole on every rank.
 
-Goes in: a Graph with its Demands and Program, and what makes these of a Graph. Comes out: the same,
-or those of a Graph in which arrays are gathered before some loops (all that a loop reads, so that
-every rank computes it; or what it only reads, row by row say), or laid out along other dims.
+Goes in: a Split (a Graph with its Demands and Program) and a function that partitions a Graph.
+Comes out: the same, or the Split of a Graph where arrays are gathered before some loops (all that a
+loop reads, or only what it does not write), or laid out along other dims in them.
 Always holds: sizes and turns are known; arrays take at most ROOM; estimates say that it pays.
 """
 
@@ -38,7 +38,8 @@ Choices = dict[Sym, Laid]  # by the counters of loops
 
 
 def with_whole_loops(split: Split, again: Callable[[Module], Split]) -> Split:
-    """again: makes a Split of a Graph."""
+    """Return the Split with the changes to its loops that pay, or the given one if none does.
+    `again` partitions a Graph anew."""
     demands, program = split
     if not any(isinstance(o.what, Exchange) for op in program.body.ops for o in _inside(op)):
         return split
@@ -58,7 +59,8 @@ def with_whole_loops(split: Split, again: Callable[[Module], Split]) -> Split:
 
 
 class _Search:
-    """few: what the loops of the Graph cost as they are, on a small mesh."""
+    """Searches for changes of layouts that pay. `few` are the costs of the loops on a small
+    mesh."""
 
     def __init__(self, demands: Demands, program: Module, few: Costs) -> None:
         self.demands, self.program, self.few = demands, program, few
@@ -72,12 +74,12 @@ class _Search:
 
     @cached_property
     def before(self) -> list[Costs]:
-        """What the loops cost as they are, on every mesh."""
+        """Return the costs of the unchanged program, for each mesh that is tried."""
         return [self.few, *(Costs(self.program, sizes) for sizes in self.meshes[1:])]
 
     @cached_property
     def alone(self) -> Mapping[Sym, Cost]:
-        """What they cost a rank that is alone."""
+        """Return the cost of each loop on a mesh of one rank."""
         return Costs(self.program, {a.name: 1 for a in self.graph.mesh.axes}).loops
 
     def choices(self, again: Callable[[Module], Split]) -> Choices:
@@ -96,7 +98,8 @@ class _Search:
         return self.in_region(self.graph.body)
 
     def shared(self) -> Choices:
-        """What several loops only read, one after the other, and fetch more of than all of it."""
+        """Return arrays to gather before several successive loops that only read them, where these
+        loops together would fetch more than a whole array."""
         loops: dict[Value, list[Sym]] = defaultdict(list)
         fetching: dict[Value, float] = defaultdict(float)
         for op in (op for body in self.graph.bodies for op in body.ops):
@@ -117,7 +120,8 @@ class _Search:
         return {counter: gathered(values, Inside.SAME, "") for counter, values in found.items()}
 
     def find_across(self) -> None:
-        """Of loops in which much is exchanged: how arrays lie along which inner loops do not go."""
+        """Find, for loops that exchange much, layouts that split no dim that their inner loops walk
+        along."""
         for op in (op for body in self.graph.bodies for op in body.ops):
             counter = op.what.counts() if isinstance(op.what, Loop) else None
             if counter is None or counter not in self.few.loops:
@@ -127,7 +131,7 @@ class _Search:
                 self.across[counter] = {counter: Laid((), Inside.FOLLOWS), **found}
 
     def in_region(self, region: Region) -> Choices:
-        """For the outermost loops that are faster otherwise."""
+        """Return the choices for the outermost loops of a region that some change makes faster."""
         found: Choices = {}
         for op in region.ops:
             if isinstance(op.what, ShardMap):
@@ -140,7 +144,8 @@ class _Search:
         return found
 
     def of_loop(self, loop: Op, counter: Sym) -> Choices:
-        """For a loop, and those in it: nothing, where it is well as it is."""
+        """Return the fastest choice for a loop and the loops in it; empty if it is best left as it
+        is."""
         if counter not in self.few.loops or self.few.loops[counter].exchanging <= GAIN:
             return {}
         if not all(counter in c.loops for c in (*self.before, *self.after)):
@@ -186,8 +191,9 @@ class _Search:
                 "exchanges")
 
     def find_only_read(self, region: Region, known: frozenset[Value]) -> None:
-        """Of the outermost loops that only read what exchanges in them fetch: those arrays. known:
-        those that are gathered before a loop around it."""
+        """Find, for the outermost loops, the arrays that they only read and that are cheaper to
+        gather before than to fetch in turns. `known` are those that an outer loop gathers
+        already."""
         for op in region.ops:
             if isinstance(op.what, ShardMap):
                 continue
@@ -221,7 +227,7 @@ def _amount(size: int) -> str:
 
 
 def _as_asked(op: Op) -> bool:
-    """Whether the user says how arrays lie in it."""
+    """Return whether the user states how arrays lie in an op."""
     if isinstance(op.what, Relayout):
         return op.what.asked
     return isinstance(op.what, ShardMap | Kernel | Feeding | Save)
@@ -236,14 +242,15 @@ def _is_split(value: Value) -> bool:
 
 
 def _read_by(loop: Op, carried: bool = True) -> tuple[Value, ...]:
-    """Split arrays from before a loop that it reads."""
+    """Return the split arrays from before a loop that it reads, with or without those it
+    carries."""
     given = [*loop.operands] if carried else []
     free = [v for inner in loop.regions for v in free_values(inner)]
     return tuple(v for v in dict.fromkeys([*given, *free]) if _is_split(v))
 
 
 def _size(values: Sequence[Value]) -> int | None:
-    """Bytes of all of them; None where that is too much, or not known."""
+    """Return the bytes of some values in all; None if that is not known or more than ROOM."""
     amounts = [bytes_of(v) for v in values]
     total = sum(a for a in amounts if a is not None)
     return total if None not in amounts and total <= ROOM else None
@@ -258,7 +265,8 @@ def _gathered(sizes: Mapping[str, int], values: Sequence[Value]) -> float:
 
 
 def _pays(before: Sequence[Cost], after: Sequence[float], factor: float) -> bool:
-    """On every mesh."""
+    """Return whether a change is faster by `factor` on every mesh, and saves GAIN seconds on the
+    small one."""
     estimated(before[0].seconds, after[0])
     faster = all(b.seconds > factor * a for b, a in zip(before, after, strict=True))
     return faster and before[0].seconds - after[0] > GAIN

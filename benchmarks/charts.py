@@ -32,7 +32,7 @@ def programs(rounds: int = 9) -> None:
 
 
 def jax(rounds: int = 9) -> None:
-    """As many ranks as there are cores, beside jax.jit on the same cores."""
+    """Write our times beside those of jax.jit to jax.csv, with as many ranks as there are cores."""
     argv = [sys.executable, "-m", "benchmarks.beside_jax", rounds]
     found = json.loads(run(argv, timeout=900).expect(0).out.splitlines()[-1])
     rows = [

@@ -23,7 +23,7 @@ STEPS = 100
 
 
 def around(u: Any) -> Any:
-    """Five points: what stands around each of the inner ones, without four times that itself."""
+    """Return the five-point Laplacian of a 2-d array at its inner points."""
     return u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4 * u[1:-1, 1:-1]
 
 

@@ -158,7 +158,8 @@ def handover(folder: str) -> Loader:
 
 
 def processor_seconds(root: int) -> float:
-    """Of a process and all below it, and of those that they have waited for."""
+    """Return the CPU seconds of a process, its descendants, and the children that these waited
+    for."""
     parents, seconds = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -266,7 +267,7 @@ def measured(part: str, rounds: int) -> dict[str, float]:
 
 
 def say(part: str, found: dict[str, float]) -> None:
-    """What was measured as a table, and what was asked."""
+    """Print the times of one part as a Markdown table, and whether the ratios asked for are met."""
     names = [k for k in (*PEERS, *ALONE) if f"{k} 1" in found or k in found]
     head = [TITLES[part], "ours", *({**PEERS, **ALONE}[k] for k in names)]
     rows = [head, ["---"] * len(head)]
@@ -310,7 +311,7 @@ def starved(rounds: int) -> dict[str, float]:
 
 
 def taken_of(image: Any, file: str, **arguments: Any) -> list[tuple[float, float, float]]:
-    """Of each batch that rank 0 took in a run: begin, end, seconds of it that it waited."""
+    """Return begin, end and seconds of waiting for each batch that rank 0 took in a run."""
     image.timeline(file, ranks=1, **arguments)
     events = json.loads(Path(file).read_text())["traceEvents"]
     return [(e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, e["args"]["wait us"] / 1e6)

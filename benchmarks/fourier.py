@@ -56,7 +56,8 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def per_turn(job: Any, turns: int = 4) -> float:
-    """Of one turn: several less one, so that starting does not count."""
+    """Return the seconds of one turn. A run of one turn is subtracted, so that starting does not
+    count."""
     return (seconds(partial(job, steps=turns)) - seconds(partial(job, steps=1))) / (turns - 1)
 
 

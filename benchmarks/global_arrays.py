@@ -330,7 +330,8 @@ def by_hand(folder: Path) -> dict[str, object]:
     a, b = np.ones(1 << 20), np.ones(1 << 20)
 
     def call(name: str, *arrays_n_each: object) -> object:
-        """each: turns in one call; of loops that compilers would turn inside out, one."""
+        """Return a function that calls C. `each` is how many turns a call makes; one where a C
+        compiler would interchange loops."""
         *arrays, n, each = arrays_n_each
 
         def run(steps: int) -> None:
@@ -354,7 +355,8 @@ def by_hand(folder: Path) -> dict[str, object]:
 
 
 def seconds(run: object, steps: int) -> float:
-    """Of one turn: many turns less few, so that starting does not count."""
+    """Return the seconds of one turn. A shorter run is subtracted, so that starting does not
+    count."""
     times = []
     for count in (steps // 10, steps):
         start = time.perf_counter()

@@ -124,7 +124,8 @@ def main(path: str) -> None:
 
 
 def report(folder: Path, counts: tuple[int, ...] = (10, 100, 1000, 3000)) -> None:
-    """What a build costs per statement, for programs of any length; compiling C apart."""
+    """Print what a build costs per statement for programs of growing length, with C compiling
+    apart."""
     rows = []
     for kind, source in KINDS.items():
         cells: list[list[str]] = [[], []]

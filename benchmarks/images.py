@@ -156,7 +156,7 @@ for n in counts:
 
 
 def load_costs(folder: Path, counts: tuple[int, ...] = (100, 1000, 4000)) -> None:
-    """What each further rank in a process costs when an image is loaded."""
+    """Print the time to load an image with many ranks in one process, and for each further rank."""
     (folder / "small.py").write_text(SMALL)
     spmd_command("build", folder / "small.py")
     done = run([sys.executable, "-c", LOAD, folder / "small.img", *counts], timeout=120).expect(0)
@@ -237,7 +237,7 @@ if comm.rank == 0:
 
 
 def timelines(folder: Path, rounds: int = 15) -> None:
-    """What keeping times costs: the same job with and without, alternating in one process."""
+    """Print what keeping times costs: runs with and without it alternate in one process."""
     (folder / "timed.py").write_text(TIMED)
     rows = []
     for example, settings in (("heat", ["steps=1000"]), ("train_digits", [])):

@@ -26,7 +26,7 @@ READY = 16  # batches that may be ready before anybody asks: they are taken befo
 
 
 def crop(bytes_of_jpeg: bytes, rng: np.random.Generator) -> np.ndarray:
-    """A photograph: decoded, cut at random, turned at random, as numbers from 0 to 1."""
+    """Return a decoded photograph, cropped and flipped at random, as numbers from 0 to 1."""
     from PIL import Image
 
     with Image.open(io.BytesIO(bytes_of_jpeg)) as image:
@@ -42,7 +42,7 @@ def megabytes() -> np.ndarray:
 
 
 class Examples:
-    """What DataLoader and Grain index: they ask for __getitem__ and __len__."""
+    """A dataset that DataLoader and Grain index through __getitem__ and __len__."""
 
     def __init__(self, part: str, folder: str) -> None:
         self.part = part
@@ -77,7 +77,8 @@ def torch_batches(part: str, workers: int, folder: str) -> Iterator[Any]:
 
 
 def ready_operations() -> Any:
-    """Those of torchvision: decoded, cut at random, turned at random, as numbers from 0 to 1."""
+    """Return torchvision's function that decodes, crops and flips an image and scales it to 0 to
+    1."""
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
     from torchvision.transforms import v2

@@ -82,7 +82,7 @@ def main(rounds: str) -> None:
 
 
 def report(_: Path, rounds: int = 7) -> None:
-    """What pictures cost a worker, by each decoder."""
+    """Print how long a worker takes to prepare a picture, with each decoder."""
     found = json_lines("pictures", rounds, timeout=600)[-1]
     rows: dict[tuple[str, str], list[str]] = {}
     for name, ms in found.items():

@@ -252,7 +252,8 @@ def in_torch(schedule: str, microbatches: int, file: Path) -> Iterator[Callable[
 
 
 def beside_torch(rounds: int, name: str = "width 384") -> dict[str, dict[str, Any]]:
-    """By schedule: seconds of a step, ours over theirs, and bytes kept of each stage."""
+    """Return, by schedule, the seconds of a step, ours over torch's, and the bytes each stage
+    keeps."""
     steps, microbatches = NETWORKS[name][-1], 8
     found = {}
     for schedule in ("1f1b", "gpipe"):

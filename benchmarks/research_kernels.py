@@ -144,7 +144,8 @@ def branch(n: int = 100_000):
 
 @spmd.program(mesh=("r",))
 def synch_p2p(m: int = 1000, n: int = 1000):
-    """A wavefront: a rank has some columns, and goes on with a line where the one before it has."""
+    """Computes a wavefront over columns split by rank: a rank computes a line once the one before
+    has."""
     steps = spmd.scalar("steps", 1)
     grid = spmd.input("grid", (n, m), np.float64, layout=(None, "r"),
                       default=lambda j, i: np.where(j == 0, i, np.where(i == 0, j, 0)))
@@ -178,10 +179,10 @@ def synch_p2p(m: int = 1000, n: int = 1000):
 
 @dataclass(frozen=True)
 class Kernel:
-    """Of the C: its folder, its first argument (steps, mostly; few for many ranks) and the others;
-    what a step computes, or moves at least where every array is read and written once in each of
-    its statements, and in which unit that is a rate. That of nstream is the memory's: the bound of
-    the others."""
+    """A kernel of the Parallel Research Kernels in C: its folder, its first argument (`steps`;
+    `few` for many ranks) and the others. `work` is what a step computes, or the least that it moves
+    if each statement reads and writes its arrays once; `unit` is the unit of that rate. The
+    memory's rate, which nstream measures, bounds the others."""
 
     folder: str
     steps: int
@@ -212,14 +213,14 @@ KERNELS = {
 
 
 def steps_of(name: str, ranks: int) -> int:
-    """C's first argument: fewer where ranks wait for cores."""
+    """Return the first argument of the C program, smaller where ranks must share cores."""
     kernel = KERNELS[name]
     return kernel.steps if ranks < 8 else kernel.few
 
 
 def turns_of(name: str, ranks: int) -> int:
-    """Of a call of ours: C's argument of `random` is updates per element of the table, two rounds,
-    in groups of 1024; a step of `branch` is two of its iterations."""
+    """Return the turns of our call that do the work of C's argument. `random` counts updates per
+    element, in two rounds of groups of 1024; two iterations of `branch` are one step of ours."""
     steps = steps_of(name, ranks)
     if name == "random":
         return max(1, steps * (1 << KERNELS[name].argv[0]) // ranks // 2048)
@@ -248,7 +249,7 @@ def built_c(source: Path, folder: Path) -> None:
 
 
 def seconds_of_c(name: str, folder: Path, ranks: int) -> float:
-    """Of a step."""
+    """Return the seconds that the C program takes for a step."""
     kernel, launch = KERNELS[name], ["mpirun", "-n", ranks]
     binary = folder / "MPI1" / kernel.folder / kernel.program
     out = run([*launch, binary, steps_of(name, ranks), *kernel.argv], timeout=LIMIT_S).expect(0).out
@@ -265,8 +266,8 @@ def seconds_of_ours(name: str, folder: Path, ranks: int) -> float:
 
 
 def repeated(measure: Callable[[], Any], rounds: int, enough_s: float, doing: str) -> list[Any]:
-    """What `measure` gives, `rounds` times; no other round begins when `enough_s` have passed.
-    Each round is named on standard error as it begins."""
+    """Return the results of calling `measure` up to `rounds` times; no round begins after
+    `enough_s`. Each round is named on standard error as it begins."""
     found, end = [], time.monotonic() + enough_s
     while len(found) < rounds and (not found or time.monotonic() < end):
         print(f"figures: {doing}, {len(found) + 1} of {rounds}", file=sys.stderr, flush=True)

@@ -55,7 +55,7 @@ uvicorn.Server(uvicorn.Config(
 
 @spmd.program(mesh=("r",))
 class Digits:
-    """A small network: what the call itself takes is little beside what a request takes."""
+    """A network so small that the request, not the call, takes most of the time."""
 
     def __init__(self) -> None:
         self.rows = spmd.Dim("batch", at_most=64)

@@ -164,7 +164,8 @@ class Stage:
         return one
 
     def needs(self, begin: float, end: float) -> list[float]:
-        """The rate equation: what each consumer could take, over what a worker makes."""
+        """Return how many workers each consumer needs: the rate that it takes over a worker's
+        rate."""
         return [one.takes(begin, end) / self.makes for one in self.consumers]
 
     def assigned(self, when: float) -> list[float]:
@@ -253,7 +254,7 @@ def scene(name: str, image: str, work: int) -> dict[str, float]:
 
 
 def kill_worker(agent: int) -> None:
-    """By kill -9: of five, four or five are needed."""
+    """Kill one worker with SIGKILL: of five workers, four or five are needed."""
     first = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()[0]
     os.kill(int(first), signal.SIGKILL)
 

@@ -42,7 +42,7 @@ def weights(layers, heads, width, length):
 
 
 def encoded(w, words):
-    """What is known at each place of texts (batch, length) of two halves."""
+    """Return the encoder's vectors for texts (batch, length), each of which has two halves."""
     length = words.shape[1]
     h = nn.embedding(words, w["words"]) + w["places"]
     h = h + w["halves"][np.arange(length) // (length // 2)]
@@ -106,7 +106,7 @@ def bert(steps: int = 1000, batch: int = 32, layers: int = 2, heads: int = 4, wi
 
 
 def check():
-    """In small: the same losses on any mesh; unseen words are guessed better than by frequency."""
+    """Check in small that losses agree on any mesh and guesses beat the most frequent word."""
     image = spmd.build(bert, steps=300, batch=16, layers=1, width=32, length=32, rate=1e-2)
     losses = [image.run(ranks=x * y, mesh={"x": x, "y": y}, until=8)["losses"][:8]
               for x, y in [(1, 1), (3, 1), (1, 3), (4, 4)]]

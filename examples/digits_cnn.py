@@ -14,7 +14,7 @@ TRAIN = 1500  # the other 297 digits are held out
 
 
 def digits(batch, seed=0):
-    """Shuffled once: training digits as (steps, batch, 8, 8, 1) with labels, and those held out."""
+    """Return shuffled training digits as (steps, batch, 8, 8, 1), labels, and those held out."""
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(x))
     x, y = (x[order] / 16).astype(np.float32).reshape(-1, 8, 8, 1), y[order].astype(np.int32)
@@ -23,7 +23,7 @@ def digits(batch, seed=0):
 
 
 def start(wide, seed=1):
-    """The parameters: two windows of 3 by 3, and a matrix, with biases."""
+    """Return the initial parameters: two windows of 3 by 3, and a matrix, with biases."""
     random = np.random.default_rng(seed)
 
     def layer(*shape):

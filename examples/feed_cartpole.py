@@ -18,7 +18,7 @@ DISCOUNT, TRACE, CLIP = 0.98, 0.95, 0.2
 
 
 def network(w, state):
-    """What speaks for a push to the left and to the right, and how long the pole may stand."""
+    """Return the scores of a push to the left and to the right, and how long the pole may stand."""
     actor, critic = (np.tanh(nn.dense(state, w[k])) for k in ("actor", "critic"))
     return nn.dense(actor, w["push"]), nn.dense(critic, w["value"])[..., 0]
 

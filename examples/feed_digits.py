@@ -19,7 +19,7 @@ HELD = np.random.default_rng(0).permutation(len(DIGITS))[1500:]  # the pipeline 
 
 
 def network(w, x):
-    """What speaks for each of the ten digits, of pictures (batch, 8, 8)."""
+    """Return the scores of the ten digits for pictures (batch, 8, 8)."""
     x = nn.relu(nn.dense(x.reshape(len(x), 64), w["hidden"], w["bias"]))
     return nn.dense(x, w["out"])
 

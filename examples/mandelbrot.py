@@ -40,7 +40,7 @@ def reference(width, height, limit):
 
 
 def write_pgm(path, picture):
-    """A greyscale picture: points that never escape are black."""
+    """Write a greyscale picture, in which points that never escape are black."""
     grey = np.where(picture == picture.max(), 0, 255 - picture * 12 % 256).astype(np.uint8)
     with open(path, "wb") as file:
         file.write(f"P5 {grey.shape[1]} {grey.shape[0]} 255\n".encode() + grey.tobytes())

@@ -21,7 +21,7 @@ def pi(darts: int = 1_000_000):
 
 
 def check(darts=10_001, rounds=5, ranks=(1, 2, 3, 7, 64)):
-    """As many hits as NumPy counts, to the dart."""
+    """Check that the program counts as many hits as NumPy does, to the dart."""
     hits = 0
     for k in range(rounds):
         x, y = spmd.random.uniform(3, (2, darts), stream=k)

@@ -15,7 +15,7 @@ TRAIN = 1500  # the other 297 digits are held out
 
 
 def digits(batch, seed=0):
-    """Shuffled once: training digits as (steps, batch, 64), labels as one-hot, and the held-out."""
+    """Return shuffled digits as (steps, batch, 64) with one-hot labels, and those held out."""
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(x))
     x, t = (x[order] / 16).astype(np.float32), np.eye(10, dtype=np.float32)[y[order]]

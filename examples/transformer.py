@@ -55,7 +55,7 @@ def attention(w, x):
 
 
 def logits(w, x):
-    """Of every letter that may follow the letters x: (batch, length, vocab)."""
+    """Return the scores of every next letter after the letters x: (batch, length, vocab)."""
     h = nn.embedding(x, w["token"]) + w["place"]
     for block in w["blocks"]:
         h = h + attention(block, nn.layer_norm(h, block["norm1"]))

@@ -3,8 +3,7 @@
 Goes in: a Split (a Graph with its Demands and Program) and a function that partitions a Graph.
 Comes out: the same, or the Split of a Graph where the arrays that such loops carry, and all that
 follows from them, are split over the mesh.
-Always holds: sizes and turns are known; nothing in such a loop is split already; estimates say that
-it pays.
+Always holds: sizes and turns are known; nothing in the loop is split already; estimates favour it.
 """
 
 from __future__ import annotations

@@ -152,7 +152,8 @@ def recurrences(x):
 
 @case
 def taken_over(x):
-    """What a loop reads is read in a box before it, and written in that box after it."""
+    """Reads a box of an array before a loop, elements of it in the loop, and writes the box after
+    it."""
     u = x * 2
     s = np.sum(u[1:-1] ** 3)
     for k in spmd.range(1, POINTS):

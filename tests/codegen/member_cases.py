@@ -47,7 +47,7 @@ def until_ten(s):
 
 
 def times(x):
-    """As many turns as the first element says."""
+    """Make a number of turns that the first element decides."""
     made = x * 0
     for i in spmd.range(np.floor(np.abs(x[0]) * 3).astype(int)):
         made = np.sin(made * x + i)

@@ -180,7 +180,7 @@ for _name in ("hfft", "irfft", "irfft2", "irfftn"):
 
 
 def special_cases(special):
-    """They need SciPy."""
+    """Add the cases of scipy.special, which need SciPy."""
     def several(names, *arrays):
         for name in names.split():
             case(f"special.{name}", getattr(special, name), *arrays)
@@ -272,7 +272,7 @@ case("nn.recurrent", _recurrent, _spread((2, 3, 4), -1, 1), _gates(4, gates=3),
 
 
 def optim_case(name, make):
-    """make: the transformation."""
+    """Add a case that updates parameters twice by the transformation that make() returns."""
     def update(g, w):
         tx, params = make(), {"a": w, "b": w[0] * 2}
         state = tx.init(params)

@@ -99,8 +99,8 @@ def fed(batch: int = 6):
 
 @spmd.program(mesh=("x",))
 def fed_ranks(batch: int = 6, turns: int = 2):
-    """One rank's view: so many batches in a loop, a field that all have whole, rows sent back; then
-    the batches that are left."""
+    """A program from one rank's view takes batches in a loop, a field that every rank has whole,
+    and sends rows back; then it takes the batches that are left."""
     train = spmd.feed("train", x=spmd.spec((batch, 4), np.float32))
     rates = spmd.feed("rates", rate=spmd.spec((1,), np.float32, layout=spmd.replicated))
 

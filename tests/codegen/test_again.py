@@ -318,7 +318,8 @@ def _helped(x):
 
 
 def test_a_kernels_helper_that_writes_from_now_on(monkeypatch):
-    """What a kernel writes into an input is found out again: it gets an array of its own."""
+    """A helper that now writes into a kernel's input is noticed: the input gets an array of its
+    own."""
 
     @spmd.kernel
     def k(x, out):

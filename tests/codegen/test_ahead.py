@@ -59,7 +59,7 @@ def points(n: int = 40):
 
 
 def in_loops(levels: Levels) -> list[int]:
-    """Of every outermost loop: its exchanges."""
+    """Return the number of exchanges in each outermost loop of the Plan."""
     loops = [s for s in levels.plan.steps if isinstance(s, Loop)]
     return [sum(isinstance(s, Exchange) for s in walk_steps(loop.body)) for loop in loops]
 

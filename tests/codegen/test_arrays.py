@@ -487,7 +487,7 @@ def test_what_a_cache_keeps_is_a_constant_of_the_next_build():
 
 
 def test_empty_arrays_that_python_writes_are_zeros():
-    """What was in memory would be in the image."""
+    """An array of np.empty that Python fills in part is zero elsewhere, not what memory held."""
     data = np.ones((9, 40))
 
     @spmd.program(mesh=("r",))

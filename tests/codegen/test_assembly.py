@@ -96,7 +96,7 @@ def test_that_test_can_fail(program):
 
 
 def test_no_phase_is_handed_the_rank(program):
-    """Where a rank's record is not an argument, its index cannot be loaded."""
+    """A phase does not get the rank's record as an argument, so it cannot load the rank's index."""
     text = lower(program.capture()).source.text
     for name, arguments in re.findall(r"^static void (phase_\d+)\(([^)]*)\)", text, re.M):
         assert "spmd_rank" not in arguments and "spmd_world" not in arguments, name

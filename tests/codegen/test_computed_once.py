@@ -18,7 +18,8 @@ GIVEN: dict[str, Any] = {
 
 
 def twice(x: Any, w: Any, k: Any, turns: Any) -> Any:
-    """turns: spmd.range, or NumPy's users' range."""
+    """Computes histograms, sums and lookups twice; `turns` is spmd.range, or Python's range for
+    NumPy."""
     counts, weighed = np.histogram(x, 12)[0], np.histogram(x, 12, weights=w)[0]
     picked, again = w[k], w[k]
     again[3:] = again[3:] + picked[:-3]  # written over: not the other one

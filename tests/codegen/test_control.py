@@ -580,7 +580,7 @@ def test_agrees_with_numpy(f: Callable[..., Any]) -> None:
 
 
 def test_a_short_loop_with_extents_of_its_counter_is_run_by_python() -> None:
-    """As in Stockham's Fourier transform; the loop around it stays one."""
+    """Python unrolls it, as in Stockham's Fourier transform; the loop around it stays one."""
 
     @spmd.program(mesh=("r",))
     def halves(k: int = 4, turns: int = 3, steps: int = 4):

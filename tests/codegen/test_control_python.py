@@ -365,7 +365,7 @@ def recursion(n):
 
 def local_class(n):
     class Point:
-        """Doc."""
+        """A user's dataclass with a docstring."""
 
         scale: int = n if n > 2 else 2
 

@@ -19,7 +19,7 @@ SLICES = [
 
 
 def elements(cut: Cut, ranks: int) -> list[list[int]]:
-    """Those of every rank."""
+    """Return the elements of a dim that each rank has by a cut."""
     low, high = cut.bounds(MESH)
     out = []
     for i in range(ranks):

@@ -282,7 +282,8 @@ def test_what_is_differentiated_prints_once(capfd):
 
 
 def test_a_loop_keeps_only_what_its_way_back_reads():
-    """Of a linear loop nothing, and the first loop is not there if only the gradient is wanted."""
+    """A linear loop keeps nothing, and the first loop is not there if only the gradient is
+    wanted."""
     from codegen.ir import walk
     from codegen.ops import Loop
 

@@ -84,7 +84,7 @@ def run(names, dtype, second=True):
 
 
 def limits(values, made):
-    """What derivatives beside the edges tend to, and where that is sure."""
+    """Return the limits of derivatives beside the edges, and where these limits are sure."""
     (coarse, spread, _), (fine, narrow, there) = (
         _beside(values[rows], made[rows]) for rows in (slice(1, 5), slice(5, 9)))
     size = 1 + np.abs(fine)
@@ -176,7 +176,7 @@ def test_what_a_mask_leaves_out_has_no_derivative():
 
 
 def test_second_derivatives_where_first_ones_are_zero():
-    """By exact numbers."""
+    """Second derivatives equal the exact numbers where first derivatives are zero."""
     x, zero = np.array([3.0, -4.0, 0.0]), np.zeros(3)
 
     def second(f, x):

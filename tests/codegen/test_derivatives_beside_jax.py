@@ -24,7 +24,7 @@ OURS = types.SimpleNamespace(
 
 
 def derived(names, once=False):
-    """once: no second derivatives."""
+    """Return the derivatives of the named cases; `once` leaves out second derivatives."""
 
     @spmd.program(mesh=("r",))
     def program():

@@ -212,8 +212,8 @@ def test_an_eager_run_gives_what_the_image_gives(image, ranks):
 
 
 def test_memory_that_is_written_through_one_array_and_read_through_another():
-    """What both arrays of a program would see, two copies would not: refused; reading alone is not.
-    """
+    """It is refused, as two copies would not see what both arrays of a program see; reading alone
+    is not."""
 
     def program(write):
         def body():

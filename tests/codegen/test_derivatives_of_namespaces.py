@@ -122,7 +122,8 @@ def close(found, wanted, error, what):
 
 
 def check(names, run, plain):
-    """run: the program of a pack, of its inputs; plain: its values, as NumPy computes them."""
+    """Check a pack's derivatives against differences. `run` computes the program, `plain` NumPy's
+    values."""
     found = run(given(names, moved(0)))
     slopes = central(lambda h: plain(given(names, moved(h))), 1e-4)
     second = central(lambda h: run(given(names, moved(h))), 1e-4)

@@ -161,7 +161,8 @@ def turns_apart(x, w, a, b):
 
 
 def of_axes(cases, axes):
-    """A program: of each case the loss and its gradients, taken in a shard_map, and through one."""
+    """Return a program with each case's loss and gradients, taken in a shard_map and through
+    one."""
     lie = ((axes,), (None,))
 
     @spmd.program(mesh=axes)

@@ -66,7 +66,7 @@ def branched(x):
 
 
 def convolved(x):
-    """What nn.conv makes of one row of 3 channels."""
+    """Return, by NumPy, the result of nn.conv for one row of 3 channels."""
     padded = np.concatenate([x, np.zeros((1, 3))])
     return np.stack([padded[0] @ KERNEL[0] + padded[1] @ KERNEL[1], x[1] @ KERNEL[0]])
 

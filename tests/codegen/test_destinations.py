@@ -71,7 +71,7 @@ def shifted(w, g, m, s):
 
 
 def old_read_behind(w, g, m, s):
-    """What was there is read after the new value is made, and before it is stored."""
+    """Reads the old value after the new one is computed and before it is stored."""
     first = 0.9 * m[s, :N] + g[s]
     w[s] = np.cumsum(m[s, :N]) * first
     m[s, :N] = first
@@ -102,7 +102,7 @@ def kept_whole(w, g, m, s):
 
 
 def leaves(w, g, m, s):
-    """As optimizers of trees do: all first moments are stored before all second ones."""
+    """Stores all first moments before all second ones, as optimizers of trees do."""
     cuts = 0, 7, 20, N
     new = []
     for a, b in zip(cuts[:-1], cuts[1:]):

@@ -40,7 +40,8 @@ def whole() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def results():
-    """What every key reads of arrays in three layouts, in one image: by layout and key."""
+    """Return the results of all keys on arrays in three layouts, by number of ranks, from one
+    image."""
     layouts = {"rows": ("r", None, None), "columns": (None, "r", None), "last": (None, None, "r")}
 
     @spmd.program(mesh=("r",))

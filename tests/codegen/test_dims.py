@@ -129,7 +129,7 @@ def test_bounds_of_blocks_of_an_extent(most):
 
 
 def test_layouts_and_exchanges_are_those_of_the_most():
-    """Where nobody says how arrays lie, and where loops exchange."""
+    """A bounded dim has the layouts and exchanges of a fixed dim of its largest size."""
     def layouts(batch):
         @spmd.program(mesh=("r",))
         def net():

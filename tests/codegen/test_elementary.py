@@ -40,7 +40,8 @@ PARTS = {"ldexp": "spmd_ldexp_{}(a[i], (int64_t)b[i])", "mantissa": "spmd_mantis
 
 @pytest.fixture(scope="module")
 def libraries(once: Callable[..., Path], users_cc: None) -> dict[str, ctypes.CDLL]:
-    """By instruction set: a library of loops over all functions, under the flags of images."""
+    """Return, by instruction set, a library of loops over all functions, built with the image's
+    flags."""
     headers = {"spmd_support.h", "spmd_special.h", *(FUNCTIONS[name].header for name in NAMES)}
     includes = "".join(f'#include "{h}"\n' for h in sorted(headers - {""}))
     source = ""
@@ -154,7 +155,8 @@ def test_loops_vectorise(libraries: dict[str, ctypes.CDLL]) -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.filterwarnings("ignore")
 def test_parts_of_floats_are_exact(libraries: dict[str, ctypes.CDLL], dtype: str) -> None:
-    """Of all bits that there are, many of them subnormal; 0, infinity and NaN; far powers."""
+    """ldexp and frexp agree with NumPy on any bits: subnormals, 0, infinity, NaN and large
+    powers."""
     rng, bits = np.random.default_rng(11), f"u{np.dtype(dtype).itemsize}"
     any_bits = rng.integers(0, np.iinfo(bits).max, 20000, bits, endpoint=True)
     small = any_bits & ~np.array(np.inf, dtype).view(bits)

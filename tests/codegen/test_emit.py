@@ -51,7 +51,8 @@ def test_functions_that_ignore_their_operand():
 
 
 def test_a_half_is_rounded_once():
-    """What is stored is rounded as it is; a copy changes no bits, a NaN's neither."""
+    """Half types are rounded as they are stored; a copy changes no bits, also not those of a
+    NaN."""
 
     @spmd.program(mesh=("r",))
     def halves():
@@ -123,7 +124,7 @@ def test_where_rows_wait():
 
 @spmd.program(mesh=("r",))
 def gathered_twice():
-    """Where an element stands is read at a place that is read itself."""
+    """Reads elements at an index that is itself read by an index."""
     a = spmd.input("a", (3, 4), np.float64, layout=("r", None), default=lambda i, j: i * i + j)
     k = np.cumsum(np.ones_like(a[:, 0])).astype(np.int64) % 3
     b = np.take(np.take(a, np.array([0, 1, 0]), axis=0), np.array([0, 2, 2]), axis=0)

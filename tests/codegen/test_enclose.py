@@ -17,7 +17,7 @@ GIVEN = {"a": np.random.default_rng(5).normal(size=(N, N)), "s": np.arange(N) * 
 
 
 def folded(a: Any, s: Any, turns: Any) -> Any:
-    """turns: spmd.range, or NumPy's users' range."""
+    """Runs loops that depend on each other; `turns` is spmd.range, or Python's range for NumPy."""
     table = np.zeros((N, N), np.int64)
     for i in turns(N - 1, -1, -1):
         for j in turns(i + 1, N):

@@ -377,7 +377,7 @@ def test_amounts_hold_no_counters_of_loops() -> None:
 
 
 class Noted:
-    """What an image says of itself, without one."""
+    """The manifest and notes of an image, without building the image."""
 
     def __init__(self, levels: Levels) -> None:
         self.manifest = manifest_of(levels.plan, "x86-64")

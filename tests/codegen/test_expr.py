@@ -217,7 +217,7 @@ def _C(text: str, p: dict[str, int]) -> int:
 
 
 def _choices(text: str) -> str:
-    """a ? b : c inside each pair of parentheses, as Python writes it."""
+    """Rewrite C's choices (a ? b : c) inside each pair of parentheses as Python writes them."""
     out, at = "", 0
     while at < len(text):
         if text[at] == "(":
@@ -478,7 +478,8 @@ def test_a_size_that_divides_a_number() -> None:
 
 
 def test_halves_are_within_the_whole() -> None:
-    """What `blocks(x, n)[n // 2]` needs: n // 2 <= n - 1 for every n >= 1, n = 1 included."""
+    """It proves n // 2 <= n - 1 for n >= 1, which `blocks(x, n)[n // 2]` needs, and does not
+    overclaim."""
     for e in (n // 2, (n - 1) // 2, n // 3, (n + i) // 2, (2 * n - 1) // 2, (n - 1) * 2 // 3):
         assert expr.nonneg(e) and expr.nonneg(n - 1 - e), e
     for e in ((n + 1) // 2, n // 1, (n + 2) // 3):

@@ -449,7 +449,7 @@ def test_ranks_come_to_a_feed_together():
 
 
 def test_what_is_done_with_feeds_keeps_its_number_and_order():
-    """Whatever passes do: as many takes, questions and sends as in the Graph, in its order."""
+    """No pass changes the number or order of the Graph's takes, questions and sends."""
     for program in (fed, two_feeds):
         levels = lower(with_points(program.capture()))
         def said(module):
@@ -490,7 +490,8 @@ def test_takes_stand_in_the_tables_of_the_plan():
 
 
 def placed(body, turns="for _ in spmd.range(9)"):
-    """Where the fields of a program's takes may lie. body: of its loop over batches b."""
+    """Return where the fields of a program's takes may lie; `body` is its loop's body over batches
+    b."""
     space = {}
     text = ("import numpy as np, spmd\n@spmd.program(mesh=('r',))\ndef placed():\n"
             "    feed = spmd.feed(x=spmd.spec((8, 3), np.float64, layout=('r', None)))\n"
@@ -589,7 +590,8 @@ def test_a_field_may_have_any_name_of_a_value():
      "source of typed cannot be read.*try:      a file with the program"),
 ])
 def test_a_program_without_a_file_is_told_so(loop, words):
-    """As Python reads one from standard input."""
+    """A program typed at a prompt or read from standard input has no file: it is refused with
+    words."""
     names = {"spmd": spmd}
     exec("@spmd.program(mesh=('r',))\ndef typed(batch: int = 4):\n"
          "    feed = spmd.feed(x=spmd.spec((batch,)))\n"

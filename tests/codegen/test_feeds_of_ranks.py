@@ -30,8 +30,9 @@ MESHES = ({"r": 1, "c": 1}, {"r": 1, "c": 2}, {"r": 3, "c": 1}, {"r": 2, "c": 2}
 
 @spmd.program(mesh=("r", "c"), layout={"batch": "c"})
 def of_ranks(steps: int = 2):
-    """What a rank takes is weighted by its place: other blocks would give another result. A layout
-    that the rules say, one over both dims, one that nobody splits; answers; loops of each kind."""
+    """Weights what a rank takes by its place, so that other blocks would give another result.
+    Layouts are stated by rules, over both dims or not split; it answers, and has loops of each
+    kind."""
     batch = spmd.Dim("batch", 7)
     feed = spmd.feed("train", x=spmd.spec((batch, 3), np.float64), y=spmd.spec((batch,), np.int32))
     grid = spmd.feed("grid", x=spmd.spec((7, 4), np.float64, layout=("r", "c")),
@@ -256,7 +257,8 @@ ROWS = {
 
 @pytest.mark.parametrize("values", ROWS, ids=["differ", "too few"])
 def test_answers_for_all_rows(values):
-    """Where not all fields are split alike, each rank answers for all rows, and alike."""
+    """If not all fields are split alike, each rank answers for all rows, and all give the same
+    answer."""
     def program(values=values):
         feed = two_fields()
 

@@ -66,8 +66,8 @@ def test_sums_of_integers_are_left_to_the_compiler(levels: Levels) -> None:
 
 
 def test_long_folds_have_a_total_for_each_of_some_elements() -> None:
-    """Of complex numbers too; not where a row is short, where computing takes longer, or where all
-    elements are one number."""
+    """Complex numbers have them too. A short row, a slow computation, or elements that are all one
+    number have no more than one accumulator."""
 
     @spmd.program(mesh=("r",))
     def long():

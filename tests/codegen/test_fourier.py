@@ -35,8 +35,8 @@ LAYOUTS = {"u": ("x", None), "z": (None, "x"), "t": (None, "x", None), "line": (
 
 
 def transforms(u: Any, z: Any, t: Any, line: Any, row: Any, prime: Any, k: Any, m: Any) -> Any:
-    """Of all shapes and types, cut and filled up, along split dims and others; of a line in four
-    steps; with a number of points known at launch."""
+    """Transforms all shapes and types, cut or padded, along split dims and others; a line in four
+    steps; and a number of points known at launch."""
     out = np.empty((12, 10), np.complex128)
     F.fft(u, axis=0, out=out)
     return {

@@ -14,7 +14,7 @@ F64 = np.float64
 
 
 def work_of(program, **parameters):
-    """What the program itself computes: the defaults of its inputs are left out."""
+    """Return the Plan and the works of a program, without the defaults of its inputs."""
     plan = lower(program.capture(**parameters)).plan
     inside = [s for s in plan.steps if type(s).__name__ != "Default"]
     return plan, [w for s in walk_steps(inside) if isinstance(s, Phase) for w in s.work]
@@ -236,7 +236,8 @@ def test_stores_only_what_leaves():
 
 
 def stacked(u, v):
-    """As a person writes it: all parts of a point follow from what is computed there once."""
+    """Stacks three formulas of the same terms, as a person writes it: the terms are computed
+    once."""
     total, d = u + v, np.tanh(u - v)
     return np.stack([total * d, total - d, d * d + total])
 
@@ -330,7 +331,8 @@ def kept_between(u, v):
 
 
 def rows_wait(u, v):
-    """What reads its neighbours as they were is a loop of its own: a row at a time."""
+    """Reads neighbours before they are overwritten, so that it needs a loop of its own, row by
+    row."""
     d, w = np.sin(v[:, 1:]), np.zeros_like(u)
     w[:, 1:] = d * d
     u[:, 1:] = u[:, :-1] + d
@@ -397,7 +399,7 @@ def test_parts_compute_what_numpy_does():
 
 
 def test_a_collision_of_nine_directions_is_one_loop():
-    """Lattice Boltzmann: as many stores as directions, and nothing between is stored."""
+    """Lattice Boltzmann's collision stores once per direction; no intermediate array is stored."""
 
     @spmd.program(mesh=("r",))
     def collide(n: int = 6):
@@ -447,8 +449,8 @@ def test_the_way_back_of_pairs_is_one_nest_with_one_power():
 
 
 def test_turns_that_are_taken_together_write_one_row_of_results():
-    """Of a product, four results are made in one turn; a sum that wrote into a row for each of them
-    and stood in the same loops wrote the first of four rows only."""
+    """A matrix product makes four results in one turn; a sum into a row in the same loops once
+    wrote only the first of four rows."""
     @spmd.program(mesh=("r",))
     def both():
         x = spmd.input("x", (5, 4), F64, layout=(None, "r"))

@@ -20,7 +20,7 @@ W = np.linspace(-1, 1, 16).reshape(4, 4)
 
 
 def said_of(function: Callable[[Any], Any]) -> IndependentRows:
-    """What the compiler says of a function of an array with rows of four numbers."""
+    """Return what the compiler finds out about a function of an array with rows of four numbers."""
     def of_rows() -> Any:
         return function(spmd.input("x", (spmd.Dim("batch", at_most=MOST), 4), np.float64))
 
@@ -177,7 +177,8 @@ def test_what_is_said_of_compositions_holds(names):
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_images_give_joined_rows_what_they_give_each(ranks):
-    """Of each entry that says so, on ranks that split the rows."""
+    """Each entry that claims it gives joined rows the same results, on ranks that split the
+    rows."""
     image = spmd.build(Independent)
     rng = np.random.default_rng(0)
     x, ids = rng.normal(size=(6, 4)), rng.integers(0, 5, 6)

@@ -23,7 +23,7 @@ def linked(source=SOURCE, target="x86-64", **changes):
 
 @pytest.fixture
 def compiler(tmp_path, monkeypatch):
-    """compiler("exit 0"): CC is a shell script with this body."""
+    """Return a function that sets CC to a shell script: compiler("exit 0") has this body."""
 
     def use(body):
         path = tmp_path / "fake-cc"

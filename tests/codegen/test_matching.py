@@ -455,7 +455,7 @@ def varying(body, mesh=("x", "y")):
     lambda u: spmd.psum_scatter(u, "y", tiled=True), lambda u: spmd.ppermute(u, "y", shift=1),
 ])
 def test_an_axis_of_one_rank(call):
-    """Fixed at 1: no formula names it, and nothing has to be proved of its other ranks."""
+    """An axis fixed at 1 stands in no formula, and nothing has to be proved of its other ranks."""
 
     @spmd.program(mesh={"x": None, "y": 1})
     def case():

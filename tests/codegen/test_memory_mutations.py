@@ -85,7 +85,7 @@ def with_work(plan: Plan, phase: Phase, work: Any) -> Plan:
 
 
 def work_left_out(plan: Plan) -> Any:
-    """Copies too."""
+    """Yield the Plans in which one work is missing, copies included."""
     for phase in phases(plan):
         for k in range(len(phase.work)):
             yield with_work(plan, phase, phase.work[:k] + phase.work[k + 1 :])

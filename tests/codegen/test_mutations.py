@@ -305,7 +305,7 @@ PARTS = [parts_later, parts_even, parts_all_first, parts_of_the_next, parts_of_t
 
 
 def root_forgotten(op, program):
-    """As if all members gave what one of them gives."""
+    """Return the op as if all members gave what only the root gives."""
     return None if op.what.called == "reduce_to" else with_attrs(op, root=None, flow="all")
 
 

@@ -41,7 +41,8 @@ def test_which_block_an_element_lies_in() -> None:
 ])
 @pytest.mark.parametrize("other", [0, -2, 5])
 def test_neighbours_are_those_that_have_what_is_wanted(least: int, most: int, other: int) -> None:
-    """other: by so much the dim is longer whose blocks are followed."""
+    """Neighbours are exactly the ranks that hold wanted elements; `other` is the second dim's
+    excess."""
     held = cuts.block(("x",), e)
     wanted = cuts.Cut(("x",), const(0), e, e + other, const(least), const(most), open=True)
     (ranges,) = cuts.near(MESH, ("x",), [held], [wanted])

@@ -112,8 +112,8 @@ class Swapped(Kind):
 
 @dataclass(frozen=True)
 class Turned(Exchange):
-    """Of a matrix whose rows members have, one block after the other, each gets some columns, as
-    rows. rows, columns: which are mine."""
+    """An exchange that transposes a matrix whose rows are split into blocks: each member gets some
+    columns, as rows. `rows` and `columns` are the ranges of this rank."""
 
     name = "turned"
     reads = "boxes"
@@ -159,7 +159,7 @@ class Turned(Exchange):
 
 
 def turned(x: Any) -> Any:
-    """x: this rank's rows."""
+    """Return this rank's columns of the matrix whose rows, split over ranks, are x."""
     array, context = as_array(x), require_context("turned")
     (n, m), mesh = (23, 5), context.mesh
     mine = [local_offset(mesh, e, mesh.names) for e in (n, m)]
@@ -244,7 +244,8 @@ def test_an_op_is_one_class() -> None:
 
 
 def test_a_rank_needs_ghost_cells_of_it_only() -> None:
-    """What its class says it needs is what is sent: one gathers what `Swapped` wants whole."""
+    """Ranks exchange only what the class of the op says it needs; what `Swapped` wants whole is
+    gathered."""
     made = list(walk(lower(smoothed.capture()).program.body))
     sent = [(op.what.called, op.place.source_line()) for op in made
             if isinstance(op.what, Exchange) and op.place]

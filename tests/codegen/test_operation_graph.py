@@ -63,7 +63,8 @@ def chained():
 
 @spmd.program(mesh=("r",))
 def seen():
-    """What is printed, checked and saved, and messages whose partner the program computes."""
+    """Prints, checks and saves values, and sends messages to a partner that the program
+    computes."""
     x = spmd.input("x", (12,), layout=("r",), default=lambda i: i)
     a, b = np.sin(x), np.cos(x)
     for _ in spmd.range(3):
@@ -122,7 +123,7 @@ def overlying():
 
 @spmd.program(mesh=("r",))
 def shows():
-    """Where a rank is alone, what it exchanges is read where it lies, and then written over."""
+    """Exchanges an array that one rank reads in place, without a copy, and then overwrites it."""
     m = spmd.input("m", (6, 10), layout=("r", None), default=lambda i, j: i + j)
     for k in spmd.range(3):
         down = m.relayout((None, "r"))
@@ -147,7 +148,7 @@ def gives_up():
 
 @spmd.program(mesh=("data",))
 def sharded(n: int = 6):
-    """What is shown of a buffer is read in a loop that does not touch that buffer itself."""
+    """Reads a view of a buffer in a loop that does not touch the buffer itself."""
     x = spmd.input("x", (n, 4), np.float64, layout=("data", None), default=lambda i, j: i)
     w = np.ones(4)
     tx = optim.sharded(optim.sgd(0.1, momentum=0.9), "data")
@@ -240,7 +241,7 @@ def test_a_chain_is_one_stream() -> None:
 
 
 def test_exchanges_keep_one_order() -> None:
-    """Those of one region wait for each other, whatever they move."""
+    """The exchanges of one region wait for each other, whatever they move."""
     for name in PLANS:
         rows = levels_of(name).operations
         for region in {row.region for row in rows}:
@@ -376,7 +377,7 @@ def _why(row: OperationRow, other: OperationRow, plan: Plan) -> Iterator[str]:
 
 
 def test_every_kind_of_conflict_is_among_those() -> None:
-    """Of some there is a pair that waits for this reason alone."""
+    """Every reason to wait occurs, and for some of them a pair waits for this reason alone."""
     every, alone = set(), set()
     for name in PLANS:
         rows = levels_of(name).operations

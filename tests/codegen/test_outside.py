@@ -482,7 +482,8 @@ def test_the_line_that_changes_it_and_the_body(f: Callable[..., Any], said: str)
 
 
 def test_a_program_that_is_refused_keeps_no_array() -> None:
-    """What Python reads afterwards is what was there before, also where another line failed."""
+    """Python's variables are what they were before, also where another line of the program
+    failed."""
 
     def whole(x):
         global TOTAL, NEW

@@ -33,7 +33,7 @@ def places(x):
 
 
 def integers(x):
-    """Of NumPy's: quotients, truth values, powers, what they promote."""
+    """Computes with NumPy's integers: quotients, truth values, powers and their promotion."""
     s = x.astype(np.float32)
     for k in np.arange(70, 0, -1):
         s = s + 1 / k + k // 7 + k % 5 + k**2 + ~(k > 5) + (k > 3) * (k < 7)
@@ -67,7 +67,7 @@ def constants(x):
 
 
 def asked_before(x):
-    """Python runs it: a place was taken from np.ndindex."""
+    """Takes an index from np.ndindex before the loop, so that Python runs the loop."""
     at = np.ndindex(70)
     next(at)
     for (k,) in at:
@@ -76,7 +76,8 @@ def asked_before(x):
 
 
 def two_loops_over_one(x):
-    """As any iterator, np.ndindex goes on where a loop has left it, or is used up."""
+    """Loops twice over one np.ndindex, which goes on where the first loop has left it, as iterators
+    do."""
     at, ended = np.ndindex(70), np.ndindex(70)
     for _ in range(2):
         for (k,) in at:

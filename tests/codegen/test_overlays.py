@@ -108,7 +108,7 @@ def nested():
 
 
 def test_branches_in_arms(tmp_path) -> None:
-    """What an arm has of its own lies beside the arms of the branch in it."""
+    """Memory of an arm's own lies beside the memory of the arms of a branch in it."""
     image = spmd.build(nested)
     around = overlays(lower(nested.graph({})).finished).around
     assert sorted(map(bool, around)) == [False] * 2 + [True] * 4
@@ -174,7 +174,7 @@ def _summed(h, data, stages):
 
 @spmd.program(mesh=("r",))
 def kept():
-    """What one arm alone reads and writes is there in a later turn, after others have run."""
+    """Keeps arrays that only one arm reads and writes, over turns in which other arms run."""
     x = spmd.input("x", (32, 32), np.float64)
     mine, other = np.zeros((32, 32)), np.zeros((32, 32))
     total = np.zeros((32, 32))
@@ -222,7 +222,8 @@ def test_memory_of_an_arm_that_is_read_outside_is_refused() -> None:
 
 
 def test_memory_of_a_stretch_that_is_needed_behind_it_is_refused() -> None:
-    """What loops carry from one stretch of a program to the next, put into any one of them."""
+    """The verifier refuses to place what loops carry between stretches of a program into one of
+    them."""
     given = placed_of(unequal(16, 4, 8, True)[0])
     check_memory(given, scheduled(given))
     stretches = list(given.arms.stretches.values())

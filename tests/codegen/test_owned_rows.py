@@ -56,7 +56,8 @@ def exchanged_along_data(p: int = 5):
 
 @spmd.program(mesh=("stage",))
 def in_ticks(p: int = 5):
-    """A pipeline: in each tick a stage computes on what the one before it made in the last."""
+    """A pipeline, in each tick of which a stage computes on what the one before it made in the
+    last."""
     x, w, h = arrays(p)
     for t in spmd.range(7):
         out = spmd.zeros((p, 8, 6), layout=("stage", None, None))
@@ -140,7 +141,8 @@ def test_only_what_other_axes_split_is_exchanged() -> None:
 
 
 def test_a_tick_moves_the_rows_that_go_to_other_ranks() -> None:
-    """Of `h[1:] = out[:-1]` one row of `out` moves; what it is made of does not."""
+    """`h[1:] = out[:-1]` moves one row of `out` between ranks, and not what the row is computed
+    from."""
     levels = lower(in_ticks.graph({}))
     found = [o for o in walk(levels.program.body) if isinstance(o.what, Exchange)]
     assert len(found) == 2  # the row of x[t % p], and the last row of each rank's block of out

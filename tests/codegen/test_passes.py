@@ -174,7 +174,7 @@ def test_rolled_and_joined_arrays_are_written_once():
 
 
 def test_def_use_says_what_makes_and_what_uses_a_value():
-    """Of a module with a default, a loop and a branch, as a walk by hand finds it."""
+    """def_use agrees with a walk by hand of a module with a default, a loop and a branch."""
     program = lower(indexed.capture()).program
     found = program.def_use
     assert found is program.def_use and len(program.regions) == 2

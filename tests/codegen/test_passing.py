@@ -70,7 +70,7 @@ print(orders.capture().body.ops[-1].what.data.tolist())
 
 
 def test_sets_have_one_order(tmp_path: Path):
-    """In every process: Python hashes text by a number that it draws at its start."""
+    """Sets are traced in the same order in every process, whatever number Python hashes text by."""
     (tmp_path / "orders.py").write_text(ORDERS)
     said = {
         subprocess.run(

@@ -132,8 +132,8 @@ def program_of(step, turns=3, n=N):
 
 @pytest.mark.parametrize("step", INSIDE, ids=lambda f: f.__name__)
 def test_one_loop_over_the_inside(step):
-    """One rank's plan: the turns of all loops of the body come to those of the grid once, edges
-    that are written again apart."""
+    """In one rank's plan, the loops of the body visit each point of the grid once, except edges
+    that are written again."""
     plan = lower(program_of(step).capture()).plan
     (loop,) = [s for s in plan.steps if isinstance(s, Loop)]
     alone = {"n_x": 1, "n_y": 1, "i_x": 0, "i_y": 0}

@@ -119,7 +119,7 @@ def shorter(box: Any, x: Exchange) -> Any:
 
 
 def wider(box: Any, x: Exchange) -> Any:
-    """Of one element there is no stride."""
+    """Return the box with doubled strides, or None if it has one element and so no stride."""
     if not box.extent or all(e == 1 for e in box.extent):
         return None
     return replace(box, stride=tuple(2 * s for s in box.stride))
@@ -155,7 +155,7 @@ def nobody_receives(x: Exchange, plan: Plan) -> Any:
 
 
 def next_root(x: Exchange, plan: Plan) -> Any:
-    """What is folded is the same for every root; who has the result is not said by boxes."""
+    """Return the next root, or None for folds, whose result is the same for every root."""
     return x.root and not folds(x) and {"root": (x.root + 1) % plan.mesh.size(x.axes)}
 
 
@@ -249,7 +249,7 @@ def test_what_is_said_of_a_wrong_exchange():
 
 
 def both_later(x: Exchange, plan: Plan) -> Any:
-    """Where it lands, as the taker and as the giver has it."""
+    """Return later offsets of where data lands, for both the taker and the giver."""
     if x.give_into is None or x.pull_into is None:
         return None
     me, member = plan.mesh.position(x.axes), expr.symbol(x.member)
@@ -258,7 +258,7 @@ def both_later(x: Exchange, plan: Plan) -> Any:
 
 
 def both_shorter(x: Exchange, plan: Plan) -> Any:
-    """What is taken of the first member: less of it."""
+    """Return boxes in which less is taken from the first member, on both sides."""
     if not x.near and x.kind not in ("all_gather", "all_to_all", "gather_to", "redistribute"):
         return None
     me, member = expr.eq(plan.mesh.position(x.axes), 0), expr.eq(expr.symbol(x.member), 0)

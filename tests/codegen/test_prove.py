@@ -23,7 +23,7 @@ always = const(1)
 
 
 def pairs(*perm: tuple[int, int]) -> tuple[Expr, Expr]:
-    """As perm=[(source, destination), ...] is traced."""
+    """Return destination and sends as perm=[(source, destination), ...] is traced."""
     to, sends = const(0), const(0)
     for source, destination in perm:
         here = expr.eq(p, source)

@@ -139,7 +139,7 @@ def test_one_rank_at_a_time():
 
 
 def test_one_loop_and_no_memory():
-    """Of each array nothing but itself is stored."""
+    """Random arrays are computed in one loop each, and nothing but the arrays is stored."""
 
     @spmd.program(mesh=("r",))
     def three():

@@ -87,7 +87,7 @@ def program_of(body: Callable[..., Any]) -> Any:
 
 
 def runs(program: Any, **given: Any) -> list[Any]:
-    """What an image gives on 1 and 3 ranks, and an eager run."""
+    """Return the results of an image on 1 and 3 ranks, and of an eager run."""
     image = spmd.build(program)
     return [*(image.run(ranks=n, **given) for n in RANKS), program.eager(**given)]
 

@@ -59,7 +59,7 @@ def used_after(f, w, x):
 
 
 def counted(f, w, x):
-    """As often as the run says."""
+    """Apply f as many times as the run's scalar `steps` says."""
     for _ in spmd.range(spmd.scalar("steps", 3)):
         x = f(w, x)
     return np.sum(x**2)
@@ -162,8 +162,8 @@ def test_policies_that_keep_nothing_known_are_explained():
 
 
 def test_a_loop_of_unknown_length_runs_again_where_parts_of_it_begin(monkeypatch):
-    """Of 35 parts of two turns each: on the way there, the first of each once more, and the way
-    back. And says what it says once."""
+    """A loop of 35 parts of two turns each runs forward once, recomputes the first turn of each
+    part, and runs backward; it prints its messages once."""
     def loss(x, steps):
         for k in spmd.range(steps):
             x = np.tanh(x) * 1.5

@@ -43,7 +43,7 @@ def pinned(u, p, k):
 
 
 def shifted(u, p, k):
-    """What p was is read elsewhere than where q is computed: q has memory of its own."""
+    """Reads the old p at other elements than q is computed at, so q needs memory of its own."""
     for _ in spmd.range(k):
         u, p = u - p[:, ::-1], u
     return u, p
@@ -278,7 +278,7 @@ def test_ranks_that_exchange_have_turned_alike(body, rotates):
 
 
 def by_hand(body: Any, ranks: int) -> dict[str, np.ndarray]:
-    """What the five bodies say, rank by rank."""
+    """Return the results of the five bodies by NumPy, one row per rank."""
     rows = np.add.outer(np.arange(ranks) * 5.0, np.arange(LONG) % 7)
     a, b, c = rows.copy(), rows + 1, rows + 2
     for i in range(ranks):

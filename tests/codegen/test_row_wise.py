@@ -90,7 +90,7 @@ def triangles(x, a, first, last, turns=range):
 
 
 def test_loops_of_no_turn():
-    """What they need memory for has a negative length."""
+    """Loops without turns work, though their temporaries would have a negative length."""
 
     @spmd.program(mesh=("r",))
     def triangular():
@@ -125,7 +125,8 @@ def test_a_row_of_much_that_is_computed():
 
 
 def test_a_build_tries_meshes_that_meet_the_conditions():
-    """Of scalars too that no exchange names, and that have no value yet."""
+    """The sample meshes meet conditions on scalars that no exchange names and that have no value
+    yet."""
 
     @spmd.program(mesh=("r",))
     def asks():

@@ -104,7 +104,8 @@ def nested(n: int = 7):
 
 
 def test_a_program_of_which_all_follows(monkeypatch: pytest.MonkeyPatch):
-    """Where the estimates say so of every loop."""
+    """If the estimates favour every loop, all of a program is laid out, and its results stay the
+    same."""
     monkeypatch.setattr(shared_loops, "GAIN", -1e9)
     monkeypatch.setattr(shared_loops, "FACTOR", 0.0)
     before = split(nested.graph({}))

@@ -45,8 +45,8 @@ BODIES = (product, products, element_wise, reduced, contracted, residual, runnin
 
 
 def pipeline(stage, kept=False):
-    """Return a program: in each tick all stages compute, then hand on what they made; the last one
-    is kept where that is wanted."""
+    """Return a program in which all stages compute in each tick and then pass their results on;
+    with `kept` it also accumulates the last stage's results."""
     @spmd.program(mesh=("stage",))
     def program(p: int = ROWS):
         x = spmd.input("x", (4, 16, 6), np.float64, layout=spmd.replicated)
@@ -99,7 +99,7 @@ def test_as_numpy(stage, kept, p) -> None:
 
 
 def test_one_operand_is_shifted_as_before() -> None:
-    """Of as many bytes nothing changes: a result of one array is computed from its ghost cells."""
+    """With equal bytes nothing changes: a result of one array is computed from its ghost cells."""
     @spmd.program(mesh=("r",))
     def program():
         u = spmd.input("u", (16, 16), np.float64, layout=("r", None))

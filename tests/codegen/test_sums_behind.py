@@ -19,7 +19,8 @@ N, TURNS = 14, 5
 
 
 def sums_behind(x, w, turns=range):
-    """Ten of them: whole, by elements, scaled, from something on, in loops in loops."""
+    """Accumulates ten sums, whole, by element, scaled, from an initial value and in nested
+    loops."""
     total, means, rows, least = np.float64(2.5), np.zeros(3), np.ones((3, 4)), np.float32(0)
     count, product = np.int64(0), np.full((4, 2), 0.5)
     for k in turns(TURNS):
@@ -53,7 +54,7 @@ def sums_in_turns(x, w, turns=range):
 
 
 def exchanges(program: Any) -> tuple[list[str], list[str]]:
-    """Those in loops, and those outside of all."""
+    """Return the names of exchanges in loops, and of those outside of all loops."""
     within: tuple[list[str], list[str]] = ([], [])
 
     def walk(region: Region, inside: bool) -> None:

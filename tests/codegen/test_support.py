@@ -42,7 +42,7 @@ ULPS = 8
 
 @pytest.fixture(scope="module")
 def compiled(once: Callable[..., Path]) -> Callable[[str, str], ctypes.CDLL]:
-    """compiled(name, source): a library, compiled under the flags that images are compiled with."""
+    """Return compiled(name, source), which builds a library with the flags of images."""
 
     def build(name: str, source: str) -> ctypes.CDLL:
         def make(library: Path) -> None:
@@ -240,7 +240,7 @@ def test_cast_equals_numpy(casts: ctypes.CDLL, a: DType, b: DType) -> None:
 
 
 def test_cast_out_of_range_is_fixed(casts: ctypes.CDLL) -> None:
-    """What C leaves undefined has one value on every machine."""
+    """A cast that C leaves undefined gives one value on every machine."""
     x = np.array([np.nan, np.inf, -np.inf, 2.0**31, -(2.0**31) - 0.5, 2.0**80])
     out = np.zeros(len(x), np.int32)
     casts.cast_float64_int32(address(x), address(out), ctypes.c_int64(len(x)))

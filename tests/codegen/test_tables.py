@@ -21,7 +21,7 @@ PARTNERS = [1, 0, 3, 2]
 
 
 def sent(to: Callable[[Any, Any, Any], Any], size: int | None = 4, turns: int = 3) -> list[float]:
-    """What four ranks have after turns in which each adds what it is sent."""
+    """Return what four ranks have after turns in which each adds what it is sent."""
 
     def program():
         x = spmd.input("x", (4,), np.float64, layout=("r",))
@@ -191,7 +191,7 @@ def on_ranks(body):
 
 @pytest.mark.parametrize("body", BODIES)
 def test_tables_and_powers_in_messages_branches_and_loops(body) -> None:
-    """As plain NumPy on any number of ranks; and verify evaluates all messages, running nothing."""
+    """They agree with NumPy on any number of ranks; verify evaluates all messages without a run."""
     program = on_ranks(body)
     image = spmd.build(program)
     for ranks in (1, 2, 3, 4, 5, 8):

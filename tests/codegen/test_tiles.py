@@ -21,7 +21,7 @@ GIVEN: dict[str, Any] = {
 
 
 def columns(a: Any, w: Any, wide: Any, z: Any, turns: Any) -> Any:
-    """turns: spmd.range, or NumPy's users' range."""
+    """Runs loops over columns and rows; `turns` is spmd.range, or Python's range for NumPy."""
     down, up, back = a.copy(), a.copy(), np.zeros(N)
     for k in turns(1, K):  # w's rows lie with others than those of a
         down[:, k] = down[:, k] * (w[1:, k] + w[:-1, k]) - 0.5 * down[:, k - 1]

@@ -73,7 +73,7 @@ def cases(split: tuple[str | None, ...]) -> Any:
 
 @functools.cache
 def one_by_one() -> Any:
-    """What a Python loop over members gives, in an eager run."""
+    """Return the results of a Python loop over members in an eager run."""
     return cases(("r", None)).eager(x=X)
 
 
@@ -441,7 +441,7 @@ def test_jacobians_and_hessians() -> None:
 
 
 def stepped(x):
-    """What only a compiled function can do: a loop, a branch, an array to write into."""
+    """Uses what only a compiled function allows: a loop, a branch and writes into an array."""
     y, n = np.zeros(7), 0.0
     for _ in spmd.range(3):
         n += 1

@@ -36,7 +36,7 @@ def mapped(x, steps):
 
 
 def of_some_turns(x, back):
-    """back: from a cotangent of what is differentiated to that of x; again and again."""
+    """Apply `back`, from a cotangent of the result to one of x, again and again in a loop."""
     u, k = x, x[0] * 0
     while k < 3:
         if k > 0:
@@ -47,7 +47,8 @@ def of_some_turns(x, back):
 
 @pytest.mark.parametrize("f", [loops, exchanges, mapped], ids=lambda f: f.__name__)
 def test_a_way_back_is_gone_in_loops_and_branches_behind_its_function(f):
-    """As where the function is called there too; and what is made so is differentiated."""
+    """It gives the gradients that a call in the same place gives, and can be differentiated
+    again."""
 
     def once(x, steps):
         back = spmd.vjp(lambda x: f(x, steps), x)[1]

@@ -28,7 +28,7 @@ LOOPS = flow.looped, flow.versions, flow.rows, flow.scanned
 
 
 def factored(a, turns=range):
-    """Cholesky's factor: of every turn a few numbers go into the next."""
+    """Compute a Cholesky factor: a few numbers of every turn go into the next one."""
     a[0, 0] = np.sqrt(a[0, 0])
     for i in turns(1, a.shape[0]):
         for j in turns(i):
@@ -180,7 +180,7 @@ def test_results_are_numpys_on_any_number_of_ranks():
 
 
 def test_random_programs_with_every_loop_computed_whole(monkeypatch: pytest.MonkeyPatch):
-    """Where the estimates say so of all loops in which something is exchanged."""
+    """They give the same results if the estimates favour it for all loops with exchanges."""
     monkeypatch.setattr(whole_loops, "GAIN", -1.0)
     for name in ("FACTOR", "EXCHANGES_OVER_SAVED"):
         monkeypatch.setattr(whole_loops, name, 0.0)

@@ -94,8 +94,8 @@ def until(what: Callable[[], Found], seconds: float = PATIENCE) -> Found:
 
 
 def at_some_pace(check: Callable[[int], Found], paces: Iterable[int] = (1, 4, 16)) -> Found:
-    """What check(pace) gives at the first pace at which it does not fail: of what is said about
-    times, which a machine that is busy, or stands still for a while, may make wrong once."""
+    """Return check(pace) at the first pace at which it passes. It is for claims about times, which
+    a busy or suspended machine may break once. Raises the error at the slowest pace."""
     *quick, slowest = paces
     for pace in quick:
         try:
@@ -268,7 +268,7 @@ def mpirun() -> Callable[..., Finished]:
 
 @pytest.fixture(scope="session")
 def spmd_command() -> Callable[..., Finished]:
-    """spmd_command("build", file): `python -m spmd` in one process."""
+    """Return spmd_command("build", file), which runs `python -m spmd` in a process."""
 
     def start(*args: object, **keywords: object) -> Finished:
         return run([sys.executable, "-m", "spmd", *args], **keywords)  # type: ignore[arg-type]
@@ -288,7 +288,7 @@ def kept_signals() -> Iterator[None]:
 
 
 def here(*args: object) -> int:
-    """What `python -m spmd` does with these arguments, in this process; its exit code."""
+    """Run `python -m spmd` with these arguments in this process. Return its exit code."""
     path, modules = sys.path[:], {*sys.modules}
     try:
         with kept_signals():
@@ -309,8 +309,8 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
 
 @pytest.fixture
 def spmd_here(capfd: pytest.CaptureFixture[str]) -> Callable[..., Finished]:
-    """spmd_here("verify", image): as spmd_command, in this process, which has imported all. What
-    could end or change the process is for spmd_command."""
+    """Return spmd_here("verify", image), which is spmd_command in this process: faster, as all is
+    imported. Commands that could end or change the process need spmd_command."""
 
     def start(*args: object) -> Finished:
         capfd.readouterr()
@@ -362,7 +362,8 @@ def same_numbers(drawn: list[tuple[object, object]]) -> None:
 
 @pytest.fixture(scope="session")
 def once(session_folder: Path) -> Callable[[str, Callable[[Path], object]], Path]:
-    """once("stress", make): the file or folder of this name; make(path) makes it in one worker."""
+    """Return once("stress", make), which gives a path of that name; one worker fills it by
+    make(path)."""
 
     def get(name: str, make: Callable[[Path], object]) -> Path:
         path, part = session_folder / name, session_folder / f"{name}.part"
@@ -422,7 +423,8 @@ def users_cc() -> Iterator[None]:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """golden("ring.plan", text): equal to tests/golden/ring.plan, or --update-golden writes it."""
+    """Return golden("ring.plan", text), which compares with a file, or writes it
+    (--update-golden)."""
 
     def compare(name: str, text: str) -> None:
         path = GOLDEN / name
@@ -443,7 +445,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def nobodys(paths: Iterable[Path]) -> list[Path]:
-    """Those that are ours and that no process has mapped or opened: left, or made just now."""
+    """Return those of our files that no process has mapped or opened."""
     paths, used = set(paths), ""
     for process in Path("/proc").glob("[0-9]*") if paths else ():
         try:
@@ -462,8 +464,8 @@ def nobodys(paths: Iterable[Path]) -> list[Path]:
 
 
 def _swept(before: set[Path]) -> None:
-    """What MPI left in shared memory since then, where a test ended it while it began, is removed:
-    ours, and mapped by nobody, also not by tests that run beside these."""
+    """Remove files that MPI has left in shared memory since `before`, where a test ended it early:
+    only ours that no process has mapped, also none of tests that run beside these."""
     new = set(SHARED.glob("*")) - before
     for path in nobodys(path for path in new if path.name.startswith(MPIS)):
         try:
@@ -487,7 +489,8 @@ def _compile_light(path: Path) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Profiles of hypothesis: short by default, `--hypothesis-profile=long` for `make random`.
+    """Set up the session: hypothesis is short, or long by `--hypothesis-profile=long` (`make
+    random`).
 
     Ctrl-C means what it means at a terminal, wherever the tests are started. What this machine was
     calibrated to is left out, and what the user has built.
@@ -538,8 +541,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Of what is left now, pytest would look for garbage five times, in each worker: once is seen
-    as much."""
+    """Collect garbage once before pytest, which would collect it five times in each worker, and
+    freeze the rest."""
     gc.collect()
     gc.freeze()
 
@@ -552,7 +555,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: Python need not look for garbage in it again and again."""
+    """Freeze imported objects, so that Python does not look for garbage in them again and again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -564,7 +567,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("mpi")
 
     def tier(item: pytest.Item) -> tuple[int, int]:
-        """Those that take long are mixed: some compute, others wait for processes of theirs."""
+        """Return an order in which long tests are mixed: some compute, others wait for
+        processes."""
         kept = {mark.name for mark in item.iter_markers()} | {""}
         tier = 3 if "alone" in kept else next(k for k, name in enumerate(ORDER) if name in kept)
         made = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]

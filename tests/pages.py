@@ -33,7 +33,7 @@ SLOW_START = "waits: its workers are still starting"
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. note: what the comment above it says; reason: why it does not run."""
+    """A fenced block of a page. `note` is the comment above it, `reason` why it does not run."""
 
     language: str
     text: str
@@ -152,7 +152,8 @@ class Reader:
         return done.code, done.text
 
     def spmd(self, words: list[str]) -> tuple[int, str]:
-        """In this process: starting Python for each command would take most of the time."""
+        """Run a command in this process, as starting Python each time would take most of the
+        time."""
         from spmd import cli
 
         said = io.StringIO()

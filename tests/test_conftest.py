@@ -73,7 +73,7 @@ def test_long(k, once):
 
 
 def test_side_by_side_and_alone(tmp_path):
-    """What takes long begins first. Fourteen overlap; the last four overlap nothing. What all need
+    """Long tests begin first. Fourteen tests overlap; the last four overlap none. A shared fixture
     is made once."""
     pytest.importorskip("xdist")
     (tmp_path / "conftest.py").write_text(

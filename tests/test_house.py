@@ -280,7 +280,7 @@ def test_mpi_starts_only_when_asked():
 
 
 def test_networks_and_optimizers_use_the_public_interface():
-    """What they are written with, a user has too: spmd.extend, and names of spmd."""
+    """They are written with spmd.extend and names of spmd, which users have too."""
     public = ("spmd.nn", "spmd.optim", "spmd.extend", "spmd.random")
     found = [i for i in all_imports("spmd/nn", "spmd/optim")
              if is_within(i.module, "codegen") or is_within(i.module, "spmd")]
@@ -311,8 +311,8 @@ def late_bindings(path: Path) -> Iterator[int]:
 
 
 def test_late_bindings_are_made_in_one_file():
-    """What a module needs of those above it a reader finds in registration.py, and of formulas in
-    the page of their vocabulary."""
+    """Registration.py holds what modules need of those above them; only formulas bind theirs in the
+    page of their vocabulary."""
     files = python_files("codegen")
     found = {name(p): lines for p in files if (lines := list(late_bindings(p)))}
     assert {file: len(lines) for file, lines in found.items()} == {
@@ -329,7 +329,7 @@ def test_no_pass_imports_a_pass():
 
 
 def test_oracles_import_nothing_of_the_tracer():
-    """What an oracle says of a program must not follow from how the tracer reads it."""
+    """An oracle's results must not depend on how the tracer reads a program."""
     found = all_imports("codegen/oracle")
     assert found and [str(i) for i in found if is_within(i.module, "codegen.trace")] == []
 
@@ -348,14 +348,15 @@ def test_checkers_share_no_code_with_what_they_check():
 
 
 def test_text_is_read_by_parsers():
-    """What a user's line says Python's parser tells; what is in C knows who writes it."""
+    """Python's parser reads users' lines, and C's text is known to who writes it: no re is
+    needed."""
     found = all_imports("codegen/emit", "codegen/trace", "codegen/explain", "codegen/ops",
                         "codegen/layouts", "codegen/passes", "codegen/plan")
     assert found and [str(i) for i in found if i.module == "re"] == []
 
 
 def test_run_path_is_light():
-    """What ranks import at module level; the process-level test looks at sys.modules."""
+    """Modules that ranks import load no heavy module; another test looks at sys.modules."""
     mine = [i for i in all_imports("spmd")
             if not i.lazy and not any(is_within(i.importer, heavy) for heavy in HEAVY)]
     heavy = [

@@ -48,7 +48,8 @@ NEITHER = {"decode", "size_of"}  # of the bytes of a file
 
 
 def in_both_forms(change, x, size, shuffle=True):
-    """Of pipelines of one example, and of batches of `size`: the examples, as bytes."""
+    """Return, as bytes, the examples of a pipeline of one example and of one in batches of
+    `size`."""
     source = data.arrays(x=x)
 
     @data.pipeline(source=source, shuffle=shuffle)
@@ -130,7 +131,7 @@ def test_all_operations_are_here():
 
 
 def test_a_difference_is_noticed():
-    """What mixes the examples of a batch gives other bits than each by itself."""
+    """A function that mixes a batch's examples gives other bits than each example by itself."""
     x = np.random.default_rng(0).random((6, 4))
     with pytest.raises(AssertionError):
         same(data.standardise, x, 3)

@@ -144,7 +144,7 @@ def test_large_photographs_are_decoded_small(photo):
 
 @pytest.mark.parametrize("size", [(32, 48), (427, 640), (500, 100), (1, 1)])
 def test_resize_is_a_triangle_filter(photo, size):
-    """Weights written out: each pixel is a mean of what it covers, or lies between."""
+    """Each pixel is the mean of what it covers, or lies between neighbours, by explicit weights."""
     def weights(n, out):
         scale = max(n / out, 1.0)
         centre = (np.arange(out)[:, None] + 0.5) * n / out

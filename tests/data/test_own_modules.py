@@ -111,7 +111,8 @@ TREE = {
     ("import sys; sys.path.append(__file__[:-4] + 'lib'); import more", "pass", "more.MORE"),
 ])
 def test_packages_travel_as_they_are(tmp_path, imports, body, value):
-    """Where the folder is not: as on another machine. Later changes do not count."""
+    """A pipeline's own modules travel to a machine without the folder; later changes do not
+    count."""
     file = written(tmp_path / "here", TREE, imports, body, value)
     one = data.load(file)
     expected = {"t.TWO": 202, "three.THREE": 3, "more.MORE": 9, "B().b": 4,

@@ -171,7 +171,8 @@ def test_an_iterator_in_another_order_is_another_stream():
 
 
 def test_files_of_other_contents_are_another_stream_copies_are_not(tmp_path):
-    """On every machine: by what is in them, not by their times. Whatever their sizes say."""
+    """A stream is known by the contents of its files, not by their times or sizes, on any
+    machine."""
     def order(folder):
         return made(data.files(folder / "*/*"), epochs=1).order()
 

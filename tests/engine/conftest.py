@@ -12,7 +12,7 @@ from tests.engine.harness import ENGINE, HERE, HOOKS, NUMBERS, Images, compile_c
 
 @pytest.fixture(scope="session")
 def numbers_object(once: Callable[..., Path]) -> str:
-    """What of the engine only computes, as one object file."""
+    """Return an object file of the parts of the engine that only compute."""
     flags = ("-O2", "-r", "-nostdlib", *NUMBERS)
     return str(once("numbers.o", lambda path: compile_c(path, *flags)))
 

@@ -34,8 +34,9 @@ Writes = tuple[tuple[int, int], ...]  # words and values
 
 
 class Op(NamedTuple):
-    """wait: until the word, which only grows, is at least `value`. read: it must be `value`.
-    write. Locked instructions: add, which adds one; swap: it must be `value`, and becomes `new`."""
+    """One access to a shared word. "wait": until the word, which only grows, is at least `value`.
+    "read": it must be `value`. "write" sets it. Locked: "add" adds one; "swap": `value` becomes
+    `new`."""
 
     kind: str
     word: str
@@ -56,7 +57,8 @@ class Step(NamedTuple):
 
 
 class State(NamedTuple):
-    """Of each member: the step it comes to, and how many of its writing steps others have seen."""
+    """A state of all members: the step of each, and how many of its writing steps others have
+    seen."""
 
     at: tuple[int, ...]
     seen: tuple[int, ...]
@@ -65,7 +67,7 @@ class State(NamedTuple):
 
 
 class Machine:
-    """ops: of each thread. Words that one thread alone touches are left out.
+    """Explores all interleavings of the threads' `ops`, without words that one thread alone uses.
 
     each: a word at a time. Otherwise those of one step are touched at one instant. That hides
     nothing, as there is one right value for each read. A read that comes between two writes of a
@@ -107,7 +109,7 @@ class Machine:
             yield self._done(state, k, step, written(memory, *buffer) if step.reads else memory)
 
     def _done(self, state: State, k: int, step: Step, mine: tuple[int, ...]) -> State:
-        """mine: the memory as member k sees it."""
+        """Return the state after a step of member k, which sees the memory `mine`."""
         memory = state.memory
         for word, value in step.reads:
             if mine[word] != value:
@@ -126,7 +128,8 @@ class Machine:
 
 
 def grouped(ops: list[Op], awaited: set[str], each: bool) -> Iterator[list[Op]]:
-    """What makes a step: waits, then reads, then writes, of which only the last is waited for."""
+    """Yield groups that make one step each: waits, reads, then writes; only the last is waited
+    for."""
     order = ["wait", "read", "write"]
     group: list[Op] = []
     for op in ops:

@@ -142,7 +142,7 @@ class Job:
 
     @property
     def address(self) -> tuple[str, int]:
-        """What another process needs to attach."""
+        """Return the file and nonce that another process needs to attach to the arena."""
         descriptor = lib.spmd_arena_fd(self.arena)
         return f"/proc/{os.getpid()}/fd/{descriptor}", lib.spmd_arena_nonce(self.arena)
 
@@ -192,7 +192,7 @@ class Job:
         return "still running: " + str([(s.superstep, s.site, s.done) for s in states])
 
     def copy(self, way: str, number: int, array: np.ndarray, swap: int = 0, rank: int = -1) -> None:
-        """way: scatter or gather."""
+        """Copy a global array to the ranks (way "scatter") or from them ("gather")."""
         shape = ffi.new("int64_t[8]", list(array.shape))
         stride = ffi.new("int64_t[8]", list(array.strides))
         base = ffi.cast("char *", array.__array_interface__["data"][0])

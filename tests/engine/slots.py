@@ -16,8 +16,8 @@ IN_PLACE, HERE, GIVEN, RESULT = range(4)  # `where`
 
 
 class Exchange(NamedTuple):
-    """root, dest: members. long: those whose data do not fit into a slot. folds: nothing is read
-    before all have posted."""
+    """An exchange between members `root` and `dest`. The data of `long` members exceed a slot; if
+    it `folds`, nothing is read before all have posted."""
 
     kind: str = "pull"  # permute, route (a permute with an unknown source), blocks, ring
     flow: str = "all"  # from_root, to_root, up_to, before
@@ -31,8 +31,8 @@ class Exchange(NamedTuple):
 
 
 class Member:
-    """What one of `members` does in all of the exchanges: `ops`. without: the wait that it leaves
-    out, or what it does too early or not in turn."""
+    """Writes down the `ops` of one of `members` for all exchanges. `without` names a wait to leave
+    out, or something to do too early or out of turn."""
 
     def __init__(self, own: int, members: int, exchanges: Sequence[Exchange], without: str) -> None:
         self.own, self.members, self.without = own, members, without
@@ -77,7 +77,7 @@ class Member:
     # ---- the program
 
     def compute(self) -> None:
-        """What is sent is new; and what comes overwrites something."""
+        """Write new data to send, and overwrite old results."""
         self.write(f"data{self.own}", self.number)
         for k in range(self.members):
             self.write(f"result{self.own}.{k}", 0)
@@ -101,7 +101,8 @@ class Member:
         self.direct()
 
     def route(self) -> None:
-        """permute_route: announce, meet, and read who has announced itself to me."""
+        """Announce itself, meet the others, and read who has announced itself to this member, as
+        permute_route does."""
         turn = 0 if self.without == "routes in turn" else self.count & 1
         dest, since = self.exchange.dest[self.own], len(self.ops)
         if dest is not None:
@@ -159,7 +160,7 @@ class Member:
         return [k for k in places[at:] + places[:at] if k != self.own]
 
     def kept(self, place: int) -> int:
-        """Where a member that is read keeps what it sends."""
+        """Return where a member keeps the data that others read."""
         if place not in self.exchange.long:
             return HERE
         return GIVEN if self.exchange.gives else IN_PLACE

@@ -14,7 +14,7 @@ WORDS = ("posted", "rung", "sleeps")
 
 @dataclass(frozen=True)
 class Thread:
-    """at: the step it comes to. buffer: its writes that others do not see yet."""
+    """A thread at step `at`; `buffer` holds its writes that others do not see yet."""
 
     at: str
     heard: int = 0

@@ -18,7 +18,7 @@ SHAPE = [2, ROWS, 3, 1, ROWS, 2, ROWS, 5, 1, ROWS]
 
 
 class Rings:
-    """Of the feed of fed.c: what is put stays in `kept`."""
+    """The rings of the feed of fed.c; `kept` holds the batches that were put, so that they stay."""
 
     def __init__(self, job: Job) -> None:
         keep = ffi.new("char[]", b"feed"), ffi.new("int64_t[]", SHAPE)

@@ -195,7 +195,7 @@ def test_importing_the_engine_imports_little_else():
 
 
 def flags_of(address: int) -> list[str]:
-    """Of the mapping that begins there or before, as /proc says."""
+    """Return the flags, as /proc tells them, of the memory mapping that holds an address."""
     flags: list[str] = []
     with open("/proc/self/smaps") as file:
         inside = False

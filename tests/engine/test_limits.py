@@ -32,7 +32,8 @@ def test_every_rank_receives_what_was_sent(images: Images, name, limits):
 
 @pytest.mark.parametrize(("limits", "ahead"), [({}, 2), ({"slot": 64}, 2), ({"slot": 63}, 0)])
 def test_who_has_put_its_data_into_slots_goes_on(images: Images, limits, ahead):
-    """Two slots: two exchanges ahead of a reader that is not there. Data in place must stay."""
+    """With two slots, a sender is two exchanges ahead of an absent reader; data in place must
+    stay."""
     row = {"elements": 8, "limits": limits, "count": 1}  # 64 bytes
     with (
         Job(images, "edge", (2,), first=0, shared=True, **row) as sender,

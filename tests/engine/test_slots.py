@@ -46,7 +46,8 @@ SOME = ("one long", "one gives", "gated, long", "gated, one gives", "from root",
 
 
 def in_turn(members: int) -> dict[str, list[Exchange]]:
-    """At one site: what may change there from one exchange to the next."""
+    """Return sequences of exchanges at one site, in which something changes from one to the
+    next."""
 
     def either(flow: str, *roots: int) -> list[Exchange]:
         """Folded by all, or by blocks: another run may have other limits."""

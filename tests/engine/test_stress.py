@@ -85,7 +85,8 @@ def test_a_fence_that_does_nothing_is_found(fences):
 
 
 def test_every_access_to_a_shared_word_is_hooked():
-    """What hooks.h does not define would be left out silently."""
+    """Every atomic access of the engine is defined in hooks.h, which would leave others out
+    silently."""
     known = set(re.findall(r"#define (atomic_\w+)", (HERE / "hooks.h").read_text()))
     used, hidden = set(), []
     for path in sorted(CSRC.glob("*.[ch]")):

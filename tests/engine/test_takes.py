@@ -45,7 +45,7 @@ def taken(into: np.ndarray, source: np.ndarray) -> None:
 
 
 def compare(shape: tuple[int, int], into_lies: str, from_lies: str, into_size: int, from_size: int):
-    """One region: every byte of the array that it goes to is as NumPy would leave it."""
+    """Check that taking one region leaves every byte of the destination as NumPy would."""
     whole, part = LIES[from_lies](*shape)
     data = np.arange(np.prod(whole), dtype=np.uint8).reshape(whole)
     bytes_ = np.zeros((*whole, from_size), np.uint8)
@@ -63,7 +63,7 @@ def compare(shape: tuple[int, int], into_lies: str, from_lies: str, into_size: i
 
 @pytest.mark.parametrize("into_lies, from_lies", [*itertools.product(LIES, LIES)])
 def test_every_shape_and_pair_of_sizes(into_lies, from_lies):
-    """Where sides change places a stride of one may equal the other's element, so all are tried."""
+    """All shapes and sizes are tried, as one side's stride may equal the other one's element."""
     for shape in itertools.product(EXTENTS, EXTENTS):
         for into_size, from_size in PAIRS:
             compare(shape, into_lies, from_lies, into_size, from_size)

@@ -34,7 +34,7 @@ def image(built):
 
 @pytest.fixture
 def damaged(image, tmp_path):
-    """damaged(change): a copy of the image after change(bytearray)."""
+    """Return damaged(change), which copies the image after change(bytearray)."""
 
     def copy(change):
         data = bytearray(image.read_bytes())
@@ -171,7 +171,7 @@ def test_damaged_index_words(damaged, spmd_command, word):
 
 @pytest.fixture
 def local(image, tmp_path):
-    """local(2, 4): the local program of rank 2 of 4, in a file."""
+    """Return local(2, 4), which writes the local program of rank 2 of 4 to a file."""
 
     def write(first, ranks, count=1):
         checked = manifest.read(image.read_bytes())

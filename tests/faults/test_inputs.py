@@ -50,7 +50,7 @@ def says():
 
 @pytest.fixture
 def give(built, spmd_command, tmp_path):
-    """give(array or bytes): runs the program with this as its input file."""
+    """Return give(array or bytes), which runs the program with this as its input file."""
 
     def start(content, program=TAKES_INPUT, *args):
         path = tmp_path / "x.npy"

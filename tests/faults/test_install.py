@@ -62,7 +62,7 @@ def test_a_file_hides_a_module(tmp_path, file, text):
 
 
 def test_a_defect_beside_a_file_that_hides_a_module(tmp_path, monkeypatch):
-    """What has nothing to do with such a file stays what it is."""
+    """An error that has nothing to do with a hiding file keeps its message and exit code."""
     (tmp_path / "colorsys.py").write_text("x = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)

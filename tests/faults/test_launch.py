@@ -231,7 +231,7 @@ os.execv(sys.executable, [sys.executable, "-m", "spmd", *sys.argv[2:]])
 @pytest.mark.mpi
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_in_mpi_init(built, tmp_path, ended_by, number):
-    """Those who are told there end the job once all have come, one that hears no signal too."""
+    """Ranks that get a signal end the job once all have come, also one that hears no signal."""
     if ended_by(number) == 1:
         pytest.skip("Open MPI's launcher kills those who hear no signal")
     late, come = tmp_path / "late.py", tmp_path / "come"
@@ -380,7 +380,7 @@ def test_a_signal_for_one_rank_that_computes(built, rank, number, ended_by):
 
 
 def test_a_copy_of_a_process_is_not_the_process():
-    """What `fork` made of a rank, such as a worker of somebody's iterable, ends as it would."""
+    """A process forked from a rank, such as a worker of an iterable, ends as it would by itself."""
     script = (
         "import os, signal, time\n"
         "from spmd.launch import leaving\n"

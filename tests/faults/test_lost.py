@@ -70,8 +70,8 @@ def pretend(*names: str) -> dict[str, str]:
 
 
 def said_once_in_time(said: str, limit: float) -> bool:
-    """Of a rank that is silent, however long the job then takes to end; where this machine stands
-    still meanwhile it may be later, and each of several hosts may say it."""
+    """Return whether one silent rank was reported within a limit, however long the job took to end;
+    a machine that stands still may delay it, and each of several hosts may report it."""
     silent = re.findall(r"silent for ([\d.]+) s", said)
     return len(silent) == said.count("lost in superstep") == 1 and float(silent[0]) < limit + 1
 
@@ -182,7 +182,7 @@ def test_a_limit_of_0_waits_for_ever(built, mpirun):
 
 @pytest.mark.one_mpi
 def test_all_stopped_together_is_nobodys_fault(built, mpirun):
-    """As Ctrl-Z does, or a laptop that is closed."""
+    """A job that is stopped as a whole, by Ctrl-Z or a closed laptop, reports no lost rank."""
     with start(["mpirun"], 2, built(TURNS), "--time-limit", 2) as launch:
         victims = launch.ranks(2).values()
         wait_for_text(launch)

@@ -226,7 +226,8 @@ def test_whose_a_file_is():
 
 
 def test_a_file_below_the_prefix_of_python(tmp_path, monkeypatch):
-    """As /opt/conda/work is, or what stands beside a Python that was installed into a project."""
+    """A program under Python's prefix, such as /opt/conda/work or a project's own, shows its
+    line."""
     path = tmp_path / "program.py"
     path.write_text(HEAD + "    y = {}['k']\n    return x\n")
     for name in ("prefix", "base_prefix"):

@@ -85,7 +85,7 @@ PROGRAMS = {
 
 @pytest.fixture
 def building(capsys):
-    """building(path, ...): what `spmd build` says, in this process: starting one takes longer."""
+    """Return building(path, ...), which gives what `spmd build` prints, run in this process."""
 
     def start(path, *arguments):
         with kept_signals():

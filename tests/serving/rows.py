@@ -43,7 +43,7 @@ class Independent:
 
 @spmd.program(mesh=("r",), layout={"batch": "r"})
 class Joined:
-    """What is joined how: rows in the second dim, a scalar, an input without rows, errors."""
+    """Entries that join requests in several ways: rows in dim 1, a scalar, no rows, errors."""
 
     def __init__(self) -> None:
         self.rows = spmd.Dim("batch", at_most=64)

@@ -109,7 +109,7 @@ class Asking:
 
 
 def scaled(x: list[float], connection: http.client.HTTPConnection) -> Any:
-    """What a server answers to rows, on a connection that stays."""
+    """Return a server's answer to rows, on a connection that stays open."""
     body = json.dumps({"inputs": [tensor("x", "FP64", [len(x), 2], np.repeat(x, 2).tolist()),
                                   tensor("turns", "INT64", [], [TURNS])]})
     connection.request("POST", "/v2/models/scaled.scale/infer", body)

@@ -40,7 +40,7 @@ def server(image: Path, request: Any) -> Iterator[Server]:
 
 
 def in_clients(count: int, work: Any) -> list[Any]:
-    """What work(k) returns in each of so many threads that begin together; an error as it is."""
+    """Return the results, or errors, of work(k) in so many threads that begin together."""
     found: list[Any] = [None] * count
     start = threading.Barrier(count)
 
@@ -167,7 +167,7 @@ def joined(key: object, name: str, made: list[str], rows: int = 1) -> ModelCall:
 
 
 def results(calls: list[ModelCall], wait: float = 0.0) -> list[Any]:
-    """What calls give that are added to a queue one after the other, before any is made."""
+    """Return the results of calls that are all in the queue before any of them is made."""
     async def run() -> list[Any]:
         queue = CallQueue(99, wait)
         try:
@@ -240,7 +240,7 @@ def test_a_call_that_takes_long_hears_of_its_deadline_and_of_its_client():
 
 
 def test_which_calls_have_one_key(image):
-    """Those of one dtype and shape, with the same bytes in what has no rows."""
+    """Calls of one dtype and shape, with equal bytes in inputs without rows, have one key."""
     rule = JoinedRows.of(faces_of(spmd.load(image).manifest)["scaled"])
     assert rule is not None
     x, shift = np.ones((2, 3)), np.zeros(2)

@@ -307,7 +307,7 @@ def test_the_queue_is_bounded_and_cancelled_requests_leave_it(server):
 
 
 def behind_a_nap(server: Server, seconds: float) -> None:
-    """What is said of the queue while a call of so many seconds runs."""
+    """Check the queue's metrics and refusals while a call of so many seconds runs."""
     waiting, calls = "spmd_requests_waiting", 'spmd_call_seconds_count{model="things.rest"}'
     with in_threads(1, lambda: server.infer("things.rest", nap(seconds))) as answers:
         until(lambda: b"waits behind 1 other\\n" in server.infer(

@@ -91,7 +91,7 @@ def test_a_replica_of_two_processes_joins_late_and_leaves(folder):
 
 
 def test_a_replica_that_is_stopped_comes_back(folder):
-    """What it was called for is made elsewhere, and once it goes on, it joins again."""
+    """Its calls are made by another replica, and once it continues, it joins again."""
     with with_replicas(folder / "scaled.img", "--ranks", 0) as (server, address), replica(
             address, "--ranks", 1) as stopped:
         has(server, 1)

@@ -27,7 +27,7 @@ class Things:
 
     @spmd.entry
     def add(self) -> Any:
-        """Changes state."""
+        """Changes the entity's state by adding x."""
         x = spmd.input("x", (3,), np.float64)
         self.total = self.total + x
         self.steps += 1

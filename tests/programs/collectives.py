@@ -210,7 +210,7 @@ def by_group(rows: Any, mesh: tuple[int, int], axes: tuple[str, ...], given: Any
 
 
 def summed(rows: Any, op: str) -> Any:
-    """What an op makes of the rows up to each; bools are counted."""
+    """Return the reduction of all rows up to each row by an op; bools are counted."""
     if rows.dtype == bool and op in ("sum", "prod"):
         rows = rows.astype(np.int64)
     wide = rows.astype(np.float32) if str(rows.dtype) in HALVES else rows
@@ -243,7 +243,7 @@ def _sum_type(dtype: Any) -> Any:
 
 
 def before(rows: Any, op: str) -> Any:
-    """What an op makes of the rows before each."""
+    """Return the reduction of all rows before each row by an op (an exclusive scan)."""
     sums = summed(rows, op)
     if sums.dtype.kind in "fV":
         least, most = -np.inf, np.inf

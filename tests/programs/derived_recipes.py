@@ -24,7 +24,7 @@ STEPS = derived_steps.STEPS
 
 @st.composite
 def recipes(draw: Any, steps: int = 5, axes: int = 0, fewest: int = 1) -> Recipe:
-    """axes: of the mesh; 0 for any number."""
+    """Draw recipes of programs to differentiate; `axes` of the mesh, 0 for any number."""
     axes = axes or draw(st.integers(1, 3))
     arrays = []
     for _ in range(draw(st.integers(1, 2))):

@@ -283,7 +283,7 @@ def recurrences(pool, x, y, c, d, mesh):
 
 
 def counted(pool, x, y, c, d, mesh):
-    """As many turns as the run finds; some are left early."""
+    """Runs loops of as many turns as the run finds; some are left early."""
     turns = pool[0].size % 3 + spmd.scalar("turns", 3)
     u, s, n = x * 1, np.sum(x) * 0.3, 0
     if c % 4 == 0:

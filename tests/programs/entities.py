@@ -94,7 +94,8 @@ class State:
 
 @dataclass
 class Machine:
-    """A class: its source; of each entry its inputs by name, as shape and dtype."""
+    """A random class with its source text, its states, and each entry's inputs by name (shape,
+    dtype)."""
 
     text: str
     states: list[State]
@@ -371,7 +372,7 @@ class Author:
         return None
 
     def helped(self) -> None:
-        """What an object of the user does to itself."""
+        """Add a line in which an object of the user changes its own state."""
         box = [s for s in self.states if s.path == "self.box.value" and s.kind in "if"]
         if not box:
             return self.rebind()

@@ -98,7 +98,8 @@ class Author(Flow):
         return True
 
     def placed(self, v: Var, text: str) -> None:
-        """What depends on a member's place: a reduction to one of them, prefixes."""
+        """Define a value that depends on a member's place: a reduction to one of them, or
+        prefixes."""
         what = self.choice(("preduce", "pscan", "pexscan"))
         bits = ("and", "or", "xor") if v.kind in "iub" else ()
         ends = ("min", "max") if what != "pexscan" else ()  # infinities are no use for what follows

@@ -107,7 +107,8 @@ class Input:
 
 @dataclass
 class Program:
-    """text: the module's source. clamps: indices beyond the ends occur, so NumPy itself raises."""
+    """A random program as a module's source; if `clamps`, it has indices at which NumPy itself
+    raises."""
 
     text: str
     axes: tuple[str, ...]
@@ -489,7 +490,7 @@ class Writer:
             self.emit(f"{v.name}[...] = np.clip({v.name}, -8, 8)")
 
     def augmented(self) -> bool:
-        """v += w: in place for arrays, another name for scalars."""
+        """Emit v += w, which works in place on arrays and makes a new value of scalars."""
         v = self.var(lambda w: w.kind != "b" and w.writable and (not w.dims or w.fixed))
         if v is None or not v.dims:
             return False

@@ -110,7 +110,7 @@ def chosen(pool, x, y, c, d, mesh):
 
 
 def waited(pool, x, y, c, d, mesh):
-    """A while loop: as long as the largest element is small."""
+    """Run a while loop as long as the largest element is small."""
     if x.ndim == 0 or 0 in x.shape:
         return None
     u, n = x + 0, 0
@@ -143,7 +143,7 @@ def scanned(pool, x, y, c, d, mesh):
 
 
 def drawn(pool, x, y, c, d, mesh):
-    """Random numbers: of a shape of the pool, in a layout of their own."""
+    """Draw random numbers of a shape of the pool, in a layout of their own."""
     if x.ndim == 0:
         return x + spmd.random.randint(c, (), 0, 9)
     layout = (mesh[d % len(mesh)], *[None] * (x.ndim - 1)) if d % 3 else None

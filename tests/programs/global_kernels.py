@@ -22,7 +22,7 @@ def weighted(u, at, w, out):
 
 @spmd.kernel
 def backwards(u, out, sums):
-    """Of the whole array: it also writes into its input, and not into all of its outputs."""
+    """Reverses the whole array: it also writes into its input, and not into all of its outputs."""
     u[...] = u[tuple(slice(None, None, -1) for _ in u.shape)]
     out[...] = u
     for k in range(0, sums.shape[0], 2):

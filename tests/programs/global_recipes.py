@@ -25,7 +25,8 @@ AXES = ("x", "y", "z")
 
 @dataclass(frozen=True)
 class Recipe:
-    """axes: how many. arrays: per input dtype, extents, layout. steps: kind and four choices."""
+    """A random program with its axes, each input's dtype, extents and layout, and steps of a kind
+    and four choices."""
 
     axes: int
     arrays: tuple[tuple[str, tuple[int, ...], Any], ...]
@@ -34,7 +35,8 @@ class Recipe:
 
 @st.composite
 def recipes(draw: Any, steps: int = 8, axes: int = 0, kinds: int = len(STEPS)) -> Recipe:
-    """axes: of the mesh; 0 for any number. kinds: that many of STEPS."""
+    """Draw recipes of programs; `axes` of the mesh, 0 for any number; the first `kinds` of
+    STEPS."""
     axes = axes or draw(st.integers(1, 3))
     arrays = []
     for _ in range(draw(st.integers(1, 3))):
@@ -110,7 +112,7 @@ def inputs_of(*followed: Recipe) -> dict[str, np.ndarray]:
 
 
 def follow(pool: Sequence[Any], step: Any, mesh: Any) -> Any:
-    """One step: a new array, or None where it only writes or does not apply."""
+    """Return a step's new array, or None where it only writes or does not apply."""
     kind, a, b, c, d = step
     x, y = (v.astype(np.int64) if v.dtype == np.bool_ else v
             for v in (pool[a % len(pool)], pool[b % len(pool)]))

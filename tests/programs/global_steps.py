@@ -71,7 +71,7 @@ def running(pool, x, y, c, d, mesh):
 
 
 def transformed(x, axis):
-    """There and back: whole numbers come out again."""
+    """Transform to Fourier space and back: whole numbers come out again."""
     if not x.shape[axis]:
         return x
     made = np.fft.rfft(np.round(np.clip(x * 1.0, -99, 99)), axis=axis)
@@ -386,7 +386,7 @@ def edited(pool, x, y, c, d, mesh):
 
 
 def ordered(pool, x, y, c, d, mesh):
-    """What follows from sorting; of many equal elements, and of what is no number."""
+    """Return results of sorting and ranking, with many equal elements and NaNs."""
     if x.ndim == 0 or 0 in x.shape:
         return None
     dim = d % x.ndim

@@ -59,7 +59,8 @@ def seidel(u, steps):
 
 
 def implicit(u, v, p, q, r):
-    """Half a step: implicit along dim 1, explicit along dim 0, by elimination and back."""
+    """Do half a step, implicit along dim 1 and explicit along dim 0, by elimination and
+    substitution."""
     n = u.shape[0]
     v[1:-1, 0] = 1.0
     p[1:-1, 0] = 0.0
@@ -81,7 +82,7 @@ def alternating_directions(u, v, p, q, steps):
 
 
 def staggered(ex, ey, hz, steps):
-    """Yee's scheme: fields on grids shifted by half a cell."""
+    """Step Maxwell's equations by Yee's scheme, with fields on grids shifted by half a cell."""
     for t in spmd.range(steps):
         ey[0, :] = 0.1 * t
         ey[1:, :] -= 0.5 * (hz[1:, :] - hz[:-1, :])
@@ -90,7 +91,7 @@ def staggered(ex, ey, hz, steps):
 
 
 def limited_diffusion(field, coefficient):
-    """Of the horizontal planes of an atmosphere; fluxes against the gradient are cut off."""
+    """Diffuse the horizontal planes of an atmosphere; fluxes against the gradient are cut off."""
     lap = 4 * field[1:-1, 1:-1] - (field[2:, 1:-1] + field[:-2, 1:-1]
                                    + field[1:-1, 2:] + field[1:-1, :-2])
     dx, dy = lap[1:, 1:-1] - lap[:-1, 1:-1], lap[1:-1, 1:] - lap[1:-1, :-1]
@@ -321,7 +322,7 @@ def correlation(data):
 
 
 def convolution(images, weights, bias):
-    """A layer: so many products of a window and all filters; what is negative becomes 0."""
+    """Compute a convolution layer: windows times all filters; negative results become 0."""
     n, k = images.shape[1] - weights.shape[0] + 1, weights.shape[0]
     out = np.empty((images.shape[0], n, n, weights.shape[3]), np.float32)
     for i in spmd.range(n):
@@ -403,7 +404,8 @@ def stages(x):
 
 
 def echoes(waves, near, weights, heard):
-    """What nodes hear in each band, at each time, of what neighbours sent some time before."""
+    """Add to `heard` what nodes hear, in each band and at each time, of neighbours' earlier
+    waves."""
     for band in spmd.range(waves.shape[0]):
         for t in spmd.range(waves.shape[1]):
             for delay in spmd.range(weights.shape[0]):
@@ -513,7 +515,7 @@ def plain(compiled: Callable[[Any], Any] = lambda f: f) -> dict[str, Any]:
 
 
 def changed(returned: Any, given: dict[str, Any]) -> list[Any]:
-    """What a kernel computed: what it returned, or its arrays."""
+    """Return the arrays that a kernel returned, or else those that it was given and changed."""
     if returned is None:
         return [v for v in given.values() if hasattr(v, "shape")]
     return list(returned) if isinstance(returned, tuple) else [returned]

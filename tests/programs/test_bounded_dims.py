@@ -48,7 +48,7 @@ def products(x: Any, y: Any) -> dict[str, Any]:
 
 
 def shapes(x: Any, y: Any) -> dict[str, Any]:
-    """What moves rows, and what joins and cuts them."""
+    """Moves rows of bounded arrays, and joins and cuts them."""
     inner = x.copy()
     inner[1:-1] += 0.25 * (x[:-2] + x[2:])
     order = np.argsort(x[:, 0], kind="stable")
@@ -221,7 +221,7 @@ def test_one_rank_sees_its_block_of_the_rows():
 
 
 def test_networks_over_several_rows():
-    """What spmd.nn computes with dims of which one is bounded; eager runs are of a plain Dim."""
+    """spmd.nn works with shapes of which one dim is bounded; eager runs take a plain Dim."""
     def net(batch: Any) -> Any:
         x = spmd.input("x", (batch, 6, 8), np.float64)
         w = spmd.input("w", (8, 24), np.float64)

@@ -221,7 +221,8 @@ def several(n: int = 12):
 
 
 def test_an_image_with_checks_and_one_without():
-    """1: NaN, 2: an index, 3: overflow, 4: ranks that differ, 5: a local index."""
+    """Each check names its line: 1 NaN, 2 an index, 3 overflow, 4 ranks that differ, 5 a local
+    index."""
     plain = spmd.build(several)
     image = plain.checking("all")
     assert image.manifest["checks"] == list(CHECKS) and plain.checking("all") is image
@@ -312,7 +313,8 @@ def indexed():
 
 
 def meant(u: Any, k: Any, m: Any) -> tuple[list[Any], list[int]]:
-    """What `indexed` gives: reads are clamped, writes dropped; and which of its lines are wrong."""
+    """Return the results of `indexed` (reads are clamped, writes dropped) and its lines that are
+    wrong."""
 
     def at(i: Any, n: int) -> Any:
         return np.where(np.asarray(i) < 0, np.asarray(i) + n, i)
@@ -340,7 +342,8 @@ def meant(u: Any, k: Any, m: Any) -> tuple[list[Any], list[int]]:
 
 
 def test_random_indices_with_checks_and_without():
-    """Without: clamped and dropped, as the language says. With: the first wrong line is named."""
+    """Without checks, indices are clamped or writes dropped; with them, the first wrong line is
+    named."""
     plain = spmd.build(indexed)
     image = plain.checking("bounds")
     rng = np.random.default_rng(5)

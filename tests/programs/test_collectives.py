@@ -21,7 +21,7 @@ EACH = [(name, dtype) for name, (_, _, dtypes) in CASES.items() for dtype in dty
 
 @pytest.fixture(scope="module")
 def case(once: Callable[..., Path]) -> Callable[[str, str], Path]:
-    """case("reduced", "int16"): its image."""
+    """Return case("reduced", "int16"), which builds the image of a case."""
 
     def build(name: str, dtype: str) -> Path:
         def make(path: Path) -> None:

@@ -136,7 +136,7 @@ def pooled():
 
 
 def spread(x, w, strides, before, places, dilation):
-    """A transposed convolution: each element of x adds a window, turned round, to the result."""
+    """Return a transposed convolution: each element of x adds a flipped window to the result."""
     out = np.zeros((x.shape[0], *places, w.shape[-1]))
     for b, i, j, k, m in np.ndindex(*x.shape[:3], *w.shape[:2]):
         at = [s * o + p - d * n for s, o, p, d, n in

@@ -105,8 +105,8 @@ def alone(f, *args):
 
 @dataclass(frozen=True)
 class Drawn:
-    """rows: of ROWS, with the way of its call and a maker for each array. layouts: of inputs, and
-    those of makers."""
+    """A random program that calls rows of ROWS, each with the way of its call and a maker for each
+    array. `layouts` holds those of inputs and of makers."""
 
     axes: tuple[str, ...]
     rows: tuple[tuple[int, str, tuple[str, ...]], ...]

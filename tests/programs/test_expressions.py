@@ -230,7 +230,8 @@ def test_an_image_of_what_is_new_in_c(tmp_path: Path) -> None:
 
 
 def test_functions_that_gather_say_so(tmp_path: Path) -> None:
-    """Of the first expression of each function; in a short run, of every third."""
+    """Functions that gather are listed so, by the first expression of each (a third in short
+    runs)."""
     names = [n for n in EXPRESSIONS if STATES[n].state in ("works", "gathers")]
     found = set()
     for k, name in enumerate(names if LONG else names[::3]):

@@ -99,7 +99,7 @@ def test_two_feeds_in_branches_and_inner_loops(images):
 
 
 def test_streams_that_end_in_the_middle_of_a_batch(images):
-    """Of 6 rows, split unevenly: zeros and False where the last batch has none."""
+    """Streams of 6 rows, split unevenly: rows that the last batch lacks are zeros and False."""
     rng = np.random.default_rng(0)
     stream = [{"x": rng.normal(size=(rows, 4)).astype(np.float32)} for rows in (6, 6, 6, 6, 3)]
     expected = fed.eager(feed=Told(stream))
@@ -115,7 +115,7 @@ def test_one_more_batch_than_there_are(images):
 
 
 def test_ranks_take_their_own_blocks_in_a_shard_map():
-    """As eager runs: on every mesh, answers too."""
+    """Images give what eager runs give on every mesh, answers to the feed included."""
     image = spmd.build(ranks_take.of_ranks)
     for mesh in ranks_take.MESHES:
         feeds = ranks_take.given()

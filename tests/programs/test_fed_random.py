@@ -177,7 +177,7 @@ class Drawn:
         return lines
 
     def batches(self, name, told):
-        """A generator: the next batch follows from what it was told."""
+        """Yield batches, each of which depends on the answer to the one before it."""
         rows, dtype, _ = self.feeds[name]
         rng, more = np.random.default_rng(rows), 0.0
         for k in range(self.counts[name]):
@@ -189,7 +189,7 @@ class Drawn:
 
 
 def outcome(run, drawn):
-    """What a run gives, or that a stream ended too early; and what it has sent."""
+    """Return a run's results and what it sent; None for a stream that ended too early."""
     told = {name: [] for name in drawn.feeds}
     try:
         found = run({name: drawn.batches(name, told[name]) for name in drawn.feeds})

@@ -93,7 +93,7 @@ def executed(followed: Any, ranks: list[int]) -> None:
 
 @spmd.program(mesh=("x", "y"))
 def in_place(n: int = 9, m: int = 7):
-    """What is written is read by rows that come later, in every direction."""
+    """Writes rows in place that rows written later read, in every direction."""
     a = spmd.input("a", (n, m), np.float32, layout=("x", "y"), default=lambda i, j: (i + 3 * j) % 7)
     w = spmd.input("w", (4, n, m), np.float64, layout=spmd.replicated,
                    default=lambda i, j, k: (i * 7 + j * 3 + k * k) % 11)
@@ -148,7 +148,8 @@ def test_large_halos_in_an_image(ranks: int) -> None:
 
 @spmd.program(mesh=("x",))
 def turning(n: int = 23) -> Any:
-    """What a turn fetches depends on its number: an array carried on has no room for that."""
+    """Fetches parts that depend on the turn's number, so a carried array has no ghost cells for
+    them."""
     u = spmd.input("u", (n, 5), np.int64, layout=("x", None), default=lambda i, j: 5 * i + j)
     for k in spmd.range(1, 5):
         u[k:] = u[k:] * 2 + u[: n - k]
@@ -263,7 +264,7 @@ def test_extremes_of_half_types() -> None:
 
 
 def test_what_shows_the_same_memory() -> None:
-    """As in NumPy: np.array and np.take copy; reshape shows the memory where strides allow it."""
+    """np.array and np.take copy as in NumPy; reshape views the memory where strides allow it."""
 
     @spmd.program(mesh=("x", "y"))
     def shared() -> Any:

@@ -29,8 +29,8 @@ def drawn(kind: str, *shape: int) -> Any:
 
 
 def factors(a: Any, b: Any, tall: Any) -> dict[str, Any]:
-    """a: square matrices, b: right sides, tall: more rows than columns. What LAPACK's versions do
-    not have alike, signs and orders, is not in it."""
+    """Return factorisations of square a and tall matrices, without the signs and orders in which
+    versions of LAPACK differ. `b` holds right sides."""
     spd = a @ a.swapaxes(-1, -2).conj() + np.eye(a.shape[-1], dtype=a.dtype)
     q, r = np.linalg.qr(tall)
     u, s, v = np.linalg.svd(tall, full_matrices=False)
@@ -427,7 +427,8 @@ def test_batches_of_products_by_one_matrix_are_one_product() -> None:
 
 
 def test_rows_have_the_same_bits_on_any_number_of_ranks() -> None:
-    """Of a matrix by a vector, whether rows are read four at once or are those that are left."""
+    """A matrix-vector product's rows have the same bits in the unrolled loop and in its
+    remainder."""
     draw = np.random.default_rng(8)
     given = {n: draw.normal(size=shape) for n, shape in (
         ("a", (31, 2100)), ("b", (29, 37)), ("x", (2100,)), ("y", (37,)), ("v", (31,)))}

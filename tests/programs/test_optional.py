@@ -109,8 +109,8 @@ STEPS = (
 
 @dataclass
 class Drawn:
-    """A program. needs: of each variable, the optional inputs that it follows from; printed: the
-    same for what begins lines of text. outputs: variables by the names of what is returned."""
+    """A random program with optional inputs. `needs` holds the optional inputs that each variable
+    follows from, `printed` those of printed lines; `outputs` maps returned names to variables."""
 
     lines: list[str] = field(default_factory=list)
     vectors: list[str] = field(default_factory=lambda: ["w", *OPTIONAL])

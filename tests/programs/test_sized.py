@@ -32,7 +32,7 @@ def filled(found: Any, size: int, fill: Any = None) -> np.ndarray:
 
 
 def pairs(given: dict[str, Any]) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
-    """What spmd.numpy's function is, and what it is in NumPy."""
+    """Return pairs of functions by name: one calls spmd.numpy, the other does the same in NumPy."""
     x, y, m, g, h, q, e, t, z, s, o = given.values()
     rows = [f"{f}1d" for f in ("union", "intersect", "setdiff", "setxor")]
     return {

@@ -17,7 +17,7 @@ DRAW = np.random.default_rng(7)
 
 @spmd.program(mesh=("x", "y"))
 def cannon(n: int = 12):
-    """Cannon (1969): blocks of a matrix product travel round a square mesh."""
+    """Multiply matrices by Cannon's algorithm (1969): blocks travel round a square mesh."""
     a = spmd.input("a", (n, n), np.float64, layout=("x", "y"))
     b = spmd.input("b", (n, n), np.float64, layout=("x", "y"))
     q = spmd.axis_size("x")
@@ -40,7 +40,7 @@ def cannon(n: int = 12):
 
 @spmd.program(mesh=("r",))
 def odd_even_sort(n: int = 40):
-    """Odd-even transposition: neighbours merge, one keeps the lower half, one the upper."""
+    """Sort by odd-even transposition: of two neighbours one keeps the lower half, one the upper."""
     x = spmd.input("x", (n,), np.int32, layout=("r",))
     spmd.require(n % spmd.axis_size("r") == 0)
 
@@ -213,7 +213,7 @@ def test_agrees_with_numpy(program: Any, sizes: Any, inputs: Any, wanted: Any) -
 
 
 def test_what_was_required_is_checked_at_launch() -> None:
-    """What the compiler took from a condition to simplify with is still asked of the mesh."""
+    """A condition that the compiler uses to simplify is still tested on the mesh of a launch."""
     with pytest.raises(spmd.MeshError, match="2, 4, 5, 8, 10, 20, 40"):
         spmd.build(odd_even_sort).run(ranks=3, x=X)
     with pytest.raises(spmd.MeshError, match="1, 4, 9, 16, 36"):

@@ -64,7 +64,8 @@ def plain(q: Any, k: Any, v: Any, **how: Any) -> np.ndarray:
 
 
 def slopes(q: Any, k: Any, v: Any, g: Any, **how: Any) -> list[np.ndarray]:
-    """Of sum(g * plain(…)), by query, key, value, and bias before its sum over examples."""
+    """Return the gradients of sum(g * plain(…)) by query, key, value, and bias before its batch
+    sum."""
     each = q.shape[-2] // k.shape[-2]
     many, p = [np.repeat(x, each, -2) for x in (k, v)], weights(q, k, **how)
     scale = how.get("scale") or q.shape[-1] ** -0.5

@@ -68,7 +68,7 @@ class Network:
         self.agent.chmod(0o755)
 
     def enter(self, name: str, folder: Path) -> list[str]:
-        """What stands before a command that is to run on one of the hosts."""
+        """Return the words to put before a command that runs on one of the hosts."""
         return ["nsenter", "-t", str(self.holders[name].pid), "-n", "-u", "-i", "-m", "--",
                 "env", "-C", str(folder)]
 

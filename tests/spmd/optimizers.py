@@ -22,7 +22,7 @@ START = {k: np.cos(1.0 + np.arange(np.prod(s, dtype=int))).reshape(s) for k, s i
 
 
 def gradient(w: Any, t: Any, xp: Any) -> Any:
-    """Of parameters, at step t: towards 0.3, with noise."""
+    """Return gradients that lead parameters towards 0.3, with noise that depends on step t."""
     places = {k: np.arange(np.prod(s, dtype=int)).reshape(s) for k, s in SHAPES.items()}
     return {k: (w[k] - 0.3) * (0.5 + places[k] % 3) + 0.3 * xp.sin(0.7 * t * (places[k] + 1))
             for k in w}

@@ -20,7 +20,8 @@ WIDTH, HEADS, LENGTH = 16, 2, 12
 
 
 class Network(NamedTuple):
-    """layers: functions; weights: of each; xs, ys: trees of arrays (steps, batch, …)."""
+    """A network to cut into stages: `layers` are functions, `weights` theirs; `xs` and `ys` are
+    trees of arrays (steps, batch, …)."""
 
     layers: list[Any]
     weights: list[Any]

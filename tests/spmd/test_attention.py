@@ -86,7 +86,7 @@ def test_values_and_gradients_are_jax_s():
 
 
 def split(**arrays: Any) -> Any:
-    """A program: attention and its gradients, all dims split. arrays: a bias or a mask."""
+    """Return a program of attention and its gradients, all dims split, with a bias or a mask."""
     lie = ("x", "y", "z", None)
     positions, shared = (2, 2) if "mask" in arrays else (7, 4)
 
@@ -164,7 +164,8 @@ def test_blocks_of_what_is_not_split(small_blocks):
     ((None, None, None, None), (None, "x", None, None)),
 ], ids=["queries", "heads that share keys", "keys"])
 def test_what_is_split_of_one_side_alone(small_blocks, layouts):
-    """Of long causal attention. Gradients by keys are summed over ranks that have them all."""
+    """Long causal attention works if queries or keys alone are split; keys' gradients are
+    summed."""
     given = arrays(1, 7, 5, 4, 1)
 
     @spmd.program(mesh=("x",))
@@ -234,7 +235,7 @@ def test_one_rank_s_view_and_eager_runs(small_blocks):
 
 
 def test_second_derivatives(small_blocks):
-    """Of blocks, beside those of what is made in one piece."""
+    """Second derivatives of attention in blocks equal those of attention in one piece."""
     q, k, v, _ = arrays(1, 3, 3, 1, 1)
 
     @spmd.program(mesh=("x",))
@@ -398,7 +399,7 @@ VOCABULARY, HEADS, SIZE, STEPS = 5, 4, 2, 4
 
 
 def network(w: Any, x: Any, attend: Any) -> Any:
-    """One layer: from vectors to logits."""
+    """Return the logits of a network of one attention layer."""
     q, k, v = (np.einsum("...lc,chd->...lhd", x, w[n]) for n in ("q", "k", "v"))
     return (x + np.einsum("...lhd,hdc->...lc", attend(q, k, v), w["o"])) @ w["table"].T
 
@@ -424,7 +425,7 @@ def decoding():
     tokens = spmd.input("tokens", (2, 6), np.int32)
 
     def step(at: Any, tokens: Any, cache: Any) -> Any:
-        """Of tokens (…, new), the logits that follow, and the cache."""
+        """Return the logits after new tokens (…, new), and the extended cache."""
         kept = []
 
         def attend(q, k, v):

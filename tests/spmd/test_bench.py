@@ -122,7 +122,8 @@ def test_what_mpi_gives_is_checked(tmp_path):
 @pytest.mark.one_mpi
 @pytest.mark.mpi
 def test_the_floor(mpirun):
-    """What machines allow and every collective by hand; at sizes of each way to move data."""
+    """It measures the machine and every collective written by hand, at sizes of each way to move
+    data."""
     n = 2
     done = mpirun(n, "-m", "spmd", "bench", "floor", "--sizes", "12-24k", "--step", 2048,
                   "--rounds", 1, "--json", timeout=5 * PATIENCE).expect(0)

@@ -119,7 +119,7 @@ def test_the_script_of_the_command_is_not_the_users():
 
 
 def test_a_package_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What to install, by the name that pip knows."""
+    """The message says what to install, by the name that pip knows."""
     (tmp_path / "needs.py").write_text("import sklearn.no_such_part\n")
     said = refused(capsys, 65, "build", str(tmp_path / "needs.py"))
     assert "needs.py:1" in said and "pip install scikit-learn" in said

@@ -36,7 +36,7 @@ def shapes_of(name: str, empty: bool) -> list[tuple[int, ...]]:
 
 @spmd.program(mesh=("r",))
 def called(names: tuple = tuple(EMPTY), empty: bool = True):
-    """What functions of networks return, and gradients, of data that is split over the ranks."""
+    """Return the results and gradients of network functions on data split over the ranks."""
     out = {}
     for name in names:
         parts = []

@@ -205,7 +205,8 @@ def test_rules_are_tried() -> None:
 
 
 def test_a_capture_knows_the_code_of_rules() -> None:
-    """What is built is built anew where a rule has changed, as where any function has."""
+    """A program is built anew if the code of an operation's rule has changed, as for any
+    function."""
 
     def program(by: float) -> Any:
         class Scaled(spmd.extend.Operation):

@@ -38,7 +38,7 @@ def sums(batch: int = 6, early: bool = False):
 
 
 def batches(count: int = 9, rows: int = 6, last: int = 6) -> list[dict[str, np.ndarray]]:
-    """Batch k: numbers from 100 k on; the last one has so many rows."""
+    """Return batches; batch k has numbers from 100 k on, the last one has `last` rows."""
     made = []
     for k in range(count):
         n = last if k == count - 1 else rows
@@ -147,8 +147,8 @@ def test_an_epoch_in_each_call(sums):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """slow(count, seconds): batches, of which each comes so long after a rank has begun to wait for
-    it, however slow ranks are."""
+    """Return a function slow(count, seconds) that yields batches, each of them so long after a rank
+    has begun to wait for it, however slow ranks are."""
     rings, begin = [], IterableSupply.begin
 
     def kept(self, feed, its_rings, start):

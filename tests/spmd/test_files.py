@@ -145,7 +145,8 @@ def test_between_hosts(built: Callable[..., Path], mpirun: Start, tmp_path: Path
 def test_members_are_chosen(
     built: Callable[..., Path], spmd_command: Start, tmp_path: Path
 ) -> None:
-    """One by one: by the input's name, the only one, a named one; outputs that share a file."""
+    """Members are chosen by the input's name, as the only one, or by name; outputs can share a
+    file."""
     given = inputs()
     np.savez(tmp_path / "u.npz", w=given["u"])
     np.savez(tmp_path / "several.npz", k=given["k"], u=np.zeros(3), third=given["c"])
@@ -290,7 +291,7 @@ def test_a_rank_imports_what_its_files_need(
 def test_other_dtypes_are_converted_where_nothing_is_lost(
     built: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of any byte order and order of dims, compressed or not; as spmd.build(...).run does."""
+    """Byte orders, orders of dims and compression are converted, as spmd.build(...).run does it."""
     image, given = built(PROGRAM), inputs()
     u = given["u"] = given["u"].astype(np.float32).astype(np.float64)
     c = given["c"].real.astype(np.float16)

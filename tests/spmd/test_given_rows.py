@@ -104,7 +104,7 @@ def test_without_inputs_there_are_as_many_as_may_be():
 
 
 def test_no_rows_where_an_operation_needs_one():
-    """As NumPy, which has no largest of no elements: a call is refused, or its run ends."""
+    """A call with no rows is refused, or its run ends, as NumPy has no maximum of no elements."""
     @spmd.program(mesh=("r",), layout={"batch": "r"})
     def largest():
         return np.max(spmd.input("y", BATCH, np.float64))
@@ -149,7 +149,8 @@ def test_memory_is_laid_out_for_the_most(image):
 
 
 def test_kept_outputs_have_their_own_rows():
-    """What one call kept is an input of the next, also where other rows change meanwhile."""
+    """Outputs that one call keeps are inputs of the next one, also if other rows change
+    meanwhile."""
     @spmd.program(mesh=("r",), layout={"rows": "r", "more": "r"})
     def halves():
         x = spmd.input("x", (spmd.Dim("rows", at_most=20), 2), np.float64)

@@ -29,8 +29,8 @@ N = 70_000
 
 def check(found: Any, exact: Any, half: str, what: str, ulps: float = 1.01, beside: float = 0.0
           ) -> None:
-    """Of the half type, and at most so many last digits from the exact result, or from `beside`
-    where that is larger: of what a result is the difference of."""
+    """Check that results are of the half type, and within so many last digits of the exact result,
+    or of `beside` if that is larger, as for a difference of larger numbers."""
     for x, e in zip(spmd.tree.leaves(found), spmd.tree.leaves(exact), strict=True):
         x, e = np.asarray(x), np.asarray(e, np.float64)
         if e.dtype.kind not in "fc" or x.dtype.kind in "biu":
@@ -258,7 +258,8 @@ def short_calls(dtype: str = "float16", names: tuple = tuple(CASES), wide: bool 
 
 @pytest.mark.parametrize("half", HALVES)
 def test_every_function_of_networks_rounds_once(half):
-    """Of data near the ends of the range, as far as results are within it."""
+    """Functions of spmd.nn round once on data near the ends of the range, if results are within
+    it."""
     rng, kind = np.random.default_rng(5), numpy_dtype(BY_NAME[half])
     for size in ENDS[half]:
         given = {}

@@ -84,7 +84,7 @@ def doubled(arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def weak(arrays: dict[str, Any], i: Any, f: Any, c: Any, flag: Any) -> dict[str, Any]:
-    """Of every dtype with numbers of Python's: dtypes are those of NumPy's promotion."""
+    """Combines every dtype with Python's numbers: result dtypes follow NumPy's promotion."""
     out = {}
     for name, x in arrays.items():
         if name != "bool":

@@ -42,7 +42,7 @@ class Together:
         return Processes(Member())
 
     def run(self, step: Callable[[Processes], Any]) -> list[Any]:
-        """What `step` returned or raised, for every process."""
+        """Return what `step` returned or raised, for every process."""
         found: list[Any] = [None] * self.count
 
         def one(number: int) -> None:

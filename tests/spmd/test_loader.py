@@ -94,7 +94,7 @@ def mappings() -> int:
 
 
 def test_what_is_loaded_cannot_be_written(images: tuple[bytes, bytes]) -> None:
-    """Sealed: neither through the descriptor nor by anybody who opens it again."""
+    """A loaded image is sealed: no process can write it, by this descriptor or by a new one."""
     before = {n for n in descriptors() if is_image(n)}
     image = loaded(images[0])
     (mine,) = {n for n in descriptors() if is_image(n)} - before
@@ -201,7 +201,7 @@ def no_memory_file(*_: object, **__: object) -> int:
 def test_without_memory_files(
     images: tuple[bytes, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The fallback: files that have no name any more once they are loaded."""
+    """Without memfd_create, images are loaded from files that have no name once they are loaded."""
     monkeypatch.setattr(os, "memfd_create", no_memory_file)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     one, other = loaded(images[0]), loaded(images[1])
@@ -249,7 +249,7 @@ def test_a_directory_is_no_image(tmp_path: Path) -> None:
 
 
 def test_routines_are_found_or_refused() -> None:
-    """What an image calls is of a library that is known, and which has it."""
+    """An image can only call routines of known libraries, and only those that the library has."""
     assert routines.address("openblas", "dgemm") != routines.address("openblas", "dpotrf")
     with pytest.raises(ImageError, match="calls fft of cuda, which this runtime does not know"):
         routines.address("cuda", "fft")

@@ -150,7 +150,8 @@ def test_a_classifier_with_an_embedding(rules):
 
 
 def test_two_layers_as_megatron_has_them():
-    """M. Shoeybi et al., 2019: one all-reduce forward, one backward, of activations."""
+    """They need one all-reduce of activations forward and one backward (M. Shoeybi et al.,
+    2019)."""
     @spmd.program(mesh=("x",), layout={"hidden": "x"})
     def block():
         hidden = spmd.Dim("hidden", 64)

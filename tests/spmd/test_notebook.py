@@ -204,7 +204,8 @@ def test_an_image_in_html(image: Any):
 
 
 def test_a_mistake_shows_the_line_of_its_caller(image: Any, monkeypatch: Any):
-    """Of ours one frame, which says how to see the others; none in an interactive shell."""
+    """The traceback has one frame of ours, which says how to see the others; no frame is in a
+    cell."""
 
     def frames(call: Any) -> tuple[list[str], str]:
         with pytest.raises(spmd.SpmdError) as caught:

@@ -73,7 +73,8 @@ def test_bfloat16_is_two_bytes_of_no_type(tmp_path: Path) -> None:
 
 
 def test_members_beyond_4_gib(tmp_path: Path) -> None:
-    """A sparse file: its directory as zipfile and NumPy read it, and its last elements."""
+    """A sparse file has a directory that zipfile and NumPy can read, and its last elements are
+    right."""
     count = (1 << 32) + 3
     frame = npz.frame([("large", "uint8", (count,)), ("after", "int32", (5,))])
     path = tmp_path / "large.npz"

@@ -82,7 +82,7 @@ def test_what_no_finite_change_reaches_neither_infinity_nor_nan_does():
 
 
 def softmaxes(x: Any) -> dict[str, Any]:
-    """Of three rows of logits, of which nobody is asked for the last class."""
+    """Return losses of three rows of logits, none of which asks for the last class."""
     chances = np.array([[0.5, 0.5, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.25, 0.5, 0.25, 0.0]])
     asked = chances > 0
     return {

@@ -66,7 +66,7 @@ def images():
 
 
 def same(found: Any, expected: Any) -> None:
-    """Of one structure, with None in the same places."""
+    """Check that results have one structure, with None in the same places, and equal numbers."""
     if isinstance(expected, (tuple, list, dict)):
         assert type(found).__name__ in (type(expected).__name__, "Pair")
         assert len(found) == len(expected)
@@ -286,7 +286,8 @@ class Keeping(Program):
 
 
 def test_outputs_that_are_something_else_where_they_are_not_computed():
-    """As state that stays: in place, in a loop, of another layout, in no order."""
+    """An output that is not computed keeps its state: in place, in a loop, in another layout or
+    order."""
     def updates():
         w = spmd.input("w", (N,), np.float64, layout=("r",))
         v = spmd.input("v", (N,), np.float64)

@@ -287,7 +287,7 @@ def test_parameters_that_a_class_computes():
 
 
 def late(s, p, k, m):
-    """As 1F1B, with ticks between that nobody needs."""
+    """Return the ticks of 1F1B with idle ticks between them."""
     return {"F": 4 * k + s, "B": 4 * k + 2 * p - 1 - s, "U": 4 * k + 2 * p - 1 - s}
 
 

@@ -54,7 +54,8 @@ def test_updates_that_a_microbatch_crosses(accumulate, expected):
 
 @pytest.mark.parametrize("microbatches", [1, 2, 5, 12])
 def test_the_idle_share(microbatches):
-    """Of GPipe and 1F1B it is (p - 1) / (m + p - 1); without flush nothing waits after filling."""
+    """GPipe and 1F1B idle for (p - 1) / (m + p - 1); without flush no stage idles once it is
+    filled."""
     for name in ("gpipe", "1f1b"):
         schedule = spmd.schedules.make_schedule(name, 4, microbatches)
         share = pipeline_notes.idle_share(schedule)

@@ -244,7 +244,8 @@ def test_a_pipeline_that_is_drained_fills_again():
 
 
 def slow(s, p, k, m):
-    """What arrives waits for several ticks; updates come later than gradients."""
+    """Return a schedule in which arrivals wait for several ticks, and updates come after
+    gradients."""
     return {"F": 2 * k + 3 * s, "B": 2 * (k + 3 * p) - 3 - 3 * s, "U": 2 * (k + 3 * p) - 3 - 3 * s}
 
 

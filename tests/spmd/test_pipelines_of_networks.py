@@ -140,7 +140,7 @@ def branching(w, t):
 
 
 def counted(w, t):
-    """As many turns as the number of the largest column, and one more."""
+    """Apply a layer one time more often than the number of the column with the largest sum."""
     turns = np.argmax(np.sum(np.abs(t["rows"]), axis=0)) + 1
     return {**t, "rows": spmd.fori_loop(0, turns, lambda k, h: np.tanh(h @ w) + k, t["rows"])}
 

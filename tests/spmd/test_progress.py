@@ -40,7 +40,7 @@ def small():
 
 @pytest.fixture
 def heard(monkeypatch):
-    """What a listener in the place of the terminal hears."""
+    """Return the lines that a listener in the terminal's place receives."""
     lines: list[str] = []
 
     class Listener:
@@ -101,7 +101,7 @@ def test_only_on_a_terminal_of_the_first_rank(monkeypatch, stream, rank, shows):
 
 
 def test_a_build_tells_a_log_every_so_often(monkeypatch, tmp_path):
-    """Where standard error is no terminal: lines that stay, unless SPMD_PROGRESS=off."""
+    """A log that is no terminal gets lines that stay, unless SPMD_PROGRESS=off."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(showing, "AFTER_S", 0.0)

@@ -203,7 +203,7 @@ def test_processes_write_their_parts(once, mpirun, tmp_path, processes, ranks):
 
 @pytest.mark.parametrize("every", [2, 6])
 def test_a_run_that_goes_on_cuts_later_frames(image, tmp_path, every):
-    """Of the loop that was kept, and of one before it, which was over: it is not saved again."""
+    """A resumed loop cuts frames after its checkpoint; a loop that was over is not saved again."""
     names = ["u", "small", "c", "late"]
     kept, frames = str(tmp_path / "kept"), tmp_path / "frames"
     image.run(ranks=3, save=paths(frames, names), checkpoint=kept, every=every)
@@ -286,7 +286,7 @@ def test_a_full_disk_ends_the_run_with_the_frame(image, tmp_path, monkeypatch):
 
 
 def test_frames_from_before_a_failure_are_written(tmp_path):
-    """Those of the turns before an assert that does not hold, and of that turn where it is saved
+    """Frames of the turns before a failed assert are written, and of that turn if it saves
     first."""
     @spmd.program(mesh=("r",))
     def grows():

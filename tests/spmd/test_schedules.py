@@ -71,7 +71,7 @@ def test_flushing_schedules_at_all_sizes(name):
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_schedules_without_flush_at_all_sizes(name):
-    """Those with corrections are `continuous` at other times of their weights."""
+    """They keep p - s weights in stage s and never idle; corrections use other times of weights."""
     for p, m in ((p, m) for p, m in SIZES if m == 16 or p == 5) if name == "continuous" else FEWER:
         schedule = make(name, p, m)
         steps = ceil(2 * p / m) + 1

@@ -111,7 +111,7 @@ def test_sizes_of_a_million_ranks(shown: Any, path: Path) -> None:
 
 
 class World(ctypes.Structure):
-    """spmd_world, of spmd_image.h."""
+    """The struct spmd_world of spmd_image.h, for ctypes."""
 
     _fields_ = (
         ("ranks", ctypes.c_int64), ("size", ctypes.c_int64 * 3), ("scalar", ctypes.c_void_p),

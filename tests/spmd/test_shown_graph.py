@@ -199,7 +199,7 @@ def test_rows_of_another_shape_are_refused() -> None:
 
 
 def test_numbers_that_nothing_has_are_left_out() -> None:
-    """Of buffers, routines, kernels and regions far from each other."""
+    """Numbers of buffers, routines, kernels and regions that do not exist are left out."""
     rows = [{**ROW, "kind": "library", "reads": [10**6], "libraries": [77]},
             {**ROW, "number": 1, "kind": "branch"},
             {**ROW, "number": 2, "kind": "kernel", "kernel": "k", "region": [1, 10**9]}]

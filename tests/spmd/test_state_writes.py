@@ -54,7 +54,7 @@ class Cache:
 
     @spmd.entry
     def read_before(self) -> Any:
-        """What was there is read after it was overwritten: here it has to be copied."""
+        """Reads the old state after it was overwritten, so that it has to be copied."""
         old = self.keys.copy()
         self.keys[1:3] = spmd.input("k", (2, WIDTH), np.float64)
         return np.sum(old) - np.sum(self.keys)

@@ -387,7 +387,8 @@ print(f"done {comm.rank}\\n", end="", flush=True)
 
 @spmd.program(mesh=("r",), layout={"rows": "r"})
 class Whole:
-    """What it saves in `one` every process has, in `split` none."""
+    """An entity that saves in `one` an array that every process has, and in `split` one that none
+    has."""
 
     def __init__(self):
         self.x, self.total = spmd.zeros(spmd.Dim("rows", N), np.float32), 0

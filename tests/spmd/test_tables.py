@@ -122,7 +122,8 @@ def test_a_wide_table_with_a_long_field(tmp_path: Path) -> None:
 
 
 def test_a_rank_parses_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 10,000 rows, those that are asked for are parsed, and their block alone is read again."""
+    """A rank parses the rows that it asks for, of 10,000, and reads only their block of the file
+    again."""
     (tmp_path / "t.csv").write_text("".join(f"{k},{-k}\n" for k in range(10_000)))
     monkeypatch.setattr(npy, "AT_ONCE", 4096)
     array = inputs.open_inputs({"u": f"{tmp_path / 't.csv'}"}, [])["u"]

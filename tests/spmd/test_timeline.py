@@ -102,7 +102,7 @@ def carries():
 
 
 def test_copies_that_no_line_asks_for_have_a_place(built):
-    """What a loop carries is copied before it and after it."""
+    """Copies of what a loop carries, before it and after it, have the place of a line."""
     from spmd.launch import loader
 
     rows = loader.open_file(str(built(CARRIES))).manifest["operations"]

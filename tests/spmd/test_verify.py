@@ -197,7 +197,8 @@ def test_numbers_of_ranks_that_the_program_refuses(built, spmd_here):
 
 
 def test_a_part_of_the_mesh_and_local_programs(built, spmd_here, tmp_path):
-    """What is given stays; a local program runs on the mesh that was patched in, and no other."""
+    """Given sizes of the mesh stay; a local program runs on the mesh that was patched in, and no
+    other."""
     image = built(EXAMPLES / "heat.py")
     spmd_here("verify", image, "--mesh", "x=3").expect(0, "ranks      3, 6, 9, 12,")
     spmd_here("patch", image, "--index", 1, "--mesh", "x=3,y=2", "-o", tmp_path).expect(0)

@@ -73,7 +73,7 @@ def ledger_of(path: Any, change: Any = None) -> Ledger:
 
 
 def many(ledger: Ledger, mesh: tuple[int, ...], scalars: Any = None) -> tuple[int, dict[int, str]]:
-    """As large meshes are checked, however small this one is."""
+    """Compare as large meshes are compared, however small this mesh is."""
     return compare(ledger, [mesh], scalars or {}, at_once=0)
 
 
@@ -234,7 +234,7 @@ def test_a_permute_that_does_not_match_on_one_of_many(built, change, text):
 
 @pytest.mark.parametrize("name", ["from", "into", "send", "give"])
 def test_a_gather_that_does_not_match_on_one_of_many(built, name):
-    """Of 10^12 pairs."""
+    """A mismatch is found among 10^12 pairs of ranks."""
     change = box(name, "offset", 1500, 1)
     with pytest.raises(ImageError, match=r"all_gather, kmeans.py:\d+.*\n.*rank 1500"):
         many(ledger_of(built(EXAMPLES / "kmeans.py"), change), (LARGE,))
@@ -275,7 +275,7 @@ def test_a_command_that_finds_it(built, spmd_here, tmp_path):
 
 
 def formulas(row: Any) -> list[tuple[Any, Any]]:
-    """Where a formula of an exchange stands."""
+    """Return the places of all formulas of an exchange, as (object, key)."""
     found = [(row, k) for k in ("sends", "dest", "receives", "source", "root")
              if row[k] is not None]
     for one in (row[k] for k in ("from", "into", "send", "give") if row[k]):
@@ -305,8 +305,8 @@ def verdict(check: Any) -> Any:
 
 @pytest.mark.parametrize("program", [HALO, STENCIL, EVERYBODY])
 def test_the_same_verdict_as_rank_by_rank(built, monkeypatch, program):
-    """Of plans with other formulas, as small meshes are checked and as large ones; ranges are cut
-    down to single pairs."""
+    """Plans with changed formulas get one verdict, checked as small meshes are and as large ones;
+    small limits cut ranges down to single pairs."""
     rng, seen = random.Random(1), []
     for _ in range(25):
         ledger = ledger_of(built(program), lambda notes: mutate(notes, rng))

@@ -188,7 +188,8 @@ def notes_of(image, tmp_path, **options):
 
 
 def test_show_says_the_bytes_that_are_sent(tmp_path, spmd_here):
-    """As the engine counts them; of long sequences weights are less, of short ones activations."""
+    """`spmd show` gives the bytes that the engine counts; weights are fewer for long sequences,
+    activations for short ones."""
     counted = {}
     for place, schedule in (("block", "1f1b"), ("microbatch", "weipipe"), ("round", "gpipe")):
         image = spmd.build(sequences, place=place, schedule=schedule)

@@ -21,7 +21,7 @@ _cases: dict[str, Case] = {}
 
 @dataclass(frozen=True)
 class Case:
-    """A program: its function, its sizes when tested and when measured, its arguments by size.
+    """A program with its function, its sizes when tested and when measured, its arguments by size.
 
     refused: the message with which a build refuses it today, though it should work.
     """
@@ -41,8 +41,8 @@ class Case:
 def case(
     small: int, size: int, arguments: Callable[[int, Draw], dict[str, Any]], refused: str = "",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: the function below is a program of the corpus. arguments(n, r) returns what it is
-    called with; `r(shape…)` are random numbers between 0 and 1."""
+    """Decorate a function, which becomes a program of the corpus. arguments(n, r) returns its
+    arguments at size n; `r(shape…)` returns random numbers between 0 and 1."""
 
     def noted(function: Callable[..., Any]) -> Callable[..., Any]:
         _cases[function.__name__] = Case(function, small, size, arguments, refused)

@@ -92,7 +92,7 @@ def median_filter(image):
 
 @case(12, 200, lambda n, r: dict(mask=r(n, n) < 0.6))
 def labelled(mask):
-    """Connected components: each pixel takes the smallest label of its neighbours."""
+    """Label connected components; each pixel takes the smallest label of its neighbours."""
     n, m = mask.shape
     labels = np.where(mask, np.arange(1, n * m + 1).reshape(n, m), 0)
     changed = True
@@ -136,7 +136,7 @@ def box_filter(image, radius):
 
 @case(12, 300, lambda n, r: dict(image=r(n, n), steps=5, kappa=0.2))
 def anisotropic_diffusion(image, steps, kappa):
-    """Perona and Malik: smooth, but not across edges."""
+    """Smooth an image, but not across edges, by the method of Perona and Malik."""
     u = image.astype(np.float32)
     for _ in spmd.range(steps):
         north = np.zeros_like(u)

@@ -62,7 +62,8 @@ class Scaler:
 
 @case(24, 20000, lambda n, r: dict(x=r(n, 4), y=r(n)))
 def feature_pipeline(x, y):
-    """Steps as objects: scale, polynomial features, least squares, residuals."""
+    """Scale, make polynomial features, fit by least squares and return residuals; steps are
+    objects."""
     scale = Scaler(x.mean(axis=0), x.std(axis=0))
 
     def features(z):

@@ -155,7 +155,8 @@ def lanczos(a, v, m):
 
 @case(12, 500, lambda n, r: dict(a=diagonally_dominant(n, r), b=r(n), m=10))
 def gmres(a, b, m):
-    """One cycle: Arnoldi's basis by modified Gram-Schmidt, then a small least-squares problem."""
+    """Run one cycle of GMRES: Arnoldi's basis by modified Gram-Schmidt, then a small least-squares
+    fit."""
     n = len(b)
     q = np.zeros((n, m + 1))
     h = np.zeros((m + 1, m))

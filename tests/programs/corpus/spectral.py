@@ -77,7 +77,8 @@ def spectrogram(signal, window=16, hop=8):
 
 @case(24, 2048, lambda n, r: dict(psi=np.exp(-((np.arange(n) - n / 2) ** 2) / n) + 0j, steps=5))
 def schroedinger(psi, steps, dt=0.01):
-    """Split steps: the potential in space, the momentum in Fourier space."""
+    """Step Schrödinger's equation by splitting: the potential in space, the momentum in Fourier
+    space."""
     n = len(psi)
     x = np.linspace(-5, 5, n)
     k = 2 * np.pi * np.fft.fftfreq(n, 10 / n)

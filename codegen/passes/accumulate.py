@@ -27,11 +27,14 @@ def accumulated(loops: Loops) -> Loops:
 
 
 class _Adding:
+    """Finds library calls whose products are only added to other elements."""
+
     def __init__(self, loops: Loops) -> None:
         self.loops = loops
         self.uses = loops.module.def_use.uses
 
     def region(self, region: Region) -> Region:
+        """Return a region in which such products accumulate where they are wanted."""
         ops: list[Op] = []
         products: dict[Value, Op] = {}
         for op in region.ops:

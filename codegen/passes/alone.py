@@ -86,6 +86,7 @@ class _Known:
                 and like[0] == like[1])
 
     def look(self, step: Step) -> None:
+        """Record which buffers a step, and all steps in it, touch and write."""
         touched, written = {b.number for b in step_buffers(step)}, set()
         if isinstance(step, Exchange | Take | More):
             written = {b.number for b in memory_written(step)}

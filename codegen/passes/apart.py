@@ -243,11 +243,14 @@ class _Cannot(Exception):
 
 
 class _Rewrite(Builder):
+    """Replaces the chains of a Graph that can be covered with sections."""
+
     def __init__(self, graph: Module) -> None:
         super().__init__()
         self.graph, self.known = graph, graph.def_use
 
     def run(self) -> Module:
+        """Return the Graph with its chains rewritten; the same object if there are none."""
         body = self.graph.body
         last: dict[Op, tuple[_Chain, list[_Section]]] = {}
         gone: set[Op] = set()
@@ -285,6 +288,7 @@ class _Apart(Builder):
                         f"exchange {len(sections) + 1} times")
 
     def run(self) -> list[Op]:
+        """Return the ops that replace the chain. The last one defines the chain's result."""
         begins = {s.first: s.begins for s in self.sections}
         for k, (op, x) in enumerate(zip(self.chain.ops, self.chain.given, strict=True)):
             self.name, self.place = op.result.name, op.place

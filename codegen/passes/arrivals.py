@@ -33,11 +33,15 @@ def with_arrivals(loops: Loops) -> Loops:
 
 
 class _Arrivals:
+    """Fuses statements into the exchanges that bring what they read."""
+
     def __init__(self, loops: Loops) -> None:
         self.constants = loops.constants
         self.uses = loops.module.def_use.uses
 
     def region(self, region: Region) -> Region:
+        """Return a region in which a statement is fused into the exchange that makes its last
+        operand."""
         ops: list[Op] = []
         made: dict[Value, int] = {}  # by which op
         brought: dict[Value, int] = {}

@@ -51,6 +51,8 @@ class _Turns:
 
     @classmethod
     def of(cls, op: Op, known: Mapping[str, int]) -> _Turns | None:
+        """Return an op as a counted loop, or None if it is none or may have a negative number of
+        turns."""
         loop = op.what
         if not isinstance(loop, Loop) or not loop.counter or len(op.regions) > 1:
             return None

@@ -339,6 +339,8 @@ class _Liveness:
         self.forced += [(part, v) for part in parts[:1] if part is not v]
 
     def loop(self, op: Op, live: set[Value], depth: int) -> set[Value]:
+        """Return the values live before a loop. Carried values want one buffer for initial value,
+        argument and result; what a turn needs from outside stays live through all turns."""
         outer = live - set(op.results)
         body = op.regions[-1]
         for v in op.results:

@@ -48,6 +48,7 @@ def _region(region: Region, outer: set[Value], constants: Collection[Value]) -> 
 
 
 def _do(op: Op, what: Do, constants: Collection[Value]) -> None:
+    """Check what a Do reads and writes against its operands and results."""
     results, own = set(op.results), {*op.results, *what.scratch}
     written: set[Value] = set()
     for act in what.acts:

@@ -83,6 +83,8 @@ class _Items:
 
 
 class _Check:
+    """Follows the Plan beside the Loops and keeps what each buffer holds."""
+
     def __init__(self, placed: Placed, plan: Plan) -> None:
         self.placed, self.plan = placed, plan
         self.at = {v: b.number for v, b in placed.of.items()}
@@ -167,6 +169,8 @@ class _Check:
                 v for v in holds[source] if expr.product(v.type.shape) == many)
 
     def do(self, op: Op, what: Do, items: _Items, holds: _Holds) -> None:
+        """Check that the steps of an op do its acts, read the values that it asks for, and leave
+        results."""
         spare: dict[Value, Buffer] = {}
         own = {*op.results, *what.scratch}
         begins = [(x, v) for x, v in what.begins if x not in own]
@@ -251,6 +255,8 @@ class _Check:
                       f"buffer {self.placed.of[to].name}")
 
     def branch(self, op: Op, what: BranchOp, step: Item | None, holds: _Holds) -> None:
+        """Check the arms of a branch. After it, a buffer holds the values that all arms leave in
+        it."""
         self.rule(isinstance(step, Branch) and len(step.arms) == len(op.regions),
                   "a branch is a step")
         assert isinstance(step, Branch)
@@ -356,7 +362,7 @@ def _copied(item: Item | None) -> int | None:
 
 
 def _same_elements(a: Any, b: Any) -> bool:
-    """Whether two arrays hold the same bytes; NaNs do if they are spelled alike."""
+    """Return whether two arrays hold the same bytes; NaNs are equal if their bits are."""
     return a is b or (a is not None and b is not None and a.dtype == b.dtype
                       and a.tobytes() == b.tobytes())
 

@@ -30,6 +30,8 @@ def compared(graph: Module) -> Module:
 
 
 class _Compare:
+    """Inserts comparisons between ranks into the entries of a Graph."""
+
     def __init__(self, graph: Module) -> None:
         self.graph = graph
         self.long = [a.name for a in graph.mesh.axes if a.fixed != 1]

@@ -1,7 +1,7 @@
 """Common subexpression elimination (CSE) of costly ops: min(x), max(x) and two histograms of one x.
 
 Goes in: a Graph. Comes out: the same, without the second one of equal ops that take long:
-reductions, gathers, sorts, products, and cheap ops on their results that take no memory.
+reductions, gathers, sorts, products, and cheap ops on those that are computed where they are read.
 Always holds: both ops stand in one region; nobody writes over the result, so none is copied for it.
 """
 
@@ -46,6 +46,8 @@ def without_common(graph: Module) -> Module:
 
 
 class _Sharing:
+    """Replaces costly ops by the first equal op of their region."""
+
     def __init__(self, known: DefUse) -> None:
         self.known = known
         self.instead: dict[Value, Value] = {}  # of a value that is gone

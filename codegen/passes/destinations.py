@@ -83,6 +83,8 @@ class _Array:
 
 
 class _Placing:
+    """Chooses which ops write their result directly into a part of an array."""
+
     def __init__(self, loops: Loops) -> None:
         self.constants, self.named = loops.constants, loops.named
         self.outputs = [o.value for o in loops.module.outputs]
@@ -236,6 +238,7 @@ class _Rewriting:
                 yield new
 
     def op(self, k: int, op: Op, what: Do) -> Op | None:
+        """Return an op rewritten to the arrays' new versions, or None if it was only a copy."""
         touched = dict.fromkeys((*op.operands, *op.results))
         copied = [v for v in touched if v in self.copy_of]
         found = [self.array_of[v] for v in touched if v in self.array_of]

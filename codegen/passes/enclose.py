@@ -50,6 +50,8 @@ def enclosed(plan: Plan) -> Plan:
 
 
 class _Enclosing:
+    """Turns the small loops of a Plan into phases; `taken` are the names in use."""
+
     def __init__(self, plan: Plan) -> None:
         self.taken = Fresh(buffer_names(plan).values())
 

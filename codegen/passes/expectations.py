@@ -28,6 +28,8 @@ def at_one_place(program: Module) -> Module:
 
 
 def _region(region: Region) -> Region:
+    """Return a region with each `expect` of arrays lowered. Checks for NaN and overflow wait until
+    an op that others see, so that the loops before them can fuse."""
     out: list[Op] = []
     late: list[Op] = []  # what shows no arrays is asked once nothing is left to compute
     for op in region.ops:

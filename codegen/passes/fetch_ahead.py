@@ -39,6 +39,8 @@ def fetched_ahead(split: Split, again: Callable[[Module], Split]) -> Split:
 
 
 class _Rewrite(Builder):
+    """Moves fetches of single elements before their loops; `found` says that there were some."""
+
     def __init__(self, demands: Demands) -> None:
         super().__init__()
         self.demands, graph = demands, demands.graph
@@ -62,6 +64,7 @@ class _Rewrite(Builder):
         return region.with_ops(ops)
 
     def loop(self, op: Op, what: Loop, turns: int, times: int) -> Op:
+        """Return a loop whose turns read the elements that were gathered before it."""
         (body,) = op.regions
         inside = {*body.args, *(v for o in body.ops for v in o.results)}
         computed = {o.what.counts() for o in body.ops}

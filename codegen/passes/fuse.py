@@ -221,6 +221,8 @@ def _kind(op: Op) -> Kind:
 
 
 class _Fusing:
+    """Fuses greedily: each op joins the first nest that accepts it, else it begins one."""
+
     def __init__(self, loops: Loops) -> None:
         self.constants = loops.constants
         self.names = Fresh()  # of locals, unique in the Plan
@@ -231,6 +233,8 @@ class _Fusing:
     # ---- regions ---------------------------------------------------------------------------------
 
     def region(self, region: Region) -> Region:
+        """Return a region with its fusible ops joined into nests. Elementwise ops do not move up
+        past an op that is no member; reductions move up past all but fences."""
         items: list[Op | _Nest] = []
         made: dict[Value, int] = {}  # by which item
         read: dict[Value, int] = {}  # by which item last
@@ -336,6 +340,7 @@ class _Fusing:
     # ---- nests -----------------------------------------------------------------------------------
 
     def finished(self, nest: _Nest) -> Op:
+        """Return a nest as one op: its parts in order, with results that others need in memory."""
         members = nest.members
         if len(members) == 1:
             return members[0].op

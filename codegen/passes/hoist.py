@@ -44,6 +44,7 @@ _HINTS = {"receives": "source", "source": "source", "sends": "dest", "dest": "de
 
 
 def hoisted(plan: Plan) -> Plan:
+    """Return the Plan with its formulas hoisted and its entries at load."""
     work = _Hoisting(plan)
     inputs, outputs = (tuple(map(work.array, some)) for some in (plan.inputs, plan.outputs))
     points = None if plan.points is None else tuple(
@@ -59,6 +60,9 @@ def hoisted(plan: Plan) -> Plan:
 
 
 class _Hoisting:
+    """Moves formulas into load-time entries and phase parameters; `entries` maps them to their
+    symbols."""
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.entries: dict[Expr, Sym] = {}

@@ -90,6 +90,7 @@ class _Rewrite(Builder):
 
 
 def _found(op: Op, loop: Loop) -> _Rows | None:
+    """Return the rows of a loop that can be blocked, or None."""
     ends = loop.start, loop.stop, loop.step
     if loop.counter is None or len(op.regions) != 1 or not all(e and e.is_const for e in ends):
         return None
@@ -225,6 +226,7 @@ class _Blocks:
         return (ZERO, count, ONE) if self.rows.forward else (count - 1, -ONE, -ONE)
 
     def write(self) -> None:
+        """Emit the loop over blocks, in place of the given loop."""
         to, rows, t = self.to, self.rows, self.rows.product.result.type
         to.place, to.name = self.op.place, rows.product.result.name
         layout = (layout_of(rows.a)[0], ())

@@ -89,6 +89,7 @@ class Instrument(Builder):
     # ---- NaN and infinities ----------------------------------------------------------------------
 
     def finite(self, op: Op, value: Value) -> None:
+        """Add the check that a result is finite wherever its operands are."""
         holds = None if self.is_later(value) else op.what.finite(op, value, self)
         if holds is not None:
             chosen = isinstance(op.what, Map) and op.what.fn != "select"

@@ -20,6 +20,8 @@ def with_joined_sums(program: Module) -> Module:
 
 
 class _Joining(Builder):
+    """Joins sums of products, region by region."""
+
     def __init__(self, known: DefUse) -> None:
         super().__init__()
         self.known = known

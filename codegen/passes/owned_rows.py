@@ -142,6 +142,8 @@ class _Turn:
         return all(map(self._op, region.ops))
 
     def _op(self, op: Op) -> bool:
+        """Return whether an op of a turn touches only the turn's own row; record what it
+        updates."""
         what, whole = op.what, self.whole
         if isinstance(what, Update) and op.operands[0] in whole:
             into, part = op.operands

@@ -55,6 +55,8 @@ def partition(graph: Module, demands: Demands | None = None) -> Module:
 
 
 class _Partition(Parts):
+    """Builds the Program: emits, for each op of the Graph, the ops of one rank."""
+
     def __init__(self, demands: Demands) -> None:
         super().__init__(demands)
         self.local: dict[Value, Value] = {}  # values of shard_maps, which are local already
@@ -76,6 +78,7 @@ class _Partition(Parts):
             self.op(op)
 
     def op(self, op: Op) -> None:
+        """Emit the local ops of one op of the Graph."""
         if self.demands.is_view(op):
             return
         what = op.what

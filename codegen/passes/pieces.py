@@ -113,8 +113,8 @@ class _Rewrite(Builder):
     # ---- what is in pieces -----------------------------------------------------------------------
 
     def begun(self, op: Op) -> _Pieces | None:
-        """Return the pieces of an op's result if a single update replaces all but thin edges and
-        nobody reads the elements that it replaces, except that update; else None."""
+        """Return the pieces of an op's result if one update replaces all but thin edges of it, and
+        all other reads are slices of exactly the box that it replaces; else None."""
         filled = self.filled(op.result) if isinstance(op.what, Full | Relayout) else None
         if filled is None and not isinstance(op.what, Map):
             return None

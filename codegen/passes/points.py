@@ -25,6 +25,8 @@ def with_points(graph: Module) -> Module:
 
 
 class _Numbering:
+    """Adds points to outermost loops and numbers them."""
+
     def __init__(self, graph: Module) -> None:
         self.mesh, self.library, self.count = graph.mesh, graph.library_calls, 0
         self.ranks: Variance | None = None
@@ -49,6 +51,8 @@ class _Numbering:
         return self.loop(op, op.what) if isinstance(op.what, Loop) and op.operands else op
 
     def loop(self, op: Op, what: Loop) -> Op:
+        """Return a loop with a point. Raises UnsupportedError if a turn answers an earlier turn's
+        batch."""
         body = op.regions[-1]
         for feed in {o.what.feed for o in walk(body) if isinstance(o.what, Send)}:
             late, _ = unanswerable(feed, body)

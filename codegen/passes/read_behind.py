@@ -24,6 +24,8 @@ def read_behind(program: Module) -> Module:
 
 
 class _MovedReads:
+    """Moves reads behind updates, region by region."""
+
     def __init__(self, known: DefUse) -> None:
         self.uses = known.uses
 

@@ -104,6 +104,9 @@ def row_by_row(plan: Plan) -> Plan:
 
 
 class _Rows:
+    """Fuses the works of a Plan's phases by rows; `smaller` maps buffers to the rings that replace
+    them."""
+
     def __init__(self, plan: Plan) -> None:
         self.names = Fresh(buffer_names(plan).values())
         self.named = plan.named
@@ -117,6 +120,7 @@ class _Rows:
             self.users.setdefault(id(array.buffer), set()).add(0)
 
     def phase(self, phase: Phase) -> Phase:
+        """Return a phase with consecutive works fused by rows where that pays."""
         if not self.leaves_caches(phase):
             return phase
         works: list[Work] = []
@@ -268,6 +272,7 @@ def _in_rows(m: _Member, rows: Mapping[int, Expr]) -> _Member:
 
 
 def _access(load: Load, loops: Sequence[Var], writes: bool) -> _Access | None:
+    """Return an access by rows, or None if it is not affine or jumps too far within a row."""
     found = affine(load.offset, loops)
     if load.bounds or found is None:
         return None

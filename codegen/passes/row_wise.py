@@ -26,6 +26,8 @@ def row_wise(graph: Module) -> Module:
 
 
 class _Rewrite(Builder):
+    """Rewrites updates of rows so that what they write keeps the dims of extent 1."""
+
     def __init__(self, defs: Mapping[Value, Op], uses: Mapping[Value, tuple[Use, ...]]) -> None:
         super().__init__()
         self.defs, self.uses = defs, uses

@@ -82,6 +82,8 @@ _Copy = tuple[Buffer, Value, Buffer]
 
 
 class _Scheduler:
+    """Emits the steps of a Plan; `pending` are the works of the phase that is being filled."""
+
     def __init__(self, placed: Placed) -> None:
         self.placed, self.of = placed, placed.of
         self.buffers = list(placed.buffers)
@@ -186,6 +188,7 @@ class _Scheduler:
             self.pending = []
 
     def do(self, op: Op) -> None:
+        """Emit the steps of one op: copies that it begins with, then its acts."""
         assert isinstance(op.what, Do)
         self.copies([(self.of[x], x, self.of[v]) for x, v in op.what.begins])
         for v in op.what.scratch:

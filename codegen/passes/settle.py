@@ -71,6 +71,7 @@ def _all(works: Iterable[Work]) -> tuple[Work, ...]:
 
 
 def _simple(work: Simple) -> Iterator[Work]:
+    """Yield what a work becomes, with reductions lowered to accumulators or to rows in memory."""
     if isinstance(work, Reduce) and work.rows:
         *outer, row = work.loops
         yield _start(work, work.place)
@@ -105,8 +106,8 @@ def _simple(work: Simple) -> Iterator[Work]:
 
 
 def _looking(work: Store) -> Store | Nest:
-    """Return a store as a loop whose indirect loads (table lookups) run first, in a loop of their
-    own, if that lets the rest vectorise; else the store."""
+    """Return a store as a loop that reads indirect operands ahead, for some turns at a time (loop
+    distribution), if that lets the rest vectorise; else the store."""
     if work.bounds or work.rows or work.waiting is not None:
         return work
     sweep = read_ahead(Sweep(work.loops, (replace(work, loops=()),)))

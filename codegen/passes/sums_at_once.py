@@ -129,6 +129,8 @@ class _Turns:
 
 
 class _Rewrite(Builder):
+    """Moves reductions before loops, region by region."""
+
     def region(self, region: Region) -> Region:
         with self.inside() as ops:
             for op in region.ops:
@@ -186,6 +188,7 @@ class _Rewrite(Builder):
         return self.cast(value, op.what.dtype), True
 
     def whole(self, op: Op, turns: _Turns) -> tuple[Value, bool]:
+        """Return an op's result for all turns, and whether it has a leading dim of turns."""
         given = [self.ahead(v, turns) for v in op.operands]
         self.name, self.place = op.result.name, op.place
         what, count = op.what, expr.const(turns.count)

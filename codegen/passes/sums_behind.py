@@ -53,6 +53,8 @@ class _Added:
 
 
 class _Behind(Builder):
+    """Moves sums over ranks behind loops, region by region."""
+
     def __init__(self, program: Module) -> None:
         super().__init__()
         self.program = program

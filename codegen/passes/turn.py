@@ -28,6 +28,9 @@ def turned(program: Module) -> Module:
 
 
 class _Turning(Builder):
+    """Moves transposes before exchanges; `instead` maps the old results of exchanges to the new
+    ones."""
+
     def __init__(self, known: DefUse) -> None:
         super().__init__()
         self.known = known

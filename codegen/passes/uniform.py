@@ -38,6 +38,8 @@ class _Around:
 
 
 class _Check:
+    """Checks every exchange, feed and save with the loops and branches around it."""
+
     def __init__(self, program: Module, found: Variance) -> None:
         self.mesh = program.mesh
         self.found = found

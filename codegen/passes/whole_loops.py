@@ -83,6 +83,7 @@ class _Search:
         return Costs(self.program, {a.name: 1 for a in self.graph.mesh.axes}).loops
 
     def choices(self, again: Callable[[Module], Split]) -> Choices:
+        """Return the changes that pay, by counter of the loop that each one concerns."""
         if all(cost.exchanging <= GAIN for cost in self.few.loops.values()):
             return {}
         self.find_only_read(self.graph.body, frozenset())

@@ -65,7 +65,7 @@ def _region(module: Module, region: Region, outer: set[Value]) -> None:
 
 
 def _op(module: Module, op: Op, scope: set[Value]) -> None:
-    """Check an op: its operands, results, result types, regions and level."""
+    """Check an op with its operands, results, result types, regions and level."""
     _expect(isinstance(op.what, Kind), op, "what an op does is a Kind")
     for value in op.operands:
         _expect(value in scope, op, "operand {} is defined before its use", value)

@@ -221,7 +221,8 @@ def _kind(op: Op) -> Kind:
 
 
 class _Fusing:
-    """Fuses greedily: each op joins the first nest that accepts it, else it begins one."""
+    """Fuses greedily, in order: each op joins the first nest that accepts it, else it begins
+    one."""
 
     def __init__(self, loops: Loops) -> None:
         self.constants = loops.constants
@@ -340,7 +341,8 @@ class _Fusing:
     # ---- nests -----------------------------------------------------------------------------------
 
     def finished(self, nest: _Nest) -> Op:
-        """Return a nest as one op: its parts in order, with results that others need in memory."""
+        """Return a nest as one op with its parts in order; results that others need are stored in
+        memory."""
         members = nest.members
         if len(members) == 1:
             return members[0].op

@@ -55,7 +55,7 @@ def partition(graph: Module, demands: Demands | None = None) -> Module:
 
 
 class _Partition(Parts):
-    """Builds the Program: emits, for each op of the Graph, the ops of one rank."""
+    """Builds the Program of a Graph: emits, for each op, the ops of one rank."""
 
     def __init__(self, demands: Demands) -> None:
         super().__init__(demands)

@@ -36,8 +36,9 @@ class PassRun:
 
 @dataclass(frozen=True)
 class PassRow:
-    """What the runs of a pass did in one place of the order. changed: whether the final program has
-    a change of it. before, after: of the run that made it, else of the last one."""
+    """The runs of a pass at one place of the order. `changed`: the final program contains a change
+    of one of them. `before` and `after` count ops, steps and buffers around that run, else around
+    the last."""
 
     name: str
     depth: int
@@ -52,7 +53,8 @@ class PassRow:
 
 @dataclass(frozen=True)
 class _Pipeline:
-    """runs: where runs are kept; None: nobody wants to know. open: those that have not ended."""
+    """The passes of one build that are left out, and its runs: `runs` keeps them if anybody asks;
+    `open` are those that have not ended."""
 
     without: frozenset[str] = frozenset()
     runs: list[PassRun] | None = None

@@ -20,7 +20,7 @@ from spmd.texts import MOST_SECONDS
 
 
 class Process:
-    """This process. To ask the system for its number takes as long as a part of a short call."""
+    """The number of this process. Asking the system takes as long as a part of a short call."""
 
     number = os.getpid()
 

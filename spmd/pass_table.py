@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 
 class PassTable(NamedTuple):
-    """rows: of codegen.pipeline. tracing, lowering: seconds of capturing the program, and of all
-    passes with the checks between them."""
+    """The passes of one build: `rows` of codegen.pipeline, and the seconds of capturing the program
+    (`tracing`) and of all passes with the checks between them (`lowering`)."""
 
     program: str
     rows: list[Any]

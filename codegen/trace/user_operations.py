@@ -222,7 +222,7 @@ class Operation:
         return tuple(found)
 
     def _in_numpy(self, operands: Sequence[NumpyArray]) -> NumpyArray:
-        """What `numpy` returns, which is as `result` says."""
+        """Return what `numpy` returns, checked against the type that `result` states."""
         stated = self._stated(operands)
         made = np.asarray(self.numpy(*operands))
         self._check(made.shape, made.dtype, tuple(stated.shape), stated.dtype, "numpy", "result")
@@ -236,7 +236,7 @@ class Operation:
                           found=f"{type(self).__name__} without {rule}", remedy=text)
 
     def _stated(self, operands: Sequence[Any]) -> Type:
-        """What the rule `result` says."""
+        """Return the type that the rule `result` states. Raises UsageError if it returns none."""
         found = self.result(*operands)
         shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", None)
         if shape is None or dtype is None or not all(expr_of(n) is not None for n in shape):
@@ -255,7 +255,8 @@ class Operation:
         return ArrayType(dtype, _exprs(stated.shape))
 
     def _needs(self, operands: Sequence[Array], result: ArrayType) -> Needs:
-        """What the rule `needs` says. LayoutError where it does not fit operands and result."""
+        """Return what the rule `needs` says. Raises LayoutError if that does not fit operands and
+        result."""
         dims = tuple(ResultDim(d) for d in range(result.ndim))
         found = self.needs(dims, *operands)
         if not isinstance(found, (tuple, list)) or len(found) != len(operands):
@@ -320,8 +321,8 @@ class Operation:
         self, context: Context, operands: Sequence[Array], stated: ArrayType,
         start: Sequence[Expr] | None = None,
     ) -> Value:
-        """What `compute` makes of one rank's parts. stated: the type of the part; start: where it
-        begins, of a global array."""
+        """Return what `compute` makes of one rank's parts. `stated` is the type of the part;
+        `start` is where it begins in a global array."""
         shape = stated.shape
         first = start or (expr.const(0),) * len(shape)
         part = Part(tuple(map(number, first)), tuple(map(number, shape)))
@@ -363,8 +364,8 @@ def _shape(x: Any) -> tuple[Expr, ...]:
 
 
 class _RanksPart(Context):
-    """What a rank computes of an operation, captured while the Program is made. number: of the op
-    in its Graph, so that what counts in it has a name of its own."""
+    """A rank's computation of an operation, captured while the Program is made. `number` is the
+    op's in its Graph, so that its counters have names of their own."""
 
     number = 0
 

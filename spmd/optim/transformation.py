@@ -123,7 +123,7 @@ def counted(count: Any) -> Any:
 
 
 def value_at(x: Any, count: Any) -> Any:
-    """Return a number: x itself, or the value of the schedule x at the step `count`."""
+    """Return x if it is a number, else the value of the schedule x at step `count`."""
     return converted(x)(count) if callable(x) else x
 
 

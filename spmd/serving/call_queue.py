@@ -41,7 +41,7 @@ class DeadlineError(PeerError):
 
 
 class DrainingError(PeerError):
-    """The server ends: it answers what waits, and takes no more."""
+    """Raised once the server ends: it answers what waits, and takes no more."""
 
 
 class GoneError(PeerError):
@@ -218,7 +218,7 @@ class CallQueue:
         return results
 
     def add(self, call: ModelCall) -> Waiting:
-        """Add a call. Raises FullError, and what check_ready does."""
+        """Add a call to the queue. Raises FullError, and what check_ready does."""
         self.check_ready()
         loop = asyncio.get_running_loop()
         waiting = Waiting(call, loop.create_future())
@@ -449,7 +449,7 @@ class CallQueue:
         return True
 
     def close(self) -> None:
-        """End the threads. Calls that still wait are not made."""
+        """End the queue's threads. Calls that still wait are not made."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -40,8 +40,8 @@ class InferRequest:
 
 
 class TensorRow(NamedTuple):
-    """What the JSON of a message says of a tensor. size: bytes behind the JSON, or None where the
-    elements are in `data`."""
+    """A tensor as the JSON of a message describes it. `size` counts its bytes behind the JSON; None
+    means that its elements are in `data`."""
 
     name: str
     dtype: np.dtype

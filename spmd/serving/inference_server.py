@@ -80,7 +80,7 @@ class InferenceServer:
 
     async def infer(self, model: ServedModel, asked: InferRequest, version: str | None,
                     gone: Gone | None = None) -> Answer:
-        """Make a call. gone: returns once the client does not wait any more."""
+        """Return the answer to a request. `gone` returns once the client does not wait any more."""
         call = self.metrics.timed(model.name, model.prepared(asked, version))
         answer: Answer = await self.queue.made(call, self._seconds(asked), gone)
         return answer
@@ -119,7 +119,7 @@ class InferenceServer:
         return version
 
     async def unload(self, name: str) -> None:
-        """Close the job: its models are not there any more."""
+        """Close the job of this name, whose models are then not served any more."""
         self.queue.check_open()
         await asyncio.to_thread(self.repository.unload, name)
 

@@ -101,7 +101,7 @@ class JsonProcess:
                 stdin=subprocess.DEVNULL)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process and close its socket."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()

@@ -157,7 +157,7 @@ class ModelRepository:
         return str(path)
 
     def _opened(self, files: JobSource) -> OpenJob:
-        """Open files. Raises Refusal, 409, where they do not fit what is served."""
+        """Open a job's files. Raises Refusal, 409, where they do not fit what is served."""
         with _conflicts():
             return self._open(files, lambda image: self._compare(files, image))
 

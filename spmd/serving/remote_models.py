@@ -76,7 +76,7 @@ class RemoteServer:
 
     @plainly
     def __getitem__(self, name: str) -> RemoteModel:
-        """Return a model. Raises UsageError where the server has none of this name."""
+        """Return the model of a name. Raises UsageError where the server has none of this name."""
         return RemoteModel(self, self._json("GET", f"/v2/models/{quote(name, safe='')}"))
 
     def __iter__(self) -> Iterator[str]:

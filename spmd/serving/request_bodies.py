@@ -24,8 +24,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]  # the next piece, a
 
 
 class RequestBodies:
-    """Reads bodies. most: bytes that one may have; check_open: raises DrainingError once the server
-    ends, whose calls would be refused."""
+    """Reads bodies of requests of at most `most` bytes. `check_open` raises DrainingError once the
+    server ends, as it would refuse the calls."""
 
     def __init__(self, most: int, check_open: Callable[[], None]) -> None:
         self.most, self._check_open = most, check_open

@@ -34,7 +34,7 @@ class _Observed:
         self.bounds, self.counts, self.sum, self.lock = bounds, [0] * len(bounds), 0.0, Lock()
 
     def add(self, number: float) -> None:
-        """Count a number."""
+        """Count a number in its bucket and in the sum."""
         with self.lock:
             self.counts[bisect_left(self.bounds, number)] += 1
             self.sum += number

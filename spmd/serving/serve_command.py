@@ -167,7 +167,8 @@ class _DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Begin to drain. A second signal ends the process: calls that still run are lost."""
+        """Begin to drain at a signal. A second one ends the process: calls that still run are
+        lost."""
         if self.ended_by:
             os._exit(128 + sig)
         self.ended_by = sig
@@ -216,7 +217,7 @@ def _served(server: InferenceServer, listening: socket.socket, tokens: list[str]
 
 
 async def _nothing(_: float) -> None:
-    """Stop nothing: only HTTP is served."""
+    """Do nothing where only HTTP is served and so nothing else has to stop."""
 
 
 def _grpc_service(server: InferenceServer, access: Access) -> GrpcService:

@@ -206,8 +206,8 @@ def _for_json(request: Request, part: SentFrame | Answer, asked: InferRequest) -
 
 
 class _EventStream(Response):
-    """Server-sent events: JSON objects, as they come. An error behind the first one is an event,
-    too."""
+    """A stream of server-sent events: JSON objects, as they come. An error behind the first one is
+    an event, too."""
 
     def __init__(self, first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None]) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})

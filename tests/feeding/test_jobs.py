@@ -78,12 +78,12 @@ def image(tmp_path_factory):
 class Submitting(ServedProcess):
     """A scheduler, an agent with two workers, and one with slots, whose jobs lie in a folder."""
 
-    def __init__(self, folder, image):
+    def __init__(self, folder, image, slots=4):
         super().__init__(folder)
         self.image, self.jobs = image, folder / "jobs"
         self.jobs.mkdir()
         self.worker(2)
-        self.agent = self.offers(4)
+        self.agent = self.offers(slots)
 
     def offers(self, slots, *more):
         return self.worker(0, "--slots", str(slots), "--folder", str(self.jobs), *more)

@@ -7,6 +7,7 @@ Always holds: ranks end with it, and it ends with its agent; a scheduler that is
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -19,6 +20,7 @@ from typing import Any
 from codegen.errors import PeerError, shown
 from spmd.feeding.clients.client import Client
 from spmd.feeding.host.children import Channel, Child, end_marked, ended_by, of_parent
+from spmd.feeding.jobs import spread
 from spmd.feeding.messages.keys import KEYS, Keys
 from spmd.feeding.messages.scheduler_answers import Refused
 
@@ -28,6 +30,7 @@ ASK_S = 2.0  # for an answer of the scheduler, before it is asked again
 LOOK_S = 0.1
 AGAIN_S = 0.5  # before it is asked again that cannot keep what it was sent
 END_S = 3.0  # for a launcher to end its ranks
+NAMED_S = 2.0  # for other agents to say how their daemons have ended
 PART_BYTES = 1 << 20
 FULL = 74  # exit code of a disk without room: that may change
 OUTPUTS = "stdout", "stderr"
@@ -45,22 +48,21 @@ class Over(Exception):
 class Runner:
     """said: the fields of start_job, and of its agent: connect, keys, folder, launch, host."""
 
+    prints = OUTPUTS  # files for standard output and standard error of what it starts
+
     def __init__(self, channel: Channel, said: dict[str, Any]) -> None:
         self.channel, self.said, self.folder = channel, said, said["folder"]
         self.of = {"job": said["job"], "attempt": said["attempt"]}
         self.keys = Keys.of_plain(said["keys"])
         self.client = Client(said["connect"], self.keys, ASK_S)
         self.child: Child | None = None
-        self.sent = dict.fromkeys(OUTPUTS, 0)
+        self.sent = dict.fromkeys(self.prints, 0)
 
     def run(self) -> None:
         """Until the scheduler knows how the job ended, or it must end."""
         try:
             self.prepare()
-            self.start()
-            status = self.watch()
-            self.send_prints()
-            self.tell_end(status)
+            self.carry_out()
         except Over as over:
             self.end_ranks()
             if over.why:
@@ -70,6 +72,15 @@ class Runner:
             self.end_ranks()
             self.client.close()
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def carry_out(self) -> None:
+        """Starts the ranks, and tells how they have ended."""
+        words, environment = command_of(self.said), {}
+        if len(self.said["places"]) > 1:
+            environment = spread.prepare(self.folder, self.said["places"], [
+                self.said["connect"], self.of["job"], str(self.of["attempt"])])
+        self.start(words, environment)
+        self.tell_end(self.watch())
 
     # ---- the scheduler
 
@@ -104,6 +115,10 @@ class Runner:
                 if opened.tell() >= answer["value"]["size"]:
                     return
 
+    def read(self, file: str) -> bytes:
+        """Return a short file of this attempt; nothing where it is not there."""
+        return b"".join(map(bytes, self.ask("get", **self.of, file=file, offset=0).frames))
+
     def put(self, file: str, path: str, begin: int = 0) -> int:
         """Sends a file from `begin` on; returns how long it is."""
         with open(os.path.join(self.folder, path), "rb") as opened:
@@ -130,31 +145,35 @@ class Runner:
             with os.fdopen(fd, "w") as secret:
                 secret.write(value + "\n")
 
-    def start(self) -> None:
+    def start(self, command: list[str], environment: dict[str, str]) -> None:
         files = [os.open(os.path.join(self.folder, name),
-                         os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) for name in OUTPUTS]
+                         os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) for name in self.prints]
         self.child = Child(LAUNCHED, tuple(files))
         for fd in files:
             os.close(fd)
+        work = os.path.join(self.folder, WORK)
+        alone = len(self.said["places"]) == 1
         self.child.channel.send(
-            command=command_of(self.said), folder=os.path.join(self.folder, WORK),
+            command=command, folder=work if alone else spread.EVERYWHERE,
             environment={KEYS: os.path.join(self.folder, "keys"), "PYTHONUNBUFFERED": "1",
-                         "SPMD_RUN": self.said["name"]})
+                         "SPMD_RUN": self.said["name"], spread.FOLDER: work,
+                         spread.PYTHON: sys.executable, **environment})
 
     def watch(self) -> int:
-        """Return the exit status as a shell says it, once the launcher has ended."""
+        """Return the exit status as Popen says it, once what was started has ended."""
         assert self.child is not None
         while (status := self.child.has_ended()) is None:
             self.child.channel.flush()
             self.look_at_agent()
             self.send_prints()
             time.sleep(LOOK_S)
+        self.send_prints()
         return status
 
     def send_prints(self) -> None:
-        for name in OUTPUTS:
-            if os.stat(os.path.join(self.folder, name)).st_size > self.sent[name]:
-                self.sent[name] = self.put(name, name, self.sent[name])
+        for name, sent in self.sent.items():
+            if os.stat(os.path.join(self.folder, name)).st_size > sent:
+                self.sent[name] = self.put(name, name, sent)
 
     def tell_end(self, status: int) -> None:
         """Sends the outputs of a run that ended well; then, how it ended."""
@@ -165,8 +184,24 @@ class Runner:
                 files[file] = self.put(file, os.path.join(WORK, one["file"]))
         if status:
             why = f"{os.path.basename(command_of(self.said)[0])} {ended_by(status)}"
+            why += "".join(f"; {text}" for text in self.killed_daemons())
         self.ask("job_ended", **self.of, status=status if status >= 0 else 128 - status,
                  why=shown(why), files=files)
+
+    def killed_daemons(self) -> list[str]:
+        """Return what was killed on other agents: their runners say it when a launcher ends."""
+        names = spread.names_of(self.said["places"])
+        waited = {k for k in range(1, len(names)) if self.read(f"start.{k}")}
+        found: list[str] = []
+        last = time.monotonic() + NAMED_S
+        while waited and time.monotonic() < last:
+            for k in sorted(waited):
+                if end := self.read(f"end.{k}"):
+                    waited.remove(k)
+                    how = json.loads(end)
+                    found += [f"its daemon on {names[k]} {how['text']}"] * how["killed"]
+            time.sleep(LOOK_S)
+        return found
 
     def end_ranks(self) -> None:
         if self.child is None:
@@ -184,9 +219,12 @@ class Runner:
 
 def command_of(said: dict[str, Any]) -> list[str]:
     """The launcher's words, and those of `spmd run` with the files of the job."""
-    launch = said["launch"].replace("{ranks}", str(said["ranks"]))
+    alone = len(said["places"]) == 1
+    launch = shlex.split(said["launch"]) or ([] if alone else spread.launcher())
+    launch = [word.replace("{ranks}", str(said["ranks"])) for word in launch]
     feed = f"{said['pipeline']}@{said['connect']}"
-    words = [*shlex.split(launch), sys.executable, "-m", "spmd", "run", said["image"],
+    start = [sys.executable, "-m", "spmd"] if alone else spread.RANK
+    words = [*launch, *start, "run", said["image"],
              "--ranks", str(said["ranks"]),
              "--feed", f"{said['feed']}={feed}" if said["feed"] else feed]
     for option, kind in (("-i", "inputs"), ("-o", "outputs")):
@@ -197,10 +235,10 @@ def command_of(said: dict[str, Any]) -> list[str]:
     return words + said["words"]
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str], kind: type[Runner] = Runner) -> None:
     channel, _ = of_parent(arguments)
     if channel.wait_for(FIRST_S) and (said := channel.said()):
-        Runner(channel, said[0]).run()
+        kind(channel, said[0]).run()
 
 
 if __name__ == "__main__":

@@ -132,6 +132,7 @@ JOB: dict[str, Check] = {
     "words": each(text(), 256), "launch": text(), "device": text(64),
     "restarts": whole(0, 1 << 20), "feed": text(128),
 }
+PLACE = row(text(256), whole(1, 1 << 20))
 # What has gone wrong, of the front of a server and its replicas: the class of the error, its text.
 ERROR = maybe(record(kind=text(64), text=text(65536)))
 
@@ -156,10 +157,12 @@ TABLE: dict[str, dict[str, Check]] = {
     "load": PIPELINE,
     "drop": {"name": name, "version": count},
     "stop": {"why": text()},
-    # scheduler -> agent. start_job: until your beats name it, again and again. end_job: end it if
-    # it runs, and name it no more.
+    # scheduler -> agent. start_job: until your beats name it, again and again. places: its agents'
+    # hosts and how many ranks each has, in their order; part: which of them you are. end_job: end
+    # it if it runs, and name it no more.
     "start_job": {"job": identity, "attempt": count, "name": job_name, "pipeline": name,
-                  "ranks": whole(1, 1 << 20), **JOB},
+                  "ranks": whole(1, 1 << 20), "places": each(PLACE, 1000), "part": whole(0, 999),
+                  **JOB},
     "end_job": {"job": identity},
     # scheduler -> agent: public keys of whoever may connect to your workers, and nobody else.
     "allowed": {"keys": each(key, 8192)},
@@ -195,6 +198,7 @@ TABLE: dict[str, dict[str, Check]] = {
              "feed": name},
     "cancel": {"name": name, "by": maybe(text(256))},
     # jobs. put: bytes of a file from `offset` on; attempt 0: of whoever submits it, before it does.
+    # start.N, said.N, end.N: what a launcher starts at place N, what that prints, how it has ended.
     # get answers {"size"} of the file, and bytes. job: its row. job_ended: files are its outputs,
     # with their sizes; it was lost if status is none.
     "put": {"job": identity, "attempt": count, "file": job_file, "offset": count},

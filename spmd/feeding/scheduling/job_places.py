@@ -1,7 +1,8 @@
 """Where jobs start: a pure function from the queue and the slots of agents to starts and reasons.
 
 In: jobs that wait, agents with slots. Out: which start where, with how many ranks; why others wait.
-Always holds: a job whose ranks do not fit yet keeps those behind it from agents that it waits for.
+Always holds: a job is on several agents only if none offers enough alone; one whose ranks do not
+fit yet keeps those behind it from agents that it waits for.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import NamedTuple
 
 
 class JobRow(NamedTuple):
-    """A job that waits for `least` to `most` slots of one agent. device: the kind that it prefers,
-    or "". estimated: seconds that it takes."""
+    """A job that waits for `least` to `most` slots. device: the kind that it prefers, or "".
+    estimated: seconds that it takes."""
 
     job: str
     name: str
@@ -35,9 +36,10 @@ class SlotRow(NamedTuple):
 
 
 class JobStart(NamedTuple):
+    """places: an agent and how many ranks it has, in the order of ranks."""
+
     job: str
-    agent: str
-    ranks: int
+    places: tuple[tuple[str, int], ...]
 
 
 def place_jobs(jobs: Sequence[JobRow], agents: Sequence[SlotRow]) -> (
@@ -48,21 +50,56 @@ def place_jobs(jobs: Sequence[JobRow], agents: Sequence[SlotRow]) -> (
     starts, waits = [], {}
     for job in sorted(jobs, key=_turn):
         able = [row for row in agents if row.slots >= job.least]
-        open_ = [row for row in able
-                 if row.agent not in waited_for and free[row.agent] >= job.least]
-        if open_:
-            # Of the preferred kind; then where most ranks start; then where least is left over.
-            best = min(open_, key=lambda row: (
-                row.device != (job.device or row.device), -min(job.most, free[row.agent]),
-                free[row.agent], row.agent))
-            ranks = min(job.most, free[best.agent])
-            free[best.agent] -= ranks
-            starts.append(JobStart(job.job, best.agent, ranks))
+        open_ = [row for row in agents if row.agent not in waited_for]
+        if able:
+            places = _on_one(job, [row for row in able if row in open_], free)
+        else:
+            places = _on_several(job, open_, free)
+            able = _first_enough(job, agents, {row.agent: row.slots for row in agents})
+        if places:
+            for agent, ranks in places:
+                free[agent] -= ranks
+            starts.append(JobStart(job.job, places))
             continue
         waits[job.job] = _why(job, agents, able, free, waited_for)
         for row in able:
             waited_for.setdefault(row.agent, job.name)
     return starts, waits
+
+
+def _on_one(job: JobRow, able: Sequence[SlotRow], free: dict[str, int]) -> (
+        tuple[tuple[str, int], ...]):
+    """Return one place that has room for a job now, or none."""
+    rows = [row for row in able if free[row.agent] >= job.least]
+    if not rows:
+        return ()
+    # Of the preferred kind; then where most ranks start; then where least is left over.
+    best = min(rows, key=lambda row: (
+        row.device != (job.device or row.device), -min(job.most, free[row.agent]),
+        free[row.agent], row.agent))
+    return ((best.agent, min(job.most, free[best.agent])),)
+
+
+def _on_several(job: JobRow, agents: Sequence[SlotRow], free: dict[str, int]) -> (
+        tuple[tuple[str, int], ...]):
+    """Return places that together have room for a job now, as few as possible, or none."""
+    left, places = job.most, []
+    for row in _first_enough(job, agents, free):
+        places.append((row.agent, min(left, free[row.agent])))
+        left -= places[-1][1]
+    return tuple(places)
+
+
+def _first_enough(job: JobRow, agents: Sequence[SlotRow], slots: dict[str, int]) -> list[SlotRow]:
+    """Return agents that a job takes together, where they have so many slots; none where all of
+    them have too few. Those of the kind that it prefers come first, then those with most slots."""
+    found, left = [], job.least
+    for row in sorted(agents, key=lambda row: (
+            row.device != (job.device or row.device), -slots[row.agent], row.agent)):
+        if left > 0 and slots[row.agent]:
+            found.append(row)
+            left -= slots[row.agent]
+    return found if left <= 0 else []
 
 
 def _turn(job: JobRow) -> tuple[float, float, int]:
@@ -77,9 +114,10 @@ def _why(job: JobRow, agents: Sequence[SlotRow], able: Sequence[SlotRow], free: 
         return (f"no agent offers slots, and it needs {ranks}; try: python -m spmd feed worker "
                 f"--slots {job.least} --connect ADDRESS")
     if not able:
-        most = max(row.slots for row in agents)
-        return (f"it needs {ranks} on one machine, agents offer {_offers(agents, None)}; try: "
-                f"--ranks {most}, or an agent with --slots {job.least}")
+        most = sum(row.slots for row in agents)
+        return (f"it needs {ranks}, agents offer {_offers(agents, None)}; try: --ranks {most}, or "
+                f"one more agent: python -m spmd feed worker --slots {job.least - most} --connect "
+                "ADDRESS")
     before = next((waited_for[row.agent] for row in able if row.agent in waited_for), "")
     text = f"it needs {ranks}, and free are {_offers(able, free)}"
     return f"{text}; {before} comes first" if before else text

@@ -42,7 +42,7 @@ class PartRunner(Runner):
         while not status or time.monotonic() < last:  # it is told to end
             self.look_at_agent()
             time.sleep(LOOK_S)
-        raise Over(f"its daemon on {self.said['host']} {ended_by(status)}")
+        raise Over(f"its daemon on {self.host} {ended_by(status)}")
 
     def tell(self, file: str, said: dict[str, object]) -> None:
         """Sends a short file."""

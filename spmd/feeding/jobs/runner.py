@@ -46,13 +46,14 @@ class Over(Exception):
 
 
 class Runner:
-    """said: the fields of start_job, and of its agent: connect, keys, folder, launch, host."""
+    """said: the fields of start_job, and of its agent: connect, keys, folder, launch."""
 
     prints = OUTPUTS  # files for standard output and standard error of what it starts
 
     def __init__(self, channel: Channel, said: dict[str, Any]) -> None:
         self.channel, self.said, self.folder = channel, said, said["folder"]
         self.of = {"job": said["job"], "attempt": said["attempt"]}
+        self.host = said["places"][said["part"]][0]
         self.keys = Keys.of_plain(said["keys"])
         self.client = Client(said["connect"], self.keys, ASK_S)
         self.child: Child | None = None
@@ -77,8 +78,8 @@ class Runner:
         """Starts the ranks, and tells how they have ended."""
         words, environment = command_of(self.said), {}
         if len(self.said["places"]) > 1:
-            environment = spread.prepare(self.folder, self.said["places"], [
-                self.said["connect"], self.of["job"], str(self.of["attempt"])])
+            environment = spread.prepare(self.folder, self.said["places"], self.said["connect"],
+                                         self.of["job"], str(self.of["attempt"]))
         self.start(words, environment)
         self.tell_end(self.watch())
 
@@ -100,7 +101,7 @@ class Runner:
 
     def look_at_agent(self) -> None:
         if (said := self.channel.said()) is None:
-            raise Over(f"its agent on {self.said['host']} was killed, or has ended")
+            raise Over(f"its agent on {self.host} was killed, or has ended")
         if said:
             raise Over  # it is told to end
 
@@ -190,8 +191,8 @@ class Runner:
 
     def killed_daemons(self) -> list[str]:
         """Return what was killed on other agents: their runners say it when a launcher ends."""
-        names = spread.names_of(self.said["places"])
-        waited = {k for k in range(1, len(names)) if self.read(f"start.{k}")}
+        hosts = [host for host, _ in self.said["places"]]
+        waited = {k for k in range(1, len(hosts)) if self.read(f"start.{k}")}
         found: list[str] = []
         last = time.monotonic() + NAMED_S
         while waited and time.monotonic() < last:
@@ -199,7 +200,7 @@ class Runner:
                 if end := self.read(f"end.{k}"):
                     waited.remove(k)
                     how = json.loads(end)
-                    found += [f"its daemon on {names[k]} {how['text']}"] * how["killed"]
+                    found += [f"its daemon on {hosts[k]} {how['text']}"] * how["killed"]
             time.sleep(LOOK_S)
         return found
 

@@ -13,6 +13,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from spmd.feeding.host.machine import interface_of, own_address
+
 REMOTE_START = "spmd.feeding.jobs.remote_start"
 # Where ranks run on each agent, and its Python: daemons hand their own environment on.
 FOLDER, PYTHON = "SPMD_JOB_FOLDER", "SPMD_JOB_PYTHON"
@@ -21,14 +23,7 @@ EVERYWHERE = "/"  # a folder that all machines have: launchers start ranks in th
 # Agents inside an allocation of these are not the hosts that it names.
 ALLOCATIONS = "^slurm,pbs,lsf,gridengine"
 
-Places = Sequence[Sequence[object]]  # [host, ranks], in the order of ranks
-
-
-def names_of(places: Places) -> list[str]:
-    """Return a name for each place that no other place has: its host, with a number where several
-    agents have the same. A part behind a dot tells no two hosts apart for Open MPI."""
-    hosts = [str(host).partition(".")[0] for host, _ in places]
-    return [host if hosts.count(host) == 1 else f"{host}-{k}" for k, host in enumerate(hosts)]
+Places = Sequence[Sequence[object]]  # [host, ranks], in the order of ranks; each has its own name
 
 
 def launcher() -> list[str]:
@@ -38,20 +33,24 @@ def launcher() -> list[str]:
     return [shutil.which("mpirun", path=here) or "mpirun", "-n", "{ranks}"]
 
 
-def prepare(folder: str, places: Places, arguments: Sequence[str]) -> dict[str, str]:
+def prepare(folder: str, places: Places, connect: str, *more: str) -> dict[str, str]:
     """Write what launchers read into a folder, and return the environment that leads them there.
-    arguments: of our program, before those that a launcher gives it."""
-    names, files = names_of(places), {}
+    connect: the scheduler's address, by which our own is found. more: what our program is told."""
+    files = {}
     for family, between in (("hydra", ":"), ("prrte", " slots=")):
         files[family] = os.path.join(folder, f"hosts.{family}")
         with open(files[family], "w") as file:
-            file.writelines(f"{name}{between}{ranks}\n" for name, (_, ranks) in zip(names, places))
+            file.writelines(f"{host}{between}{ranks}\n" for host, ranks in places)
     program = os.path.join(folder, "remote-start")
-    words = [sys.executable, "-P", "-m", REMOTE_START, *arguments, ",".join(names)]
+    hosts = ",".join(str(host) for host, _ in places)
+    words = [sys.executable, "-P", "-m", REMOTE_START, connect, *more, hosts]
     with open(program, "w") as file:
         file.write(f"#!/bin/sh\nexec {shlex.join(words)} \"$@\"\n")
     os.chmod(program, 0o700)
+    # Daemons come back to the address of this interface: a host's name may mean nothing elsewhere.
+    way = os.environ.get("HYDRA_IFACE") or interface_of(own_address(connect))
     return {
+        **({"HYDRA_IFACE": way} if way else {}),
         # MPICH, "Using the Hydra Process Manager". AUTOFORK: it would take a host for its own.
         "HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": program, "HYDRA_LAUNCHER_AUTOFORK": "0",
         "HYDRA_HOST_FILE": files["hydra"], "HYDRA_RMK": "user", "HYDRA_ENV": "none",
@@ -59,4 +58,6 @@ def prepare(folder: str, places: Places, arguments: Sequence[str]) -> dict[str, 
         "PRTE_MCA_plm": "ssh", "PRTE_MCA_plm_ssh_agent": program,
         "PRTE_MCA_plm_ssh_no_tree_spawn": "1", "PRTE_MCA_prte_do_not_resolve": "1",
         "PRTE_MCA_prte_default_hostfile": files["prrte"], "PRTE_MCA_ras": ALLOCATIONS,
+        # Not each job to the same first cores of a machine.
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
     }

@@ -102,6 +102,15 @@ def _first_enough(job: JobRow, agents: Sequence[SlotRow], slots: dict[str, int])
     return found if left <= 0 else []
 
 
+def distinct_names(hosts: Sequence[str]) -> list[str]:
+    """Return a name for each host of a job: its own where it is the only one, else its part before
+    a dot (Open MPI reads no more), with a number where several agents are on one host."""
+    if len(hosts) == 1:
+        return list(hosts)
+    short = [host.partition(".")[0] for host in hosts]
+    return [host if short.count(host) == 1 else f"{host}-{k}" for k, host in enumerate(short)]
+
+
 def _turn(job: JobRow) -> tuple[float, float, int]:
     endless = float("inf")
     return -job.priority, endless if job.estimated is None else job.estimated, job.number

@@ -16,7 +16,13 @@ from codegen.errors import PeerError, UsageError
 from codegen.suggest import meant
 from spmd.feeding.messages.wire import JOB, Message
 from spmd.feeding.scheduling.job_files import JobFiles
-from spmd.feeding.scheduling.job_places import JobRow, JobStart, SlotRow, place_jobs
+from spmd.feeding.scheduling.job_places import (
+    JobRow,
+    JobStart,
+    SlotRow,
+    distinct_names,
+    place_jobs,
+)
 from spmd.feeding.scheduling.known_parties import JOULES, KnownAgent, KnownPipeline
 from spmd.feeding.scheduling.run_versions import unknown_pipeline
 from spmd.feeding.scheduling.scheduler_state import FullDisk, StateFile, StoredJob
@@ -144,7 +150,7 @@ class Jobs:
             if attempt == one.attempt:
                 self.unheard.discard(one.job)
             if attempt == one.attempt and not runs:
-                self._lose(one, f"what runs it on {agent.name} was killed")
+                self._lose(one, f"what runs it on {one.places[part][1]} was killed")
                 continue
             self.seen[one.job, agent.agent] = time.monotonic()
             if attempt != one.attempt:
@@ -238,7 +244,8 @@ class Jobs:
     def _start(self, one: StoredJob, start: JobStart, now: float) -> None:
         before = vars(one).copy()
         one.state, one.attempt, one.why, one.began = "running", one.attempt + 1, "", time.time()
-        one.places = [[agent, self.agents[agent].name, ranks] for agent, ranks in start.places]
+        names = distinct_names([self.agents[agent].name for agent, _ in start.places])
+        one.places = [[agent, name, ranks] for (agent, ranks), name in zip(start.places, names)]
         try:
             self.store.put_job(one)
         except FullDisk as error:

@@ -95,7 +95,7 @@ def _first_enough(job: JobRow, agents: Sequence[SlotRow], slots: dict[str, int])
     them have too few. Those of the kind that it prefers come first, then those with most slots."""
     found, left = [], job.least
     for row in sorted(agents, key=lambda row: (
-            row.device != (job.device or row.device), -slots[row.agent], row.agent)):
+            row.device != (job.device or row.device), -slots[row.agent], row.host, row.agent)):
         if left > 0 and slots[row.agent]:
             found.append(row)
             left -= slots[row.agent]

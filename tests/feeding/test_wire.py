@@ -82,7 +82,7 @@ EXAMPLES = {
     "get": {"job": A, "attempt": 0, "file": "image", "offset": 0},
     "submit_job": {"job": A, "pipeline": "images", **JOB}, "job": {"name": "images/3"},
     "start_job": {"job": A, "attempt": 1, "name": "images/3", "pipeline": "images", "ranks": 4,
-                  **JOB}, "end_job": {"job": A},
+                  "places": [["nodea", 3], ["nodeb", 1]], "part": 1, **JOB}, "end_job": {"job": A},
     "job_ended": {"job": A, "attempt": 1, "status": 0, "why": "", "files": {"out.0": 8}},
     "cancel_job": {"name": "images/3", "by": "ada at nodea"},
     "answer": {"value": {"rows": [1, None, True]}},

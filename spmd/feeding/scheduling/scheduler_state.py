@@ -96,8 +96,8 @@ class StoredJob:
 
     asked: the fields of wire.JOB. state: "pending", "running" or "ended". attempt: how often it was
     started. failures: how often it began, and ended badly. places: of the last start, [agent, host,
-    ranks] in the order of ranks. status: its exit status, None before its end. why: it waits, or ended so. files: its outputs
-    with their sizes. Times are of the epoch.
+    ranks] in the order of ranks. status: its exit status, None before its end. why: it waits, or
+    ended so. files: its outputs with their sizes. Times are of the epoch.
     """
 
     job: str

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
 import signal
-import json
 import sqlite3
 import subprocess
 import sys

@@ -23,7 +23,7 @@ EVERYWHERE = "/"  # a folder that all machines have: launchers start ranks in th
 # Agents inside an allocation of these are not the hosts that it names.
 ALLOCATIONS = "^slurm,pbs,lsf,gridengine"
 
-Places = Sequence[Sequence[object]]  # [host, ranks], in the order of ranks; each has its own name
+Places = Sequence[tuple[str, int]]  # [host, ranks], in the order of ranks; each has its own name
 
 
 def launcher() -> list[str]:
@@ -42,15 +42,18 @@ def prepare(folder: str, places: Places, connect: str, *more: str) -> dict[str, 
         with open(files[family], "w") as file:
             file.writelines(f"{host}{between}{ranks}\n" for host, ranks in places)
     program = os.path.join(folder, "remote-start")
-    hosts = ",".join(str(host) for host, _ in places)
+    hosts = ",".join(host for host, _ in places)
     words = [sys.executable, "-P", "-m", REMOTE_START, connect, *more, hosts]
     with open(program, "w") as file:
         file.write(f"#!/bin/sh\nexec {shlex.join(words)} \"$@\"\n")
     os.chmod(program, 0o700)
+    # Open MPI calls shared memory by the host's name, which agents of one machine have in common.
+    apart = {"OMPI_MCA_btl": "^sm", "OMPI_MCA_coll": "^han"}
+    alike = any(host.endswith(f"-{k}") for k, (host, _) in enumerate(places))
     # Daemons come back to the address of this interface: a host's name may mean nothing elsewhere.
     way = os.environ.get("HYDRA_IFACE") or interface_of(own_address(connect))
     return {
-        **({"HYDRA_IFACE": way} if way else {}),
+        **({"HYDRA_IFACE": way} if way else {}), **(apart if alike else {}),
         # MPICH, "Using the Hydra Process Manager". AUTOFORK: it would take a host for its own.
         "HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": program, "HYDRA_LAUNCHER_AUTOFORK": "0",
         "HYDRA_HOST_FILE": files["hydra"], "HYDRA_RMK": "user", "HYDRA_ENV": "none",
@@ -58,6 +61,7 @@ def prepare(folder: str, places: Places, connect: str, *more: str) -> dict[str, 
         "PRTE_MCA_plm": "ssh", "PRTE_MCA_plm_ssh_agent": program,
         "PRTE_MCA_plm_ssh_no_tree_spawn": "1", "PRTE_MCA_prte_do_not_resolve": "1",
         "PRTE_MCA_prte_default_hostfile": files["prrte"], "PRTE_MCA_ras": ALLOCATIONS,
-        # Not each job to the same first cores of a machine.
+        # As many ranks as each has slots; not those of each job on the same first cores.
+        "PRTE_MCA_rmaps_default_mapping_policy": "slot",
         "PRTE_MCA_hwloc_default_binding_policy": "none",
     }

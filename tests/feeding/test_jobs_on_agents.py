@@ -43,6 +43,7 @@ def served(tmp_path_factory, image):
     one.close()
 
 
+@pytest.mark.mpi
 def test_ranks_on_two_agents_give_what_one_agent_gives(served, capfd):
     assert served.feed(*served.words("both", ranks=4)) == 0
     out, err = capfd.readouterr()
@@ -181,6 +182,7 @@ def hosts(tmp_path, monkeypatch):
     network.__exit__()
 
 
+@pytest.mark.mpi
 def test_two_hosts_that_share_no_folder(hosts, image):
     file = hosts.folder / "apart.py"
     file.write_text(PIPELINE.format(n=N, name="apart", seconds=0.0))

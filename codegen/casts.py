@@ -25,7 +25,7 @@ def _casts(given: np.dtype[Any], to: np.dtype[Any]) -> bool:
 
 
 def _holds(dtype: np.dtype[Any], a: np.ndarray[Any, Any]) -> bool:
-    """Are these integers that an integer dtype has?"""
+    """Return whether an integer dtype has all of these integers."""
     if a.dtype.kind not in "iu" or dtype.kind not in "iu":
         return False
     limits = np.iinfo(dtype)
@@ -49,12 +49,12 @@ def _overflows(a: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
 
 
 def is_masked(value: Any) -> bool:
-    """Does it hide some of its elements, as arrays of numpy.ma do?"""
+    """Return whether an array hides some of its elements, as arrays of numpy.ma do."""
     return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
 def may_cast(a: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
-    """Whether these values may be cast.
+    """Return whether these values may be cast.
 
     ::
 
@@ -87,5 +87,6 @@ def inexact(a: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Any:
 
 
 def range_text(a: np.ndarray[Any, Any]) -> str:
-    """Of a message: from which number to which they are."""
+    """Return the text of a message for the least and the greatest of some numbers; "" if there are
+    none."""
     return f", from {a.min()} to {a.max()}" if a.size and a.dtype.kind in "iuf" else ""

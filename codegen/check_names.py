@@ -23,7 +23,7 @@ USUAL = ("bounds", "nan", "equal")  # `--check`, `check=True`; overflow is check
 
 
 def checks_of(given: object) -> tuple[str, ...]:
-    """The names that --check or check= means, in the order of CHECKS. Raises UsageError.
+    """Return the names that --check or check= means, in the order of CHECKS. Raises UsageError.
 
     given: True, "all", "bounds,nan", or an iterable of names; False, None or "": none.
     """
@@ -49,5 +49,6 @@ def checks_of(given: object) -> tuple[str, ...]:
 
 
 def built_with(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """What an image was built with: its checks, and POINTS."""
+    """Return the checks that an image was built with, and POINTS if its run can be kept and
+    resumed."""
     return (*manifest["checks"], *(() if manifest["points"] is None else (POINTS,)))

@@ -23,8 +23,8 @@ Axes = tuple[str, ...]
 
 
 class Claims:
-    """Of one op after the other. facts: what is known where the op stands. conditions, routes:
-    what is found to be asked at launch."""
+    """The claims of one op after the other. facts: what is known where the op stands. conditions,
+    routes: what is found to be asked at launch."""
 
     def __init__(self, program: Module) -> None:
         self.mesh = program.mesh
@@ -41,7 +41,7 @@ class Claims:
         self.axes: Axes = ()  # of an exchange
 
     def of(self, op: Op, facts: Facts) -> None:
-        """What is claimed from now on is claimed of this op."""
+        """Begin with the claims of this op: what is claimed from now on is claimed of it."""
         self.op, self.facts = op, facts
         if isinstance(op.what, Exchange):
             self.axes = axes = op.what.axes
@@ -70,7 +70,7 @@ class Claims:
         raise InternalError.of_rule(rule, self.op.place, found)
 
     def require(self, holds: Expr, why: str) -> None:
-        """Asked at launch."""
+        """Ask at launch that a condition holds."""
         if holds not in self.stated and holds not in self.conditions:
             text = f"{user_text(self.mesh, holds)}, so that {why}"
             self.conditions[holds] = Condition(holds, text, self.op.place)
@@ -82,7 +82,7 @@ class Claims:
         return self.mesh.position(self.axes)
 
     def at(self, e: Expr, position: Expr) -> Expr:
-        """What an Expr is on the member at a position."""
+        """Return `e` as the member at a position evaluates it."""
         return e.subst(self.mesh.at(self.axes, position))
 
     def among(self) -> Facts:
@@ -108,7 +108,7 @@ class Claims:
                 )
 
     def injective(self, to: Expr, sends: Expr, var: Sym) -> None:
-        """That no two members send to one, and all to some that exist."""
+        """Claim that no two members send to one, and all to some that exist."""
         size = self.mesh.size(self.axes)
         used = to.symbols() | sends.symbols() | size.symbols()
         proof = prove.injective(to, sends, var, size, related(used - {var}, self.among()))
@@ -137,15 +137,15 @@ class Claims:
         )
 
     def inverse(self, to: Expr, sends: Expr, source: Expr, receives: Expr, var: Sym) -> None:
-        """That who sends to me is who I receive from."""
+        """Claim that who sends to me is who I receive from."""
         conditions = (*self.conditions, *self.among())
         size = self.mesh.size(self.axes)
         if fault := route_fault((to, sends, source, receives), var, size, conditions):
             self.broken("`source` and `receives` are the inverse of `to` and `sends`", fault)
 
     def root(self, root: Expr, does: str) -> Expr:
-        """The root's position, which all members know. Raises MatchingError where none is there.
-        does: what that rank does."""
+        """Return the root's position, which all members know. Raises MatchingError where none is
+        there. does: what that rank does."""
         size = self.mesh.size(self.axes)
         if root.symbols() & {self.mesh.axis(a).coord_sym for a in self.axes}:
             self.broken("all members name one root", str(root))
@@ -166,7 +166,8 @@ class Claims:
         return root
 
     def tiles(self, part: Span, total: Expr) -> None:
-        """That what members have, or want, of a dim of this extent is one part after the other."""
+        """Claim that what members have, or want, of a dim of this extent is one part after the
+        other."""
         n = self.mesh.size(self.axes)
         p = Sym("p", "var", const(0), n - 1)
         at = expr.symbol(p)
@@ -217,7 +218,7 @@ class Claims:
                 self._range(first, step, m, e, part)
 
     def _range(self, first: Expr, step: int, m: Expr, e: Expr, part: Shape) -> None:
-        """The m elements of one dim."""
+        """Claim that m elements of one dim, from `first` on in steps, lie inside it."""
         last = first + (m - 1) * step
         low, high = (first, last) if step > 0 else (last, first)
         self.hold([("nonneg", m)], "an extent is not negative", lambda: f"extent {m}")

@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 class Copier:
-    """instead: of values that are named outside of what is copied, and then of those that it
-    makes. symbols: of counters. fresh: a name that no symbol has, from a hint. without: kinds that
-    are left out."""
+    """Copy ops with other values and symbols. instead: of values that are named outside of what is
+    copied, and then of those that it makes. symbols: of counters. fresh: a name that no symbol has,
+    from a hint. without: kinds that are left out."""
 
     def __init__(
         self, fresh: Callable[[str], str], instead: Mapping[Value, Value],
@@ -36,7 +36,7 @@ class Copier:
         return [self.op(op) for op in self.chosen(ops)]
 
     def chosen(self, ops: Iterable[Op]) -> Iterator[Op]:
-        """Those that are not left out."""
+        """Yield the ops that are not left out."""
         return (op for op in ops if not isinstance(op.what, self.without))
 
     def op(self, op: Op) -> Op:
@@ -64,8 +64,8 @@ class Copier:
 
 
 def said_with(what: T, symbols: Mapping[Sym, IntLike], counter: Sym | None = None) -> T:
-    """The same with other symbols in its formulas. counter: that it counts with, of an op's kind
-    that does."""
+    """Return the same with other symbols in its formulas. counter: that it counts with, of an op's
+    kind that does."""
     if not symbols:
         return what
     return _said(what, symbols, counter)  # type: ignore[no-any-return]

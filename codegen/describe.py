@@ -53,8 +53,8 @@ def manifest_of(
     plan: Plan, target: str, finished: Plan | None = None, graph: Sequence[OperationRow] = (),
     rows_of: Sequence[IndependentRows] = (),
 ) -> dict[str, Any]:
-    """Return the manifest: what a runtime must know before and while it runs the image. finished:
-    the same plan after hoisting, which says what is computed when. graph: the rows of the operation
+    """Return the manifest, which tells a runtime what it must know to run the image. finished: the
+    same plan after hoisting, which says what is computed when. graph: the rows of the operation
     graph, to which the numbers under `rows` point; the notes hold the rows themselves. rows_of: of
     each entry, or of a program without entries, the dim along which calls may be joined."""
     steps = operations(plan.steps)
@@ -150,7 +150,7 @@ def notes_of(levels: Levels) -> dict[str, Any]:
 
 
 def _file_of(kernel: Any) -> str:
-    """The name of the file that a kernel is written in; "" where it has none."""
+    """Return the name of the file that a kernel is written in; "" where it has none."""
     place = getattr(kernel, "place", None)
     return os.path.basename(place.file) if place else ""
 
@@ -158,8 +158,9 @@ def _file_of(kernel: Any) -> str:
 def _calls_of(
     key: int | str, steps: Sequence[Operation], graph: Sequence[OperationRow]
 ) -> dict[str, Any]:
-    """In which operations a routine, by its number, or a kernel, by its symbol, is called, the
-    buffers that it is handed there, and the rows of the graph; constants are no buffers."""
+    """Return the operations in which a routine, by its number, or a kernel, by its symbol, is
+    called, the buffers that it is handed there, and the rows of the graph; constants are no
+    buffers."""
     calls = [(k, work) for k, step in enumerate(steps) if isinstance(step, Phase)
              for work in simple_works(step) if _calls(work, key)]
     handed = {b.number for _, work in calls for b in work_buffers(work) if b.data is None}
@@ -174,7 +175,7 @@ def _calls(act: Act, key: int | str) -> bool:
 
 
 def _row(row: OperationRow) -> dict[str, Any]:
-    """A row of the operation graph."""
+    """Return a row of the operation graph."""
     said: dict[str, Any] = {"number": row.number, "kind": row.kind, "waits": list(row.waits),
                             "stream": row.stream, "reads": sorted(row.reads),
                             "writes": sorted(row.writes)}
@@ -239,20 +240,22 @@ def _array(a: Array) -> dict[str, Any]:
 
 
 def _input(a: Array) -> dict[str, Any]:
-    """An input. optional: the name of it, or of its tree, where calls may leave it out."""
+    """Return the manifest's row of an input. optional: the name of it, or of its tree, where calls
+    may leave it out."""
     optional = {"optional": a.needs[0]} if a.flag else {}
     return {**_array(a), "default": a.default, **optional}
 
 
 def _output(a: Array) -> dict[str, Any]:
-    """An output. needs: the optional inputs, or trees of them, without which calls do not compute
-    it. selectable: calls that do not ask for it do not compute it."""
+    """Return the manifest's row of an output. needs: the optional inputs, or trees of them, without
+    which calls do not compute it. selectable: calls that do not ask for it do not compute it."""
     needs = {"needs": list(a.needs)} if a.needs else {}
     return {**_array(a), **needs, **({"selectable": True} if a.flag else {})}
 
 
 def _carried(a: Array) -> dict[str, Any]:
-    """What a loop carries; without a shape and a layout, if it is a rank's alone."""
+    """Return the row of an array that a loop carries; without a shape and a layout, if it is a
+    rank's alone."""
     row = _array(a)
     return {**row, "shape": None, "layout": None} if a.own else row
 
@@ -266,7 +269,8 @@ def _entry(e: Entry) -> dict[str, Any]:
 
 
 def _independent(rows: IndependentRows) -> dict[str, Any]:
-    """The dim whose rows are independent, or why none is, and where in the source that is seen."""
+    """Return the dim whose rows are independent, or why none is, and where in the source that is
+    seen."""
     if rows.dim:
         return {"dim": rows.dim}
     where = {"place": line_of(rows.place), "text": rows.place.source_line().strip()}  \
@@ -275,8 +279,8 @@ def _independent(rows: IndependentRows) -> dict[str, Any]:
 
 
 def _feed(feed: Feed, plan: Plan) -> dict[str, Any]:
-    """What it gives, and where in the program that is taken or something is sent: takes and sends
-    by their numbers in the image."""
+    """Return the manifest's row of a feed: its fields, and the takes and sends of it, by their
+    numbers in the image."""
     where = {"place": line_of(feed.place)} if feed.place else {}
     return {
         "name": feed.name, **where,

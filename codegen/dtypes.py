@@ -15,7 +15,8 @@ from codegen.errors import InputError
 
 @dataclass(frozen=True)
 class DType:
-    """name: as in NumPy. c: the type in memory. compute: the C type arithmetic is done in."""
+    """A row describes an element type. name: as in NumPy. c: the type in memory. compute: the C
+    type arithmetic is done in."""
 
     name: str
     kind: str  # b bool, i signed, u unsigned, f float, c complex
@@ -58,7 +59,7 @@ COMPLEX128 = BY_NAME["complex128"]
 
 
 def numpy_dtype(dtype: DType) -> Any:
-    """The NumPy dtype of one of our element types."""
+    """Return the NumPy dtype of one of our element types."""
     if dtype.name == "bfloat16":
         import ml_dtypes  # ten milliseconds, for one type
 
@@ -76,7 +77,7 @@ def from_numpy(dtype: Any) -> DType | None:
 
 
 def as_numpy(x: Any) -> Any:
-    """np.asarray(x). Raises InputError for masked arrays, whose mask it would lose."""
+    """Return np.asarray(x); raise InputError for masked arrays, whose mask it would lose."""
     several = isinstance(x, (list, tuple))
     parts = x if several else (x,)
     if any(hasattr(e, "filled") and hasattr(e, "mask") for e in parts):
@@ -92,13 +93,14 @@ def as_numpy(x: Any) -> Any:
 
 
 def totalled_in(fn: str, dtype: DType) -> DType:
-    """What a rank computes in as it combines elements by a row of COMBINE: sums of float32 in
-    float64, all of 16 bits in float32."""
+    """Return the type in which a rank combines elements by a row of COMBINE: float64 for sums of
+    float32, float32 for all of 16 bits."""
     if dtype == FLOAT32 and fn == "add":
         return FLOAT64
     return FLOAT32 if dtype.kind == "f" and dtype.size == 2 else dtype
 
 
 def folded_in(dtype: DType) -> DType:
-    """What elements of several ranks are folded in: half types in float32."""
+    """Return the type in which ranks reduce elements of `dtype`: float32 for half types, else
+    itself."""
     return dtype if dtype.c == dtype.compute else FLOAT32

@@ -73,12 +73,13 @@ class Place:
         return linecache.getline(self.file, self.line).rstrip("\n")
 
     def caret(self) -> str:
-        """The source line and a caret under the span, or "" when the source cannot be read."""
+        """Return the source line and a caret under the span, or "" when the source cannot be
+        read."""
         return under(self.source_line(), self.column, self.end_column)
 
 
 def under(text: str, column: int, end_column: int) -> str:
-    """A line of source and a caret under columns of it; "" for a blank one."""
+    """Return a line of source and a caret under columns of it; "" for a blank one."""
     if not text.strip():
         return ""
     indent = len(text) - len(text.lstrip())
@@ -92,7 +93,8 @@ CONTROLS = {k: f"\\x{k:02x}" for k in (*range(32), *range(127, 160)) if k not in
 
 
 def shown(text: str) -> str:
-    """For a terminal: control characters as numbers, so that no text draws on it; lines stay."""
+    """Return a text fit for a terminal: control characters become numbers, so that none draws on
+    it; lines stay."""
     return text.translate(CONTROLS).encode("utf-8", "backslashreplace").decode()
 
 
@@ -206,7 +208,8 @@ class ScheduleError(ProgramError):
 
     def __init__(self, problems: tuple[str, ...], *, expected: str = "", remedy: str = "",
                  lines: int = 100) -> None:
-        """problems: all of them; lines: how many of these the message has at most."""
+        """Make the error of a schedule. problems: all of them; lines: how many of these the message
+        has at most."""
         self.problems = problems
         more = len(problems) - lines
         text = "\n".join([*problems[:lines], *([f"and {more} more"] if more > 0 else [])])
@@ -284,7 +287,8 @@ class OutputError(SpmdError):
 
 
 class CheckError(SpmdError):
-    """What a program, or a check that was asked for, expects while it runs, and found otherwise.
+    """A condition did not hold: one that the program expects while it runs, or that a check asked
+    for.
 
     text: the message, and lines below it. at: file and line, with that line's source. where: rank.
     """

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 
 class Fresh:
-    """taken: names that are given away already."""
+    """Give out names, each once. taken: names that are given away already."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._count = dict.fromkeys(taken, 1)
 
     def name(self, base: str) -> str:
-        """base, or base_2, base_3 …: one that nothing has."""
+        """Return base, or base_2, base_3 …: the first that nothing has."""
         count = self._count.get(base, 0) + 1
         while (found := base if count == 1 else f"{base}_{count}") in self._count:
             count += 1

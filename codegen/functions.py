@@ -27,11 +27,12 @@ Form = int | str | tuple["Form", ...]
 
 @dataclass(frozen=True)
 class Function:
-    """ufunc: NumPy's name for it, or scipy.special's (resolves promotion, computes the reference).
-    c: by dtype kind, or one form for all. result: same (as the first operand), bool, int32, real
-    (of a complex one), or other: a float's integer of the same size, an integer's float. header: of
-    the C, where not every image includes it; header_for: "f" if it is that of floats only. lanes:
-    images that use it say so, and their loops call it for vectors (csrc/spmd_lanes.h)."""
+    """A row describes a scalar function. ufunc: NumPy's name for it, or scipy.special's (resolves
+    promotion, computes the reference). c: by dtype kind, or one form for all. result: same (as the
+    first operand), bool, int32, real (of a complex one), or other: a float's integer of the same
+    size, an integer's float. header: of the C, where not every image includes it; header_for: "f"
+    if it is that of floats only. lanes: images that use it say so, and their loops call it for
+    vectors (csrc/spmd_lanes.h)."""
 
     name: str
     ufunc: str
@@ -47,7 +48,7 @@ class Function:
     lanes: bool = False
 
     def form(self, dtype: DType) -> Form:
-        """Its C for operands of this dtype."""
+        """Return the C form for operands of this dtype."""
         special = {"f": self.c_float, "c": self.c_complex, "b": self.c_bool, "u": self.c_unsigned}
         found = special.get(dtype.kind)
         return self.c if found is None else found
@@ -69,7 +70,8 @@ class Function:
 
 
 def scipy_special() -> Any:
-    """The module whose functions are traced, if the user has imported it; oracles import it."""
+    """Return the module whose functions are traced, if the user has imported it; oracles import
+    it."""
     return importlib.import_module("scipy.special")
 
 
@@ -91,7 +93,7 @@ def _of_order_key(key: Any) -> Any:
 
 
 def _turned(bits: Any) -> Any:
-    """With all bits but the sign turned, where that is set."""
+    """Return bits with all but the sign inverted, where that is set."""
     return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
 
 
@@ -115,7 +117,7 @@ def _math(names: str, header: str = "", lanes: bool = False) -> tuple[Function, 
 
 
 def _special(name: str, arity: int = 1, result: str = "same") -> Function:
-    """A function of csrc/spmd_special.h, for integers or for floats."""
+    """Return a function of csrc/spmd_special.h, for integers or for floats."""
     return Function(name, name, arity, f"spmd_{name}", result, header="spmd_special.h")
 
 
@@ -229,7 +231,7 @@ OPENMP = {
 
 
 def neutral(fn: str, dtype: DType) -> int | float | bool | complex:
-    """The value that leaves the other operand of a combining function unchanged."""
+    """Return the value that leaves the other operand of a combining function unchanged."""
     if fn in ("add", "or", "xor", "bit_or", "bit_xor", "gcd", "hypot"):
         return 0
     if fn in ("mul", "and", "lcm"):
@@ -252,8 +254,8 @@ def neutral(fn: str, dtype: DType) -> int | float | bool | complex:
 
 
 def neutral_sign(fn: str, dtype: DType) -> int | float | bool | complex:
-    """neutral, but of sums -0.0, which leaves -0.0 as it is: NumPy's np.sum begins with 0.0, its
-    running sums and sums of parts with their first element."""
+    """Return the neutral element, but -0.0 for sums, which leaves -0.0 as it is: NumPy's np.sum
+    begins with 0.0, its running sums and sums of parts with their first element."""
     if fn == "add" and dtype.kind in "fc":
         return -0.0 if dtype.kind == "f" else complex(-0.0, -0.0)
     return neutral(fn, dtype)
@@ -267,7 +269,7 @@ OPS = {
 
 
 def fn_of(op: Any, what: str) -> str:
-    """The row of COMBINE that a user's op= means."""
+    """Return the row of COMBINE that a user's op= means."""
     if not isinstance(op, str) or op not in OPS:
         raise UsageError(
             f"{what}: no op {op!r}",

@@ -19,7 +19,7 @@ class DimGroup:
 
 
 def groups(before: Shape, after: Shape) -> list[DimGroup]:
-    """The finest groups, left to right."""
+    """Return the finest groups, left to right."""
     old = [d for d, e in enumerate(before) if e != 1]
     new = [d for d, e in enumerate(after) if e != 1]
     out: list[DimGroup] = []
@@ -39,7 +39,7 @@ def groups(before: Shape, after: Shape) -> list[DimGroup]:
 
 
 def reshaped_layout(before: Shape, after: Shape, have: Layout) -> Layout:
-    """The layout of the result: split dims that stay, or lead their group, stay split."""
+    """Return the layout of the result: split dims that stay, or lead their group, stay split."""
     entries: list[tuple[str, ...]] = [()] * len(after)
     for group in groups(before, after):
         if group.before and group.after:

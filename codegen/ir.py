@@ -38,7 +38,8 @@ _ids = itertools.count()
 
 @dataclass(frozen=True)
 class ArrayType:
-    """dtype and shape. layout: of a global array (Graph level); None for a local one.
+    """The element type and shape of an array. layout: of a global array (Graph level); None for a
+    local one.
 
     free: nobody has chosen the layout, as of a literal, so that what is done with it may.
     """
@@ -59,7 +60,7 @@ class ArrayType:
 
 
 def layout_text(layout: Layout) -> str:
-    """As the user writes it: ("x", None), (("x", "y"), None)."""
+    """Return a layout as the user writes it: ("x", None), (("x", "y"), None)."""
 
     def entry(e: tuple[str, ...]) -> str:
         if len(e) == 1:
@@ -89,7 +90,7 @@ class Region:
     results: tuple[Value, ...]
 
     def with_ops(self, ops: Iterable[Op]) -> Region:
-        """The region with other ops; itself, if they are its own."""
+        """Return the region with other ops; itself, if they are its own."""
         new = tuple(ops)
         return self if new == self.ops else replace(self, ops=new)
 
@@ -108,7 +109,7 @@ class Op:
         return value
 
     def mapped(self, fn: Callable[[Region], Region]) -> Op:
-        """The op with what fn makes of each of its regions; itself, if that is the same."""
+        """Return the op with what fn makes of each of its regions; itself, if that is the same."""
         regions = tuple(map(fn, self.regions))
         return self if regions == self.regions else replace(self, regions=regions)
 
@@ -153,14 +154,14 @@ class Input:
         return self.value.name
 
     def mapped(self, fn: Callable[[Region], Region]) -> Input:
-        """The input with what fn makes of its default; itself, if that is the same."""
+        """Return the input with what fn makes of its default; itself, if that is the same."""
         new = None if self.default is None else fn(self.default)
         return self if new is self.default else replace(self, default=new)
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a program returns. needs: the optional inputs without which it is not computed. wanted:
+    """An output of a program. needs: the optional inputs without which it is not computed. wanted:
     a flag that is 1 where a call asks for it; None: of an output that is computed in any case.
     otherwise: in a captured Graph, what it is where it is not computed, as state that stays."""
 
@@ -242,8 +243,8 @@ class Route:
 
 @dataclass(frozen=True)
 class Keeps:
-    """What a way back keeps: of a loop, in so many turns, an element along the first dim for each;
-    turns None: of a function that spmd.remat computes again."""
+    """Values that a way back keeps: of a loop, in so many turns, an element along the first dim for
+    each; turns None: of a function that spmd.remat computes again."""
 
     values: tuple[Value, ...]
     turns: Expr | None
@@ -297,11 +298,12 @@ class Module:
 
     @property
     def bodies(self) -> tuple[Region, ...]:
-        """What runs in a call: the arm of each entry, or the body of a module that has none."""
+        """The regions that run in a call: the arm of each entry, or the body of a module that has
+        none."""
         return self.body.ops[-1].regions if self.entries else (self.body,)
 
     def with_bodies(self, bodies: Iterable[Region]) -> Module:
-        """The module with others of these."""
+        """Return the module with others of these."""
         made = tuple(bodies)
         if not self.entries:
             return self.with_body(made[0])
@@ -309,13 +311,14 @@ class Module:
         return self.with_body(self.body.with_ops((*self.body.ops[:-1], branch)))
 
     def mapped(self, fn: Callable[[Region], Region]) -> Module:
-        """The module with what fn makes of each of its regions; itself, if that is the same."""
+        """Return the module with what fn makes of each of its regions; itself, if that is the
+        same."""
         inputs = tuple(i.mapped(fn) for i in self.inputs)
         whole = self if inputs == self.inputs else replace(self, inputs=inputs)
         return whole.with_body(fn(self.body))
 
     def with_body(self, body: Region) -> Module:
-        """The module with another body; itself, if it is its own."""
+        """Return the module with another body; itself, if it is its own."""
         return self if body is self.body else replace(self, body=body)
 
     @cached_property
@@ -325,8 +328,8 @@ class Module:
 
 @dataclass(frozen=True)
 class Use:
-    """operand: its number; op None: the result of a region, or an output. position: in program
-    order; region: in which that is."""
+    """A use of a value. operand: its number; op None: the result of a region, or an output.
+    position: in program order; region: in which that is."""
 
     op: Op | None
     operand: int
@@ -336,9 +339,10 @@ class Use:
 
 @dataclass(frozen=True)
 class DefUse:
-    """order: all ops, outer ones first. defs: the op that makes a value; regions: in which that is.
-    uses: of a value, in program order. begins: the position at which a value or a counter comes to
-    be: an argument as its region begins, a result as its op ends."""
+    """An index of definitions and uses. order: all ops, outer ones first. defs: the op that makes a
+    value; regions: in which that is. uses: of a value, in program order. begins: the position at
+    which a value or a counter comes to be: an argument as its region begins, a result as its op
+    ends."""
 
     order: tuple[Op, ...]
     defs: Mapping[Value, Op]
@@ -348,7 +352,7 @@ class DefUse:
 
     @classmethod
     def of(cls, *entries: Region, shown: Iterable[Value] = ()) -> DefUse:
-        """shown: what is used at the end of the last one."""
+        """Return the index of these regions. shown: the values used at the end of the last one."""
         order: list[Op] = []
         defs: dict[Value, Op] = {}
         regions: dict[Value, Region] = {}

@@ -44,8 +44,8 @@ class Nothing:
 
 
 def program_key(program: Any, values: Mapping[str, Any], how: Sequence[str]) -> str:
-    """Of a program's image; "" where something that a capture reads cannot be seen before it. how:
-    it is built: for which target, with which checks."""
+    """Return the key of a program's image; "" where something that a capture reads cannot be seen
+    before it. how: it is built: for which target, with which checks."""
     read = reads.digest(program, dict(values))
     return _key("program", read, tuple(how), _compiler(), _numba()) if read else ""
 
@@ -73,7 +73,7 @@ def kernel(store: BuildStore, kernel: Kernel, signature: Any, symbol: str, targe
 
 
 def linked(store: BuildStore, source: str, *, target: str, **parts: Any) -> bytes:
-    """The image that link.link makes of these parts."""
+    """Return the image that link.link makes of these parts."""
     key = _key("link", source, target, sorted(parts.items()), _compiler())
     data = store.get(key)
     if data is None:
@@ -84,26 +84,27 @@ def linked(store: BuildStore, source: str, *, target: str, **parts: Any) -> byte
 
 
 def _key(kind: str, *parts: Any) -> str:
-    """The key of these parts, for this version of spmd, of Python and of NumPy."""
+    """Return the key of these parts, for this version of spmd, of Python and of NumPy."""
     whole = (kind, parts, _ourselves(), sys.version, numpy.__version__)
     return hashlib.sha256(repr(whole).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _compiler() -> list[Any]:
-    """The C compiler, what it calls, and what tells it where to look: another one, another key."""
+    """Return the C compiler, what it calls, and what tells it where to look: another one, another
+    key."""
     words = [*link.compiler(), "as", "ld"]
     told = "CPATH C_INCLUDE_PATH LIBRARY_PATH COMPILER_PATH GCC_EXEC_PREFIX".split()
     return [(w, _state(commands.found(w))) for w in words] + [os.environ.get(n) for n in told]
 
 
 def _numba() -> list[Any]:
-    """The compiler of kernels, and what it is told."""
+    """Return the compiler of kernels, and what it is told."""
     told = sorted((k, v) for k, v in os.environ.items() if k.startswith("NUMBA_"))
     return [*(_state(s.origin) for n in ("numba", "llvmlite") if (s := find_spec(n))), told]
 
 
 def _state(path: str | None) -> tuple[Any, ...]:
-    """A file as far as a look at it tells: another one has another size, time or place."""
+    """Return a file as far as a look at it tells: another one has another size, time or place."""
     if not path:
         return ()
     real = os.path.realpath(path)
@@ -113,8 +114,8 @@ def _state(path: str | None) -> tuple[Any, ...]:
 
 @functools.cache
 def _ourselves() -> str:
-    """The compiler's own files, those beside it in which programs find functions, and the headers
-    of images: an edited one gives other keys.
+    """Return the compiler's own files, those beside it in which programs find functions, and the
+    headers of images: an edited one gives other keys.
 
     What was edited while this process ran may or may not be what it imported: then no other process
     finds these keys.

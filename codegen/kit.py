@@ -17,20 +17,20 @@ from codegen.symbolic.expr import Expr
 
 
 class Builder:
-    """ops: those emitted so far. name: of what comes next, or the kind's own; place: where in the
-    source that comes from."""
+    """A builder of ops. ops: those emitted so far. name: of what comes next, or the kind's own;
+    place: where in the source that comes from."""
 
     def __init__(self, name: str = "", place: Place | None = None) -> None:
         self.ops: list[Op] = []
         self.name, self.place = name, place
 
     def typed(self, what: Kind, operands: Sequence[Value]) -> ArrayType:
-        """Of the result of an op that has one."""
+        """Return the type of the only result of an op."""
         (t,) = what.infer([v.type for v in operands])
         return t
 
     def emit(self, what: Kind, operands: Sequence[Value] = ()) -> Value:
-        """The result of a new op that has one."""
+        """Return the result of a new op that has one."""
         result = Value(self.name or what.called, self.typed(what, operands))
         return self.add(what, operands, (result,)).result
 
@@ -38,14 +38,15 @@ class Builder:
         self, what: Kind, operands: Sequence[Value] = (), results: Sequence[Value] = (),
         regions: Sequence[Region] = (),
     ) -> Op:
-        """A new op, with these results."""
+        """Return a new op, with these results."""
         op = Op(what, tuple(operands), tuple(results), tuple(regions), self.place)
         self.ops.append(op)
         return op
 
     @contextmanager
     def inside(self) -> Iterator[list[Op]]:
-        """What is emitted meanwhile, apart from the rest: the ops of a region."""
+        """Collect the ops that are emitted meanwhile, separate from the others: the ops of a
+        region."""
         outer, self.ops = self.ops, []
         try:
             yield self.ops
@@ -62,7 +63,7 @@ class Builder:
         return self.emit(Full(value, dtype, shape))
 
     def integer(self, e: Expr) -> Value:
-        """A symbolic integer as a 0-d int64 value."""
+        """Return a symbolic integer as a 0-d int64 value."""
         if e.is_const:
             return self.full(e.value, dtypes.INT64, ())
         return self.emit(Symbolic(e, dtypes.INT64))

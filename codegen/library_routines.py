@@ -36,7 +36,7 @@ class Routine:
 
     @property
     def counts_in_ints(self) -> bool:
-        """Whether it takes extents as C's int."""
+        """Return whether the routine takes extents as C's int."""
         return "int" in self.takes.split(", ")
 
 
@@ -91,7 +91,8 @@ def _lapack(name: str, takes: str, trial: MakesTrial, types: tuple[str, ...] = _
 
 
 def _fft(key: str, loop: str, trial: MakesTrial | None) -> RoutineRow:
-    """The loop of a ufunc of numpy.fft; with "data" behind its name, what it is handed last."""
+    """Return the loop of a ufunc of numpy.fft; with "data" behind its name, what it is handed
+    last."""
     name, *data = key.split(" ")
     name = " ".join((f"fft._pocketfft_umath.{name}", loop, *data))
     takes = "char **, const intptr_t *, const intptr_t *, void *"

@@ -68,7 +68,7 @@ class Axis:
 
     @property
     def size_name(self) -> str:
-        """What its size is called in conditions and manifests."""
+        """The name of its size in conditions and manifests."""
         return f"n_{self.name}"
 
     @cached_property
@@ -103,7 +103,8 @@ class Mesh:
         raise KeyError(name)
 
     def told(self, more: Mapping[str, Axis]) -> Mesh:
-        """The mesh of which more is known; what is known of one axis holds for those like it."""
+        """Return the mesh of which more is known; what is known of one axis holds for those like
+        it."""
         axes = [more.get(a.name, a) for a in self.axes]
         out = []
         for axis in axes:
@@ -126,11 +127,11 @@ class Mesh:
         return self.position(self.names)
 
     def size(self, names: tuple[str, ...]) -> Expr:
-        """How many ranks lie along these axes taken as one."""
+        """Return how many ranks lie along these axes taken as one."""
         return expr.product(self.axis(n).size for n in names)
 
     def position(self, names: tuple[str, ...]) -> Expr:
-        """A rank's position along these axes taken as one, row-major."""
+        """Return a rank's position along these axes taken as one, row-major."""
         total = expr.const(0)
         for name in names:
             axis = self.axis(name)
@@ -138,7 +139,8 @@ class Mesh:
         return total
 
     def at(self, names: tuple[str, ...], position: IntLike) -> dict[Sym, Expr]:
-        """Coordinates along these axes of the rank at a position: what to substitute."""
+        """Return the coordinates along these axes of the rank at a position, by their symbols, for
+        subst()."""
         out: dict[Sym, Expr] = {}
         left = expr.as_expr(position)
         axes = [self.axis(name) for name in names if self.axis(name).fixed != 1]
@@ -155,12 +157,12 @@ def block_extent(extent: IntLike, blocks: IntLike, k: IntLike) -> Expr:
 
 
 def block_offset(extent: IntLike, blocks: IntLike, k: IntLike) -> Expr:
-    """The first element of block k."""
+    """Return the first element of block k."""
     return expr.begin(k, extent, blocks)
 
 
 def owner(extent: IntLike, blocks: IntLike, element: IntLike) -> Expr:
-    """The block that an element of the dim lies in.
+    """Return the block that an element of the dim lies in.
 
     Of the two quotients the one by the larger blocks is right among those, the other one behind
     them; where it is not, a quotient is too small.
@@ -171,13 +173,13 @@ def owner(extent: IntLike, blocks: IntLike, element: IntLike) -> Expr:
 
 
 def blocks_ended(extent: IntLike, blocks: IntLike, at: IntLike) -> Expr:
-    """How many blocks end at element `at`, or before it; beyond both ends of the dim too."""
+    """Return how many blocks end at element `at`, or before it; beyond both ends of the dim too."""
     inside = expr.most(owner(extent, blocks, at), 0)
     return expr.select(expr.ge(at, extent), blocks, inside)
 
 
 def blocks_begun(extent: IntLike, blocks: IntLike, at: IntLike) -> Expr:
-    """How many blocks begin before element `at`."""
+    """Return how many blocks begin before element `at`."""
     inside = expr.most(owner(extent, blocks, expr.as_expr(at) - 1) + 1, 0)
     return expr.select(expr.gt(at, extent), blocks, inside)
 
@@ -194,7 +196,7 @@ def part_of_block(e: Expr) -> str:
 
 
 def local_extent(mesh: Mesh, extent: IntLike, entry: LayoutEntry) -> Expr:
-    """A rank's extent of a dim laid out over these axes."""
+    """Return a rank's extent of a dim laid out over these axes."""
     if not entry:
         return expr.as_expr(extent)
     if isinstance(entry, Owned):
@@ -203,15 +205,16 @@ def local_extent(mesh: Mesh, extent: IntLike, entry: LayoutEntry) -> Expr:
 
 
 def local_offset(mesh: Mesh, extent: IntLike, entry: LayoutEntry) -> Expr:
-    """Where a rank's part of a dim begins."""
+    """Return the first element of a rank's part of a dim."""
     if not entry or isinstance(entry, Owned):
         return expr.const(0)
     return block_offset(extent, mesh.size(entry), mesh.position(entry))
 
 
 def joined_layout(layouts: Sequence[Layout]) -> Layout:
-    """One layout for arrays of one shape: what is split in one of them, most split ones first; of
-    equals, what is split in outer dims: inner ones are reduced more often, and lie contiguous."""
+    """Return one layout for arrays of one shape: what is split in one of them, most split ones
+    first; of equals, what is split in outer dims: inner ones are reduced more often, and lie
+    contiguous."""
 
     def split(entries: Layout) -> tuple[int, list[int]]:
         dims = [d for d, entry in enumerate(entries) if entry]
@@ -229,12 +232,12 @@ def joined_layout(layouts: Sequence[Layout]) -> Layout:
 
 
 def as_written(layout: Layout) -> tuple[Any, ...]:
-    """A layout as users write it: ("x", None, ("x", "y"))."""
+    """Return a layout as users write it: ("x", None, ("x", "y"))."""
     return tuple(e[0] if len(e) == 1 else (e or None) for e in layout)
 
 
 def checked_count(what: str, value: Any) -> int:
-    """A number of ranks or of threads, as a user gives it. Raises UsageError."""
+    """Return a number of ranks or of threads, as a user gives it. Raises UsageError."""
     try:
         count = 0 if isinstance(value, bool) else index(value)
     except TypeError:
@@ -248,7 +251,8 @@ def checked_count(what: str, value: Any) -> int:
 
 
 def checked_text(text: Any, place: Place | None) -> None:
-    """Of a condition of launches. UsageError where it is none: a second condition, for example."""
+    """Check the text of a condition of launches; raise UsageError where it is none: a second
+    condition, for example."""
     if not isinstance(text, str):
         raise UsageError(
             "spmd.require takes one condition and a text", place=place,
@@ -258,7 +262,7 @@ def checked_text(text: Any, place: Place | None) -> None:
 
 
 def checked_sizes(given: Any, names: tuple[str, ...]) -> dict[str, int]:
-    """Sizes of axes, as a user gives them for a mesh whose axes have these names."""
+    """Return the sizes of axes that a user gives for a mesh whose axes have these names."""
     example = ", ".join(f'"{name}": 2' for name in names)
     if not isinstance(given, Mapping):
         raise UsageError(f"mesh={given!r} does not give sizes of axes",

@@ -17,7 +17,8 @@ from codegen.symbolic.expr import Call, Expr, Sym
 
 
 class Naming:
-    """names: per extent and axes of a dim, what begin and end of this rank's block are called."""
+    """Short names for the bounds of blocks. names: per extent and axes of a dim, what begin and end
+    of this rank's block are called."""
 
     def __init__(self, mesh: Mesh, every: Iterable[Expr]) -> None:
         self.mesh = mesh

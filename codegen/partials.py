@@ -20,26 +20,27 @@ _LARGE = ("select", _NEAR, 1.0, 0)
 
 
 def _larger(first: str) -> tuple[Form, Form]:
-    """Of an extreme of two: where both are equal, each has half."""
+    """Return the partial derivatives of an extreme of two: where both are equal, each has half."""
     half = ("select", ("eq", 0, 1), 0.5, 0.0)
     second = "lt" if first == "gt" else "gt"
     return ("select", (first, 0, 1), 1.0, half), ("select", (second, 0, 1), 1.0, half)
 
 
 def _number(first: str) -> tuple[Form, Form]:
-    """Of an extreme that passes over NaN."""
+    """Return the partial derivatives of an extreme that passes over NaN."""
     a, b = _larger(first)
     return ("select", ("isnan", 1), 1.0, a), ("select", ("isnan", 0), 1.0, b)
 
 
 def _share(k: int) -> Form:
-    """Of exp(operand) in the sum of both; of an infinite sum, the larger one has all."""
+    """Return the share of exp(operand) in the sum of both; of an infinite sum, the larger one has
+    all."""
     return ("select", ("isinf", OUT), _larger("gt")[k], ("exp", ("sub", k, OUT)))
 
 
 def _near_zero(sign: float) -> Form:
-    """The derivative of I1, or of J1 for sign -1, where |x| < 1: as a series, since the difference
-    of I0 and I1 / x loses its digits there."""
+    """Return the derivative of I1, or of J1 for sign -1, where |x| < 1: as a series, since the
+    difference of I0 and I1 / x loses its digits there."""
     squared: Form = ("square", _SMALL)
     total: Form = 0.0
     for k in reversed(range(10)):
@@ -122,8 +123,9 @@ PARTIALS: dict[str, tuple[Form | None, ...]] = {
 
 
 def of_power(exponent: float) -> Form:
-    """Of x**exponent by x, where the exponent is known: with no second power where there is none.
-    Below 0, the result over x has the same zeros, infinities and NaN as the power has."""
+    """Return the derivative of x**exponent by x for a known exponent, without a second power where
+    none is needed. Below 0, the result over x has the same zeros, infinities and NaN as the power
+    has."""
     if exponent == 0 or exponent == 1:
         return exponent
     less = exponent - 1

@@ -42,7 +42,7 @@ def first(position: Any, stream: Any, seed: Any) -> Any:
 
 
 def second(position: Any, stream: Any, seed: Any) -> Any:
-    """The other 64."""
+    """Return the other 64 bits."""
     _, _, c, d = _of(position, stream, seed)
     return c | (d << 32)
 

@@ -28,19 +28,20 @@ _positions: dict[int, tuple[CodeType, tuple[tuple[int | None, ...], ...]]] = {} 
 
 
 def is_user_file(filename: str) -> bool:
-    """Whether a file belongs to the user: not ours, not installed, not the standard library's."""
+    """Return whether a file belongs to the user: not ours, not installed, not the standard
+    library's."""
     if filename.startswith("<"):
         return filename.startswith(("<ipython", "<stdin"))
     return not is_library_file(filename)
 
 
 def is_library_file(filename: str) -> bool:
-    """Whether a file is ours, an installed package's or the standard library's."""
+    """Return whether a file is ours, an installed package's or the standard library's."""
     return filename not in program_files and _in_library(filename)
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a file is the compiler's or the runtime's."""
+    """Return whether a file is the compiler's or the runtime's."""
     return filename.startswith(_OURS)
 
 
@@ -54,7 +55,7 @@ def _in_library(filename: str) -> bool:
 
 
 def place_in(code: CodeType, at: int, fallback_line: int) -> Place:
-    """The position of the instruction at a byte offset of a code object."""
+    """Return the position of the instruction at a byte offset of a code object."""
     if id(code) not in _positions:  # equal code may stand in two files
         _positions[id(code)] = code, tuple(code.co_positions())
     line, end_line, column, end = _positions[id(code)][1][at // 2]
@@ -67,19 +68,20 @@ def place_in(code: CodeType, at: int, fallback_line: int) -> Place:
 
 
 def last(traceback: TracebackType | None) -> TracebackType | None:
-    """The innermost step of a traceback: where the exception was raised."""
+    """Return the innermost step of a traceback: where the exception was raised."""
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
     return traceback
 
 
 def place_at(traceback: TracebackType) -> Place:
-    """Where one step of a traceback stands."""
+    """Return the place of one step of a traceback."""
     return place_in(traceback.tb_frame.f_code, traceback.tb_lasti, traceback.tb_lineno)
 
 
 def put_place(error: SpmdError) -> None:
-    """Where an error has no place: the innermost one of the user's that it came through."""
+    """Give an error that has no place the innermost place in the user's code that it came
+    through."""
     place, step = None, error.__traceback__
     while step is not None:
         if is_user_file(step.tb_frame.f_code.co_filename):
@@ -89,7 +91,7 @@ def put_place(error: SpmdError) -> None:
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:
-    """The code objects inside one, at any depth."""
+    """Yield the code objects inside one, at any depth."""
     for inner in code.co_consts:
         if isinstance(inner, type(code)):
             yield inner
@@ -98,7 +100,7 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
 
 @cache
 def names_in(code: CodeType) -> tuple[str, ...]:
-    """Global names and attributes that a function and those inside it use."""
+    """Return the global names and attributes that a function and those inside it use."""
     names = (name for c in (code, *codes_in(code)) for name in c.co_names)
     return tuple(dict.fromkeys(names))
 
@@ -110,7 +112,7 @@ def module_of(kind: type) -> str:
 
 
 def user_frame() -> FrameType | None:
-    """The innermost frame that runs the user's own source."""
+    """Return the innermost frame that runs the user's own source."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
@@ -118,7 +120,8 @@ def user_frame() -> FrameType | None:
 
 
 def user_place() -> Place | None:
-    """The innermost position in the user's source: the running expression's line and columns."""
+    """Return where the user's source calls: file, line and columns of the innermost expression that
+    runs. Errors take it as place=. None where no code of the user's runs."""
     frame = user_frame()
     if frame is None:
         return None

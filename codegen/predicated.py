@@ -24,7 +24,7 @@ NONE: Symbols = frozenset()
 
 
 def predicated(graph: Module) -> Module:
-    """The Graph, itself where every call gives and asks for the same."""
+    """Return the Graph, itself where every call gives and asks for the same."""
     optional = [i for i in graph.inputs if i.given is not None]
     selected = [o for o in graph.outputs if o.wanted is not None]
     if not optional and not selected:
@@ -54,8 +54,8 @@ def predicated(graph: Module) -> Module:
 
 
 def _of_entries(graph: Module, work: _Predicating, optional: Sequence[Input]) -> Module:
-    """The Graph whose entries are predicated, each on its own. A state whose new value needs what a
-    call does not give stays as it is."""
+    """Return the Graph whose entries are predicated, each on its own. A state whose new value needs
+    what a call does not give stays as it is."""
     needs, bodies, entries = work.needs, list[Region](), list[Entry]()
     names = {i.given: i.root for i in optional}
     for entry, arm in zip(graph.entries, graph.bodies, strict=True):
@@ -80,7 +80,7 @@ def _of_entries(graph: Module, work: _Predicating, optional: Sequence[Input]) ->
 
 
 def _either(predicate: Predicate, value: Value, otherwise: Value) -> Op:
-    """A branch that gives a value where a predicate holds, else another one of its type."""
+    """Return a branch that gives a value where a predicate holds, else another one of its type."""
     made, laid = Value(value.name, value.type), otherwise
     again: tuple[Op, ...] = ()
     if layout_of(otherwise.type) != layout_of(value.type):
@@ -104,7 +104,7 @@ class Predicate:
 
     @property
     def holds(self) -> Expr:
-        """1 or 0."""
+        """Return a formula that is 1 where the op runs, else 0."""
         total = expr.const(1)
         for s in sorted(self.given, key=lambda s: s.name):
             total = total * expr.symbol(s)
@@ -114,7 +114,8 @@ class Predicate:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """What an op follows from has a lower rank, or the same predicate."""
+        """Return a rank in an order: an op's operands come from ops of a lower rank, or of the same
+        predicate."""
         return len(self.given), -(float("inf") if self.wanted is None else len(self.wanted))
 
 
@@ -122,8 +123,8 @@ class Predicate:
 
 
 class _Needs:
-    """values, symbols: the optional inputs that each follows from. runs: those without which an op
-    has nothing to do."""
+    """The needs of values and ops. values, symbols: the optional inputs that each follows from.
+    runs: those without which an op has nothing to do."""
 
     def __init__(self, optional: Iterable[Input]) -> None:
         self.values: dict[Value, Symbols] = {
@@ -156,7 +157,7 @@ class _Needs:
                 self.symbols[op.what.counter] = self.runs[op]
 
     def regions(self, op: Op, control: Symbols) -> None:
-        """Of a branch, or of an op whose region is given its last operands."""
+        """Find the needs of a branch, or of an op whose region is given its last operands."""
         if isinstance(op.what, Branch) and op.what.on is None:
             control |= self.of(op.operands[0])
         for region in op.regions:
@@ -186,7 +187,7 @@ class _Needs:
         self.runs[op] = control | self.common(op)
 
     def common(self, op: Op) -> Symbols:
-        """What all that an op with regions does needs: its results, and what users see of it."""
+        """Return the needs that all results and all visible effects of an op with regions share."""
         effects = [inner for r in op.regions for inner in walk(r) if _is_effect(inner)]
         found = [self.of(v) for v in op.results] + [self.runs[inner] for inner in effects]
         return frozenset.intersection(*found) if found else NONE
@@ -206,7 +207,8 @@ def _has_effect(op: Op) -> bool:
 
 
 def _served(graph: Module) -> dict[Op, Symbols | None]:
-    """Of the outermost ops that serve some outputs only: these."""
+    """Return, for each of the outermost ops that serve some outputs only, the flags of these
+    outputs."""
     every = {o.wanted for o in graph.outputs}
     if None in every:
         return {}
@@ -234,7 +236,7 @@ def _used(op: Op) -> list[Value]:
 
 
 class _Predicating:
-    """held: what is known to be given where a region runs."""
+    """Put ops under their predicates. held: what is known to be given where a region runs."""
 
     def __init__(
         self, graph: Module, needs: _Needs, serves: Mapping[Op, Symbols | None]
@@ -272,7 +274,7 @@ class _Predicating:
         return region.with_ops(made)
 
     def branch(self, predicate: Predicate, ops: Sequence[Op], left: Sequence[Value]) -> Op:
-        """A branch that gives some of what these ops make."""
+        """Return a branch that gives some of what these ops make."""
         instead = {v: Value(v.name, v.type) for v in left}
         inner = tuple(_renamed(op, instead) for op in ops)
         place = ops[0].place
@@ -286,7 +288,7 @@ class _Predicating:
 
 
 def _renamed(op: Op, instead: Mapping[Value, Value]) -> Op:
-    """An op on other values, which also makes others."""
+    """Return an op on other values, which also makes others."""
     def of(values: Iterable[Value]) -> tuple[Value, ...]:
         return tuple(instead.get(v, v) for v in values)
 
@@ -328,7 +330,7 @@ def _grouped(ops: Sequence[Op], predicates: Sequence[Predicate]) -> Iterator[lis
 
 
 def _before(ops: Sequence[Op]) -> Iterator[set[int]]:
-    """For each op those that it follows."""
+    """Yield, for each op, the numbers of the ops that it must follow."""
     makers: dict[Value, int] = {}
     symbols: dict[Sym, int] = {}
     effect: int | None = None

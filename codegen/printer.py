@@ -54,7 +54,7 @@ _REDUCTIONS = {
 
 
 def exchange_text(op: Op) -> str:
-    """An exchange as its user knows it: psum over "x"."""
+    """Return an exchange as its user knows it: psum over "x"."""
     what = op.what
     assert isinstance(what, Exchange)
     name = _CALLS.get(what.called, what.called)
@@ -70,14 +70,14 @@ def axes_text(axes: Iterable[str]) -> str:
 
 
 def user_text(mesh: Mesh, e: Expr) -> str:
-    """An Expr in the user's words: axis_index("x") % 2 == 0."""
+    """Return an Expr in the user's words: axis_index("x") % 2 == 0."""
     words = {axis.size_sym.name: f'axis_size("{axis.name}")' for axis in reversed(mesh.axes)}
     words |= {axis.coord_sym.name: f'axis_index("{axis.name}")' for axis in mesh.axes}
     return text(e, lambda s: words.get(s.name, s.name))
 
 
 def attr_text(value: Any, spelled: Callable[[Expr], str] = str) -> str:
-    """An attribute as text that holds no address and no id."""
+    """Return an attribute as text that holds no address and no id."""
     if isinstance(value, (tuple, list)):
         inner = ", ".join(attr_text(v, spelled) for v in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"
@@ -110,8 +110,8 @@ def _op_text(op: Op, name: ValueNames) -> str:
 
 
 class EntryText:
-    """What texts show of an entry's arm: its ops without the blanks that stand for what the other
-    entries give; what it gives, as "state w" or "output loss", with its value."""
+    """The text of an entry's arm. It shows the arm's ops without the blanks that stand for what the
+    other entries give; and what it gives, as "state w" or "output loss", with its value."""
 
     def __init__(self, module: Module, number: int) -> None:
         branch, entry = module.entry_branch, module.entries[number]
@@ -172,7 +172,7 @@ def _all_exprs(module: Module) -> Iterator[Expr]:
 
 
 def module_text(module: Module) -> str:
-    """The whole module; ends with a newline."""
+    """Return the whole module; ends with a newline."""
     blocks = Naming(module.mesh, _all_exprs(module))
     name = ValueNames(blocks)
     axes = ", ".join(a.name if a.fixed is None else f"{a.name}={a.fixed}" for a in module.mesh.axes)
@@ -211,7 +211,7 @@ def module_text(module: Module) -> str:
 
 
 def _kept_lines(some: Keeps, name: ValueNames) -> Iterator[str]:
-    """What a way back keeps, with the bytes of the whole arrays."""
+    """Yield lines about what a way back keeps, with the bytes of the whole arrays."""
     place = f" at line {some.place.line}" if some.place else ""
     what = "to compute again what is called" if some.turns is None else "of each turn of the loop"
     yield f"kept {what}{place}: {_kept_bytes(some.values, some.turns, name)}"

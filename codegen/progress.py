@@ -20,7 +20,7 @@ _listeners: list[Listener] = []
 
 
 def at(what: str, done: int = 0, total: int = 0) -> None:
-    """Says what is begun now; with a total, which one of so many, counted from 1."""
+    """Tell the listener what is begun now; with a total, which one of so many, counted from 1."""
     if _listeners:
         _listeners[-1](what, done, total)
 
@@ -61,7 +61,7 @@ SHORT_S = 0.1  # lines wait to be read: shorter times say nothing of a pace
 
 
 class Steps:
-    """What a program says of its steps, as lines: which one, values, amounts per second, time left.
+    """Write lines about a program's steps: which one, values, amounts per second, time left.
 
     live: a line takes the place of the one before, so there may be many.
     """
@@ -73,7 +73,7 @@ class Steps:
         self.ended = False
 
     def line(self, said: str, now: float | None = None) -> str:
-        """The text for what stands between MARK and the end of a line; "": not yet."""
+        """Return the text for what stands between MARK and the end of a line; "": not yet."""
         now = time.monotonic() if now is None else now
         number, total, *parts = said.split("\t")
         step, steps = int(number), int(total)
@@ -104,7 +104,7 @@ class Steps:
 
 
 def clock_text(seconds: float) -> str:
-    """1:02:03, 2:03, 0:03."""
+    """Return seconds as a clock shows them: 1:02:03, 2:03, 0:03."""
     whole = round(seconds)
     hours, rest = divmod(whole, 3600)
     text = f"{rest // 60}:{rest % 60:02d}"

@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Word(IntEnum):
-    """What CBLAS and LAPACKE call how a matrix lies, and which part of it counts."""
+    """Numbers by which CBLAS and LAPACKE say how a matrix lies, and which part of it counts."""
 
     ROW_MAJOR = 101
     BY_COLUMNS = 102
@@ -34,8 +34,9 @@ class Key(str):
 
 
 class Trial(NamedTuple):
-    """arguments: numbers, letters, keys, None for no address, and arrays, by address. result: what
-    the call has left, as arrays; expected: what NumPy makes of the same matrices."""
+    """A call to try. arguments: numbers, letters, keys, None for no address, and arrays, by
+    address. result: what the call has left, as arrays; expected: what NumPy makes of the same
+    matrices."""
 
     arguments: Sequence[Any]
     result: Callable[[], Sequence[Any]]
@@ -53,7 +54,7 @@ class Given:
         self.zero, self.one = self._number(0), self._number(1)
 
     def _number(self, value: int) -> Any:
-        """By value, or where it is complex by address."""
+        """Return a number as a call takes it: by value, or where it is complex by address."""
         return np.full(1, value, self.dtype) if self.is_complex else value
 
     def matrix(self, *shape: int) -> Any:
@@ -61,11 +62,11 @@ class Given:
         return (parts[0] + 1j * parts[1] if self.is_complex else parts[0]).astype(self.dtype)
 
     def regular(self, n: int) -> Any:
-        """A matrix that is far from a singular one."""
+        """Return a matrix that is far from a singular one."""
         return self.matrix(n, n) + 4 * np.eye(n, dtype=self.dtype)
 
     def symmetric(self, n: int) -> Any:
-        """Or Hermitian; all eigenvalues are positive, and apart."""
+        """Return a symmetric or Hermitian matrix; all eigenvalues are positive, and differ."""
         x = self.matrix(n, n) / 4
         return x + x.conj().T + np.diag(4.0 * np.arange(1, n + 1)).astype(self.dtype)
 
@@ -105,7 +106,7 @@ def trsm(x: Given) -> Trial:
 
 
 def _columns(x: Any) -> Any:
-    """A matrix as LAPACK has it: the array is its transpose."""
+    """Return a matrix as LAPACK has it: the array is its transpose."""
     return np.array(x.T, order="C")
 
 
@@ -117,7 +118,7 @@ def potrf(x: Given) -> Trial:
 
 
 def _exchanged(rows: Any, pivots: Any) -> Any:
-    """Rows, after each has changed places with the one that its pivot says."""
+    """Return rows, after each has changed places with the one that its pivot says."""
     rows = rows.copy()
     for k, p in enumerate(pivots):
         rows[[k, p - 1]] = rows[[p - 1, k]]

@@ -20,7 +20,8 @@ NONE: Axes = frozenset()
 
 
 class Variance:
-    """of: per value. counters: per loop counter, by name. trips: how often a loop runs.
+    """The axes over which values vary. of: per value. counters: per loop counter, by name. trips:
+    how often a loop runs.
 
     given: the axes over which values from outside are split; others are equal on all ranks.
     """
@@ -64,7 +65,7 @@ class Variance:
                 self.of[value] = axes | self.exprs(value.type.shape)
 
     def taken(self, layout: Layout) -> Axes:
-        """Of a field of a batch."""
+        """Return the axes over which a field of a batch varies."""
         return frozenset(a for entry in layout for a in entry) - self.alone
 
     def values(self, values: Iterable[Value]) -> Axes:
@@ -85,7 +86,8 @@ class Variance:
         return self.on(op, op.what) if isinstance(op.what, Branch) else NONE
 
     def exchanged(self, what: Exchange, given: Axes) -> Axes:
-        """Of the result of an exchange, whose operand varies over the axes `given`."""
+        """Return the axes over which an exchange's result varies, whose operand varies over the
+        axes `given`."""
         axes = (given | self.exprs(what.exprs())) - set(what.axes)
         by = what.differs()
         return axes | (frozenset(what.axes) - self.alone if by is None else self.exprs(by))
@@ -100,7 +102,7 @@ class Variance:
             self.of[value] = self.values(given) | (NONE if one else on)
 
     def on(self, op: Op, what: Branch) -> Axes:
-        """Of what decides which arm of a branch is taken."""
+        """Return the axes over which the choice of a branch's arm varies."""
         return self.values(op.operands) if what.on is None else self.expr(what.on)
 
     def loop(self, op: Op, what: Loop) -> None:
@@ -125,8 +127,8 @@ class Variance:
 
 
 class Families(Variance):
-    """As Variance, of what is differentiated: a value counts as one per rank along the axes over
-    which it varies. What arms and turns make varies as who comes through them does.
+    """The axes over which values vary for derivatives: a value counts as one per rank along them.
+    What arms and turns make varies as who comes through them does.
 
     said: of values, axes over which they vary whatever they are made of.
     """
@@ -138,7 +140,7 @@ class Families(Variance):
         self.mesh, self.around, self.said = mesh, NONE, said
 
     def copied(self) -> Families:
-        """The same, to which others may add values."""
+        """Return the same, to which others may add values."""
         new = Families(self.mesh, {}, self.said)
         new.of, new.counters, new.trips = dict(self.of), dict(self.counters), dict(self.trips)
         return new
@@ -169,9 +171,8 @@ class Families(Variance):
 
 
 class Received(Variance):
-    """Of which values something may depend on what other ranks along an axis have: that came from
-    there, and is not the same for all. Such values may be equal though they were made differently.
-    """
+    """The axes along which a value may depend on what other ranks have: that came from there, and
+    is not the same for all. Such values may be equal though they were made differently."""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__(mesh, {})
@@ -188,7 +189,8 @@ class Received(Variance):
 
 
 class InBody:
-    """One shard_map: over which axes its values may vary, over which surely, and because of what.
+    """The variance of one shard_map: over which axes its values may vary, over which surely, and
+    because of what.
 
     layouts: of its arguments.
     """
@@ -212,7 +214,8 @@ class InBody:
         return self._varies.values([value])
 
     def surely(self, value: Value) -> Axes:
-        """Those of `varies` along which nothing that other ranks sent can make it equal again."""
+        """Return those axes of `varies` along which nothing that other ranks sent can make a value
+        equal again."""
         return self.varies(value) - self._received.values([value])
 
     def cause(self, value: Value, axis: str) -> tuple[str, Place | None]:
@@ -239,7 +242,7 @@ class InBody:
         return f'the index along "{axis}" goes in', found
 
     def _before(self, op: Op, value: Value) -> Iterator[Value]:
-        """What a result follows from."""
+        """Yield the values that a result follows from."""
         k = op.results.index(value)
         if isinstance(op.what, Loop):
             yield op.regions[-1].results[k]
@@ -250,7 +253,7 @@ class InBody:
 
 
 def layouts_of(op: Op) -> tuple[Layout, ...]:
-    """Of the fields that a Take makes."""
+    """Return the layouts of the fields that a Take makes."""
     assert isinstance(op.what, Take)
     if op.what.homes:
         return tuple(layout for _, layout in op.what.homes)
@@ -258,7 +261,7 @@ def layouts_of(op: Op) -> tuple[Layout, ...]:
 
 
 def analysed(program: Module) -> Variance:
-    """Of the values of a Program."""
+    """Return the variance of the values of a Program."""
     split = {i.value: [a for entry in i.layout for a in entry] for i in program.inputs}
     found = Variance(program.mesh, split)
     for region in program.regions:

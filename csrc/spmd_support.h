@@ -489,7 +489,5 @@ SPMD_COMPLEX_LIBM(SPMD_COMPLEX_UNARY)
 
 #include "spmd_cast.h"
 #include "spmd_half.h"
-#include "spmd_print.h"
-#include "spmd_sort.h"
 
 #endif

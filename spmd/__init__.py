@@ -63,7 +63,7 @@ _INSTEAD = {
     **dict.fromkeys("doctor bench show patch calibrate".split(), "a command of the shell: spmd"),
 }
 
-_MODULES = {"data", "nn", "numpy", "optim", "random", "schedules", "tree"}
+_MODULES = {"data", "extend", "nn", "numpy", "optim", "random", "schedules", "tree"}
 __all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS | _MODULES)
 
 TYPE_CHECKING = False  # typing costs every rank more time than this package
@@ -131,6 +131,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.ranks.varying import pvary as pvary
     from codegen.trace.save_calls import save as save
     from spmd import data as data
+    from spmd import extend as extend
     from spmd import nn as nn
     from spmd import numpy as numpy
     from spmd import optim as optim
@@ -178,7 +179,7 @@ _HOMES = {
 
 
 def foreign_codegen() -> str:
-    """What is wrong when the `codegen` that Python finds is not this project's, else ""."""
+    """Return what is wrong when the `codegen` that Python finds is not this project's, else ""."""
     try:
         import_module("codegen.errors")
     except ImportError:

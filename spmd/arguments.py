@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def read(texts: dict[str, str]) -> dict[str, Any]:
-    """What --set gives, as numbers; text that is none stays as it is."""
+    """Return the values that --set gives, as numbers; text that is none stays as it is."""
     return {name: _number(text) for name, text in texts.items()}
 
 
@@ -43,9 +43,9 @@ def _number(text: str) -> Any:
 def extents_of(
     manifest: dict[str, Any], inputs: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]]
 ) -> dict[str, int]:
-    """The extents of named dims that only a run knows, from the shapes of the inputs that it is
-    given, by name. inputs: the rows of those that may be given. Raises InputError where shapes do
-    not fit."""
+    """Return the extents of named dims that only a run knows, from the shapes of the inputs that it
+    is given, by name. inputs: the rows of those that may be given. Raises InputError where shapes
+    do not fit."""
     most = bounded_dims(manifest)
     found = GivenExtents(most)
     for array in inputs if most else ():
@@ -57,8 +57,8 @@ def extents_of(
 def scalars_of(
     manifest: dict[str, Any], settings: dict[str, Any], extents: dict[str, int] | None = None
 ) -> dict[str, int | float]:
-    """Every scalar's value: what was set, else its default. extents: of named dims, as inputs have
-    them. Raises UsageError, and InputError where a dim was set to something else."""
+    """Return the value of every scalar: what was set, else its default. extents: of named dims, as
+    inputs have them. Raises UsageError, and InputError where a dim was set to something else."""
     extents = extents or {}
     known = [scalar["name"] for scalar in manifest["scalars"]]
     for name in settings:
@@ -90,8 +90,8 @@ def scalars_of(
 
 
 def check_settings(manifest: dict[str, Any], given: dict[str, Any]) -> None:
-    """What users set are scalars of their own. Raises UsageError for the one that says which entry
-    runs."""
+    """Check that all values that users set are scalars of their own. Raises UsageError for the one
+    that says which entry runs."""
     if manifest["entries"] and ENTRY in given:
         others = [s["name"] for s in manifest["scalars"] if s["name"] != ENTRY]
         raise UsageError(f"the program has no scalar {ENTRY!r}",
@@ -118,7 +118,7 @@ def check_checks(manifest: dict[str, Any], checks: tuple[str, ...], remedy: str)
 
 
 def check_scalars(scalars: dict[str, Any], needed: set[str]) -> None:
-    """Every one of these has a value."""
+    """Raise UsageError unless each of these scalars has a value."""
     for name in sorted(needed):
         if name in scalars and scalars[name] is None:
             raise InputError(
@@ -128,7 +128,7 @@ def check_scalars(scalars: dict[str, Any], needed: set[str]) -> None:
 
 
 def scalar_words(manifest: dict[str, Any], scalars: dict[str, int | float]) -> list[int]:
-    """The scalars as the 64 bits that the index words and the engine hold."""
+    """Return the scalars as the 64 bits that the index words and the engine hold."""
     check_scalars(scalars, set(scalars))
     return [
         struct.unpack("=q", struct.pack("=d", scalars[scalar["name"]]))[0]
@@ -138,12 +138,12 @@ def scalar_words(manifest: dict[str, Any], scalars: dict[str, int | float]) -> l
 
 
 def bounded_dims(manifest: dict[str, Any]) -> dict[str, int]:
-    """Named dims whose extent only a run knows, with the most that it may be."""
+    """Return the named dims whose extent only a run knows, with the most that it may be."""
     return {s["name"]: s["at_most"] for s in manifest["scalars"] if "at_most" in s}
 
 
 def scalars_of_words(manifest: dict[str, Any], words: Sequence[int]) -> dict[str, int | float]:
-    """The scalars of such words, by name."""
+    """Return the scalars of such words, by name."""
     return {
         scalar["name"]: struct.unpack("=d", struct.pack("=q", word))[0]
         if scalar["dtype"] == "float64" else word
@@ -154,7 +154,8 @@ def scalars_of_words(manifest: dict[str, Any], words: Sequence[int]) -> dict[str
 def patched_in(
     image: ImageFile, settings: dict[str, Any], mesh: dict[str, int], ranks: int | None
 ) -> tuple[dict[str, Any], dict[str, int], int | None]:
-    """Settings, mesh and ranks of a launch; those of a local program are what was patched in.
+    """Return settings, mesh and ranks of a launch; those of a local program are what was patched
+    in.
 
     Raises InputError where something else is asked for.
     """
@@ -216,8 +217,8 @@ def check_given(inputs: list[dict[str, Any]], given: Any) -> None:
 
 
 def asked_for(face: Face, arguments: dict[str, Any]) -> tuple[Only, dict[str, Any]]:
-    """What a call asks for with `only`, and its other arguments, without optional inputs that are
-    None."""
+    """Return what a call asks for with `only`, and its other arguments, without optional inputs
+    that are None."""
     only = None
     if "only" in arguments and face.takes_only:
         arguments = dict(arguments)
@@ -230,9 +231,9 @@ def asked_for(face: Face, arguments: dict[str, Any]) -> tuple[Only, dict[str, An
 
 
 def computed_outputs(face: Face, given: Collection[str], only: Any) -> list[int]:
-    """The numbers of the outputs that a call computes which gives these inputs: of those that it
-    asks for with `only`, those whose optional inputs are all there. The others hold what they
-    held."""
+    """Return the numbers of the outputs that a call computes which gives these inputs: of those
+    that it asks for with `only`, those whose optional inputs are all there. The others hold what
+    they held."""
     asked = frozenset(named.asked(only, [output["name"] for _, output in face.outputs]))
     missing = {array["optional"] for _, array in face.inputs
                if "optional" in array and array["name"] not in given}

@@ -16,19 +16,19 @@ AT_ONCE = 1 << 20  # elements that are summarised at a time: no second copy of a
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
-    """The NumPy dtype of one of our element types."""
+    """Return the NumPy dtype of one of our element types."""
     found: np.dtype = dtypes.numpy_dtype(dtypes.BY_NAME[dtype])
     return found
 
 
 def as_array(elements: Any, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """elements: a buffer that holds them, or such an array already."""
+    """Return an array of this dtype and shape over a buffer; return an array as it is."""
     is_array = isinstance(elements, np.ndarray)
     return elements if is_array else np.ndarray(shape, numpy_dtype(dtype), elements)
 
 
 def output_text(name: str, dtype: str, elements: np.ndarray) -> str:
-    """One output: as NumPy prints it, or its shape, dtype, min, max and mean."""
+    """Return the text of one output: as NumPy prints it, or its shape, dtype, min, max and mean."""
     head = f"{name}: {dtype} {elements.shape}"
     if elements.ndim == 0:
         return f"{name}: {dtype} {elements[()]!s}"

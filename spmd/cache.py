@@ -21,6 +21,8 @@ MOST_BYTES = 256 << 20
 KEPT = 0.75  # of MOST_BYTES, when it was too much
 FORGOTTEN_S = 3600  # after which a part of a file is of a build that was killed
 _BLOCK = 4096  # what the smallest file takes
+_UNSEEN = 1 / 32  # of MOST_BYTES, which a process writes before it looks at the whole folder again
+_unseen: dict[str, int] = {}  # bytes that this process has written since it looked, by folder
 
 
 class Cache:
@@ -32,7 +34,7 @@ class Cache:
         self.used = False  # something was found
 
     def get(self, key: str) -> bytes | None:
-        """What was kept under a key; using it makes it young again."""
+        """Return what was kept under a key; using it makes it young again."""
         name = self._read(f"{key}.key").decode("ascii", "replace")
         if len(name) != 64 or not name.isalnum():
             return None
@@ -53,12 +55,16 @@ class Cache:
                 return
             self._write(name, data)
             self._write(f"{key}.key", name.encode())
-            self._make_room()
+            unseen = _unseen.get(self.folder, self.most) + max(_BLOCK, len(data)) + _BLOCK
+            if unseen > self.most * _UNSEEN:
+                self._make_room()
+                unseen = 0
+            _unseen[self.folder] = unseen
         except OSError:
             pass
 
     def _is_ours(self) -> bool:
-        """Whether nobody else can write there: what is kept will be run."""
+        """Return whether nobody else can write there: what is kept will be run."""
         found = os.stat(self.folder)
         return found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
@@ -78,7 +84,7 @@ class Cache:
         return data
 
     def _write(self, name: str, data: bytes) -> None:
-        """In one step: whoever reads meanwhile sees the old file or the new one."""
+        """Write a file in one step: whoever reads meanwhile sees the old file or the new one."""
         with whole(os.path.join(self.folder, name), sync=False) as file:
             file.write(data)
 
@@ -103,7 +109,7 @@ class Cache:
 
 
 def place() -> str:
-    """The folder; "" where there is to be none."""
+    """Return the folder; "" where there is to be none."""
     chosen = os.environ.get(CHOSEN, "")
     if chosen:
         return "" if chosen == "off" else os.path.abspath(chosen)

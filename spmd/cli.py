@@ -31,7 +31,8 @@ COMMAND = "spmd"
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
-    """Of fixed width: asking the terminal imports every compression module Python has."""
+    """Return a help formatter of fixed width: asking the terminal imports every compression module
+    Python has."""
     return argparse.HelpFormatter(prog, max_help_position=30, width=80)
 
 
@@ -78,18 +79,19 @@ class _Version(argparse.Action):
 
 
 def _loaded(target: str) -> Any:
-    """A module, or module:name, that only some commands need: no other rank pays for it."""
+    """Return a module, or module:name, that only some commands need: no other rank pays for it."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name) if name else import_module(module)
 
 
 def _called() -> str:
-    """As what the user has started us."""
+    """Return the name by which the user has started us."""
     return COMMAND if os.path.basename(sys.argv[0]) == COMMAND else f"python -m {COMMAND}"
 
 
 def parser(command: str = "", prog: str = "") -> Parser:
-    """The options of one command only, where it is known: each costs every rank some time."""
+    """Return the options of one command only, where it is known: each costs every rank some
+    time."""
     prog = prog or _called()
     top = Parser(
         prog=prog, description="Write NumPy. Ship one image. Run it on any number of ranks.",
@@ -114,6 +116,7 @@ def _build_options(build: Parser) -> None:
                        help="for run --checkpoint where FILE.py is not beside the image")
     build.add_argument("--target", default="native",
                        help="the instruction set; default: that of this machine")
+    _add_without(build)
     _add_no_cache(build)
 
 
@@ -165,6 +168,11 @@ def _run_options(run: Parser) -> None:
     _add_no_cache(run)
 
 
+def _add_without(command: Parser) -> None:
+    command.add_argument("--without", metavar="PASS,…", type=texts.names, default=(),
+                         help="optimisations to leave out, as show FILE.py --passes names them")
+
+
 def _show_options(show: Parser) -> None:
     show.add_argument("image", metavar="IMAGE|FILE.py[:NAME]",
                       help="nothing of an image is executed; a program is built first")
@@ -175,6 +183,7 @@ def _show_options(show: Parser) -> None:
                       "what then")
     _add_mesh(show)
     _add_set(show, "a parameter of a FILE.py")
+    _add_without(show)
     _add_no_cache(show)
     show.add_argument("-o", "--output", metavar="FILE.svg",
                       help="with --graph or --schedule: as a picture, which browsers open")
@@ -296,6 +305,7 @@ _PARTS = {
     "plan": "compute phases and exchanges over numbered buffers",
     "c": "the generated C",
     "asm": "the machine code (needs objdump)",
+    "passes": "of a FILE.py, built afresh: what each pass changed, its estimates, its time",
 }
 
 # What a command does, its options, and who does it: module:function(asked, processes).
@@ -366,7 +376,7 @@ def _check_alone(arguments: list[str]) -> list[str]:
 
 
 def _meant(word: str, command: Parser) -> str:
-    """The option that is like an unknown one; "" where there is none."""
+    """Return the option that is like an unknown one; "" where there is none."""
     return _try(word.partition("=")[0], command._option_string_actions, 0.75)
 
 
@@ -377,7 +387,8 @@ def _try(word: str, known: Iterable[str], *least: float) -> str:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """The options; those of NAME=VALUE as dicts. Raises UsageError, before MPI is started."""
+    """Return the options; those of NAME=VALUE as dicts. Raises UsageError, before MPI is
+    started."""
     if not arguments:
         raise UsageError(f"which command?\n{parser().format_help().rstrip()}")
     arguments = _check_alone(arguments)
@@ -407,7 +418,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def _feeds(named: dict[str, str], alone: list[str]) -> Any:
-    """What --feed gives: for the only feed, or by names; None without it."""
+    """Return what --feed gives: for the only feed, or by names; None without it."""
     if len(alone) + bool(named) > 1:
         raise UsageError("several --feed, and one of them names no feed", found=", ".join(alone),
                          expected="--feed NAME=FILE.py for each feed")
@@ -415,7 +426,7 @@ def _feeds(named: dict[str, str], alone: list[str]) -> Any:
 
 
 def main(arguments: list[str]) -> int:
-    """Does what the arguments say; returns the exit code."""
+    """Do what the arguments say; return the exit code."""
     for name in ("stdout", "stderr"):  # a shell may have closed them
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))
@@ -467,7 +478,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _name_output(error: Exception) -> None:
-    """Says of an error of standard output, which has no name, what it is of."""
+    """Say of an error of standard output, which has no name, what it is of."""
     if isinstance(error, OSError) and error.errno == ENOSPC and error.filename is None:
         try:
             os.write(1, b"\n")
@@ -477,7 +488,7 @@ def _name_output(error: Exception) -> None:
 
 
 def _attempt(arguments: list[str]) -> tuple[argparse.Namespace | None, Exception | None]:
-    """The options, or what is wrong with them; neither where only help was wanted."""
+    """Return the options, or what is wrong with them; neither where only help was wanted."""
     try:
         return parsed(arguments), None
     except SystemExit:
@@ -487,7 +498,8 @@ def _attempt(arguments: list[str]) -> tuple[argparse.Namespace | None, Exception
 
 
 def _command_of(options: argparse.Namespace | None, wrong: Exception | None) -> str:
-    """What this process was told to do. Raises what is wrong with its arguments."""
+    """Return the command that this process was told to do; raise what is wrong with its
+    arguments."""
     if wrong:
         raise wrong
     return str(options.command) if options else "--help"

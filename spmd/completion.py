@@ -24,7 +24,7 @@ FILES = ("program", "image", "input", "output", "timeline", "plot", "file", "key
 
 
 def command(asked: argparse.Namespace, _: Processes) -> int:
-    """Prints the script. Raises EnvironmentFault where shtab is not installed."""
+    """Print the script of a shell. Raises EnvironmentFault where shtab is not installed."""
     if shtab is None:
         raise EnvironmentFault("completion needs shtab", expected="the package shtab",
                                found="none", remedy="pip install shtab")

@@ -62,7 +62,8 @@ class Distributed:
     def __init__(
         self, job: Job, number: int, one_rank: bool, kept: bool, what: str = "output"
     ) -> None:
-        """number: of the array, where outputs are numbered behind the inputs."""
+        """Wrap an output of a job. number: of the array, where outputs are numbered behind the
+        inputs."""
         row = job.array(number)
         self.name: str = row["name"]
         self.shape, self.dtype = job.setup.shape(row), numpy_dtype(row["dtype"])
@@ -78,11 +79,11 @@ class Distributed:
             self.copy_out()
 
     def is_held(self) -> bool:
-        """Whether its parts lie in the memory of the ranks, and nowhere else."""
+        """Return whether its parts lie in the memory of the ranks, and nowhere else."""
         return self._local is None and self._job.turns == self._turn
 
     def lies_in(self, job: Job | None) -> bool:
-        """Whether it is held by the ranks of this job."""
+        """Return whether it is held by the ranks of this job."""
         return self._job is job and self.is_held()
 
     @property
@@ -115,7 +116,7 @@ class Distributed:
         return array
 
     def stays_in(self, array: np.ndarray) -> None:
-        """From now on `array` is this process's part: the memory of the ranks is gone."""
+        """Make `array` this process's part from now on: the memory of the ranks is gone."""
         self._local = array
 
     @property
@@ -147,7 +148,7 @@ class Distributed:
 
     @plainly
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """The whole array, where this process has all of it. Raises UsageError elsewhere."""
+        """Return the whole array, where this process has all of it. Raises UsageError elsewhere."""
         if self._extent != self.shape:
             raise UsageError(
                 f"this process has only a part of {self._what} {self.name}",
@@ -178,7 +179,8 @@ def global_of(array: np.ndarray, dtype: str) -> Global:
 
 
 def moves_of(job: Job, value: Distributed, number: int) -> list[tuple[int, int, int]] | None:
-    """From where to where, and how many bytes, for every hosted rank; None: other layouts."""
+    """Return from where to where, and how many bytes, for every hosted rank; None for other
+    layouts."""
     moves = []
     for rank in range(job.setup.first, job.setup.first + job.setup.count):
         *source, start = job.shard(value.number, rank)

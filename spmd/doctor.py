@@ -45,7 +45,7 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
 
 
 def table(checks: list[Check]) -> str:
-    """The lines, aligned, and what to make of them."""
+    """Return the lines, aligned, and what to make of them."""
     widths = [max(len(getattr(c, part)) for c in checks) for part in ("name", "state")]
     lines = []
     for check in checks:
@@ -90,8 +90,9 @@ def software(engine: Check) -> Iterator[Check]:
     for name, module, need in (
         ("NumPy", "numpy", ""), ("cffi", "cffi", ""), ("ml_dtypes", "ml_dtypes", ""),
         ("numba", "numba", "@spmd.kernel"),
+        ("pyzmq", "zmq", "run --feed with a pipeline, spmd feed (jobs), or serve --replicas"),
         *((name, module, "run --feed with a pipeline") for name, module in (
-            ("pyzmq", "zmq"), ("lz4", "lz4"), ("zstandard", "zstandard"))),
+            ("lz4", "lz4"), ("zstandard", "zstandard"))),
         ("Pillow", "PIL", "spmd.data.image"),
     ):
         yield _package(name, module, need)
@@ -100,7 +101,8 @@ def software(engine: Check) -> Iterator[Check]:
 
 
 def _package(name: str, module: str, need: str) -> Check:
-    """need: what alone cannot be done without it; "" for everything."""
+    """Check that a package is installed. need: what alone cannot be done without it; "" for
+    everything."""
     if find_spec(module) is not None:
         return Check(name, OK, version_of(name) or "of unknown version")
     return Check(name, WARNING if need else MISSING,

@@ -11,7 +11,8 @@ OPEN_MPI_FOLDER = "PRTE_MCA_prte_tmpdir_base=/dev/shm"  # where its launcher kee
 
 @dataclass(frozen=True)
 class Check:
-    """One line. state: OK, WARNING, or MISSING: builds or runs fail without it."""
+    """A line of the doctor's report. state: OK, WARNING, or MISSING: builds or runs fail without
+    it."""
 
     name: str
     state: str
@@ -20,7 +21,7 @@ class Check:
 
 
 def version_of(package: str) -> str:
-    """Of an installed package; "" where there is none."""
+    """Return the version of an installed package; "" where there is none."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

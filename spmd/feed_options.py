@@ -19,7 +19,7 @@ _HOURS = re.compile(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d")
 
 
 def add(feed: Any) -> None:
-    """All commands of feed."""
+    """Add all commands of feed to its parser."""
     commands = feed.add_subparsers(dest="what", metavar="COMMAND", required=True)
     for name, (what, options) in COMMANDS.items():
         one = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
@@ -81,9 +81,10 @@ def _submit(one: Any) -> None:
 
 def _add_job(one: Any) -> None:
     """Options of the other half of a submission: the ranks that take the pipeline."""
-    one.add_argument("--ranks", metavar="N|LEAST-MOST", type=_ranks, default=None,
+    one.add_argument("--ranks", metavar="N|LEAST-MOST|none", type=_or_none(_ranks), default=None,
                      help="start so many ranks of --image, too, where an agent has slots for them; "
-                     "what they print and their exit status are those of this command")
+                     "what they print and their exit status are those of this command; default: as "
+                     "ranks= of the pipeline says")
     one.add_argument("-i", "--input", metavar="[NAME=]FILE", type=texts.file, action="append",
                      default=[], help="with --ranks: as of run; FILE travels to them")
     _add_output(one)
@@ -96,9 +97,13 @@ def _add_job(one: Any) -> None:
     one.add_argument("--options", metavar="'OPTION …'", type=shlex.split, default=[],
                      help="with --ranks: more options of run, as '--set steps=100'")
     one.add_argument("--device", metavar="KIND", default="",
-                     help="with --ranks: the kind of device that is preferred")
+                     help="with --ranks: the kind of device that is preferred; default: device= "
+                     "of the pipeline")
     one.add_argument("--restarts", metavar="N", type=texts.index, default=0,
                      help="with --ranks: how often they begin again when they are lost; default: 0")
+    one.add_argument("--until", metavar="'NAME < NUMBER'", default="",
+                     help="with --ranks: end well once what the program saves as NAME is so; also "
+                     "<=, >, >=; of an array its mean")
     one.add_argument("--detach", action="store_true",
                      help="with --ranks: do not wait for their end; fetch does")
 
@@ -119,6 +124,8 @@ def _update(one: Any) -> None:
     one.add_argument("--source", metavar="FILE.py[:NAME]", default="",
                      help="the text that workers compute from now on")
     _add_settings(one)
+    for name, (read, metavar, text) in SETTINGS_OF_RANKS.items():
+        _add_setting(one, name, read, metavar, text)
     _add_connect(one)
     _add_json(one)
 
@@ -182,6 +189,11 @@ SETTINGS: dict[str, tuple[Any, str, str]] = {
                           "how long it will run; the shortest goes first in time slices"),
     "rates": (lambda word: _rates(word), "KIND=RATE,…",
               "examples/s of a worker, until it is measured"),
+    "takes": (lambda word: _rates(word), "KIND=RATE,…",
+              "examples/s that a rank takes, until it is measured"),
+    "serves": (lambda word: dict(part.split("=", 1) for part in word.split(",") if "=" in part),
+               "NODE=RANKS,…", "workers of NODE are first for these ranks: nodea=0-3,nodeb=4-7"),
+    "first": (str, "RANKS", "ranks that are served first where workers are too few: 0-3"),
     "pull": (str, "HOW", "ask workers in turn, at random, or all: turn, random, all"),
     "queue": (str, "ORDER", "fifo or lifo"),
     "compress": (str, "CODEC", "auto, none, lz4 or zstd"),
@@ -190,24 +202,35 @@ SETTINGS: dict[str, tuple[Any, str, str]] = {
                 "for one example, or one batch of data.batched"),
     "user": (str, "NAME", "whose it is"),
 }
-LIMITS = ("workers", "min_workers", "max_workers", "cost", "cost_per_hour", "energy",
+# Those that `submit` has options for that are of one job.
+SETTINGS_OF_RANKS: dict[str, tuple[Any, str, str]] = {
+    "ranks": (lambda word: list(_ranks(word)), "N|LEAST-MOST",
+              "so many ranks does submit start, where it says none"),
+    "device": (str, "KIND", "the kind of device that its ranks prefer"),
+}
+LIMITS = ("ranks", "workers", "min_workers", "max_workers", "cost", "cost_per_hour", "energy",
           "energy_per_hour", "estimated_seconds", "timeout")  # those that "none" takes away
 NONE = object()  # such a setting, which is given; None: it is not given
 
 
 def given_settings(asked: Any) -> dict[str, Any]:
-    """Those that stand on the command line."""
-    found = {name: getattr(asked, name, None) for name in (*SETTINGS, "image")}
+    """Return the settings that stand on the command line."""
+    more = SETTINGS_OF_RANKS if asked.what == "update" else ()
+    found = {name: getattr(asked, name, None) for name in (*SETTINGS, *more, "image")}
     return {name: None if value is NONE else value for name, value in found.items()
             if value is not None}
 
 
 def _add_settings(one: Any) -> None:
     for name, (read, metavar, text) in SETTINGS.items():
-        if name in LIMITS:
-            read, metavar = _or_none(read), f"{metavar}|none"
-        one.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, type=read, default=None,
-                         help=text)
+        _add_setting(one, name, read, metavar, text)
+
+
+def _add_setting(one: Any, name: str, read: Any, metavar: str, text: str) -> None:
+    if name in LIMITS:
+        read, metavar = _or_none(read), f"{metavar}|none"
+    one.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, type=read, default=None,
+                     help=text)
 
 
 def _add_connect(one: Any) -> None:

@@ -23,7 +23,7 @@ from spmd.distributed import Distributed, Local
 def fitting(
     declared: dict[str, Any], shape: tuple[int, ...], value: Any
 ) -> np.ndarray | Local | Distributed:
-    """An array of the declared dtype. Only conversions that lose nothing are made."""
+    """Return an array of the declared dtype. Only conversions that lose nothing are made."""
     if isinstance(value, Distributed):
         check_array(declared, shape, value)
         if not value.is_held():
@@ -91,7 +91,7 @@ def copied(value: Any) -> Any:
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """The shape of what is given for an input."""
+    """Return the shape of what is given for an input."""
     if isinstance(value, Local):
         return value.part.shape
     return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)

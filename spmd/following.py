@@ -27,7 +27,8 @@ LATEST_S, SHARE = 2e-3, 0.05  # the longest pause between two looks; else, of th
 
 
 class Following:
-    """What this process does with the others: it `leads` or `follows` or, with all, neither."""
+    """The part of this process in calls: it `leads` or `follows` or, where all call, does
+    neither."""
 
     def __init__(self, processes: Processes, close: Callable[[], None]) -> None:
         self.processes, self._close = processes, close

@@ -39,7 +39,7 @@ class FrameQueue:
         ends the call."""
 
     def during(self, call: Callable[[], Any]) -> Any:
-        """Make a call. Whatever becomes of it, no more frames come behind it."""
+        """Make a call, behind which no more frames come, whatever becomes of it."""
         try:
             return call()
         finally:

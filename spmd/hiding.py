@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def hidden(error: BaseException) -> EnvironmentFault | None:
-    """What to say instead of an error that is nobody's: which file stands before a module."""
+    """Return the error to show in the place of one that nobody expected: which file stands before a
+    module; None if none does."""
     for cause in reversed(list(_chain(error))):
         for file in _files_of(cause):
             if name := _hides(file):
@@ -35,7 +36,7 @@ def hidden(error: BaseException) -> EnvironmentFault | None:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception, and those that it came of."""
+    """Yield an exception, and those that it came of."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -44,7 +45,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _files_of(error: BaseException) -> Iterator[str]:
-    """The files that an exception passed through, and those of modules that its text names."""
+    """Yield the files that an exception passed through, and those of modules that its text
+    names."""
     if isinstance(error, SyntaxError) and error.filename:
         yield error.filename
     step = error.__traceback__
@@ -59,7 +61,8 @@ def _files_of(error: BaseException) -> Iterator[str]:
 
 
 def _hides(file: str) -> str:
-    """The name of the installed module that a user's file stands before on the path, or ""."""
+    """Return the name of the installed module that a user's file stands before on the path, or
+    ""."""
     if not is_user_file(os.path.abspath(file)):
         return ""
     name = os.path.splitext(os.path.basename(file))[0]
@@ -68,7 +71,8 @@ def _hides(file: str) -> str:
 
 
 def _installed(name: str, file: str) -> str:
-    """The file of the module that Python would find without the folder that this one is in."""
+    """Return the file of the module that Python would find without the folder that this one is
+    in."""
     folder = os.path.dirname(os.path.abspath(file))
     if os.path.basename(file) == "__init__.py":
         folder = os.path.dirname(folder)

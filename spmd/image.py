@@ -52,7 +52,7 @@ def _unpickled(data: bytes) -> Image:
 
 
 class Image:
-    """One executable image: what spmd.build and spmd.load give.
+    """An executable image, as spmd.build and spmd.load return it.
 
     `data` are its bytes, `manifest` its description, `digest` is the hash of its content. It can be
     pickled, for `multiprocessing`, Dask and the like: what travels is its bytes.
@@ -175,7 +175,7 @@ class Image:
         return self._opened(options)
 
     def _opened_once(self, options: Options, arguments: dict[str, Any]) -> Opened:
-        """The image, open for one call. Of a class, the arguments say with which state."""
+        """Return the image, open for one call. Of a class, the arguments say with which state."""
         if self.manifest["entries"]:
             face_of(self.manifest, arguments.get("entry"))
             options.state = arguments.pop("state", None)

@@ -14,13 +14,13 @@ AGAIN_S = 1.0  # so much later one that comes again is meant
 
 
 class Terminated(BaseException):
-    """SIGTERM: leave as promptly as for an interrupt."""
+    """The exception of SIGTERM: leave as promptly as for an interrupt."""
 
     exit_code = 143
 
 
 def hear() -> None:
-    """From now on: where they are not ignored."""
+    """Leave by an exception on SIGINT and SIGTERM from now on, where they are not ignored."""
     first: list[float] = []
 
     def told(number: int, _: object) -> None:

@@ -61,8 +61,8 @@ def jit(
     transport: str = "auto", time_limit: float = TIME_LIMIT, target: str = "native",
     cache: bool = True,
 ) -> Any:
-    """A function that is compiled when it is called: `f = spmd.jit(fn, ranks=4)`, or a decorator,
-    `@spmd.jit` and `@spmd.jit(ranks=4)`.
+    """Return a function that is compiled when it is called: `f = spmd.jit(fn, ranks=4)`, or a
+    decorator, `@spmd.jit` and `@spmd.jit(ranks=4)`.
 
     A call takes arrays, numbers, and dicts, lists, tuples and dataclasses of them, as arguments by
     position or by name, and returns NumPy arrays in the containers that the function returns. None
@@ -125,8 +125,8 @@ class _Jobs:
         self.begin()
 
     def begin(self) -> None:
-        """Start without images. Called again in a forked child, which has neither the threads of
-        open images nor their memory."""
+        """Start without any images. Called again in a forked child, which has neither the threads
+        of open images nor their memory."""
         self.owner, self.lock = os.getpid(), threading.RLock()
         self.open: OrderedDict[Any, Opened] = OrderedDict()
 
@@ -194,8 +194,8 @@ class Jit:
 
     @plainly
     def image(self, *args: Any, **kwargs: Any) -> Image:
-        """The image for such arguments: arrays, or spmd.spec(shape, dtype) in their place. Its
-        inputs are named after the arguments, `x`, `params.w`.
+        """Return the image for such arguments: arrays, or spmd.spec(shape, dtype) in their place.
+        Its inputs are named after the arguments, `x`, `params.w`.
 
         Example::
 

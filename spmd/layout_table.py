@@ -73,7 +73,8 @@ class _Counted:
         self.buffers = m["buffers"]
 
     def bytes(self, row: Row) -> int | None:
-        """On the rank with the largest part. None where a scalar decides that has no default."""
+        """Return the bytes on the rank with the largest part; None where a scalar decides that has
+        no default."""
         try:
             most = reader.evaluate(row["bytes"], self.values)
             if self.ledger is None or "site" not in row or row["kind"] in _FOLDS:
@@ -83,7 +84,8 @@ class _Counted:
             return None
 
     def _received(self, row: exchanges.Row) -> int | None:
-        """What a rank gets from the others, at most: those at the ends and in the middle tell."""
+        """Return the most bytes that a rank gets from the others: ranks at the ends and in the
+        middle tell."""
         from codegen.verify.small import received  # NumPy, where a mesh is known only
 
         if row.said["from"] is None or row.unknown:
@@ -134,10 +136,9 @@ def text(image: reader.ImageFile, found: dict[str, Any]) -> Iterator[str]:
 
 
 def pointed_out(image: reader.ImageFile, loops: bool = True) -> Iterator[str]:
-    """What to say at build of exchanges that give every rank a large array whole, once per line;
-    loops: and of those before which every rank gets large arrays, before which large products
-    stand, or that are unrolled.
-    """
+    """Yield what to say at build of exchanges that give every rank a large array whole, once per
+    line; loops: also of loops before which every rank gets large arrays, before which large
+    products stand, or that are unrolled."""
     chosen = image.notes().get("chosen", []) if loops else []
     for row in (r for r in chosen if r["try"] and r.get("costs", True)):
         place = row["place"]

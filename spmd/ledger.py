@@ -20,7 +20,8 @@ Values = dict[str, int]
 
 
 class Ledger:
-    """What an image says. unknown: sites that depend on what a program computes."""
+    """A ledger of what an image says of its exchanges and arrays. unknown: sites that depend on
+    what a program computes."""
 
     def __init__(self, image: reader.ImageFile, path: str) -> None:
         self.manifest, self.path = image.manifest, path
@@ -50,14 +51,14 @@ class Ledger:
         return ImageError(f"{self.path}: {what}", expected=expected, found=found)
 
     def rank(self, mesh: tuple[int, ...], scalars: dict[str, Any], index: int) -> Values:
-        """What the expressions of the rank with this index may name."""
+        """Return the values that the expressions of the rank with this index may name."""
         values = self.common(mesh, scalars)
         for name, size in reversed(list(zip(self.coordinates, mesh))):
             index, values[name] = divmod(index, size)
         return values
 
     def common(self, mesh: tuple[int, ...], scalars: dict[str, Any]) -> Values:
-        """What the expressions of all ranks may name."""
+        """Return the values that the expressions of all ranks may name."""
         return {**scalars, **sizes.mesh_symbols(self.manifest, mesh)}
 
     # ---- arrays ------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ In: a path, settings. Out: bytes of an image, unchecked. The compiler comes in f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from spmd.launch import loader
@@ -17,11 +18,13 @@ def builder() -> Any:
     return source
 
 
-def image_or_built(path: str, settings: dict[str, str], no_cache: bool) -> tuple[bytes, set[str]]:
+def image_or_built(
+    path: str, settings: dict[str, str], no_cache: bool, without: Sequence[str] = ()
+) -> tuple[bytes, set[str]]:
     """Return the bytes of an image, or of the one that FILE.py[:NAME] gives with these settings,
     and which of the settings are parameters of that program. Raises what reading or building does.
     """
     if not loader.is_program(path):
         return loader.read(path), set()
-    found: tuple[bytes, set[str]] = builder().image_of(path, settings, no_cache)
+    found: tuple[bytes, set[str]] = builder().image_of(path, settings, no_cache, without)
     return found

@@ -29,7 +29,8 @@ BY_NAME = "give it by name, as in run(ranks=4) and build(program, n=100)"
 
 
 def plainly(function: F) -> F:
-    """A decorator. An interactive shell shows not even this frame: see `rendered`."""
+    """Leave the frames of spmd out of the tracebacks of a function's errors; use it as a decorator.
+    An interactive shell shows not even this frame: see `rendered`."""
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -62,7 +63,8 @@ def cells(text: str) -> str:
 
 
 def rendered(error: SpmdError) -> list[str]:
-    """What IPython shows instead of a traceback: the user's own lines, and the message.
+    """Return the lines that IPython shows instead of a traceback: the user's own lines, and the
+    message.
 
     SPMD_DEBUG=1, and a defect of spmd, show everything.
     """

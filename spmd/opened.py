@@ -35,7 +35,7 @@ from spmd.launch.processes import Elsewhere
 from spmd.launch.setup import Setup
 from spmd.launch.sizes import axis_sizes
 from spmd.mistakes import plainly
-from spmd.opening import check_options, group_of, kept_outputs
+from spmd.opening import Process, check_options, group_of, kept_outputs
 from spmd.output_trees import structure
 from spmd.prepared_calls import LedCall, PreparedCall
 from spmd.started import FairLock, Started, Starter, refused
@@ -110,7 +110,7 @@ class Opened:
                 self._group.end_area()
 
     def _take_turn(self, waits: bool) -> None:
-        """The engine runs one call of a job at a time; the calls of other threads wait."""
+        """Wait for the turn of this thread: the engine runs one call of a job at a time."""
         self._check_owner()
         if not self._turns.take(waits):
             raise refused()
@@ -121,7 +121,7 @@ class Opened:
             raise refused()
 
     def _check_owner(self) -> None:
-        if os.getpid() != self._owner:
+        if Process.number != self._owner:
             raise UsageError(
                 f"this job was opened by process {self._owner}, from which this one was forked",
                 expected="a job of its own: threads and memory of the engine are not copied",
@@ -184,8 +184,9 @@ class Opened:
         """
         return self._streamed(self._face, arguments)
 
-    def _saving_into(self, frames: FrameQueue, arguments: dict[str, Any]) -> Any:
-        """Call the program here and now; frames take what it saves, as soon as it is saved."""
+    def _saving_into(self, frames: FrameQueue | None, arguments: dict[str, Any]) -> Any:
+        """Call the program here and now; frames, if any, take what it saves, as soon as it is
+        saved."""
         return self._in_turn(self._face, arguments, frames)
 
     def _in_turn(
@@ -294,7 +295,7 @@ class Opened:
         return {None: self._face}
 
     def _profiled(self, arguments: dict[str, Any]) -> tables.Profile:
-        """Run once. Return, in every process, where the time went on all ranks."""
+        """Run once and return, in every process, where the time went on all ranks."""
         job, times = self._measured(arguments, events=False)
         rows = self.processes.broadcast(timeline.profile(job, times) if times else None)
         ranks = job.setup.ranks
@@ -310,7 +311,7 @@ class Opened:
     def _measured(
         self, arguments: dict[str, Any], events: bool
     ) -> tuple[Job, list[timeline.RankEvents]]:
-        """Run once. Return the job, and in process 0 the times of all ranks."""
+        """Run once and return the job, and in process 0 the times of all ranks."""
         self._launch.times = events
         self._once(arguments)
         assert self._job is not None
@@ -368,10 +369,11 @@ class Opened:
             return face.number, (), None
         if not face.dims:
             return face.number, (), only
-        shapes = (getattr(arguments.get(name), "shape", ()) for name, _ in face.dims)
-        extents = tuple(shape[d] if len(shape) > d else -1
-                        for shape, (_, d) in zip(shapes, face.dims))
-        return face.number, extents, only
+        extents = []
+        for name, d in face.dims:
+            shape = getattr(arguments.get(name), "shape", ())
+            extents.append(shape[d] if len(shape) > d else -1)
+        return face.number, tuple(extents), only
 
     def _called(self, face: Face, arguments: dict[str, Any], only: Only) -> Any:
         """Run a call of whatever arguments; all processes agree on it."""
@@ -435,7 +437,7 @@ class Opened:
         self._prepared[self._key(face, arguments, only)] = call
 
     def _end_failed(self) -> None:
-        """A call has failed: its job is ended, and state is what it was before the call."""
+        """End the job after a call that has failed; state is what it was before the call."""
         if self._job is not None and (self._job.broken or not self._group.is_led):
             self._undo(self._job)
         self._save_state()

@@ -5,6 +5,7 @@ In: options as users give them. Out: the same, checked; processes. Always holds:
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from codegen.errors import EnvironmentFault, UsageError
@@ -16,6 +17,15 @@ from spmd.launch.ending import end_all_on_error
 from spmd.launch.options import OPTIONS, TIME_LIMIT, Options
 from spmd.launch.processes import Elsewhere, Processes
 from spmd.texts import MOST_SECONDS
+
+
+class Process:
+    """This process. To ask the system for its number takes as long as a part of a short call."""
+
+    number = os.getpid()
+
+
+os.register_at_fork(after_in_child=lambda: setattr(Process, "number", os.getpid()))
 
 
 def check_options(options: Options, manifest: dict[str, Any], processes: Processes) -> None:

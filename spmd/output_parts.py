@@ -28,7 +28,8 @@ Part = tuple[tuple[int, ...], np.ndarray]  # where it begins in its array, its e
 
 
 def hosted_parts(job: Job, array: int) -> list[Part]:
-    """Where the hosted ranks' parts of an input or output begin, and views of their elements."""
+    """Return where the hosted ranks' parts of an input or output begin, and views of their
+    elements."""
     row = job.array(array)
     dtype = numpy_dtype(row["dtype"])
     ranks: Iterable[int] = job.setup.owners(row["layout"])
@@ -136,7 +137,7 @@ def store(job: Job, array: int, path: str, start: int, what: str, parts: Iterabl
 def _store_part(
     fd: int, start: int, shape: tuple[int, ...], offsets: tuple[int, ...], part: np.ndarray
 ) -> None:
-    """A part lies in runs: the trailing dims that it has in full, and one more."""
+    """Write a part in runs: the trailing dims that it has in full, and one more."""
     inner = len(shape)
     while inner > 0 and part.shape[inner - 1] == shape[inner - 1]:
         inner -= 1
@@ -157,7 +158,7 @@ def gather(
     comm: Any, parts: list[Part], shape: tuple[int, ...],
     dtype: np.dtype, root: int = 0,
 ) -> np.ndarray | None:
-    """The global array in process `root`, None in the others. Every process must come."""
+    """Return the global array in process `root`, None in the others. Every process must come."""
     everyones = comm.gather(parts, root=root)
     if everyones is None:
         return None

@@ -12,7 +12,8 @@ from typing import Any
 
 
 def structure(tree: Any, outputs: list[Any]) -> Any:
-    """Outputs as the program returned them: tree as a manifest holds it (codegen.ir.Returned)."""
+    """Return outputs as the program returned them: tree as a manifest holds it
+    (codegen.ir.Returned)."""
     if not isinstance(tree, list):
         return outputs[tree]
     kind, *inner = tree
@@ -27,7 +28,7 @@ def structure(tree: Any, outputs: list[Any]) -> Any:
 
 
 def _named(name: str, fields: tuple[str, ...], values: Iterable[Any]) -> Any:
-    """A named tuple like the program's: its class is not where the image is."""
+    """Return a named tuple like the program's: its class is not where the image is."""
     return _named_class(name, fields)(*values)
 
 

@@ -27,9 +27,9 @@ NOTABLE = 0.3  # a share of the time that ranks are idle
 
 @dataclass(frozen=True)
 class PipelineNotes:
-    """One pipeline. schedule: on the ranks that are asked for. kept: bytes of the activations that
-    each stage keeps of a microbatch; lengths: bytes of the rows that may go to another rank; both
-    None where nothing is trained. row: as the image has it."""
+    """A row describes one pipeline. schedule: on the ranks that are asked for. kept: bytes of the
+    activations that each stage keeps of a microbatch; lengths: bytes of the rows that may go to
+    another rank; both None where nothing is trained. row: as the image has it."""
 
     schedule: Schedule
     kept: Sequence[int] | None
@@ -46,7 +46,7 @@ class PipelineNotes:
                              found=printable(self.schedule.name)) from None
 
     def head(self) -> Iterator[str]:
-        """Yield where the pipeline is written."""
+        """Yield the place where the pipeline is written."""
         if place := self.row["place"]:
             yield f"{place['file']}:{place['line']}: {self._title()}"
             yield under(place["text"], place["column"], place["end"])

@@ -67,7 +67,7 @@ class Positions:
     """The pipelines of an image, which say what a rank does at a position that it has stored."""
 
     def __init__(self, image: reader.ImageFile, sizes: Sequence[int]) -> None:
-        """sizes: of the mesh axes."""
+        """Read the pipelines of an image. sizes: of the mesh axes."""
         self.rows = image.notes().get("pipelines", [])
         self.known = {k: pipeline_of(image, row, None) for k, row in enumerate(self.rows)}
         self.axes = [a["name"] for a in image.manifest["mesh"]]

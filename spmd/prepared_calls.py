@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from _thread import get_ident
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,15 +30,18 @@ _from_buffer = ffi.from_buffer
 _BRIEF: set[int] = set()  # threads
 
 
-@contextmanager
-def brief_calls() -> Iterator[None]:
-    """While this lasts, calls of this thread are known to be short: it may run the ranks itself, so
-    that no other has to be woken; a signal that comes meanwhile waits for the end of a call."""
-    _BRIEF.add(get_ident())
-    try:
-        yield
-    finally:
+class _BriefCalls:
+    """A context in which calls of this thread are known to be short: it may run the ranks itself,
+    so that no other has to be woken; a signal that comes meanwhile waits for the end of a call."""
+
+    def __enter__(self) -> None:
+        _BRIEF.add(get_ident())
+
+    def __exit__(self, *_: object) -> None:
         _BRIEF.discard(get_ident())
+
+
+brief_calls = _BriefCalls()
 
 
 class PreparedCall:
@@ -197,8 +199,8 @@ class PreparedCall:
         return arrays
 
     def finish(self, arrays: list[np.ndarray]) -> list[np.ndarray | None]:
-        """After a run: states get their new values. Return the outputs, of which `arrays` are the
-        room; None for those that are not computed."""
+        """Finish a call after its run, so that states get their new values. Return the outputs, of
+        which `arrays` are the room; None for those that are not computed."""
         self.job.finish(self.pointer)
         computed = iter(arrays)
         return [next(computed) if there else None for there in self._there]

@@ -30,7 +30,7 @@ def tree_text(root: str, arrays: list[tuple[str, tuple[int, ...]]], files: str =
 
 
 def state_text(count: int, path: str) -> str:
-    """The line for a state of so many arrays that was written to a file."""
+    """Return the line for a state of so many arrays that was written to a file."""
     return f"state: {count} array{'s' * (count != 1)} in {path}"
 
 
@@ -39,7 +39,7 @@ def debugging() -> bool:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code that an exception stands for."""
+    """Return the exit code that an exception stands for."""
     if isinstance(error, KeyboardInterrupt):
         return 130
     code = getattr(error, "exit_code", None)
@@ -51,7 +51,8 @@ def exit_code(error: BaseException) -> int:
 
 
 def _hidden(error: BaseException) -> SpmdError | None:
-    """What to say of a module that a file of the user hides, instead of an error of nobody."""
+    """Return the error to show about a module that a file of the user hides, instead of an error of
+    nobody."""
     if isinstance(error, SpmdError) and not isinstance(error, InternalError):
         return None
     told: SpmdError | None = import_module("spmd.hiding").hidden(error)
@@ -59,14 +60,15 @@ def _hidden(error: BaseException) -> SpmdError | None:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether this machine, or a limit of this process, has too little memory for something."""
+    """Return whether this machine, or a limit of this process, has too little memory for
+    something."""
     signs = ("failed to map segment", "annot allocate memory", "can't start new thread")
     is_one = isinstance(error, (ImportError, OSError, RuntimeError))
     return isinstance(error, MemoryError) or (is_one and any(s in str(error) for s in signs))
 
 
 def print_error(error: BaseException) -> None:
-    """One message on standard error; a traceback only when it was asked for."""
+    """Print one message on standard error; a traceback only when it was asked for."""
     if debugging():
         sys.__excepthook__(type(error), error, error.__traceback__)
     print(error_text(error), file=sys.stderr, flush=True)
@@ -95,6 +97,6 @@ def error_text(error: BaseException) -> str:
 
 
 def checks_text(manifest: dict[str, Any]) -> str:
-    """What an image checks, and at how many places."""
+    """Return what an image checks, and at how many places."""
     places = [row.get("check") for row in manifest["operations"] if row["kind"] == "expect"]
     return ", ".join(f"{places.count(name)} of {name}" for name in manifest["checks"])

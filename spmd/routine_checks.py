@@ -47,7 +47,7 @@ def _fault(called: Routine, trial: MakesTrial, dtype: DType) -> str:
 
 
 def _handed(x: Any, dtype: DType) -> Any:
-    """An argument as C takes it."""
+    """Return an argument as C takes it."""
     if x is None:
         return ffi.NULL
     if isinstance(x, Key):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from codegen.errors import ImageError, MeshError, UsageError
@@ -32,7 +32,7 @@ RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 
 
 def command(asked: argparse.Namespace, _: Processes) -> int:
-    """`spmd show`."""
+    """Run the command `spmd show`."""
     what = asked.what or ["manifest"]
     if asked.ranks and not {"layouts", "schedule"} & {*what}:
         raise UsageError("--ranks is for the bytes that --layouts shows, and for --schedule",
@@ -44,10 +44,27 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
         raise UsageError("--set is for a FILE.py, which is built to be shown",
                          found=f"{asked.image}, whose parameters were fixed when it was built",
                          remedy=f"show FILE.py --set {'='.join(next(iter(asked.set.items())))}")
+    if asked.without and not loader.is_program(asked.image):
+        raise UsageError("--without is for a FILE.py, which is built to be shown",
+                         found=f"{asked.image}, which was built before")
     if asked.output is not None:
         check_picture(asked.output, asked.image, what)
+    if "passes" in what:
+        return _passes(asked, what)
     return main(asked.image, what, asked.json, asked.ranks, asked.mesh, asked.set, asked.no_cache,
-                asked.output)
+                asked.output, asked.without)
+
+
+def _passes(asked: argparse.Namespace, what: list[str]) -> int:
+    """Print what each pass does in a build made afresh."""
+    if not loader.is_program(asked.image):
+        raise UsageError("--passes is for a FILE.py, which is built to be shown",
+                         found=f"{asked.image}: what passes did is not in an image")
+    if len(what) > 1:
+        raise UsageError("--passes stands alone", found=" ".join(f"--{part}" for part in what))
+    table = looking.builder().passes_of(asked.image, asked.set, asked.without)
+    print(json.dumps(table.json(), indent=1) if asked.json else "\n".join(table.text()))
+    return 0
 
 
 def check_picture(output: str, path: str, what: list[str]) -> None:
@@ -66,13 +83,13 @@ def check_picture(output: str, path: str, what: list[str]) -> None:
 def main(
     path: str, what: list[str], as_json: bool, ranks: int | None = None,
     mesh: dict[str, int] | None = None, settings: dict[str, str] | None = None,
-    no_cache: bool = False, output: str | None = None,
+    no_cache: bool = False, output: str | None = None, without: Sequence[str] = (),
 ) -> int:
     """Print the parts that were asked for of an image, or of the one that FILE.py gives; layouts on
     a mesh. output: a file for the graph as a picture. Raises ImageError and its like."""
     settings = settings or {}
     with loader.named(path):
-        data, parameters = looking.image_or_built(path, settings, no_cache)
+        data, parameters = looking.image_or_built(path, settings, no_cache, without)
         image = reader.read(data, host=False)
         scalars = {name: value for name, value in read(settings).items() if name not in parameters}
         check_settings(image.manifest, scalars)
@@ -170,7 +187,7 @@ def shape_text(array: dict[str, Any]) -> str:
 
 
 def summary(image: reader.ImageFile) -> Iterator[str]:
-    """One screen: what the image is, takes, gives and does."""
+    """Yield the lines of one screen: what the image is, takes, gives and does."""
     m = image.manifest
     target = m["target"]
     yield f"program     {m['program']}"
@@ -222,7 +239,8 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
 
 
 def _entry_rows(m: dict[str, Any]) -> Iterator[str]:
-    """What stays between calls, and what each entry takes, gives and does with it."""
+    """Yield lines about what stays between calls, and what each entry takes, gives and does with
+    it."""
     names = list(states_of(m))
     rows = ((a["name"], f"{a['dtype']}[{shape_text(a)}] over {layout_text(a['layout'])}", "")
             for _, a in states_of(m).values())
@@ -239,14 +257,14 @@ def _entry_rows(m: dict[str, Any]) -> Iterator[str]:
 
 
 def _whole_trees(some: list[str], known: list[str]) -> str:
-    """These names, with that of a tree where all of its arrays are among them."""
+    """Return these names, with that of a tree where all of its arrays are among them."""
     every = roots(known)
     return ", ".join(root if mine == every[root] else ", ".join(mine)
                      for root, mine in roots(some).items())
 
 
 def _face_rows(m: dict[str, Any], face: Face, numbers: bool = True) -> Iterator[str]:
-    """What a call takes and gives. numbers: of buffers too."""
+    """Yield lines about what a call takes and gives. numbers: of buffers too."""
     for s in m["scalars"]:
         if s["name"] in face.scalars and "at_most" not in s:
             yield f"scalar      {s['name']}: {s['dtype']} = {s['default']}"
@@ -278,7 +296,7 @@ def _used(row: dict[str, Any]) -> str:
 
 
 def _feed_rows(feed: dict[str, Any]) -> Iterator[str]:
-    """What it gives, and how often the program takes that, and sends."""
+    """Yield lines about a feed: its fields, and how often the program takes batches, and sends."""
     counts = ", ".join(f"{many} {kind}{'s' * (many != 1)}" for kind in ("take", "send")
                        if (many := len(feed[f"{kind}s"])))
     yield f"feed        {feed['name']}: {counts}"

@@ -106,7 +106,7 @@ class Cell(Line):
 
 
 def in_notebook() -> bool:
-    """Whether this is a kernel of Jupyter: IPython has been imported there, by others."""
+    """Return whether this is a kernel of Jupyter: IPython has been imported there, by others."""
     python = sys.modules.get("IPython")
     shell = python.get_ipython() if python and "IPython.display" in sys.modules else None
     return getattr(shell, "kernel", None) is not None

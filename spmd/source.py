@@ -12,6 +12,7 @@ import gc
 import os
 import sys
 import time
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -41,6 +42,7 @@ from spmd.hiding import hidden
 from spmd.launch.loader import Checked
 from spmd.launch.processes import Processes
 from spmd.layout_table import pointed_out
+from spmd.pass_table import PassTable
 from spmd.showing import shown
 
 # What only hands calls of the user on to Python and NumPy: what they raise is the user's mistake.
@@ -56,7 +58,8 @@ HANDING_ON = tuple(
 
 
 def find_program(path: str) -> Any:
-    """The program that FILE.py[:NAME] names; NAME may be left out where there is one only."""
+    """Return the program that FILE.py[:NAME] names; NAME may be left out where there is one
+    only."""
     name = path[len(program_file(path)) + 1 :]
     path = program_file(path)
     try:
@@ -88,7 +91,8 @@ def find_program(path: str) -> Any:
 
 
 def _executed(path: str, text: bytes) -> dict[str, Any]:
-    """The names that a Python file defines. Its own folder can be imported from, as in a script."""
+    """Return the names that a Python file defines. Its own folder can be imported from, as in a
+    script."""
     stem = os.path.splitext(os.path.basename(path))[0]
     module = ModuleType(stem)
     module.__file__ = os.path.abspath(path)
@@ -116,7 +120,8 @@ _DEFECTS = (AssertionError, AttributeError, LookupError, TypeError, ValueError) 
 
 
 def guarded(step: Any) -> Any:
-    """The result of code that runs a user's Python; its exceptions become errors with a place."""
+    """Return the result of code that runs a user's Python; its exceptions become errors with a
+    place."""
     try:
         return step()
     except SpmdError:
@@ -162,8 +167,8 @@ def guarded(step: Any) -> Any:
 
 
 def _meant(error: Exception) -> str:
-    """What to do about a name or a keyword that does not exist: one that is like it, or a package
-    to install."""
+    """Return what to do about a name or a keyword that does not exist: one that is like it, or a
+    package to install."""
     if hider := hidden(error):
         return hider.remedy
     if isinstance(error, TypeError):
@@ -182,7 +187,7 @@ def _meant(error: Exception) -> str:
 
 
 def user_place(error: BaseException) -> tuple[Place | None, bool]:
-    """The innermost position in the user's own code, and whether it was ours that raised."""
+    """Return the innermost position in the user's own code, and whether it was ours that raised."""
     mistake = isinstance(error, (TypeError, ValueError, LookupError, ArithmeticError,
                                  AttributeError, OSError))
     place, tb = None, error.__traceback__
@@ -197,47 +202,56 @@ def user_place(error: BaseException) -> tuple[Place | None, bool]:
 
 
 def parameters_of(program: Any, settings: dict[str, str]) -> dict[str, Any]:
-    """Those of the settings that are parameters of the program, which reads them as annotated."""
+    """Return the settings that are parameters of the program, which reads them as annotated."""
     return guarded(lambda: program.read(settings))
 
 
 def build_program(
     program: Any, parameters: dict[str, Any], target: str = "native", cache: Any = None,
-    checks: tuple[str, ...] = (),
+    checks: tuple[str, ...] = (), without: Sequence[str] = (),
 ) -> bytes:
-    """The image of a program. cache: where earlier builds are; None: the user's."""
+    """Return the image of a program. cache: where earlier builds are; None: the user's. without:
+    names of optimisations that are left out."""
     with shown(logged=True):
-        return guarded(lambda: _built(program, parameters, target, cache or Cache(), checks))
+        return guarded(
+            lambda: _built(program, parameters, target, cache or Cache(), checks, without))
 
 
 def _built(
-    program: Any, parameters: dict[str, Any], target: str, cache: Any, checks: tuple[str, ...]
+    program: Any, parameters: dict[str, Any], target: str, cache: Any, checks: tuple[str, ...],
+    without: Sequence[str],
 ) -> bytes:
     target = resolve(target)
     values = program.bind(parameters)
-    how = (target, *checks)
+    how = (target, *checks, *(f"without {name}" for name in without))
     key = kept.program_key(program, values, how)
     if key and (data := cache.get(key)) is not None:
         return data
-    from codegen import compile as compiler  # the passes: an image that is kept needs none
-
-    data = compiler.build(program, parameters, target=target, store=cache, checks=checks)
+    data = _compiler().build(
+        program, parameters, target=target, store=cache, checks=checks, without=without)
     # A program that changes what it reads is not the one that was looked up.
     if key and key == kept.program_key(program, values, how):
         cache.put(key, data)
     return data
 
 
+def _compiler() -> Any:
+    """Return the module that lists the passes: an image that is kept needs none of them."""
+    from codegen import compile as compiler  # the passes: an image that is kept needs none
+
+    return compiler
+
+
 def program_beside(image: str) -> str:
-    """The file that `spmd build FILE.py` writes FILE.img for."""
+    """Return the file that `spmd build FILE.py` writes FILE.img for."""
     return os.path.splitext(image)[0] + ".py"
 
 
 def checked_twin(
     checked: Checked, path: str, checks: tuple[str, ...], cache: Any = None
 ) -> bytes | None:
-    """The image in this file with these checks as well, built from the program beside it; None
-    where that one does not give this image, to the bit."""
+    """Return the image in this file with these checks as well, built from the program beside it;
+    None where that one does not give this image, to the bit."""
     manifest, file = checked.manifest, program_beside(path)
     if not os.path.isfile(file) or reader.IndexWords(checked.image.section(".spmd.index")).patched:
         return None
@@ -258,7 +272,8 @@ def checked_twin(
 def image_for_run(
     asked: argparse.Namespace, opened: Checked | None
 ) -> tuple[bytes, dict[str, Any]]:
-    """What `run` builds before it runs: the image, and those of the settings that are parameters.
+    """Return the image that `run` builds before it runs, and those of the settings that are
+    parameters.
 
     opened: an image without the checks that are asked for; b"" where its program is not beside it.
     """
@@ -278,17 +293,28 @@ def image_for_run(
     return data, parameters
 
 
-def image_of(path: str, settings: dict[str, str], no_cache: bool) -> tuple[bytes, set[str]]:
+def image_of(
+    path: str, settings: dict[str, str], no_cache: bool, without: Sequence[str]
+) -> tuple[bytes, set[str]]:
     """Return the image of a program in FILE.py[:NAME], and the names of the settings that are its
     parameters."""
     program = find_program(path)
     parameters = parameters_of(program, settings)
     cache = Cache("") if no_cache else Cache()
-    return build_program(program, parameters, cache=cache), set(parameters)
+    return build_program(program, parameters, cache=cache, without=without), set(parameters)
+
+
+def passes_of(path: str, settings: dict[str, str], without: Sequence[str]) -> PassTable:
+    """Return what each pass does in a build of the program in FILE.py[:NAME], made afresh."""
+    program = find_program(path)
+    parameters = parameters_of(program, settings)
+    with shown(logged=True):
+        found = guarded(lambda: _compiler().recorded(program, parameters, without=without))
+    return PassTable(program.name, *found)
 
 
 def build_file(options: argparse.Namespace, _: Processes) -> int:
-    """`spmd build`: writes the image beside the program, or where it was asked for."""
+    """Write the image beside the program, or where it was asked for: the command `spmd build`."""
     path = options.program
     file = program_file(path)
     image = options.output or os.path.splitext(file)[0] + ".img"
@@ -308,7 +334,8 @@ def build_file(options: argparse.Namespace, _: Processes) -> int:
     cache = chosen_cache(options)
     started = time.perf_counter()
     checks = (*options.check, POINTS) if options.checkpoint else options.check
-    data = build_program(program, parameters, options.target, cache, checks)
+    data = build_program(
+        program, parameters, options.target, cache, checks, options.without)
     gc.freeze()  # the process ends soon, without a last look for garbage in all of this
     seconds = time.perf_counter() - started
     point_out(data)
@@ -319,13 +346,13 @@ def build_file(options: argparse.Namespace, _: Processes) -> int:
 
 
 def chosen_cache(options: argparse.Namespace) -> Any:
-    """What --no-cache leaves of it."""
+    """Return the cache, or one that forgets where --no-cache is given."""
     return Cache("") if options.no_cache else Cache()
 
 
 def point_out(data: bytes) -> None:
-    """On standard error: what layouts make ranks exchange that they might not have to, and how the
-    layers of pipelines are cut."""
+    """Print on standard error what layouts make ranks exchange that they might not have to, and how
+    the layers of pipelines are cut."""
     for text in [*warnings_of(data), *pipeline_notes.warnings(reader.read(data, host=False))]:
         print(f"spmd: {text}", file=sys.stderr)
 

@@ -32,8 +32,8 @@ def check_saves(face: Face) -> None:
 
 @dataclass
 class _Series:
-    """One save. every: turns between two frames. holders: the hosted ranks whose parts make up a
-    frame."""
+    """The series of frames of one save. every: turns between two frames. holders: the hosted ranks
+    whose parts make up a frame."""
 
     number: int
     name: str

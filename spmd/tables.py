@@ -54,7 +54,7 @@ class Layouts(Table):
 
 
 class Profile(Table):
-    """Where the time went: a row for each operation, the longest first.
+    """A table of where the time went: a row for each operation, the longest first.
 
     Rows have "kind", "axes", "place", "text", "count" (turns), "seconds" (the mean over the ranks),
     "waiting" (a part of 1), "longest" (seconds), "imbalance", "bytes" and "bandwidth".
@@ -86,7 +86,8 @@ class Profile(Table):
 
 
 def matplotlib(module: str, who: str, instead: str = "") -> Any:
-    """A module of matplotlib, which takes half a second. Raises EnvironmentFault without it."""
+    """Return a module of matplotlib, which takes half a second. Raises EnvironmentFault without
+    it."""
     try:
         return import_module(f"matplotlib.{module}")
     except ImportError:
@@ -95,13 +96,13 @@ def matplotlib(module: str, who: str, instead: str = "") -> Any:
 
 
 def pre(text: str) -> str:
-    """Text as it is, in columns of equal width."""
+    """Return text as it is, in columns of equal width."""
     style = "font-family: monospace; white-space: pre; overflow-x: auto"
     return f'<pre style="{style}">{html.escape(text)}</pre>'
 
 
 def rows_html(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of HTML."""
+    """Return a table of HTML."""
 
     def line(cells: Sequence[str], tag: str) -> str:
         style = ' style="text-align: left"'

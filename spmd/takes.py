@@ -49,7 +49,8 @@ def call(
 def takes(
     declared: Callable[P, object],
 ) -> Callable[[Callable[Concatenate[S, ...], R]], Callable[Concatenate[S, P], R]]:
-    """declared: Options, or `call`: with inputs and scalars, which the method gets as a dict."""
+    """Give a method the options of a launch as keyword arguments. declared: Options, or `call`:
+    with inputs and scalars, which the method gets as a dict."""
     known = [p for p in inspect.signature(declared).parameters.values() if p.name != "given"]
     if declared is Options:
         kind = inspect.Parameter.KEYWORD_ONLY
@@ -91,5 +92,5 @@ def _row(name: str, option: Option) -> str:
 def takes_more(
     declared: Callable[P, object],
 ) -> Callable[[Callable[Concatenate[S, T, ...], R]], Callable[Concatenate[S, T, P], R]]:
-    """The same for a method with one argument before the options."""
+    """Return the same for a method with one argument before the options."""
     return takes(declared)  # type: ignore[arg-type]

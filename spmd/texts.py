@@ -18,7 +18,7 @@ def is_number(text: str) -> bool:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """name=value."""
+    """Return name and value of a text NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not equals or not name or not value:
         raise ValueError(f"{text!r} is not NAME=VALUE")
@@ -26,7 +26,8 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def file(text: str) -> tuple[str, str]:
-    """name=path; a file of many arrays may stand alone: its name is then ""."""
+    """Return name and path of name=path; a file of many arrays may stand alone: its name is then
+    ""."""
     name, equals, path = text.partition("=")
     if (not equals or "/" in name) and text.endswith((*ARCHIVES, *TABLES)):
         return "", text
@@ -37,7 +38,8 @@ def file(text: str) -> tuple[str, str]:
 
 
 def feed(text: str) -> tuple[str, str]:
-    """name=FILE.py, name=PIPELINE@ADDRESS; for the only feed without its name, which is then ""."""
+    """Return name and source of name=FILE.py or name=PIPELINE@ADDRESS; for the only feed without
+    its name, which is then ""."""
     name, equals, what = text.partition("=")
     if not equals or not name.isidentifier():
         return "", text
@@ -47,7 +49,7 @@ def feed(text: str) -> tuple[str, str]:
 
 
 def mesh(text: str) -> dict[str, int]:
-    """x=4,y=4."""
+    """Return the sizes of axes in a text such as x=4,y=4."""
     sizes = {}
     for part in text.split(","):
         name, equals, size = part.partition("=")
@@ -76,7 +78,7 @@ def factor(text: str) -> int:
 
 
 def counts(text: str) -> range:
-    """4, or 1-64."""
+    """Return the numbers that a text means: 4, or 1-64."""
     low, dash, high = text.partition("-")
     if not is_number(low) or (dash and not is_number(high)):
         raise ValueError(f"{text!r} is not N or N-M")
@@ -87,7 +89,7 @@ def counts(text: str) -> range:
 
 
 def sizes(text: str) -> tuple[int, int]:
-    """Bytes: 8-16m."""
+    """Return the bytes that a text means, from and to, such as 8-16m."""
     found = re.fullmatch(r"(\d{1,12})([kmg]?)(?:-(\d{1,12})([kmg]?))?", text.lower())
     if not found:
         raise ValueError(f"{text!r} is not a range of sizes such as 8-16m")
@@ -100,12 +102,12 @@ def sizes(text: str) -> tuple[int, int]:
 
 
 def names(text: str) -> list[str]:
-    """NAME,NAME,…"""
+    """Return the names in a text NAME,NAME,…"""
     return [name.strip() for name in text.split(",")]
 
 
 def rivals(text: str) -> list[str]:
-    """What to measure beside: mpi, floor, mpi,floor."""
+    """Return what to measure beside: mpi, floor, or both as mpi,floor."""
     names = text.split(",")
     unknown = [name for name in names if name not in ("mpi", "floor")]
     if unknown:

@@ -46,13 +46,13 @@ class RankEvents:
 
 
 def gather(job: Job) -> list[RankEvents]:
-    """The times of all ranks, in process 0; nothing elsewhere. Every process must come."""
+    """Return the times of all ranks, in process 0; nothing elsewhere. Every process must come."""
     return [RankEvents(*row) for rows in job.processes.to_first(_mine(job)) for row in rows]
 
 
 def cost_of_checks(job: Job) -> tuple[float, float]:
-    """Of the ranks of this process, once they have run: the seconds that checks took, about, and
-    all seconds but those of waiting; means."""
+    """Return, for the ranks of this process, once they have run, the seconds that checks took,
+    about, and all seconds but those of waiting; both are means."""
     rows, ranks = job.manifest["operations"], [RankEvents(*row) for row in _mine(job)]
     busy = [sum(rank.total(row["number"])[2] for rank in ranks) / len(ranks) / NS for row in rows]
     return sum(t * row.get("checking", 0.0) for t, row in zip(busy, rows)), sum(busy)
@@ -115,7 +115,7 @@ def _line(value: dict[str, Any]) -> bytes:
 
 
 def _host_begins(job: Job, ranks: list[RankEvents]) -> dict[int, int]:
-    """The first event of every host: each has a clock of its own."""
+    """Return the first event of every host: each has a clock of its own."""
     begins: dict[int, int] = {}
     for rank in ranks:
         host = job.setup.hosts.hosts[rank.process]
@@ -168,7 +168,8 @@ def _place(row: dict[str, Any]) -> str:
 
 
 def profile(job: Job, ranks: list[RankEvents]) -> list[dict[str, Any]]:
-    """A row for every operation that ran, the longest first. Seconds are means over the ranks.
+    """Return a row for every operation that ran, the longest first. Seconds are means over the
+    ranks.
 
     imbalance: of the time without waiting, the largest over the mean. bytes: brought to a rank, the
     mean; bandwidth: bytes over the time without waiting, per second and rank.
@@ -198,7 +199,7 @@ _WIDTHS = (10, 6, 6, 8, 10, 7, 10, 12)
 
 
 def profile_text(ranks: int, rows: list[dict[str, Any]]) -> str:
-    """The profile as a table."""
+    """Return the profile as a table."""
     lines = [profile_title(ranks, rows)]
     for cells in (HEAD, *profile_cells(rows)):
         numbers = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS))
@@ -219,7 +220,7 @@ def profile_title(ranks: int, rows: list[dict[str, Any]]) -> str:
 
 
 def profile_cells(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """What stands in every row of the table, under HEAD."""
+    """Yield the cells of every row of the table, under HEAD."""
     whole = sum(row["seconds"] for row in rows) or 1.0
     for row in rows:
         exchange = row["kind"] != "compute"

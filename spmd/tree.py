@@ -15,7 +15,7 @@ __all__ = ["leaves", "map"]
 
 
 def map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """The structure of the first tree, with f(leaf, …) of the leaves of all of them in it.
+    """Return the structure of the first tree, with f(leaf, …) of the leaves of all of them in it.
 
     UsageError where the trees differ in structure; dicts may differ in the order of their keys.
 
@@ -33,7 +33,7 @@ def map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """All arrays of a tree in a list; those that are None are left out.
+    """Return all arrays of a tree in a list; those that are None are left out.
 
     Example::
 

@@ -20,7 +20,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -30,6 +30,7 @@ import pytest
 from codegen.errors import EnvironmentFault
 from codegen.image import link
 from spmd import cli
+from tests.linked_hosts import LinkedHosts, NoHosts
 
 Found = TypeVar("Found")
 ROOT = Path(__file__).resolve().parent.parent
@@ -196,11 +197,12 @@ def marked(mark: str) -> list[int]:
     """Processes in whose environment this mark stands."""
     needle = f"{MARK}={mark}".encode()
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+    for name in os.listdir("/proc"):
+        if name.isdigit():
             try:
-                if needle in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+                with open(f"/proc/{name}/environ", "rb", buffering=0) as file:
+                    if needle in file.read():
+                        found.append(int(name))
             except OSError:  # gone meanwhile, or not ours
                 continue
     return found
@@ -227,6 +229,17 @@ def run(
     """Runs a command to its end under a time limit."""
     with Launch(argv, cwd, env) as launch:
         return launch.finish(timeout)
+
+
+@pytest.fixture
+def hosts() -> Iterator[LinkedHosts]:
+    """A host that has a link to each of two others, where namespaces may be made."""
+    try:
+        linked = LinkedHosts(2)
+    except NoHosts as why:
+        pytest.skip(f"no network namespaces here: {why}")
+    with closing(linked):
+        yield linked
 
 
 @pytest.fixture(scope="session")
@@ -330,6 +343,21 @@ def turn(request: pytest.FixtureRequest, session_folder: Path) -> Iterator[None]
     alone = request.node.get_closest_marker("alone")
     with locked(session_folder / "turn.lock", fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
         yield
+
+
+@pytest.fixture(scope="module")
+def drawn(request: pytest.FixtureRequest) -> list[tuple[object, object]]:
+    """The random generators of a module of tests, each with its state before the first of them."""
+    values = vars(request.module).values() if request.module else ()
+    return [(bits, bits.state) for one in values
+            if (bits := getattr(one, "bit_generator", None)) is not None]
+
+
+@pytest.fixture(autouse=True)
+def same_numbers(drawn: list[tuple[object, object]]) -> None:
+    """A test draws what it would draw if it were the first of its module in this process."""
+    for bits, state in drawn:
+        bits.state = state
 
 
 @pytest.fixture(scope="session")

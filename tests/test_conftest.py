@@ -8,6 +8,7 @@ import sys
 import uuid
 from itertools import accumulate
 
+import numpy as np
 import pytest
 
 from tests import conftest
@@ -17,6 +18,14 @@ from tests.conftest import SHARED, _swept, run
 def test_result():
     done = run([sys.executable, "-c", "print('hello'); raise SystemExit(3)"])
     assert done.expect(3, "hello").out == "hello\n"
+
+
+DRAWN = np.random.default_rng(3)
+
+
+@pytest.mark.parametrize("time", ["first", "second"])
+def test_each_test_draws_the_same_numbers(time):
+    assert DRAWN.random() == np.random.default_rng(3).random()
 
 
 def test_hang_is_killed():

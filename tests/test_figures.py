@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.figures_prk import repeated
+from benchmarks.research_kernels import repeated
 
 
 def test_what_takes_long_is_measured_less_often_and_named(capfd):

@@ -18,7 +18,7 @@ from tests.code_map import MAP, code_map, in_contributing, is_listed
 from tests.pages import DOCS
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("codegen", "spmd", "examples", "tests", "docs")
+FOLDERS = ("codegen", "spmd", "examples", "benchmarks", "tests", "docs")
 
 # A module imports only modules of its own level or a lower one. The longest prefix counts.
 LEVELS = {
@@ -54,6 +54,7 @@ LEVELS = {
     "codegen.image.kernel_refusals": 5, "codegen.variance": 5, "codegen.answers": 5,
     "codegen.casts": 4, "codegen.user": 5,
     "codegen.computed_formulas": 5,
+    "codegen.structure": 6, "codegen.pipeline": 7,
     "codegen.claims": 6, "codegen.explain.traffic": 6, "codegen.explain.checking": 6,
     "codegen.trace": 6, "codegen.image.kernel_objects": 6, "codegen.oracle": 6,
     "codegen.explain.advice": 7, "codegen.emit": 7,
@@ -84,7 +85,8 @@ ONLY = {
     "llvmlite": ("codegen.image.kernel_objects",),
     "cffi": ("spmd.engine",),
     "_cffi_backend": ("spmd.engine",),
-    "subprocess": ("codegen.image.commands", "spmd.feeding.host.children"),
+    "subprocess": ("codegen.image.commands", "spmd.feeding.host.children",
+                   "spmd.serving.json_process"),
     "zmq": ("spmd.feeding.messages.keys", "spmd.feeding.messages.sockets"),
     "mpi4py": ("spmd.launch.launchers",),
     "shtab": ("spmd.completion",),
@@ -102,7 +104,8 @@ HEAVY = (
     "spmd.data", "spmd.feeding",
     "spmd.distributed", "spmd.doctor", "spmd.doctor_check", "spmd.doctor_engine",
     "spmd.doctor_mpi", "spmd.eager_command", "spmd.eager_state", "spmd.engine.feed_rings",
-    "spmd.entries", "spmd.files.convert", "spmd.files.written_tables", "spmd.fitting",
+    "spmd.entries", "spmd.extend", "spmd.files.convert", "spmd.files.written_tables",
+    "spmd.fitting",
     "spmd.given_state",
     "spmd.image", "spmd.jit_arguments", "spmd.jitting", "spmd.launch.eager_feeds",
     "spmd.launch.eager_frames", "spmd.launch.iterable_supply", "spmd.nn", "spmd.numpy",
@@ -274,6 +277,46 @@ def test_imported_in_one_place_only(module):
 def test_mpi_starts_only_when_asked():
     early = [i for i in all_imports("spmd") if is_within(i.module, "mpi4py") and not i.lazy]
     assert [str(i) for i in early] == []
+
+
+def test_networks_and_optimizers_use_the_public_interface():
+    """What they are written with, a user has too: spmd.extend, and names of spmd."""
+    public = ("spmd.nn", "spmd.optim", "spmd.extend", "spmd.random")
+    found = [i for i in all_imports("spmd/nn", "spmd/optim")
+             if is_within(i.module, "codegen") or is_within(i.module, "spmd")]
+    wrong = [str(i) for i in found
+             if i.module != "spmd" and not any(is_within(i.module, p) for p in public)]
+    assert found and wrong == []
+
+
+def late_bindings(path: Path) -> Iterator[int]:
+    """Lines of statements at the top of a module that change what it has imported of ours."""
+    ours = {alias.asname or alias.name for node in tree(path).body
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("codegen")
+            for alias in node.names}
+    for node in ast.walk(ast.Module([n for n in tree(path).body if not isinstance(
+            n, ast.FunctionDef | ast.ClassDef)], [])):
+        targets = (node.targets if isinstance(node, ast.Assign) else
+                   [node.func] if isinstance(node, ast.Call) and isinstance(
+                       node.func, ast.Attribute) and node.func.attr in ("update", "append") else
+                   node.args[:1] if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                       "setattr", "methods.give", "methods.refuse_setting") else [])
+        for target in targets:
+            root = target
+            while isinstance(root, ast.Attribute | ast.Subscript):
+                root = root.value
+            bare = isinstance(node, ast.Assign) and root is target  # a name of its own
+            if isinstance(root, ast.Name) and root.id in ours and not bare:
+                yield node.lineno
+
+
+def test_late_bindings_are_made_in_one_file():
+    """What a module needs of those above it a reader finds in registration.py, and of formulas in
+    the page of their vocabulary."""
+    files = python_files("codegen")
+    found = {name(p): lines for p in files if (lines := list(late_bindings(p)))}
+    assert {file: len(lines) for file, lines in found.items()} == {
+        "codegen/trace/registration.py": 10, "codegen/symbolic/expr.py": 1}, found
 
 
 def test_no_pass_imports_a_pass():

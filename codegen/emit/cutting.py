@@ -38,8 +38,8 @@ class Cuts:
         return len(groups) if len(groups) > 1 else sum(self.size[id(s)] for s in steps)
 
     def groups(self, steps: Sequence[Step]) -> list[list[Step]]:
-        """The steps of a body by the functions that they stand in: one group where they are few
-        enough for the function around them."""
+        """Return the steps of a body by the functions that they stand in: one group where they are
+        few enough for the function around them."""
         total = sum(self.size[id(s)] for s in steps)
         most = max(LONGEST, total // LONGEST)
         groups: list[list[Step]] = [[]]

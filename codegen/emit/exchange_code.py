@@ -36,7 +36,8 @@ from codegen.symbolic.spelling import Binds
 
 
 def exchange_functions(x: Exchange, mesh: Mesh, places: Places, shared: Mapping[str, str]) -> str:
-    """All functions of an exchange. shared: those that tell its boxes and those of others."""
+    """Return all functions of an exchange. shared: those that tell its boxes and those of
+    others."""
     where = [source(x.place)] if x.place else []
     asked = f"exchange {x.site}, asked by the engine"
     out: list[str] = []
@@ -68,7 +69,7 @@ def over(x: Exchange) -> str:
 
 
 def beginning(x: Exchange, mesh: Mesh, places: Places, shared: Mapping[str, str]) -> str:
-    """The body of a function that begins an exchange."""
+    """Return the body of a function that begins an exchange."""
     f, told = RankFunction(places), _told(x)
     names = {name: shared.get(name, f"{name}_{x.site}") for name in told}
     _begin(f, x, mesh)
@@ -85,7 +86,7 @@ def beginning(x: Exchange, mesh: Mesh, places: Places, shared: Mapping[str, str]
 
 
 def _taking(x: Exchange, take: Store, places: Places, does: str) -> str:
-    """take_K, after the phase over one piece that it calls."""
+    """Return take_K, after the phase over one piece that it calls."""
     names, dtype = Fresh(places.names.values()), take.buffer.dtype
     arrived = Buffer(-1, names.name(ARRIVED), x.dtype or dtype, expr.const(0))
     given = {
@@ -119,7 +120,7 @@ def fold_name(x: Exchange) -> str:
 
 
 def _told(x: Exchange) -> dict[str, tuple[Box, ...]]:
-    """The boxes that each of the functions tells."""
+    """Return the boxes that each of the functions tells."""
     told: dict[str, tuple[Box, ...]] = {}
     if x.send is not None and x.pull_from is not None and x.pull_into is not None:
         told |= {"pull": (x.pull_from, x.pull_into), "send": (x.send,)}
@@ -132,7 +133,7 @@ def _told(x: Exchange) -> dict[str, tuple[Box, ...]]:
 
 
 def _begin(f: RankFunction, x: Exchange, mesh: Mesh) -> None:
-    """Fill rank->exchange."""
+    """Write the statements that fill rank->exchange."""
 
     def put(name: str, e: Expr) -> None:
         f.line(f"x->{name} = {f.integer(e, Binds.CHOICE)};")
@@ -169,7 +170,7 @@ def _begin(f: RankFunction, x: Exchange, mesh: Mesh) -> None:
 
 
 def _kind(x: Exchange) -> str:
-    """What the engine calls it."""
+    """Return the engine's name for the kind of an exchange."""
     if not x.boxes:
         return "SPMD_BARRIER"
     if x.fn:
@@ -178,7 +179,7 @@ def _kind(x: Exchange) -> str:
 
 
 def _peer(f: RankFunction, guard: Expr | None, peer: Expr | None) -> str:
-    """The peer of a permute, where the guard holds."""
+    """Return the peer of a permute, where the guard holds."""
     if guard is None or peer is None:
         return "SPMD_UNKNOWN"
     if guard.is_const:
@@ -187,7 +188,7 @@ def _peer(f: RankFunction, guard: Expr | None, peer: Expr | None) -> str:
 
 
 def _index_stride(mesh: Mesh, axis: str) -> Expr:
-    """How far the index moves when the coordinate along an axis grows by one."""
+    """Return how far the index moves when the coordinate along an axis grows by one."""
     names = list(mesh.names)
     return expr.product(mesh.axis(n).size for n in names[names.index(axis) + 1 :])
 
@@ -196,12 +197,13 @@ def _index_stride(mesh: Mesh, axis: str) -> Expr:
 
 
 def box_bodies(x: Exchange, places: Places) -> dict[str, str]:
-    """The bodies of the functions that tell the boxes of an exchange."""
+    """Return the bodies of the functions that tell the boxes of an exchange."""
     return {name: _box_body(x, boxes, places) for name, boxes in _told(x).items()}
 
 
 def box_head(function: str, name: str) -> str:
-    """The head of a function that tells boxes: of which it sends, or where they go as well."""
+    """Return the head of a function that tells boxes: of which it sends, or where they go as
+    well."""
     into = "" if name == "send" else ", spmd_box *into"
     return f"static void {function}(const spmd_rank *r, int64_t member, spmd_box *from{into})"
 

@@ -25,7 +25,7 @@ _PREFIX = {"-": Binds.UNARY, "~": Binds.UNARY, "!": Binds.NOT}
 
 
 def single(text: str) -> Text:
-    """A name, an element, a call."""
+    """Return a name, an element, a call."""
     return text, Binds.ATOM
 
 
@@ -47,7 +47,7 @@ def prefix(operator: str, text: Text) -> Text:
 
 
 def applied(form: Form, operands: Sequence[Text], ending: str) -> Text:
-    """A form of FUNCTIONS with its operands; ending: of support functions."""
+    """Return a form of FUNCTIONS with its operands; ending: of support functions."""
     if isinstance(form, int):
         return operands[form]
     head, *parts = (form, *range(len(operands))) if isinstance(form, str) else form

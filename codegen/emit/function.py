@@ -42,8 +42,8 @@ from codegen.symbolic.spelling import Binds, Text, within
 
 
 class CFunction:
-    """Those who know where things are say how an Expr, an element in memory and a scalar of the
-    run are spelled: symbolic, load, runtime."""
+    """A function of C while it is written. Subclasses say how an Expr, an element in memory and a
+    scalar of the run are spelled: symbolic, load, runtime."""
 
     def __init__(self, depth: int = 1) -> None:
         self.lines: list[str] = []
@@ -77,12 +77,12 @@ class CFunction:
             self.line("}")
 
     def loop(self, v: Var, ends: tuple[str, str] | None = None) -> None:
-        """Over all positions, or over those between two that have names."""
+        """Open a loop over all positions, or over those between two that have names."""
         j, (begin, end) = v.sym.name, ends or ("0", self.integer(v.extent))
         self.open(f"for (int64_t {j} = {begin}; {j} < {end}; {j}++) {{")
 
     def loops(self, loops: Sequence[Var]) -> int:
-        """Open those of more than one turn; how many."""
+        """Open the loops of more than one turn; return how many they are."""
         long = [v for v in loops if v.extent != 1]
         for v in long:
             self.loop(v)
@@ -121,7 +121,7 @@ class CFunction:
         self.close()
 
     def chooses(self, on: Expr | Load, arm: int) -> str:
-        """Whether this is the arm: the first one for all numbers up to 0."""
+        """Return C that is true for this arm of a branch: the first one for all numbers up to 0."""
         if isinstance(on, Expr):
             if not arm and len(on.terms) > 1 and expr.nonneg(on):  # a sum of what may be true
                 return f"!({self.integer(on)})"
@@ -132,7 +132,8 @@ class CFunction:
         return f"{value} {'==' if arm else '<='} {arm}"
 
     def quote(self, place: Place | None, what: str = "") -> None:
-        """The line of the source that what follows comes from, where it is another one."""
+        """Write the line of the source that the next lines come from, unless it is the last one
+        quoted."""
         if place and (what or self.quoted is None or self.quoted.line != place.line):
             self.lines.append(comment(what + source(place), indent="    " * self.depth))
             self.quoted = place
@@ -140,11 +141,11 @@ class CFunction:
     # ---- scalars ---------------------------------------------------------------------------------
 
     def integer(self, e: Expr, least: Binds = Binds.SUM) -> str:
-        """An Expr where something binds this tightly."""
+        """Return an Expr where something binds this tightly."""
         return within(self.symbolic(e), least)
 
     def position(self, node: Node) -> str:
-        """A number that the program computes, as an int64_t."""
+        """Return a number that the program computes, as an int64_t."""
         text = self.value(node)
         return text[0] if dtype_of(node).compute == "int64_t" else cast("int64_t", text)[0]
 
@@ -158,7 +159,7 @@ class CFunction:
                 self.line(f"const int64_t {b.sym.name} = {clamped};")
 
     def value(self, node: Node) -> Text:
-        """What a Node computes, in its dtype's compute type."""
+        """Return the text that computes a Node, in its dtype's compute type."""
         match node:
             case Literal():
                 return literal(node.value, node.dtype)
@@ -188,7 +189,7 @@ class CFunction:
 
 
 def _stays_far(stop: Expr, step: Expr) -> bool:
-    """Whether a counter that passes its stop by less than a step is an int64 for sure."""
+    """Return whether a counter that passes its stop by less than a step is an int64 for sure."""
     far = stop.is_const and step.is_const and abs(stop.value) + abs(step.value) < 2**62
     return far or step in (1, -1)
 

@@ -67,7 +67,7 @@ class CSource:
 
 
 def emit(plan: Plan) -> CSource:
-    """The C source of a finished Plan."""
+    """Return the C source of a finished Plan."""
     places = Places(plan)
     control = ControlWriter(plan, places)
     step = control.write()
@@ -125,7 +125,7 @@ def _headers(plan: Plan, body: str) -> list[str]:
 
 
 def lane_lines(body: str) -> list[str]:
-    """Lines before a text of C: functions in it that its loops call for vectors."""
+    """Return the lines that stand before a text of C: functions that its loops call for vectors."""
     return [f"SPMD_LANES_{f.arity}({f.name}, {ending})" for f in FUNCTIONS.values() if f.lanes
             for ending in ("f32", "f64") if f"{f.c}_{ending}(" in body]
 
@@ -147,7 +147,7 @@ def _enums(plan: Plan, places: Places) -> str:
 
 
 def _constants(plan: Plan) -> tuple[bytes, str]:
-    """All constants one after the other, and the table of their places."""
+    """Return all constants one after the other, and the table of their places."""
     data = bytearray()
     rows = ""
     for c, offset in constant_places(plan):
@@ -163,7 +163,7 @@ def _constants(plan: Plan) -> tuple[bytes, str]:
 
 
 def _routines(plan: Plan) -> list[str]:
-    """The names of routines, and the functions around them."""
+    """Return the names of routines, and the functions around them."""
     names = "".join(
         f"#define {r.called} (({r.result} (*)({r.takes}))library[{k}])\n"
         for k, r in enumerate(plan.libraries)
@@ -215,13 +215,15 @@ def _arrays(plan: Plan) -> tuple[Array, ...]:
 
 
 def _shard(plan: Plan, places: Places) -> str:
-    """Where a rank's part of each input and output lies in the global array."""
+    """Return the C function that says where a rank's part of each input and output lies in the
+    global array."""
     return _per_array(places, "shard", [(a.name, a.part) for a in _arrays(plan)],
                       ("offset", "extent"))
 
 
 def _room(plan: Plan, places: Places) -> str:
-    """Where it lies in the memory that has ghost cells around it."""
+    """Return the C function that says where a part lies in the memory that has ghost cells around
+    it."""
     return _per_array(places, "room", [(a.name, a.room) for a in _arrays(plan)],
                       ("before", "around"))
 
@@ -230,7 +232,8 @@ def _per_array(
     places: Places, name: str, rows: Sequence[tuple[str, Sequence[tuple[Expr, Expr]]]],
     pair: tuple[str, str],
 ) -> str:
-    """A function that gives two integers for each dim of one array, of those that have some."""
+    """Return a function that gives two integers for each dim of one array, of those that have
+    some."""
     f = RankFunction(places)
     f.line("switch (array) {")
     for k, (array, dims) in enumerate(rows):
@@ -263,7 +266,7 @@ def _load(plan: Plan, places: Places) -> str:
 
 
 def _loading(places: Places, name: str, entries: Sequence[tuple[Sym, Expr]]) -> str:
-    """A function that evaluates some of them. An entry may read those before it."""
+    """Return a function that evaluates some of them. An entry may read those before it."""
     f = RankFunction(places, changing=places.at_load)
     for sym, e in entries:
         f.line(f"{places.symbol(sym)} = {f.integer(e, Binds.CHOICE)};")
@@ -273,7 +276,8 @@ def _loading(places: Places, name: str, entries: Sequence[tuple[Sym, Expr]]) -> 
 
 
 def _reserve(plan: Plan, places: Places) -> str:
-    """Bytes of each buffer: the same on all ranks, so that addresses are arithmetic."""
+    """Return a C function for the bytes of each buffer: the same on all ranks, so that addresses
+    are arithmetic."""
     f = RankFunction(places, world="world")
     for b in plan.buffers:
         size = f.integer(b.capacity * b.dtype.size, Binds.CHOICE)

@@ -15,13 +15,14 @@ WIDTH = 99
 
 
 def source(place: Place) -> str:
-    """file:line: what stands there in the user's program; fit to stand in a comment."""
+    """Return file:line and what stands there in the user's program, fit for a comment."""
     line = " ".join(place.source_line().split()).replace("*/", "* /").replace("/*", "/ *")
     return f"{os.path.basename(place.file)}:{place.line}: {line}".rstrip(": ")
 
 
 def comment(*paragraphs: str, indent: str = "") -> str:
-    """A comment of some paragraphs; an indented one is a formula, broken at its operators."""
+    """Return a comment of some paragraphs; an indented one is a formula, broken at its
+    operators."""
     room = WIDTH - len(indent) - 3
     lines = [ln for text in paragraphs for ln in _filled(text, room)]
     if len(paragraphs) == 1:  # closed where it ends
@@ -49,7 +50,8 @@ def wrapped(head: str, parts: Sequence[str], end: str, indent: str = "    ") -> 
 
 
 def fold(line: str, width: int = WIDTH) -> str:
-    """A long line of code broken at operators or commas; what follows is indented once more."""
+    """Return a long line of code broken at operators or commas; what follows is indented once
+    more."""
     if len(line) <= width or line.lstrip().startswith(("/*", "* ", "#")):
         return line
     indent = len(line) - len(line.lstrip())
@@ -67,8 +69,8 @@ _MARKS = (" + ", " - ", " ? ", " : ", ", ")
 
 
 def _cut(line: str, first: int, width: int) -> int:
-    """Where to break: the last place within the width among those in the fewest parentheses; never
-    within a text."""
+    """Return where to break a line: the last place within the width among those in the fewest
+    parentheses; never within a text."""
     depth, best, least, quoted = 0, -1, 0, False
     for k, c in enumerate(line[:width]):
         quoted ^= c == '"'  # one within a text is \042

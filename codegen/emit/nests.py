@@ -67,12 +67,12 @@ class NestWriter(CFunction):
         return name
 
     def target(self, buffer: Buffer, offset: Expr) -> str:
-        """An element that is written."""
+        """Return an element that is written."""
         self.buffer(buffer, written=True)
         return self.load(buffer, offset)
 
     def put(self, buffer: Buffer, offset: Expr, value: Text, combine: str = "set") -> str:
-        """A statement that stores, or combines with what is there."""
+        """Return a statement that stores, or combines with what is there."""
         target, dtype = self.target(buffer, offset), buffer.dtype
         if combine == KEEPS:
             self.library = True
@@ -99,7 +99,7 @@ class NestWriter(CFunction):
         self.close(opened)
 
     def one_by_one(self, sweep: Sweep) -> int:
-        """The last loop of a sweep; how many loops it opens."""
+        """Open the last loop of a sweep; return how many loops are opened."""
         inside = len(sweep.long[-1:])
         if sweep.ahead:
             inside += 1
@@ -112,8 +112,8 @@ class NestWriter(CFunction):
         return inside
 
     def in_lanes(self, sweep: Sweep) -> None:
-        """The last loop of a sweep, in turns of so many elements as there are totals, then what is
-        left. Compilers see by themselves how complex numbers are taken at once."""
+        """Write the last loop of a sweep, in turns of so many elements as there are totals, then
+        what is left. Compilers see by themselves how complex numbers are taken at once."""
         last, lanes = sweep.long[-1], sweep.lanes
         j, n = last.sym.name, self.integer(last.extent, Binds.UNARY)
         begin, whole = (self.names.name(f"{j}_{x}") for x in ("begin", "whole"))
@@ -166,12 +166,13 @@ class NestWriter(CFunction):
         return piece, end
 
     def simd(self, *folded: tuple[str, DType, str]) -> None:
-        """Before a loop that is vectorised: what it folds by which function, of which type."""
+        """Write the line before a loop that is vectorised: what it folds by which function, of
+        which type."""
         clauses = [f"reduction({openmp(fn, dtype)} : {total})" for fn, dtype, total in folded]
         self.lines.append(" \\\n    ".join(["#pragma omp simd", *clauses]))
 
     def parts(self, sweep: Sweep) -> None:
-        """The parts of a sweep at one point."""
+        """Write the parts of a sweep at one point."""
         self.declared.clear()
         for part in sweep.parts:
             self.quote(part.place)
@@ -188,12 +189,12 @@ class NestWriter(CFunction):
                     self.line(self.put(part.buffer, part.offset, value, part.combine))
 
     def keep(self, name: str) -> str:
-        """What a value that is kept from here on is called."""
+        """Return the name of a value that is kept from here on."""
         self.kept[name] = self.names.name(identifier(name))
         return self.kept[name]
 
     def start(self, f: Keep, lanes: int) -> None:
-        """The total of a fold before the first point, or those of its lanes."""
+        """Write the total of a fold before the first point, or those of its lanes."""
         name, dtype = self.keep(f.name), total_of(f)
         first = literal(neutral(f.fn, dtype), dtype)[0]
         if lanes:
@@ -264,7 +265,7 @@ class NestWriter(CFunction):
         self.close(opened + 2)
 
     def within(self, b: Bound) -> str:
-        """Declares a position of a Store; whether it is one."""
+        """Declare a position of a Store; return whether it is one."""
         return self.inside(b, self.position(b.node))
 
     def inside(self, b: Bound, raw: str) -> str:
@@ -274,7 +275,7 @@ class NestWriter(CFunction):
         return f"{at} >= 0 && {at} <= {self.integer(b.limit)}"
 
     def store_waiting(self, work: Store, waiting: Buffer) -> None:
-        """In each turn a row is computed, and an earlier one is stored."""
+        """Write a loop that computes a row in each turn, and stores an earlier one."""
         first, *inner = work.loops
         j, n, behind = first.sym.name, self.integer(first.extent), work.rows - 1
         late, back = (f" + {behind}", f" - {behind}") if behind else ("", "")
@@ -319,6 +320,7 @@ _OF_FLOAT = {"min": "spmd_minimum", "max": "spmd_maximum"}
 
 
 def openmp(fn: str, dtype: DType) -> str:
-    """What lets a loop combine in another order; spmd_…: of csrc/spmd_simd.h."""
+    """Return OpenMP's name of a combining function, by which a loop may combine in another order;
+    spmd_…: of csrc/spmd_simd.h."""
     special = {"b": _OF_BOOL, "f": _OF_FLOAT}.get(dtype.kind, {})
     return special.get(fn, OPENMP[fn])

@@ -36,8 +36,8 @@ from codegen.symbolic.spelling import Binds, Text
 
 
 class PhaseWriter(NestWriter):
-    """One compute phase. After write(): what the caller hands over, in this order: buffers,
-    parameters of the phase, runtimes, and with `library` the table of routines."""
+    """The writer of one compute phase. After write(): what the caller hands over, in this order:
+    buffers, parameters of the phase, runtimes, and with `library` the table of routines."""
 
     def __init__(self, phase: Phase, buffer_names: dict[int, str],
                  shared: SharedWorks | None = None) -> None:
@@ -166,7 +166,7 @@ class PhaseWriter(NestWriter):
         self.line(self.put(work.buffer, work.offset, single("where")))
 
     def beyond(self, work: Lane, than: str) -> str:
-        """Whether `value` is more extreme."""
+        """Return C that is true if `value` is more extreme."""
         form = FUNCTIONS["lt" if work.fn == "min" else "gt"].form(work.dtype)
         more = applied(form, (single("value"), single(than)), suffix(work.dtype))[0]
         if work.dtype.kind in "fc":
@@ -174,8 +174,9 @@ class PhaseWriter(NestWriter):
         return more
 
     def argreduce_in_lanes(self, work: Lane, value: Node) -> None:
-        """In a block that has something more extreme, every lane of so many finds its extreme, and
-        in which turn; then the first of those is taken."""
+        """Write a search for an extreme in blocks: in a block that has something more extreme,
+        every lane of so many finds its extreme, and in which turn; then the first of those is
+        taken."""
         j, n, lanes = work.along.sym.name, self.integer(work.along.extent), work.lanes
         dtype, compute = work.dtype, work.dtype.compute
         number = "int64_t" if dtype.size == 8 else "int32_t"  # as wide as what is compared
@@ -217,7 +218,7 @@ class PhaseWriter(NestWriter):
         self.line(self.put(work.buffer, work.offset, single("where")))
 
     def take(self, work: Lane, value: Node, number: str, k: str) -> None:
-        """What a lane's extreme is after one more element."""
+        """Write the update of a lane's extreme by one more element."""
         self.line(f"const {work.dtype.compute} value = {self.value(value)[0]};")
         self.line(f"const int better = {self.beyond(work, f'most[{k}]')};")
         for name, new, ending in (("most", "value", suffix(work.dtype)),
@@ -254,7 +255,7 @@ class PhaseWriter(NestWriter):
         self.line(f"{work.symbol}({', '.join(arguments)});")
 
     def argument(self, a: Argument) -> list[str]:
-        """An array's address and extents; a complex number's parts."""
+        """Return an array's address and extents; a complex number's parts."""
         if isinstance(a.what, Buffer):
             name = self.buffer(a.what, written=a.writes)
             address = f"(void *){name if a.offset == 0 else f'({name} + {self.integer(a.offset)})'}"

@@ -17,7 +17,8 @@ from codegen.symbolic.spelling import Binds, Text, c_operand
 
 
 class Places:
-    """counters: the slots of a rank that loops and `let` write. constants: whether one is used."""
+    """The places of a rank's data. counters: the slots of a rank that loops and `let` write.
+    constants: whether one is used."""
 
     def __init__(self, plan: Plan) -> None:
         self.names = buffer_names(plan)
@@ -39,7 +40,8 @@ class Places:
         return f"CONSTANT(r, {buffer.number})"
 
     def symbol(self, s: Sym, world: str = "r->world") -> str:
-        """Where a rank finds the value of a symbol; "" for a variable of its own function."""
+        """Return the C by which a rank reads the value of a symbol; "" for a variable of its own
+        function."""
         if s in self.at_load:
             return f"r->at_load[{self.entry(s)}]"
         if s in self.counters:
@@ -93,6 +95,6 @@ class RankFunction(CFunction):
         return f"spmd_scalar_f64(r, {node.number})"
 
     def body(self) -> str:
-        """Its lines, after the declarations of what they use."""
+        """Return the lines of the function, after the declarations of what they use."""
         names = sorted(self.variables.items())
         return "\n".join([*(f"    const int64_t {n} = {at};" for n, at in names), *self.lines])

@@ -50,8 +50,8 @@ class _Body:
 
 
 class SharedExchanges:
-    """boxes: the shared functions of an exchange, by its site and their kind. begins: the call that
-    begins it. functions: the texts of all these."""
+    """Functions that exchanges share. boxes: the shared functions of an exchange, by its site and
+    their kind. begins: the call that begins it. functions: the texts of all these."""
 
     def __init__(self, plan: Plan, places: Places) -> None:
         self.places, self.mesh = places, plan.mesh

@@ -191,6 +191,7 @@ def _declared(buffer: Buffer, written: bool) -> str:
 
 
 def _keeps(work: Work) -> bool:
-    """Whether it calls the engine, through a table that functions of works are not handed."""
+    """Return whether it calls the engine, through a table that functions of works are not
+    handed."""
     parts = work.parts if isinstance(work, Nest) else (work,)
     return any(isinstance(part, Store) and part.combine == KEEPS for part in parts)

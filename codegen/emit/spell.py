@@ -12,7 +12,7 @@ from codegen.symbolic.spelling import Binds, Text
 
 
 def suffix(dtype: DType) -> str:
-    """The ending of support functions for a dtype's compute type."""
+    """Return the ending of support functions for a dtype's compute type."""
     if dtype.kind == "b":
         return "u8"
     if dtype.kind == "c":
@@ -21,14 +21,14 @@ def suffix(dtype: DType) -> str:
 
 
 def storage_suffix(dtype: DType) -> str:
-    """The ending of functions that work on elements in memory (sorting)."""
+    """Return the ending of functions that work on elements in memory (sorting)."""
     if dtype.kind == "f" and dtype.size == 2:
         return "bf16" if dtype.name == "bfloat16" else "f16"
     return suffix(dtype)
 
 
 def literal(value: Any, dtype: DType) -> Text:
-    """A constant of a dtype's compute type, exact."""
+    """Return a constant of a dtype's compute type, exact."""
     if dtype.kind == "b":
         return single("1" if value else "0")
     if dtype.kind in "iu":
@@ -74,7 +74,7 @@ def _real(number: float, part: str, text: str = "") -> str:
 
 
 def converted(value: Text, source: str, to: DType) -> Text:
-    """A value of compute type `source` as another dtype, as NumPy casts."""
+    """Return a value of compute type `source` as another dtype, as NumPy casts."""
     if to.size == 2 and to.kind == "f":
         if source == "f64":
             if to.name == "float16":
@@ -90,13 +90,13 @@ def rounded(value: Text, dtype: DType) -> Text:
 
 
 def element(dtype: DType, place: str) -> Text:
-    """What stands in memory, in the compute type."""
+    """Return an element in memory, converted to the compute type."""
     text = single(place)
     return call(f"spmd_{dtype.name}_load", text) if dtype.c.startswith("spmd_") else text
 
 
 def stored(dtype: DType, value: Text) -> str:
-    """A value of the compute type as it is stored: of a half that was loaded, that half."""
+    """Return a value of the compute type as it is stored: of a half that was loaded, that half."""
     if not dtype.c.startswith("spmd_"):
         return value[0]
     load = f"spmd_{dtype.name}_load("
@@ -107,7 +107,7 @@ def stored(dtype: DType, value: Text) -> str:
 
 
 def _closed(text: str) -> bool:
-    """Whether every parenthesis is closed after it is opened."""
+    """Return whether every parenthesis is closed after it is opened."""
     depth = 0
     for c in text:
         depth += (c == "(") - (c == ")")
@@ -117,5 +117,5 @@ def _closed(text: str) -> bool:
 
 
 def combined(fn: str, dtype: DType, a: Text, b: Text) -> Text:
-    """COMBINE[fn] of two values of a dtype's compute type."""
+    """Return COMBINE[fn] of two values of a dtype's compute type."""
     return applied(FUNCTIONS[COMBINE[fn]].form(dtype), (a, b), suffix(dtype))

@@ -41,7 +41,7 @@ from codegen.symbolic.spelling import Binds
 
 
 class ControlWriter:
-    """phases, exchanges: the functions that step() needs."""
+    """The writer of step(). phases, exchanges: the functions that step() needs."""
 
     def __init__(self, plan: Plan, places: Places) -> None:
         self.plan, self.places = plan, places
@@ -62,7 +62,7 @@ class ControlWriter:
         self.f = self.new_function()
 
     def write(self) -> str:
-        """step() and its parts."""
+        """Return the C of step() and its parts."""
         self.steps(self.plan.steps)
         return "\n".join([*self.parts, _switch("step", 0, self.f)])
 
@@ -93,7 +93,7 @@ class ControlWriter:
         self.f.line(f"if ({name}(r)) return SPMD_WAITS;")
 
     def resume(self, first: int) -> None:
-        """Where a rank goes on from this case to the last one so far."""
+        """Write the case at which a rank goes on: from this case to the last one so far."""
         self.f.line(f"r->pc = {first};")
         self.f.line("/* fall through */")
         last = f" ... {self.cases}" if self.cases > first else ""
@@ -164,7 +164,8 @@ class ControlWriter:
             self.f.close()
 
     def without_copy(self, x: Exchange) -> None:
-        """What a member does that is alone; else:"""
+        """Open the branch of a member that is alone and need not copy; the other members' branch
+        follows."""
         assert x.pull_from is not None and x.pull_into is not None
         into, f = self.places.number(x.pull_into.buffer), self.f
         f.open(f"if ({f.integer(self.plan.mesh.size(x.axes), Binds.SUM)} == 1) {{")
@@ -199,8 +200,8 @@ class ControlWriter:
         self.f.close()
 
     def point(self, point: Point, loop: Loop) -> None:
-        """In the loop itself: from here a turn may begin again, if the one before it is a turn of
-        the loop as it is now."""
+        """Write the point in the loop from which a turn may begin again, if the one before it is a
+        turn of the loop as it is now."""
         counter = "NULL" if point.counter is None else f"&{self.f.integer(point.counter)}"
         self.cases += 1
         self.f.quote(point.place, "a turn begins: ")
@@ -306,7 +307,7 @@ class ControlWriter:
 
 
 def _of_loop(steps: Sequence[Step]) -> Iterator[Step]:
-    """The steps of a loop's turn, those in branches too; not those of loops in it."""
+    """Yield the steps of a loop's turn, those in branches too; not those of loops in it."""
     for step in steps:
         yield step
         if not isinstance(step, Loop):
@@ -315,7 +316,7 @@ def _of_loop(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def _switch(name: str, first: int, f: RankFunction) -> str:
-    """A function that goes on at r->pc, where it begins: first."""
+    """Return a function that goes on at r->pc, where it begins: first."""
     f.lines = ["    switch (r->pc) {", f"    case {first}:", *(f.lines or ["        break;"])]
     body = f"{f.body()}\n    }}\n    return SPMD_DONE;"
     return f"static int {name}(spmd_rank *r)\n{{\n{body}\n}}\n"

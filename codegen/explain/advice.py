@@ -34,8 +34,8 @@ EACH_ITS_OWN = "relayout of an operand in the loop: then each turn makes its own
 
 
 def unrolled(graph: Module) -> tuple[Place, int] | None:
-    """The place in a line that stands most often in a Graph that takes long to build, and how
-    often: fewer times than its operations of one kind, of which it may have several."""
+    """Return the place in a line that stands most often in a Graph that takes long to build, and
+    how often: fewer times than its operations of one kind, of which it may have several."""
     library = frozenset(graph.library_calls)
     copies = Counter((op.place, type(op.what), where)
                      for op, where in _by_users(graph.body, library) if op.place)
@@ -60,7 +60,7 @@ def _by_users(region: Region, library: frozenset[Place], inside: bool = False
 
 
 def too_much(traffic: Traffic) -> bool:
-    """Whether an exchange gives every rank a large array whole."""
+    """Return whether an exchange gives every rank a large array whole."""
     return bool(traffic.gathered) and most_bytes(traffic.result) > LARGE
 
 
@@ -77,7 +77,7 @@ def most_bytes(size: Expr) -> int:
 def remedy(
     demands: Demands, op: Op, value: Value, name: str, gathered: Sequence[int]
 ) -> str | None:
-    """What to try; None where this is what was asked for."""
+    """Return a text that says what to try; None where the exchange is what was asked for."""
     by = demands.by_place.get(op.place, [])  # what the exchange is made for
     kernels = [o.what.kernel.name for o in by
                if isinstance(o.what, Kernel) and value in o.operands]

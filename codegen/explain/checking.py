@@ -32,7 +32,7 @@ Key = int | str  # a buffer's number, or the name of what a nest keeps
 
 
 def shares(plan: Plan) -> dict[int, float]:
-    """By id of a step."""
+    """Return the share of checks in a step's time, by id of the step."""
     tasks = {id(s): list(_tasks(s)) for s in walk_steps(plan.steps)
               if isinstance(s, Phase | Exchange)}
     wanted: set[Key] = {a.buffer.number for a in (*plan.inputs, *plan.outputs)}

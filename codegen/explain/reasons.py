@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def tables(levels: Levels) -> dict[str, Any]:
-    """{"arrays": …, "traffic": …, "chosen": …}, in the order of the program."""
+    """Return three lists of rows, "arrays", "traffic" and "chosen", in the order of the program."""
     found = Explained(levels.demands, levels.program)
     sites = [x.site for x in walk_steps(levels.plan.steps)
              if isinstance(x, plan.Exchange) and x.boxes]
@@ -64,7 +64,7 @@ class ExchangeSite:
 
 
 class Explained:
-    """names: what the user calls a value of the Graph."""
+    """The explanations of one program. names: what the user calls a value of the Graph."""
 
     def __init__(self, demands: Demands, program: Module) -> None:
         self.graph, self.program, self.demands = demands.graph, program, demands
@@ -100,7 +100,8 @@ class Explained:
     # ---- arrays --------------------------------------------------------------------------------
 
     def _names(self) -> dict[Value, str]:
-        """Of the values that one line makes, the last one is what its name stands for."""
+        """Return the user's names of values; of the values that one line makes, its name stands for
+        the last."""
         names = {v: i.name for v, i in self.inputs.items()}
         names |= {v: f"{feed.name}.{v.name}" for v, feed in self.fields.items()}
         last: dict[tuple[str, str, int], Value] = {}
@@ -118,13 +119,13 @@ class Explained:
         return [*self.names, *(o.value for o in self.results)]
 
     def held(self, value: Value) -> Window:
-        """What a rank makes of a value."""
+        """Return the window that a rank computes or holds of a value."""
         parts = self.demands.of.get(value)
         return parts.made[0] if parts and parts.made else home(value)
 
     def array_rows(self) -> list[dict[str, Any]]:
-        """Inputs, fields, variables, results; what has the same name and type as one before is
-        that one."""
+        """Return rows for inputs, fields, variables, results; a name that stands twice with one
+        type is one row."""
         rows: dict[Any, dict[str, Any]] = {}
         what = {v: "state" if v in self.states else "input" if v in self.inputs else
                 "field" if v in self.fields else "variable" for v in self.names}
@@ -163,9 +164,9 @@ class Explained:
         }
 
     def chosen(self) -> list[dict[str, Any]]:
-        """What the compiler does before loops, and why: arrays laid out otherwise, products. What
-        to try where it gathers arrays, or products are large; and where loops are unrolled, by it
-        or by Python's range in a long program."""
+        """Return rows about what the compiler does before loops, and why: arrays laid out
+        otherwise, products. They say what to try where it gathers arrays, or products are large;
+        and where loops are unrolled, by it or by Python's range in a long program."""
         rows = [_chosen(op.what.because, op.place, self.instead(op), self.copied(op) > advice.LARGE)
                 for op in self.ops if isinstance(op.what, Relayout | MatMul) and op.what.because]
         rows += [_chosen(advice.UNROLLED, p, advice.ONE_EXTENT) for p in self.graph.unrolled]
@@ -196,7 +197,7 @@ class Explained:
     # ---- why -----------------------------------------------------------------------------------
 
     def why(self, value: Value) -> tuple[str, str]:
-        """given, follows or chosen; and the same in words."""
+        """Return why a value has its layout: given, follows or chosen; and the same in words."""
         value = self._first(value)
         if not value.type.ndim:
             return "chosen", "a number, the same on every rank"
@@ -229,20 +230,20 @@ class Explained:
         return "chosen", "chosen: no use wants it in parts"
 
     def _is_anything_given(self) -> bool:
-        """Whether the program names a layout that splits an array."""
+        """Return whether the program names a layout that splits an array."""
         named = [i for i in self.inputs.values() if i.origin in ("given", "rules")]
         ops = (op for op in self.demands.defs.values() if isinstance(op.what, Relayout | ShardMap))
         return any(any(i.layout) for i in named) or bool(self.fields) or any(
             not (isinstance(op.what, Relayout) and op.what.because) for op in ops)
 
     def _first(self, value: Value) -> Value:
-        """What an argument of a loop is before the loop, as it lay then."""
+        """Return the value that an argument of a loop is before the loop, as it lay then."""
         while value in self.before:
             value = self.before[value]
         return value
 
     def _decides(self, op: Op, value: Value) -> Value | None:
-        """The operand that a result's layout comes from; None where there is none."""
+        """Return the operand that a result's layout comes from; None where there is none."""
         if isinstance(op.what, Loop | Branch):
             return self._carried(op, op.results.index(value))
         if found := [v for v in self._parts(value) if not v.type.free]:
@@ -259,7 +260,7 @@ class Explained:
         return arrays[0][1] if arrays else None
 
     def _parts(self, value: Value) -> list[Value]:
-        """What an array is written of, part by part; nothing if it is not."""
+        """Return the values from which an array is written, part by part; none if it is not."""
         out = []
         op = self.demands.defs.get(value)
         while op is not None and isinstance(op.what, Update):
@@ -269,7 +270,8 @@ class Explained:
         return out if blank else []
 
     def _carried(self, op: Op, k: int) -> Value:
-        """What a loop or a branch has its layout from: before it, or at the end of a region."""
+        """Return the value that gives a loop's or branch's result its layout: before it, or at the
+        end of a region."""
         ends = [*op.operands[k : k + 1], *(inner.results[k] for inner in op.regions[-1:])]
         if isinstance(op.what, Branch):
             ends = [inner.results[k] for inner in op.regions]
@@ -313,7 +315,7 @@ class Explained:
         }
 
     def advice(self, op: Op, traffic: Traffic) -> dict[str, str] | None:
-        """What is pointed out at build."""
+        """Return the advice that the build prints about an exchange; None if there is none."""
         value = self.program.origins.get(op.results[0])
         if value is None or op.place is None or not advice.too_much(traffic):
             return None
@@ -331,7 +333,7 @@ class Explained:
         }
 
     def subject(self, op: Op) -> str:
-        """What the user calls the array that is exchanged; "" where it has no name."""
+        """Return the user's name of the array that is exchanged; "" where it has none."""
         value = self.program.origins.get(op.results[0]) if op.results else None
         value = value and self._first(value)
         if value is None:
@@ -343,7 +345,7 @@ class Explained:
 
 
     def _often(self, found: ExchangeSite) -> str:
-        """In words."""
+        """Return in words how often an exchange happens."""
         entries = self.program.entry_branch
         around = [op for op in found.around if op is not entries]
         loops = [str(op.place.line) for op in around if isinstance(op.what, Loop) and op.place]
@@ -362,7 +364,8 @@ class Explained:
 
 
 def _of_entries(graph: Module) -> dict[Value, Value]:
-    """What an entry gives, as its own arm makes it, by the result of the branch between entries."""
+    """Return, by the result of the branch between entries, the value that an entry's own arm
+    makes."""
     branch, found = graph.entry_branch, dict[Value, Value]()
     for entry, arm in zip(graph.entries, graph.bodies):
         given = [graph.outputs[k].value for k in entry.outputs]
@@ -389,7 +392,7 @@ def _exchanges(region: Region, around: tuple[Op, ...]) -> Iterator[ExchangeSite]
 
 
 def place_row(place: Place | None) -> dict[str, Any] | None:
-    """A position with its source line, so that an image can quote it."""
+    """Return a position with its source line, so that an image can quote it."""
     if place is None:
         return None
     return {"file": os.path.basename(place.file), "line": place.line, "column": place.column,

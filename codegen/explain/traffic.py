@@ -24,8 +24,9 @@ _COMBINED = {"add": "partial sums", "mul": "partial products", "max": "maxima", 
 
 @dataclass(frozen=True)
 class Traffic:
-    """kind: in a word. words: in some more. bytes: see above. result: bytes of what a rank has
-    afterwards. gathered: dims of which every rank then has the same, and which were split."""
+    """The traffic of an exchange. kind: in a word. words: in some more. bytes: see above. result:
+    bytes of what a rank has afterwards. gathered: dims of which every rank then has the same, and
+    which were split."""
 
     kind: str
     words: str
@@ -35,7 +36,7 @@ class Traffic:
 
 
 class Meter:
-    """What exchanges of a Program move."""
+    """A meter of what exchanges of a Program move."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -43,7 +44,7 @@ class Meter:
     # ---- the largest and the smallest part -----------------------------------------------------
 
     def most(self, e: Expr) -> Expr:
-        """The extent on the rank that has most: of blocks ceil(extent / ranks)."""
+        """Return the extent on the rank that has most: of blocks ceil(extent / ranks)."""
         return self._of_blocks(e, 1)
 
     def least(self, e: Expr) -> Expr:
@@ -55,7 +56,7 @@ class Meter:
         return _bound(e, sign) if _gone(found) else found
 
     def cut(self, c: Cut) -> Expr:
-        """The extent of a Cut on the rank that has most."""
+        """Return the extent of a Cut on the rank that has most."""
         if c.given is not None or not c.axes:
             low, high = c.bounds(self.mesh)
             return self.most(high - low)
@@ -74,7 +75,7 @@ class Meter:
     # ---- kinds ---------------------------------------------------------------------------------
 
     def of(self, op: Op) -> Traffic:
-        """Of an exchange that has a result."""
+        """Return the traffic of an exchange that has a result."""
         assert isinstance(op.what, Exchange)
         return op.what.traffic(op, self)
 
@@ -83,12 +84,13 @@ class Meter:
         return self.volume(made.shape) * made.dtype.size
 
     def whole(self, words: str, op: Op) -> Traffic:
-        """All that a rank has afterwards comes from others."""
+        """Return the traffic of an exchange in which all that a rank has afterwards comes from
+        others."""
         result = self.result(op)
         return Traffic(words, words, result, result)
 
     def folded(self, op: Op, words: str, fn: str, cut: Sequence[int]) -> Traffic:
-        """cut: dims of which a rank keeps a part."""
+        """Return the traffic of a fold. cut: dims of which a rank keeps a part."""
         combined = _COMBINED.get(fn, f"'{fn}'")
         into = f" into blocks of {_dims(cut)}" if cut else ""
         given = op.operands[0].type
@@ -96,7 +98,8 @@ class Meter:
         return Traffic(words, f"{words} of {combined}{into}", bytes_, self.result(op))
 
     def moved(self, op: Op, have: Bounds, want: Bounds, flow: str) -> Traffic:
-        """Per dim: what it becomes, its new extent, and how much of that a rank has already."""
+        """Return the traffic of a Move, from what each dim becomes, its new extent, and how much of
+        that a rank has already."""
         ndim = op.result.type.ndim
         dims = list(zip(each(have, ndim), each(want, ndim), strict=True))
         split = [d for d, (given, part) in enumerate(dims) if given is None and part is not None]
@@ -132,7 +135,8 @@ class Meter:
     def dim(
         self, d: int, have: Span, want: Span, ndim: int
     ) -> tuple[str, str, Expr, Expr]:
-        """Of a dim of which a rank has one part and wants another one."""
+        """Return what becomes of a dim of which a rank has one part and wants another one: a kind,
+        its text, the extent wanted, and the extent that the rank has already."""
         (low, high), (first, last) = have, want
         total = self.most(last - first)
         before, after = low - first, last - high
@@ -163,8 +167,9 @@ class Meter:
 
 
 def _touched(e: Expr) -> Expr:
-    """At least e: of pieces that a range touches, end rounded up less begin rounded down, without
-    saying where it begins. For -(p // d) - q // d is at most 1 - (p + q) // d."""
+    """Return an upper bound of e without begins: the number of pieces that a range touches is its
+    end rounded up less its begin rounded down, and -(p // d) - q // d is at most 1 - (p + q) //
+    d."""
     down = [a for a in sorted((a for a in e.atoms() if isinstance(a, Call)), key=lambda a: a.order)
             if a.op == "floordiv" and _gone(expr.from_atom(a)) and expr.linear_in(e, a)[0] == -1]
     for k, a in enumerate(down):
@@ -177,12 +182,13 @@ def _touched(e: Expr) -> Expr:
 
 
 def _gone(e: Expr) -> set[Sym]:
-    """What nobody knows who asks: counters, and where a rank is."""
+    """Return the symbols whose values nobody knows who asks: counters, and where a rank is."""
     return {s for s in e.symbols() if s.kind not in LAUNCH}
 
 
 def _bound(e: Expr, sign: int) -> Expr:
-    """Without these; the bounds of a counter may hold those of loops around."""
+    """Return a bound of e without the symbols that nobody knows; the bounds of a counter may hold
+    those of loops around."""
     bound = estimate.upper_bound if sign > 0 else estimate.lower_bound
     while gone := _gone(e):
         e = bound(e, gone)
@@ -190,7 +196,8 @@ def _bound(e: Expr, sign: int) -> Expr:
 
 
 def unclipped(e: Expr) -> Expr:
-    """At least e: an extent high - low, without the ends that both are kept within."""
+    """Return an upper bound of e, an extent high - low, without the ends that both are kept
+    within."""
     clips = [a for a in e.atoms() if isinstance(a, Call) and a.op in ("min", "max")]
     above = [a for a in clips if expr.linear_in(e, a)[0] == 1]
     below = [a for a in clips if expr.linear_in(e, a)[0] == -1]
@@ -215,7 +222,7 @@ def unclipped(e: Expr) -> Expr:
 
 
 def _clip(e: Expr) -> tuple[str, Expr, Expr] | None:
-    """(min or max, number, what it clips)."""
+    """Return an extreme as (min or max, number, what it clips)."""
     for call in e.atoms():
         if isinstance(call, Call) and call.op in ("min", "max") and e == expr.from_atom(call):
             for number, other in (call.args, call.args[::-1]):

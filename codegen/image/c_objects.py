@@ -73,8 +73,8 @@ class FunctionInC:
 
 @dataclass(frozen=True)
 class Passed:
-    """What a call gives: parameters by name, in the order in which it passes them, and for extents
-    that it leaves out the array and the dim."""
+    """The arguments of a call: parameters by name, in the order in which it passes them, and for
+    extents that it leaves out the array and the dim."""
 
     names: tuple[str, ...]
     extents: tuple[tuple[str, str, int], ...] = ()
@@ -83,7 +83,7 @@ class Passed:
 def compile_c(
     function: FunctionInC, passed: Passed, signature: Sequence[Parameter], symbol: str, target: str
 ) -> bytes:
-    """The object file. Raises KernelError with the line of the C file."""
+    """Compile a C function into an object file; raise KernelError with the line of the C file."""
     text = _wrapper(function, passed, signature, symbol)
     folder = os.path.dirname(function.path)
     flags = [*link.FLAGS, *(f"-Werror={e}" for e in _ERRORS), f"-march={target}",
@@ -107,8 +107,8 @@ def compile_c(
 def _wrapper(
     function: FunctionInC, passed: Passed, signature: Sequence[Parameter], symbol: str
 ) -> str:
-    """C around the user's file: its function must be what the prototype says, and is called once,
-    or in every turn of the loops."""
+    """Return the C around the user's file: its function must be what the prototype says, and is
+    called once, or in every turn of the loops."""
     prototype = function.prototype
     parameters = {p.name: p for p in prototype.parameters}
     given = dict(zip(passed.names, enumerate(signature), strict=True))
@@ -140,7 +140,7 @@ def _wrapper(
 
 
 def _argument(p: CParameter, k: int, passed: Parameter) -> str:
-    """What the user's function gets for one of its parameters."""
+    """Return the C of an argument that the wrapper passes for one of the user's parameters."""
     c, address = p.c if p.pointer else passed.dtype.c, f"p{k}"  # a number C itself converts
     if passed.ndim or passed.writes:
         typed = f"({'' if p.writes else 'const '}{c} *)p{k}"
@@ -168,8 +168,9 @@ _loaded: dict[Any, Any] = {}
 def loaded(
     function: FunctionInC, passed: Passed, signature: Sequence[Parameter], target: str
 ) -> Any:
-    """The same function in this process: a ctypes function of addresses, extents and numbers. Its
-    file stays open: the dynamic linker takes what has the same path for what it has loaded."""
+    """Return the same function in this process: a ctypes function of addresses, extents and
+    numbers. Its file stays open: the dynamic linker takes what has the same path for what it has
+    loaded."""
     key = (function.texts(), function.prototype, passed, tuple(signature))
     if key not in _loaded:
         made = compile_c(function, passed, signature, _SYMBOL, target)

@@ -40,7 +40,8 @@ def line_of(file: str, word: str, behind: str = "") -> Place | None:
 
 
 def _anywhere(function: FunctionInC, *words: str) -> Place | None:
-    """The same in any of its files, of the first word that stands in one: as a call if it can."""
+    """Return the same in any of its files, of the first word that stands in one: as a call if it
+    can."""
     files = [function.file, *function.files()[1:]]
     found = (line_of(file, word, behind)
              for word in words for behind in ("(", "") for file in files)
@@ -59,7 +60,7 @@ def _refused(function: FunctionInC, text: str, expected: str, found: str, remedy
 
 
 def not_compiled(function: FunctionInC, said: str) -> KernelError:
-    """What the compiler said, at the first line of the user's that it names."""
+    """Return the error with the compiler's text, at the first line of the user's that it names."""
     rows = [(file, int(line), int(column or 1), kind, _OPTION.sub("", text))
             for file, line, column, kind, text in _SAID.findall(said)]
     texts = [text for _, _, _, kind, text in rows if kind != "note"]
@@ -93,7 +94,7 @@ class _Section(NamedTuple):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether it can be written; what the linker alone writes cannot."""
+        """Return whether it can be written; what the linker alone writes cannot."""
         return bool(self.size and self.flags & _WRITE) and not self.runs_at_load \
             and not self.name.startswith(".data.rel.ro")
 

@@ -29,7 +29,7 @@ class Ended:
 
 
 def found(name: str) -> str:
-    """Where on PATH a program of this name is, or ""."""
+    """Return the path of a program of this name on PATH, or ""."""
     return shutil.which(name) or ""
 
 
@@ -56,7 +56,7 @@ def run(
 
 
 def _end(group: int) -> None:
-    """A program and all that it started. It may have ended meanwhile."""
+    """End a program and all that it started, some of which may have ended meanwhile."""
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 

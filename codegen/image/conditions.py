@@ -27,7 +27,7 @@ def broken_condition(
 def broken_route(
     routes: Sequence[dict[str, Any]], values: dict[str, Any]
 ) -> tuple[dict[str, Any], str] | None:
-    """The first permutation that is wrong, of those not proved; and how it is wrong.
+    """Return the first permutation that is wrong, of those not proved; and how it is wrong.
 
     Beyond MOST_TRIED members the engine notices two messages for one rank when they meet.
     """

@@ -28,7 +28,7 @@ def damaged(found: str, expected: str) -> ImageError:
 
 
 def printable(text: str) -> str:
-    """Without terminal escapes: what is no plain character is shown by its number."""
+    """Return a text without terminal escapes: what is no plain character is shown by its number."""
     return "".join(c if c.isprintable() else _escaped(ord(c)) for c in text)
 
 
@@ -40,7 +40,7 @@ def _escaped(code: int) -> str:
 
 
 def read_sections(data: bytes) -> tuple[str, Sections]:
-    """The machine and the sections of an image."""
+    """Return the machine and the sections of an image."""
     try:
         machine, sections = _read_sections(data)
         if all(name in sections for name in OURS):
@@ -93,7 +93,8 @@ def text_at(table: bytes, at: int) -> str:
 
 
 def _refuse_overlap(sections: Sections) -> None:
-    """No two sections share a byte: what is patched, or not in the digest, is nothing else."""
+    """Raise ImageError if two sections share a byte: what is patched, or not in the digest, is
+    nothing else."""
     end, before = 0, ""
     for offset, size, name in sorted((o, s, n) for n, (o, s) in sections.items() if s):
         if offset < end:
@@ -108,7 +109,8 @@ def _truncated(expected: int, found: int) -> ImageError:
 
 
 def _was_whole(data: bytes) -> bool:
-    """Whether this was an image before a few bits of its headers changed; it was not cut off.
+    """Return whether this was an image before a few bits of its headers changed; it was not cut
+    off.
 
     The linker puts the section table last, its first row zero, the section of names in its last.
     """

@@ -111,7 +111,8 @@ class _Dynamic:
                 raise damaged(f"one at {s.address:#x}", "memory to protect within what is written")
 
     def place(self, address: int, size: int = 1, writes: bool = False) -> int:
-        """Where these bytes of memory lie in the file: all in one segment, and there to be read."""
+        """Return the file offset of these bytes of memory; raise ImageError unless one segment has
+        all of them."""
         for s in self.loads:
             if s.address <= address and address + size <= s.address + s.size:
                 if not writes or s.flags & _WRITE:
@@ -186,7 +187,7 @@ class _Dynamic:
     # ---- symbols -----------------------------------------------------------------------------
 
     def _symbols(self) -> int:
-        """How many there are: linkers put the names right behind the symbols."""
+        """Return how many there are: linkers put the names right behind the symbols."""
         first, end = self._required(_SYMBOLS), self.entries[_STRINGS]
         if first >= end:
             raise damaged("symbols behind their names", "symbols before their names")
@@ -204,7 +205,8 @@ class _Dynamic:
         return count
 
     def _hash_table(self, count: int) -> None:
-        """By which the linker finds a name: every chain stays among the symbols and ends."""
+        """Check the hash table by which the linker finds a name: every chain stays among the
+        symbols and ends."""
         if _GNU_HASH in self.entries:
             self._gnu_hash(self.entries[_GNU_HASH], count)
         elif _HASH in self.entries:
@@ -264,7 +266,7 @@ class _Dynamic:
                     raise damaged(f"version {version}", "versions that the image names")
 
     def _version_row(self, at: int) -> set[int]:
-        """The numbers of the versions of one library."""
+        """Return the numbers of the versions of one library."""
         revision, count, library, first = struct.unpack_from(
             "<HHII", self.data, self.place(at, 16))
         self._library(library)
@@ -307,7 +309,8 @@ class _Dynamic:
         self._packed_relocations()
 
     def _packed_relocations(self) -> None:
-        """An even word is an address; an odd one says which of the 63 words that follow it."""
+        """Check packed relocations: an even word is an address; an odd one says which of the 63
+        words that follow it."""
         length = self.entries.get(_RELRSZ, 0)
         if (_RELR in self.entries) != bool(length) or length % 8:
             raise damaged(f"{length} bytes", "packed relocations of 8 bytes")
@@ -325,7 +328,7 @@ class _Dynamic:
                     raise damaged(f"one to {to:#x}", "relocations within the image")
 
     def _written(self, where: int) -> None:
-        """The linker may write these 8 bytes, and reads none of its tables there."""
+        """Check that the linker may write these 8 bytes, and reads none of its tables there."""
         self.place(where, 8, writes=True)
         first = self.dynamic.address
         if first - 8 < where < first + self.dynamic.room:

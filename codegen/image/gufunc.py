@@ -26,7 +26,7 @@ _LIST = rf"\s*{_DIMS}\s*(?:,\s*{_DIMS}\s*)*"
 
 
 class Parameter(NamedTuple):
-    """What a parameter of a kernel is given.
+    """The type of a kernel's parameter.
 
     loops: which its leading dims follow; None: handed over as it is. apart: of an output, that an
     empty part is nothing to do. many: a tuple of so many.
@@ -41,8 +41,8 @@ class Parameter(NamedTuple):
 
 
 def c_types(p: Parameter) -> list[str]:
-    """What C takes for a parameter: the address of an array and its extents, a number, or the parts
-    of a complex one."""
+    """Return the C types for a parameter: the address of an array and its extents, a number, or the
+    parts of a complex one."""
     if p.ndim or p.writes:
         return ["void *"] + ["int64_t"] * p.ndim
     part = p.dtype.compute.removesuffix(" _Complex")
@@ -50,7 +50,7 @@ def c_types(p: Parameter) -> list[str]:
 
 
 def c_names(k: int, p: Parameter) -> list[str]:
-    """The names of these in the function around a kernel, whose parameter number k it is."""
+    """Return the names of these in the function around a kernel, whose parameter number k it is."""
     if p.ndim or p.writes:
         return [f"p{k}", *(f"n{k}_{d}" for d in range(p.ndim))]
     if p.dtype.kind == "c":
@@ -60,7 +60,8 @@ def c_names(k: int, p: Parameter) -> list[str]:
 
 @dataclass(frozen=True)
 class Signature:
-    """dims: per parameter, inputs first, the names of the dims that the function sees."""
+    """A signature of a kernel. dims: per parameter, inputs first, the names of the dims that the
+    function sees."""
 
     text: str
     dims: tuple[tuple[str, ...], ...]
@@ -143,7 +144,7 @@ def call(
 
 
 def _turn(x: Any, dims: tuple[int, ...], at: tuple[int, ...], written: bool) -> Any:
-    """What one call gets. An output of single elements arrives as an array of one."""
+    """Return the argument of one call. An output of single elements arrives as an array of one."""
     index: tuple[Any, ...] = tuple(0 if k == ONLY else at[k] for k in dims)
     if not written or x.ndim > len(dims):
         return x[index] if isinstance(x, np.ndarray) else x

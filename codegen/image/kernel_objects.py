@@ -34,7 +34,8 @@ _ALIASES = {"numba_gamma": "tgamma", "numba_gammaf": "tgammaf", "numba_ldexp": "
 def compile_kernel(
     function: Callable[..., Any], signature: Sequence[Parameter], symbol: str, target: str
 ) -> bytes:
-    """The object file. target: an LLVM name of a CPU. Raises KernelError with the kernel's line."""
+    """Compile a kernel into an object file; raise KernelError with the kernel's line. target: an
+    LLVM name of a CPU."""
     functions = refusals.check_names(function)
     module = _optimised(_typed(function, signature), symbol, target)
     declared = [*module.functions, *module.global_variables]
@@ -64,7 +65,7 @@ def results_of(function: Callable[..., Any], given: Sequence[DType]) -> list[str
 
 
 def _element(dtype: DType) -> Any:
-    """numba's type of an element; None: it has none."""
+    """Return numba's type of an element, or None if it has none."""
     return types.boolean if dtype.kind == "b" else getattr(types, dtype.name, None)
 
 
@@ -144,7 +145,7 @@ def _c_signature(signature: Sequence[Parameter]) -> Any:
 
 
 def _with_helpers(function: Any, made: dict[Any, Any], debug: bool) -> Any:
-    """The function, and the user's functions that it names, for numba to compile now.
+    """Return the function, and the user's functions that it names, for numba to compile now.
 
     made: those that were met before; functions may call each other, and themselves.
     """
@@ -182,7 +183,7 @@ def _machine(target: str) -> Any:
 
 
 def _optimised(wrapped: Any, symbol: str, target: str) -> Any:
-    """The module with `symbol` as its only visible function, optimised for the target."""
+    """Return the module with `symbol` as its only visible function, optimised for the target."""
     # A function that calls itself is declared under another name, for numba's own linker.
     text = wrapped._library.get_llvm_str()
     text = re.sub(r"(?m)^declare [^\n]*\.numba\.unresolved\$.*\n", "", text)

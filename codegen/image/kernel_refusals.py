@@ -29,8 +29,8 @@ _WORKS = "a kernel that works on the arrays it is given"
 
 
 def check_names(function: Callable[..., Any]) -> list[types.FunctionType]:
-    """The functions of a kernel: itself and its helpers. Raises KernelError for names that stand
-    for nothing, or for what only the program has."""
+    """Return the functions of a kernel: itself and its helpers. Raises KernelError for names that
+    stand for nothing, or for what only the program has."""
     found: list[types.FunctionType] = []
     todo: list[Any] = [function]
     while todo:
@@ -144,7 +144,7 @@ def not_linkable(
 def _calls(
     functions: Sequence[types.FunctionType], names: set[str], text: str
 ) -> Place | None:
-    """The user's line that calls one of these, as LLVM's debug information has it."""
+    """Return the user's line that calls one of these, as LLVM's debug information has it."""
     nodes = dict(re.findall(r"(?m)^(!\d+) = (?:distinct )?(!DI.*)$", text))
     called = "|".join(map(re.escape, sorted(names)))
     for node in re.findall(rf"(?m)call [^\n]*@(?:{called})\([^\n]*!dbg (!\d+)", text):
@@ -169,7 +169,7 @@ def _field(node: str, name: str) -> str:
 
 
 def _raised(module: str) -> Iterator[tuple[str, str, int]]:
-    """What the optimised code can still raise: text, file and line, as numba keeps them."""
+    """Yield what the optimised code can still raise: text, file and line, as numba keeps them."""
     pattern = rf'(?m)^@"?{re.escape(RAISED)}[0-9a-f]+"? = .* c"((?:[^"\\]|\\..)*)"'
     for quoted in re.findall(pattern, module):
         escapes = re.compile(rb"\\([0-9A-F]{2})")
@@ -200,7 +200,8 @@ def _is_slice_assignment(node: ast.AST) -> bool:
 def _find(
     functions: Sequence[types.FunctionType], wanted: Callable[[ast.AST], bool], line: int = 0
 ) -> Place | None:
-    """The first place in the functions' source, or on a line of it, that `wanted` recognises."""
+    """Return the first place in the functions' source, or on a line of it, that `wanted`
+    recognises."""
     for function in functions:
         try:
             lines, first = inspect.getsourcelines(function)

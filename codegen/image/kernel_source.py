@@ -28,8 +28,8 @@ _WRITES = frozenset(
 
 
 class Reading:
-    """function: a kernel's. find: gives the tree of one, or None. Answers are kept: helpers that
-    are defined anew want a new Reading."""
+    """A reading of a kernel's source. function: a kernel's. find: gives the tree of one, or None.
+    Answers are kept: helpers that are defined anew want a new Reading."""
 
     def __init__(
         self, function: Callable[..., Any], find: Callable[[Any], ast.AST | None]
@@ -50,7 +50,7 @@ class Reading:
         }
 
     def writes(self, name: str, ndim: int) -> bool:
-        """Whether it may write into an array of so many dims that this parameter is."""
+        """Return whether it may write into an array of so many dims that this parameter is."""
         key = (name, ndim)
         if key not in self._writes:
             self._writes[key] = False  # until a use says otherwise: functions may call themselves
@@ -60,7 +60,7 @@ class Reading:
         return self._writes[key]
 
     def fills(self, name: str, ndim: int) -> bool:
-        """Whether it surely writes every element of an output of so many dims."""
+        """Return whether it surely writes every element of an output of so many dims."""
         if self.tree is None or any(
             isinstance(n, (ast.Return, ast.Raise, ast.FunctionDef, ast.Lambda, ast.Try))
             for n in ast.walk(self.tree) if n is not self.tree
@@ -70,7 +70,7 @@ class Reading:
         return alone and _fills(self.tree.body, name, ndim, {})
 
     def _only_set(self, use: ast.Name) -> bool:
-        """Whether the elements of an output are not read here."""
+        """Return whether the elements of an output are not read here."""
         up = self.parents[use]
         if isinstance(up, ast.Attribute):
             return up.attr in ("shape", "size", "ndim", "dtype")
@@ -89,7 +89,8 @@ class Reading:
                 yield node
 
     def _only_read(self, use: ast.AST, ndim: int) -> bool:
-        """Whether nothing is written through an expression that is an array, or part of one."""
+        """Return whether nothing is written through an expression that is an array, or part of
+        one."""
         up = self.parents[use]
         if isinstance(getattr(use, "ctx", None), (ast.Store, ast.Del)):
             return False
@@ -111,7 +112,7 @@ class Reading:
         return isinstance(up, ast.For) and up.iter is use and ndim == 1
 
     def _called(self, call: ast.Call, at: int, ndim: int) -> bool:
-        """Whether a function leaves its argument alone."""
+        """Return whether a function leaves its argument alone."""
         if call.keywords:
             return False
         if isinstance(call.func, ast.Attribute):
@@ -134,7 +135,7 @@ class Reading:
 
 
 def _dims_left(index: ast.expr, ndim: int) -> int | None:
-    """How many dims a subscript leaves; None where that is not seen."""
+    """Return how many dims a subscript leaves; None where that is not seen."""
     items = index.elts if isinstance(index, ast.Tuple) else [index]
     if any(isinstance(i, ast.Starred) or (isinstance(i, ast.Constant) and i.value in (None, ...))
            for i in items):
@@ -147,8 +148,8 @@ def _dims_left(index: ast.expr, ndim: int) -> int | None:
 
 
 def _fills(body: list[ast.stmt], name: str, ndim: int, loops: dict[str, int]) -> bool:
-    """Whether these statements, whatever happens, write every element that the loops around them
-    come to. loops: counters, and the dim that each goes through."""
+    """Return whether these statements, whatever happens, write every element that the loops around
+    them come to. loops: counters, and the dim that each goes through."""
     for statement in body:
         if isinstance(statement, ast.Assign):
             if any(_everywhere(t, name, ndim, loops) for t in statement.targets):
@@ -183,7 +184,8 @@ def _fills(body: list[ast.stmt], name: str, ndim: int, loops: dict[str, int]) ->
 
 
 def _leaves(loop: ast.For) -> bool:
-    """Whether some turn may end before the body does: by a break or a continue of this loop."""
+    """Return whether some turn may end before the body does: by a break or a continue of this
+    loop."""
     todo: list[ast.AST] = list(loop.body)
     while todo:
         node = todo.pop()
@@ -197,8 +199,8 @@ def _leaves(loop: ast.For) -> bool:
 
 
 def _everywhere(target: ast.expr, name: str, ndim: int, loops: dict[str, int]) -> bool:
-    """Whether it is out[i, j] with counters that go through these dims, or out[:]; of an output of
-    single elements, out[0]."""
+    """Return whether it is out[i, j] with counters that go through these dims, or out[:]; of an
+    output of single elements, out[0]."""
     if not (isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name)
             and target.value.id == name):
         return False

@@ -94,7 +94,8 @@ double spmd_trial(double x) { return sqrt(x); }
 
 
 def include_dir() -> str:
-    """Where the headers are that images include: in the package, or beside it in a source tree."""
+    """Return the folder of the headers that images include: in the package, or beside it in a
+    source tree."""
     here = Path(__file__).resolve().parent.parent  # the package codegen
     for place in (here / "include", here.parent / "csrc"):
         if (place / "spmd_image.h").is_file():
@@ -104,7 +105,8 @@ def include_dir() -> str:
 
 
 def compiler() -> list[str]:
-    """The C compiler: CC, or cc, gcc, clang. Raises EnvironmentFault where there is none."""
+    """Return the command of the C compiler: CC, or cc, gcc, clang; raise EnvironmentFault where
+    there is none."""
     named = os.environ.get("CC", "").split()
     for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
         if commands.found(command[0]):
@@ -116,7 +118,7 @@ def compiler() -> list[str]:
 
 
 def is_math(name: str) -> bool:
-    """Whether a symbol is one of those that kernels may call."""
+    """Return whether a symbol is one of those that kernels may call."""
     return name in _MATH or (name.endswith("f") and name[:-1] in _MATH)
 
 
@@ -124,7 +126,8 @@ def link(
     source: str, *, objects: Sequence[bytes], constants: bytes, manifest: dict[str, Any],
     notes: dict[str, Any], index_words: int, target: str,
 ) -> bytes:
-    """The image. index_words: how many run-time scalars stand behind the index. target: -march."""
+    """Link an image and return its bytes. index_words: how many run-time scalars stand behind the
+    index. target: -march."""
     empty = reader.index_words(0, 0, 0, [1] * reader.AXES, [0] * index_words)
     files: dict[str, bytes] = {
         "image.c": source.encode(),
@@ -147,12 +150,12 @@ def link(
 
 
 def shared(files: dict[str, bytes], target: str) -> bytes:
-    """The shared object that these object files are linked into."""
+    """Return the shared object that these object files are linked into."""
     return _linked(files, list(files), target)
 
 
 def _linked(files: dict[str, bytes], inputs: list[str], target: str) -> bytes:
-    """The shared object that the compiler makes of these files. Raises EnvironmentFault."""
+    """Return the shared object that the compiler makes of these files. Raises EnvironmentFault."""
     command = [*compiler(), *FLAGS, *WARNINGS, f"-march={target}", "-I", include_dir(), *LINK,
                "-o", "image.so", *inputs, "-lm"]
     data, done = in_folder(files, [command], "image.so")
@@ -204,7 +207,8 @@ def trial(target: str) -> str:
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Somewhere to write: the temporary directory, the shared memory file system, or here."""
+    """Return a new folder that can be written: in the temporary directory, the shared memory file
+    system, or here."""
     for place in (None, "/dev/shm", "."):
         try:
             return tempfile.TemporaryDirectory(
@@ -219,7 +223,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 def _refused(
     name: str, done: commands.Ended, files: dict[str, bytes], target: str
 ) -> EnvironmentFault | InternalError:
-    """Why a compiler failed: what it lacks, or what we gave it."""
+    """Return the error that says why a compiler failed: what it lacks, or what we gave it."""
     lines = [ln for ln in done.err.splitlines() if "error" in ln] or done.err.splitlines()
     found = "; ".join(lines[:3])[:500] or f"exit code {done.code}, and not a word"
     for sign, lacks, remedy in _LACKS:
@@ -246,7 +250,7 @@ def _refused(
 
 
 def disassemble(data: bytes) -> str:
-    """The machine code as text. Raises EnvironmentFault where objdump is missing."""
+    """Return the machine code as text. Raises EnvironmentFault where objdump is missing."""
     if not commands.found("objdump"):
         raise EnvironmentFault("objdump not found", remedy="apt install binutils")
     with _folder() as folder:

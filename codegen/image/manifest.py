@@ -52,7 +52,8 @@ MOST_BITS = 1024  # of numbers in formulas that are only compared
 
 
 class ImageFile:
-    """An image. sections: name -> (offset, size). manifest: its JSON. digest: hexadecimal."""
+    """An image in memory. sections: name -> (offset, size). manifest: its JSON. digest:
+    hexadecimal."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -65,7 +66,7 @@ class ImageFile:
         return self.data[offset : offset + size]
 
     def notes(self) -> dict[str, Any]:
-        """What only people read: the text of every level."""
+        """Return the notes, the text of every level, which only people read."""
         import zlib  # what only people read: ranks do without
 
         try:
@@ -121,7 +122,7 @@ def digest_of(data: bytes, size: int, *blank: tuple[int, int]) -> bytes:
 
 
 def make_digest(data: bytes, sections: Sections) -> bytes:
-    """The content of .spmd.digest: of the whole file, then of each section in order.
+    """Return the content of .spmd.digest: of the whole file, then of each section in order.
 
     The index words count as zero; so do, in the first, its own bytes.
     """
@@ -219,7 +220,8 @@ def check_version(manifest: dict[str, Any]) -> None:
 
 
 def check_features(target: dict[str, Any]) -> None:
-    """The CPU has what the code uses. Reads /proc/cpuinfo only when something is needed."""
+    """Check that the CPU has what the code uses. Reads /proc/cpuinfo only when something is
+    needed."""
     needed = target.get("features") or []
     if not needed:
         return
@@ -255,14 +257,14 @@ def of_64_bits(op: str, args: Sequence[int]) -> int:
 
 
 def within_64(n: int) -> int:
-    """n, unless it has more than 64 bits: then an ImageError."""
+    """Return n; raise ImageError if it has more than 64 bits."""
     if n not in BITS_64:
         raise damaged("a number beyond them", "formulas of 64 bits")
     return n
 
 
 def bounded(n: int) -> int:
-    """n, unless work on such numbers has no bound: then an ImageError."""
+    """Return n; raise ImageError if work on such numbers has no bound."""
     if n.bit_length() > MOST_BITS:
         raise too_large(f"numbers of {MOST_BITS} bits", f"{n.bit_length()} bits")
     return n
@@ -287,7 +289,7 @@ def fnv(words: bytes) -> int:
 def index_words(
     patched: int, first: int, count: int, sizes: list[int], scalars: list[int]
 ) -> bytes:
-    """The bytes of .spmd.index, with their check value."""
+    """Return the bytes of .spmd.index, with their check value."""
     words = [patched, first, count, *sizes, *[1] * (AXES - len(sizes)), len(scalars), *scalars]
     magic, rest = struct.pack("<q", INDEX_MAGIC), struct.pack(f"<{len(words)}q", *words)
     return magic + struct.pack("<q", fnv(magic + rest)) + rest
@@ -299,7 +301,7 @@ def damaged_words(expected: str, found: str) -> InputError:
 
 
 class IndexWords:
-    """What a local program says of itself."""
+    """The index words of a local program: what it says of itself."""
 
     def __init__(self, data: bytes) -> None:
         if len(data) < 8 * INDEX_FIXED or len(data) % 8:
@@ -341,7 +343,8 @@ class IndexWords:
 
 
 def patch(image: ImageFile, first: int, count: int, sizes: list[int], scalars: list[int]) -> bytes:
-    """A local program: the image with its index words. Raises InputError where they do not fit.
+    """Return the local program: the image with its index words. Raises InputError where they do not
+    fit.
 
     What is a local program already stays what it is: it runs on its own ranks only.
     """
@@ -359,7 +362,7 @@ def patch(image: ImageFile, first: int, count: int, sizes: list[int], scalars: l
 def local_program(
     image: ImageFile, first: int, count: int, sizes: list[int], scalars: list[int]
 ) -> bytes:
-    """An image, or a local program of it, with other index words. Raises InputError.
+    """Return an image, or a local program of it, with other index words. Raises InputError.
 
     Extents of named dims are not patched in: each run takes them from its inputs.
     """
@@ -374,7 +377,8 @@ def local_program(
 
 
 def scalar_value(scalar: dict[str, Any], value: Any) -> int | float:
-    """A scalar of the declared type. UsageError for what is none, or does not fit 64 bits."""
+    """Return a scalar of the declared type. UsageError for what is none, or does not fit 64
+    bits."""
     flag, whole = type(scalar["default"]) is bool, scalar["dtype"] == "int64"
     number = None
     try:

@@ -27,8 +27,8 @@ _QUALIFIERS = frozenset("const restrict __restrict __restrict__".split())
 
 @dataclass(frozen=True)
 class CParameter:
-    """pointer: it takes an array; writes: which the function writes. extent_of: the array of which
-    an int64_t says how long a dim is."""
+    """A parameter of a C function. pointer: it takes an array; writes: which the function writes.
+    extent_of: the array of which an int64_t says how long a dim is."""
 
     name: str
     dtype: DType
@@ -86,7 +86,8 @@ def parse(text: str) -> Prototype:
 
 
 def _parameter(text: str, array: str | None) -> CParameter:
-    """array: the one directly before it, or before the extents before it."""
+    """Return the parameter that a text declares. array: the one directly before it, or before the
+    extents before it."""
     front, star, back = text.rpartition("*")
     words = (front if star else back).split()
     named = back.split() if star else words[-1:]

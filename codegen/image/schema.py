@@ -51,7 +51,7 @@ def text(value: Any, where: str) -> None:
 
 
 def anything(value: Any, where: str) -> None:
-    """What only people read."""
+    """Accept every value, since only people read it."""
 
 
 def truth(value: Any, where: str) -> None:
@@ -60,7 +60,7 @@ def truth(value: Any, where: str) -> None:
 
 
 def integer(low: int = BITS_64[0], high: int = BITS_64[-1]) -> Rule:
-    """An integer from low to high, both inclusive."""
+    """Return the rule of an integer from low to high, both inclusive."""
 
     def rule(value: Any, where: str) -> None:
         if type(value) is not int or not low <= value <= high:
@@ -88,7 +88,7 @@ def maybe(inner: Rule) -> Rule:
 
 
 def every(inner: Rule, most: int = 1 << 20) -> Rule:
-    """A list of at most so many."""
+    """Return the rule of a list of at most so many items."""
 
     def rule(value: Any, where: str) -> None:
         if not isinstance(value, list) or len(value) > most:
@@ -100,7 +100,7 @@ def every(inner: Rule, most: int = 1 << 20) -> Rule:
 
 
 def row(*rules: Rule) -> Rule:
-    """A list of just these."""
+    """Return the rule of a list of just these items."""
 
     def rule(value: Any, where: str) -> None:
         if not isinstance(value, list) or len(value) != len(rules):
@@ -120,7 +120,8 @@ def both(*rules: Rule) -> Rule:
 
 
 def table(optional: dict[str, Rule] | None = None, **fields: Rule) -> Rule:
-    """An object with these fields; some may be missing. What else is there nobody reads."""
+    """Return the rule of an object with these fields, some of which may be missing. What else is
+    there nobody reads."""
 
     def rule(value: Any, where: str) -> None:
         if not isinstance(value, dict):
@@ -189,7 +190,7 @@ def returned(value: Any, where: str) -> None:
 
 
 def _nested(node: Any, where: str) -> list[Any]:
-    """The trees of which a tree consists."""
+    """Return the trees of which a tree consists."""
     if not isinstance(node, list):
         _COUNT(node, where)
         return []
@@ -362,8 +363,8 @@ def check_manifest(m: dict[str, Any]) -> None:
 
 
 def _check_entries(m: dict[str, Any]) -> None:
-    """Numbers of inputs, outputs, states and scalars are of those that there are; a new value is
-    an array like the one whose place it takes."""
+    """Check that numbers of inputs, outputs, states and scalars are of those that there are, and
+    that a new value is an array like the one whose place it takes."""
     names = [e["name"] for e in m["entries"]]
     if len(set(names)) < len(names):
         refuse("entries", "distinct names", max(names, key=names.count))
@@ -438,12 +439,12 @@ def _check_feeds(
 
 
 def check_notes(notes: dict[str, Any]) -> None:
-    """The same of the notes."""
+    """Raise ImageError unless the notes are as the schema says."""
     _NOTES(notes, "notes")
 
 
 def check_names(e: Any, known: set[str], where: str) -> None:
-    """A checked formula names only these."""
+    """Raise ImageError if a checked formula names anything but these."""
     for name in names_in(e):
         if name not in known:
             refuse(where, "symbols that the image declares", name)

@@ -22,7 +22,7 @@ _MARKS = {"x86-64": "SSE2", "x86-64-v2": "SSE4.2", "x86-64-v3": "AVX2", "x86-64-
 
 
 def native() -> str:
-    """The highest level of this machine."""
+    """Return the highest level of this machine."""
     machine = os.uname().machine
     if machine not in ("x86_64", "AMD64"):
         return _OTHERS.get(machine, machine)
@@ -36,7 +36,7 @@ def native() -> str:
 
 
 def mark(level: str) -> str:
-    """The instruction set that a level is known by, for messages."""
+    """Return the instruction set that a level is known by, for messages."""
     return _MARKS.get(level, level)
 
 
@@ -49,7 +49,7 @@ def host_features() -> set[str]:
 
 
 def resolve(name: str) -> str:
-    """A target as the user names it; "native" is this machine. Raises UsageError."""
+    """Return a target as the user names it; "native" is this machine. Raises UsageError."""
     if name == "native":
         return native()
     if name in _ADDS or name in _OTHERS.values():
@@ -61,7 +61,7 @@ def resolve(name: str) -> str:
 
 
 def features(target: str) -> list[str]:
-    """The CPU features that code for this target may use beyond the baseline."""
+    """Return the CPU features that code for this target may use beyond the baseline."""
     out: list[str] = []
     for level, adds in _ADDS.items():
         out += adds
@@ -71,6 +71,6 @@ def features(target: str) -> list[str]:
 
 
 def describe(target: str) -> dict[str, object]:
-    """What the manifest says of it."""
+    """Return the manifest's description of a target."""
     machine = "x86-64" if target in _ADDS else "aarch64"
     return {"machine": machine, "level": target, "features": features(target)}

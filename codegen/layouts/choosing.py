@@ -18,7 +18,8 @@ from codegen.symbolic.estimate import largest
 
 
 def choose(graph: Module, auto: Sequence[str]) -> dict[str, Layout]:
-    """By name of the inputs in `auto`: how most of each is used where it lies.
+    """Return, by name of the inputs in `auto`, the layout in which most of each is used where it
+    lies.
 
     What a shard_map takes stays as it was, whole: its function sees the difference.
     """
@@ -39,7 +40,8 @@ def _anything_split(graph: Module) -> bool:
 
 
 def _spread(graph: Module, free: Sequence[Input]) -> dict[str, Layout]:
-    """Where no layout is named at all: dims of the largest input over the axes, in order."""
+    """Return a layout that splits the dims of the largest input over the axes, in order, for a
+    program that names no layout."""
     known = [i for i in free if i.shape and all(largest(e).is_const for e in i.shape)]
     if not known:
         return {}
@@ -57,7 +59,8 @@ def _elements(i: Input) -> int:
 
 
 def _wanted(demands: Demands, i: Input) -> Layout:
-    """The axes that its uses want its dims split over; now that of the first use that splits it."""
+    """Return an input's layout with the axes over which its uses want its dims split; a dim that
+    two uses split follows the first."""
     entries = list(i.layout)
     if any(entries):
         return i.layout

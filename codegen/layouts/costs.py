@@ -33,8 +33,8 @@ Formulas = Sequence[Shape]
 
 @dataclass
 class Cost:
-    """Of a loop, which is reached so many times. The seconds are of all these times, of them those
-    of its exchanges, and of those that fetch parts of a value of the Graph."""
+    """The cost of a loop that is reached `often` times. The seconds are of all these times: in all,
+    those of its exchanges, and of those that fetch parts of a value of the Graph."""
 
     often: float = 0.0
     seconds: float = 0.0
@@ -48,26 +48,27 @@ class Unknown(Exception):
 
 
 def meeting(ranks: int) -> float:
-    """Seconds for a short exchange between so many ranks."""
+    """Return the seconds that a short exchange between so many ranks takes."""
     return MEET * (1 + log2(ranks)) / 2 if ranks > 1 else 0.0
 
 
 def gathering(ranks: int, amount: int) -> float:
-    """Seconds for so many bytes of which every rank gets what it lacks."""
+    """Return the seconds for an exchange of so many bytes, in which every rank gets what it
+    lacks."""
     return meeting(ranks) + amount * (1 - 1 / ranks) * BYTE if ranks > 1 else 0.0
 
 
 def bytes_of(value: Value) -> int | None:
-    """All of an array; None where that is not known."""
+    """Return the bytes of a whole array; None where its extents are not known."""
     shape = [largest(e) for e in value.type.shape]
     known = all(e.is_const for e in shape)
     return prod(e.value for e in shape) * value.type.dtype.size if known else None
 
 
 class Costs:
-    """loops: those in which something is exchanged, with the loops in them, by their counters; and
-    `others`, if they are there. total: seconds of these, and of exchanges outside of loops. sizes:
-    by names of axes."""
+    """The costs of a Program. loops: those in which something is exchanged, with the loops in them,
+    by their counters; and `others`, if they are there. total: seconds of these, and of exchanges
+    outside of loops. sizes: by names of axes."""
 
     def __init__(
         self, program: Module, sizes: Mapping[str, int], others: Collection[Sym] = ()
@@ -90,7 +91,8 @@ class Costs:
         self.total = max(self.region(program.body.with_ops(looked_at), ranks))
 
     def region(self, region: Region, ranks: Sequence[Mapping[str, int]]) -> list[float]:
-        """Seconds on each of these ranks; those that exchange wait for each other."""
+        """Return the seconds of a region on each of these ranks; ranks that exchange wait for each
+        other."""
         spent = [0.0] * len(ranks)
         for op in region.ops:
             if isinstance(op.what, Loop):
@@ -111,7 +113,7 @@ class Costs:
         return spent
 
     def steps(self, op: Op, ranks: Sequence[Mapping[str, int]]) -> list[int]:
-        """How many elements of one operation each of these ranks computes."""
+        """Return how many elements of one operation each of these ranks computes."""
         if op not in self.work:
             self.work[op] = _AtRank(_longest, tuple(map(tuple, op.what.work(op))))
         return list(map(self.work[op], ranks))
@@ -140,7 +142,8 @@ class Costs:
         return self.own[op]
 
     def loop(self, op: Op, what: Loop, ranks: Sequence[Mapping[str, int]]) -> list[float]:
-        """At one turn in the middle, or at two where the body depends on the counter."""
+        """Return the seconds of a loop on each rank, from one turn in the middle, or from two where
+        the body depends on the counter."""
         body = op.regions[-1]
         if what.counter is None or what.stop is None or len(op.regions) > 1:
             return self.region(body, ranks)  # one turn of nobody knows how many
@@ -173,7 +176,8 @@ class Costs:
 
 
 class _AtRank:
-    """What follows from formulas at a rank: computed once for all values of their symbols."""
+    """A number that follows from formulas at a rank, computed once for all values of their
+    symbols."""
 
     def __init__(self, of: Callable[[Formulas, Mapping[str, int]], int], what: Formulas) -> None:
         self.of, self.what = of, what
@@ -188,7 +192,7 @@ class _AtRank:
 
 
 def _longest(loops: Formulas, rank: Mapping[str, int]) -> int:
-    """The steps of the longest of some loops, given by their extents."""
+    """Return the steps of the longest of some loops, given by their extents."""
     return max((_volume(extents, rank) for extents in loops), default=0)
 
 
@@ -205,7 +209,7 @@ def a_few_and_many(mesh: Mesh) -> list[dict[str, int]]:
 
 
 def _ranks(mesh: Mesh, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Where ranks are in the mesh: all of a small one, some of a large one."""
+    """Yield the values of symbols on ranks of the mesh: all of a small one, some of a large one."""
     given = {s.name: n for a, n in sizes.items() for s in (mesh.axis(a).size_sym,)}
     along = [
         range(n) if n <= SAMPLED else sorted({k * (n - 1) // (SAMPLED - 1) for k in range(SAMPLED)})
@@ -223,7 +227,7 @@ def _volume(extents: Sequence[Expr], rank: Mapping[str, int]) -> int:
 
 
 def _own(op: Op, what: Move, _: Formulas, rank: Mapping[str, int]) -> int:
-    """The elements of what a rank gets that it holds itself."""
+    """Return the number of elements that a rank gets and holds itself already."""
     (x,), made, total = op.operands, op.result.type, 1
     bounds = each(what.have, made.ndim), each(what.want, made.ndim)
     try:

@@ -31,7 +31,8 @@ ZERO = const(0)
 
 @dataclass(frozen=True)
 class Cut:
-    """axes: that split the dim `extent` whose blocks are followed; (): first … last on all ranks.
+    """The part of a dim that a rank holds or needs. axes: that split the dim `extent` whose blocks
+    are followed; (): first … last on all ranks.
 
     given: low and high themselves, where no blocks are followed. entry: that of all or nothing.
     """
@@ -49,7 +50,7 @@ class Cut:
     entry: Owned | None = None
 
     def bounds(self, mesh: Mesh) -> tuple[Expr, Expr]:
-        """The first element, and the one after the last."""
+        """Return the first element of a rank's part, and the one after the last."""
         if self.given is not None:
             return self.given
         if not self.axes:
@@ -77,7 +78,7 @@ class Cut:
         return low, high
 
     def follows(self, other: Cut) -> bool:
-        """Whether both follow the same blocks in the same steps."""
+        """Return whether both cuts follow the same blocks in the same steps."""
         return (
             bool(self.axes) and self.given is None and other.given is None
             and (self.axes, self.extent, self.step) == (other.axes, other.extent, other.step)
@@ -85,12 +86,12 @@ class Cut:
 
     @property
     def empty(self) -> bool:
-        """Whether there is evidently nothing in it."""
+        """Return whether a rank's part is evidently empty."""
         low, high = self.given or (self.first, self.last)
         return low == high and not self.open
 
     def inside(self, other: Cut) -> bool:
-        """Whether it is evident that every rank's part lies in its part by another cut."""
+        """Return whether every rank's part evidently lies in its part by another cut."""
         if self == other or self.empty:
             return True
         if self.period is not None and other.period is None:
@@ -104,8 +105,8 @@ class Cut:
         )
 
     def wraps(self) -> tuple[Expr, Expr, Expr] | None:
-        """Of a dim that goes on: how often it stands before itself, and behind, for this part to
-        lie within; and its period."""
+        """Return how often a dim that goes on stands before itself, and behind, for this part to
+        lie within; and its period. None: it does not go on."""
         if self.period is None:
             return None
         n = expr.maximum(self.period, 1)
@@ -120,7 +121,8 @@ class Cut:
         return expr.most(_ceil(before, n), 0), expr.most(_ceil(beyond, n), 0), self.period
 
     def opened(self) -> Cut:
-        """Without clipping, so that its bounds are simple formulas; not of a few rows of many."""
+        """Return the cut without clipping, so that its bounds are simple formulas; itself if it has
+        few rows of many."""
         if not self.axes or self.given is not None:
             return self
         rows, n = self.last - self.first, self.extent
@@ -167,13 +169,14 @@ def block(axes: LayoutEntry, extent: Expr) -> Cut:
 
 
 def owned(axes: LayoutEntry, rows: int, row: int, mesh: Mesh) -> Owned:
-    """The entry of dims of which a rank has all if it has this row of a dim of so many."""
+    """Return the entry of dims of which a rank has all or nothing: all if it has row `row` of a dim
+    of `rows` rows that these axes split."""
     low, high = row_of(axes, rows, row, mesh).bounds(mesh)
     return Owned(tuple(axes), rows, row, high - low)
 
 
 def row_of(axes: LayoutEntry, rows: int, row: int, mesh: Mesh) -> Cut:
-    """The part of a row, of extent 1, that a rank has."""
+    """Return the part of a row, of extent 1, that a rank has."""
     return of_result(block(tuple(axes), const(rows)), const(row), 1, const(1), mesh)
 
 
@@ -195,7 +198,7 @@ def given(axes: LayoutEntry, low: Expr, high: Expr) -> Cut:
 
 
 def blocks(shape: Shape, layout: Layout) -> Window:
-    """What a rank holds of an array of this layout."""
+    """Return the window that a rank holds of an array of this layout."""
     return tuple(block(entry, e) for e, entry in zip(shape, layout, strict=True))
 
 
@@ -204,7 +207,7 @@ def layout_of(value: Value) -> Layout:
 
 
 def home(value: Value) -> Window:
-    """The balanced blocks of a value's layout."""
+    """Return the balanced blocks of a value's layout."""
     return blocks(value.type.shape, layout_of(value))
 
 
@@ -217,7 +220,7 @@ def lows(mesh: Mesh, window: Window) -> Shape:
 
 
 def inside(a: Window, b: Window) -> bool:
-    """Whether it is evident that every rank's part by the one lies in its part by the other."""
+    """Return whether every rank's part by window a evidently lies in its part by window b."""
     return all(x.inside(y) for x, y in zip(a, b, strict=True))
 
 
@@ -234,8 +237,9 @@ Ranges = tuple[Expr, Expr, Expr, Expr]
 def near(
     mesh: Mesh, axes: tuple[str, ...], have: Sequence[Cut], want: Sequence[Cut]
 ) -> tuple[Ranges, ...]:
-    """Along each of these axes, where each alone splits a dim that is shifted, widened or cut into
-    blocks of another extent; else ().
+    """Return, along each of these axes, the range of members that a member reads, and of those that
+    read it, where each axis alone splits a dim that is shifted, widened or cut into blocks of
+    another extent; else ().
 
     A member reads those of which a part lies in what it wants before it is clipped, and that hold
     anything. Ranges may go on beyond the ends of the axis, to its other end.
@@ -291,7 +295,8 @@ def _ranges_around(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
 
 
 def of_operand(cut: Cut, start: Expr, step: int, mesh: Mesh) -> Cut:
-    """Where element j is operand[start + step * j]: the operand's part for this one of j."""
+    """Return the operand's part for this part of j, where element j is operand[start + step *
+    j]."""
     first, last = _covered(cut.first, cut.last, start, step)
     assert cut.period is None or (start, step) == (ZERO, 1), "of a whole dim"
     if cut.given is None and not cut.axes:
@@ -306,7 +311,8 @@ def of_operand(cut: Cut, start: Expr, step: int, mesh: Mesh) -> Cut:
 
 
 def of_result(cut: Cut, start: Expr, step: int, extent: Expr, mesh: Mesh) -> Cut:
-    """Those j of a slice start + step * j, j < extent, that lie in this part of the operand."""
+    """Return the part of the j of a slice, start + step * j with j < extent, that lie in this part
+    of the operand."""
     if cut.given is not None:
         return given(cut.axes, *_within(*cut.given, start, step, extent))
     first, last = _within(cut.first, cut.last, start, step, extent)
@@ -317,7 +323,8 @@ def of_result(cut: Cut, start: Expr, step: int, extent: Expr, mesh: Mesh) -> Cut
 
 
 def rolled(cut: Cut, shift: Expr, extent: Expr, mesh: Mesh) -> Cut:
-    """Where element j is operand[(j - shift) mod extent]: the operand's part for this one of j."""
+    """Return the operand's part for this part of j, where element j is operand[(j - shift) mod
+    extent]."""
     if cut.axes and cut.given is None and cut.step != 1:
         cut = given(cut.axes, *cut.bounds(mesh))
     bounds = cut.given and (cut.given[0] - shift, cut.given[1] - shift)
@@ -328,7 +335,7 @@ def rolled(cut: Cut, shift: Expr, extent: Expr, mesh: Mesh) -> Cut:
 
 
 def _covered(low: Expr, high: Expr, start: Expr, step: int) -> tuple[Expr, Expr]:
-    """The least and one more than the greatest of start + step * j, low <= j < high."""
+    """Return the least and one more than the greatest of start + step * j, low <= j < high."""
     if step == 1:
         return low + start, high + start
     if step == -1:
@@ -359,7 +366,8 @@ def _ceil(e: Expr, step: IntLike) -> Expr:
 
 
 def widened(blocks: Cut, width: int) -> Cut:
-    """Of a dim that is longer than this one: its blocks, and so many elements more."""
+    """Return these blocks with `width` more elements behind each, for a dim that is longer by
+    them."""
     if not blocks.axes:
         return replace(blocks, last=blocks.last + width)
     if blocks.given is not None:
@@ -371,7 +379,7 @@ def widened(blocks: Cut, width: int) -> Cut:
 
 
 def hull(a: Cut, b: Cut) -> Cut | None:
-    """The least cut that has both in it, where they lie near each other; else None."""
+    """Return the least cut that contains both, where they lie near each other; else None."""
     if a == b or b.inside(a):
         return a
     if a.inside(b):
@@ -405,7 +413,8 @@ def hull_of(a: Window, b: Window) -> Window | None:
 
 
 def gather(windows: Sequence[Window]) -> list[Window]:
-    """A few windows that cover these; each one's parts lie near each other."""
+    """Return a few windows that cover all of these; the windows that one of them covers lie near
+    each other."""
     out: list[Window] = []
     for window in windows:
         for k, known in enumerate(out):

@@ -29,7 +29,8 @@ from codegen.symbolic.expr import Sym
 
 @dataclass
 class Demand:
-    """made: computed (or held) by each rank. fetched: from others. of: what serves a use."""
+    """The demand for one value. made: computed (or held) by each rank. fetched: from others. of:
+    what serves a use."""
 
     made: list[Window] = field(default_factory=list)
     fetched: list[Window] = field(default_factory=list)
@@ -38,10 +39,10 @@ class Demand:
 
 
 class Demands:
-    """of: per value that is no view."""
+    """The demands of a Graph. of: per value that is no view."""
 
     def __init__(self, graph: Module, rooms: bool = True) -> None:
-        """rooms: False where only `wanted` is asked for."""
+        """Note the uses of all values. rooms: False where only `wanted` is asked for."""
         self.graph = graph
         self.rules = Localizer(graph.mesh, self.entry)
         self.defs = self.rules.defs
@@ -77,7 +78,7 @@ class Demands:
 
     @cached_property
     def counters(self) -> set[Sym]:
-        """Of loops that come to every number between the first and the last."""
+        """Return the counters of loops that come to every number between the first and the last."""
         loops = (op.what for op in self.graph.def_use.order if isinstance(op.what, Loop))
         return {w.counter for w in loops if w.counter is not None and w.step in (1, -1)}
 
@@ -95,8 +96,9 @@ class Demands:
     def want(
         self, value: Value, window: Window, place: Place | None, relaid: bool = False
     ) -> None:
-        """relaid: by the user, who says with it that the value is computed as it lies, and then
-        exchanged: in one exchange, whatever it is made of."""
+        """Note that a use wants this window of a value. relaid: by the user, who says with it that
+        the value is computed as it lies, and then exchanged: in one exchange, whatever it is made
+        of."""
         op = self.defs.get(value)
         if op is not None and self.is_view(op):
             if (value, window) not in self.passed:
@@ -117,8 +119,9 @@ class Demands:
         self.wanted.setdefault(value, {}).setdefault(window, place)
 
     def of_all_turns(self, value: Value, window: Window, late: set[Sym]) -> Window | None:
-        """What all turns of loops want of an array that they leave as it is, where that is a rank's
-        blocks and a few ghost cells: it is fetched once, before the first turn."""
+        """Return what all turns of loops want of an array that they leave as it is, if that is a
+        rank's blocks and a few ghost cells: it is fetched once, before the first turn. Else return
+        None."""
         wide: list[Cut] = []
         if not late <= self.counters:
             return None
@@ -148,7 +151,7 @@ class Demands:
         return anew and op.result not in self.cut_short
 
     def shown(self, value: Value) -> Value:
-        """What a view shows; else the value."""
+        """Return the array that a chain of views looks at; `value` itself if it is no view."""
         while (op := self.defs.get(value)) is not None and self.is_view(op):
             value = op.operands[0]
         return value
@@ -202,7 +205,7 @@ class Demands:
             self.settle(value, None)
 
     def entries(self, op: Op) -> None:
-        """What each entry demands of the inputs; all together want what any of them wants."""
+        """Find what each entry demands of the inputs; all together want what any of them wants."""
         wanted: dict[Value, dict[Window, Place | None]] = {v: {} for v in self.inputs}
         for region in op.regions:
             self.inner(op, region)
@@ -232,7 +235,8 @@ class Demands:
                     self.rules.later |= {a, b}
 
     def turned(self, value: Value) -> Value | None:
-        """What a value is, or shows with its dims in another order, if nothing else uses that."""
+        """Return the value that this one is, or shows with its dims in another order, if nothing
+        else uses it; else None."""
         while len(self.uses[value]) == 1:
             op = self.defs.get(value)
             if op is None or not isinstance(op.what, Transpose):
@@ -243,7 +247,8 @@ class Demands:
     # ---- how a value comes to its parts ----------------------------------------------------------
 
     def settle(self, value: Value, op: Op | None) -> None:
-        """All uses of a value are known: what is made, what is fetched."""
+        """Decide, when all uses of a value are known, which parts of it ranks compute and which
+        they fetch."""
         wanted = self.wanted.get(value, {})
         blocks = home(value)
         demand = self.of[value] = Demand()
@@ -282,8 +287,8 @@ class Demands:
                 demand.of[window] = demand.of[wide]
 
     def laborious(self, op: Op, wanted: Iterable[Window]) -> bool:
-        """Whether ghost cells of what an op makes are fetched, since to make them once more is more
-        work: where the rest lies in balanced blocks."""
+        """Return whether ghost cells of an op's result are fetched, since computing them again is
+        more work: where the rest lies in balanced blocks."""
         value, wanted = op.result, list(wanted)
         if not op.what.laborious or not wanted:
             return False
@@ -293,7 +298,8 @@ class Demands:
         ) and not all(cuts.inside(w, blocks) for w in wanted)
 
     def goes_on(self, op: Op, window: Window) -> bool:
-        """Whether what is beyond the ends of dims that go on there can be computed as the rest."""
+        """Return whether what lies beyond the ends of a window's periodic dims can be computed as
+        the rest is."""
         around = [d for d, c in enumerate(window) if c.period is not None]
         return not around or (
             isinstance(op.what, Map)
@@ -302,7 +308,8 @@ class Demands:
 
 
 def _in_one(op: Op | None) -> bool:
-    """Whether one part that has all that is wanted is made at no more cost for each element."""
+    """Return whether one part that has all that is wanted is made at no more cost for each
+    element."""
     return op is not None and isinstance(op.what, Map | Relayout)
 
 

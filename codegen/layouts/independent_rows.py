@@ -28,7 +28,8 @@ EXTENTS = ("shape", "types")  # fields with the extents of results, which window
 
 @dataclass(frozen=True)
 class IndependentRows:
-    """dim: along which rows of calls may be joined, or "". because, place: why not, and where."""
+    """The answer for one entry. dim: along which rows of calls may be joined, or "". because,
+    place: why not, and where."""
 
     dim: str = ""
     because: str = ""

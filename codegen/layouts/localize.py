@@ -34,7 +34,8 @@ from codegen.symbolic.expr import Expr
 
 
 class Localizer:
-    """defs: the op that makes a value of the Graph; entry: the axes that split a dim."""
+    """The rules of kinds ask this for the parts of values. defs: the op that makes a value of the
+    Graph; entry: the axes that split a dim."""
 
     def __init__(self, mesh: Mesh, entry: Callable[[Value, int], LayoutEntry]) -> None:
         self.mesh = mesh
@@ -49,22 +50,23 @@ class Localizer:
         self.everywhere: set[Value] = set()
 
     def needs(self, op: Op, window: Window) -> list[Window]:
-        """The part of each operand for this part of the result. Window () for 0-d operands."""
+        """Return the part of each operand for this part of the result. Window () for 0-d
+        operands."""
         return op.what.needs(op, window, self)
 
     def make(self, op: Op, window: Window, operands: Sequence[Value], build: Builder) -> Value:
-        """The part of the result, of the operands' parts that `needs` named."""
+        """Return the part of the result, of the operands' parts that `needs` named."""
         return op.what.localize(op, window, list(operands), build, self)
 
     # ---- where a value lies by itself ------------------------------------------------------------
 
     def natural(self, value: Value, dim: int) -> Cut:
-        """The part of a dim that a rank can have of a value with the least exchange."""
+        """Return the part of a dim that a rank can have of a value with the least exchange."""
         found = self.lies.get(value, {}).get(dim)
         return found or cuts.block(self.entry(value, dim), value.type.shape[dim])
 
     def define(self, op: Op) -> None:
-        """Called for one op after the other, in program order."""
+        """Note where the results of an op lie; it is called for each op in program order."""
         for value in op.results:
             self.defs[value] = op
             for dim in range(value.type.ndim):
@@ -83,8 +85,8 @@ class Localizer:
         return isinstance(op.what, Relayout) and op.result in self.everywhere
 
     def goes_on(self, value: Value, dim: int) -> bool:
-        """Whether the part of a value beyond the ends of a dim, which goes on there, can be had
-        from such parts of what it is a view of."""
+        """Return whether the part of a value beyond the ends of a periodic dim can be had from such
+        parts of what it is a view of."""
         op = self.defs.get(value)
         if op is not None and self.is_laid_out(op):
             return self.goes_on(op.operands[0], dim)
@@ -99,7 +101,7 @@ class Localizer:
         return cuts.lows(self.mesh, window)
 
     def part(self, value: Value, held: Window, wanted: Window, build: Builder) -> Value:
-        """A part of a part that a rank has."""
+        """Return a part of a part that a rank has."""
         if held == wanted:
             return value
         start = tuple(w - h for w, h in zip(self.lows(wanted), self.lows(held)))
@@ -122,7 +124,8 @@ class Localizer:
         return value
 
     def around(self, x: Value, dim: int, wanted: Cut, build: Builder) -> Value:
-        """Of a dim that a rank has whole: a part that lies beyond its ends too."""
+        """Return a part that lies beyond the ends, too, of a dim that goes on and that a rank has
+        whole."""
         wraps = wanted.wraps()
         assert wraps is not None
         before, beyond, period = wraps
@@ -151,19 +154,20 @@ class Localizer:
     # ---- what combines elements ------------------------------------------------------------------
 
     def summed(self, op: Op, window: Window) -> tuple[str, ...]:
-        """The axes over which a sum is still to be reduced when each rank has its own part; () for
-        other ops, and where the result is wanted in parts."""
+        """Return the axes over which a sum is still to be reduced when each rank has its own part;
+        () for other ops, and where the result is wanted in parts."""
         inner = op.what.summed(op, window, self)
         if inner is None:
             return self.partial.get(op.result, ())
         return self.axes_of(inner) if self.computed(op, window, inner) == window else ()
 
     def axes_of(self, inner: Sequence[Cut]) -> tuple[str, ...]:
-        """The axes that cut these dims, in the mesh's order."""
+        """Return the axes that cut these dims, in the mesh's order."""
         return tuple(a for a in self.mesh.names if any(a in c.axes for c in inner))
 
     def computed(self, op: Op, window: Window, inner: Iterable[Cut]) -> Window:
-        """Of a result that combines dims cut so: what each rank computes. No axis cuts two dims."""
+        """Return the window that each rank computes of a result that combines dims cut so. No axis
+        cuts two dims."""
         used = {a for c in inner for a in c.axes}
         shape = op.result.type.shape
         return tuple(cuts.whole(e) if used & set(c.axes) else c for c, e in zip(window, shape))
@@ -171,7 +175,8 @@ class Localizer:
     def combined(
         self, op: Op, window: Window, inner: Sequence[Cut], value: Value, fn: str, build: Builder
     ) -> Value:
-        """What each rank computed of its own elements of the inner dims, over all ranks."""
+        """Combine, over all ranks, what each rank computed from its own elements of the inner
+        dims."""
         axes = self.axes_of(inner)
         held = self.computed(op, window, inner)
         if axes:
@@ -185,7 +190,8 @@ class Localizer:
         self, axes: LayoutEntry, op: Op, held: Window, window: Window, value: Value, fn: str,
         build: Builder,
     ) -> Value:
-        """What all ranks have of a part of the result, combined; of that, the part wanted."""
+        """Combine a part of the result that all ranks have, along these axes; return the part of it
+        that is wanted."""
         cut = [d for d, (c, h) in enumerate(zip(window, held)) if c != h]
         if len(cut) == 1 and window[cut[0]] == cuts.block(axes, op.result.type.shape[cut[0]]):
             part = along(len(window), {cut[0]: window[cut[0]].bounds(self.mesh)})

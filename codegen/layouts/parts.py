@@ -61,7 +61,8 @@ class Parts(Builder):
     def through(
         self, what: Slice | Reshape, operands: Sequence[Value]
     ) -> tuple[Slice | Reshape, Sequence[Value]]:
-        """A slice of a slice is a slice of what that one shows; so is a reshape."""
+        """Return one op for two: a slice of a slice as a slice of the first operand, a reshape of a
+        reshape as one reshape; other ops as they are."""
         op = self.made.get(operands[0])
         below = op.what if op else None
         if op is None or type(below) is not type(what):
@@ -93,7 +94,7 @@ class Parts(Builder):
     # ---- parts of values -------------------------------------------------------------------------
 
     def need(self, value: Value, window: Window) -> Value:
-        """The part of a global value, made now if it is a view."""
+        """Return the part of a global value, made now if it is a view."""
         key = (value, window)
         found = self.known(key)
         if found is not None:
@@ -113,7 +114,7 @@ class Parts(Builder):
         return made
 
     def make(self, op: Op, window: Window) -> Value:
-        """A part of the result of an op, of the parts of its operands."""
+        """Return a part of the result of an op, of the parts of its operands."""
         wants, self.wants = self.wants, self.wants or op
         operands = [
             self.need(v, w)
@@ -128,7 +129,7 @@ class Parts(Builder):
         return made
 
     def have(self, value: Value, local: Value) -> None:
-        """A rank holds its blocks of a value: what else is wanted of it is fetched."""
+        """Note that a rank holds its blocks of a value, and fetch what else is wanted of it."""
         self.parts[-1][value, home(value)] = local
         self.fetch_wanted(value)
 
@@ -142,7 +143,7 @@ class Parts(Builder):
     # ---- exchange --------------------------------------------------------------------------------
 
     def fetch(self, value: Value, window: Window) -> Value:
-        """A part that other ranks hold, out of the balanced blocks."""
+        """Return a part that other ranks hold, out of the balanced blocks."""
         have = list(home(value))
         x = self.need(value, tuple(have))
         layout = layout_of(value)
@@ -168,7 +169,7 @@ class Parts(Builder):
         return self.rules.part(x, tuple(now), window, self)
 
     def held(self, wanted: cuts.Cut, have: cuts.Cut) -> bool:
-        """Whether a rank evidently has a part already."""
+        """Return whether a rank evidently has a part already."""
         if wanted.inside(have) or wanted.bounds(self.mesh) == have.bounds(self.mesh):
             return True
         own = {s for s in wanted.symbols() if s.lo is not None  # of a loop over a rank's own rows
@@ -181,7 +182,8 @@ class Parts(Builder):
     def exchange(
         self, x: Value, have: Window, window: Window, axes: tuple[str, ...], moved: Sequence[int]
     ) -> tuple[Value, list[cuts.Cut]]:
-        """What members along these axes hold becomes what they want of the dims that move."""
+        """Emit the exchange along these axes after which members hold what they want of the dims
+        that move; return its value, and the cuts that a rank then has."""
         coords = {self.mesh.axis(a).coord_sym for a in axes}
         now = [
             c if d in moved or (_symbols(c, self.mesh) & coords) else h
@@ -200,8 +202,8 @@ class Parts(Builder):
         return self.emit(move, (x,)), now
 
     def in_parts(self, moves: bool, have: cuts.Cut, want: cuts.Cut, axes: tuple[str, ...]) -> bool:
-        """Whether members have all of a dim that others have or want one block after the other.
-        They are in the mesh's order; the blocks of an entry ("y", "x") are not."""
+        """Return whether members have all of a dim that others have or want one block after the
+        other. They are in the mesh's order; the blocks of an entry ("y", "x") are not."""
         if moves:
             return have == cuts.block(axes, have.extent) and want == cuts.whole(have.extent)
         if have != want:
@@ -212,7 +214,8 @@ class Parts(Builder):
         self, axes: tuple[str, ...], have: Sequence[cuts.Cut], want: Sequence[cuts.Cut],
         types: tuple[ArrayType, ...] = (), room: Window = (),
     ) -> Move:
-        """Of what members hold to what they want; room: where it is done in place."""
+        """Return the Move from what members hold to what they want; room: where it is done in
+        place."""
         wraps = tuple(c.wraps() for c in want)
         held, wanted, around = (tuple(c.bounds(self.mesh) for c in cut)
                                 for cut in (have, want, room))
@@ -220,12 +223,12 @@ class Parts(Builder):
                     wraps=wraps if any(wraps) else ())
 
     def moving(self, value: Value, dims: Sequence[int]) -> tuple[str, ...]:
-        """The axes that split some dims of a value, in the mesh's order."""
+        """Return the axes that split some dims of a value, in the mesh's order."""
         layout = layout_of(value)
         return tuple(a for a in self.mesh.names if any(a in layout[d] for d in dims))
 
     def stated(self, x: Value, now: Sequence[cuts.Cut]) -> tuple[ArrayType, ...]:
-        """The type of what an exchange makes of x."""
+        """Return the type of an exchange's result, whose dims are cut as `now` says."""
         return (ArrayType(x.type.dtype, cuts.extents(self.mesh, tuple(now))),)
 
 

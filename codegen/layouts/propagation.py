@@ -17,7 +17,7 @@ from codegen.ops.kind import Types
 
 
 def laid_out(what: Kind, operands: Types, result: ArrayType) -> ArrayType:
-    """The result's type with a layout; 0-d ones need none."""
+    """Return the result's type with a layout; 0-d ones need none."""
     if not result.ndim or result.layout is not None:
         return result
     free = all(t.free or not t.ndim for t in operands) and not isinstance(what, Relayout)
@@ -25,7 +25,7 @@ def laid_out(what: Kind, operands: Types, result: ArrayType) -> ArrayType:
 
 
 def without_repeats(entries: Iterable[LayoutEntry]) -> Layout:
-    """Each axis where it stands first."""
+    """Return a layout in which each axis stands only once, where it stands first."""
     seen: set[str] = set()
     out = []
     for entry in entries:
@@ -36,7 +36,7 @@ def without_repeats(entries: Iterable[LayoutEntry]) -> Layout:
 
 
 def met(a: ArrayType, b: ArrayType) -> ArrayType:
-    """The type for one and the other, which differ in their layouts at most: what is carried, or
+    """Return the common type of two that differ in their layouts at most: of what is carried, or
     comes from one arm or another. A chosen layout wins over a free one."""
     if not a.layout or not b.layout:
         return a if a.layout else b

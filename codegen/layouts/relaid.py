@@ -30,7 +30,8 @@ class Inside(Enum):
 
 @dataclass(frozen=True)
 class Laid:
-    """Of a loop: the layouts that arrays get before it; how what it makes lies; why, in words."""
+    """A choice for a loop: the layouts that arrays get before it; how what it makes lies; why, in
+    words."""
 
     before: tuple[tuple[Value, Layout], ...]
     inside: Inside = Inside.SAME
@@ -41,7 +42,8 @@ Choices = Mapping[Sym, Laid]  # by the counters of loops
 
 
 def relaid(graph: Module, choices: Choices, inside: Inside = Inside.SAME) -> Module:
-    """inside: of what is around these loops, and behind them."""
+    """Return the Graph with these choices made. inside: how arrays lie around these loops, and
+    behind them."""
     work = _Relaid(choices, graph)
     body = work.region(graph.body, inside, [v.type for v in graph.body.args])
     outputs = tuple(
@@ -52,7 +54,7 @@ def relaid(graph: Module, choices: Choices, inside: Inside = Inside.SAME) -> Mod
 
 
 class _Relaid(Builder):
-    """now: what stands for a value."""
+    """Rewrite the regions of a Graph. now: what stands for a value."""
 
     def __init__(self, choices: Choices, graph: Module) -> None:
         super().__init__()
@@ -66,7 +68,8 @@ class _Relaid(Builder):
         self, region: Region, inside: Inside, args: Sequence[ArrayType],
         ends: Sequence[ArrayType] = (),
     ) -> Region:
-        """args: the types of its arguments now. ends: it yields arrays with their layouts."""
+        """Return a region with its ops rewritten. args: the types of its arguments now. ends: it
+        yields arrays with their layouts."""
         given = tuple(self.argument(v, t) for v, t in zip(region.args, args, strict=True))
         outer, self.known = self.known, {}
         with self.inside() as ops:
@@ -114,7 +117,7 @@ class _Relaid(Builder):
                 self.add(Relayout(layout_of(old.type)), (new,), (old,))
 
     def again(self, op: Op, inside: Inside) -> None:
-        """The op on what stands for its operands."""
+        """Emit an op again, on the values that now stand for its operands."""
         what, self.place = op.what, op.place
         operands = [self.now.get(v, v) for v in op.operands]
         if isinstance(what, Relayout) and (
@@ -147,7 +150,7 @@ class _Relaid(Builder):
     def loop(
         self, op: Op, operands: Sequence[Value], inside: Inside
     ) -> tuple[list[ArrayType], tuple[Region, ...]]:
-        """The types of what it carries, and its regions."""
+        """Return the types of what a loop carries, and its rewritten regions."""
         was = [v.type for v in op.regions[-1].args]
         types = was if inside is Inside.SAME else [_whole(t) for t in was]
         if inside is Inside.FOLLOWS:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:  # it reads the other way round while running
 
 
 class Rooms:
-    """of: the room of each value that has some. ghosts: what is fetched into it. in_place: results
-    of a loop's body that may be written where an argument lies, and that argument."""
+    """The rooms of a Graph's values. of: the room of each value that has some. ghosts: what is
+    fetched into it. in_place: results of a loop's body that may be written where an argument lies,
+    and that argument."""
 
     def __init__(self, demands: Demands) -> None:
         self.demands = demands
@@ -108,7 +109,8 @@ class Rooms:
         return demand is not None and demand.made == [home(op.result)]
 
     def carry(self) -> None:
-        """What a loop carries has room only if what it becomes has."""
+        """Leave room only to those values carried by a loop of which the next version has room,
+        too."""
         again = True
         while again:
             again = False
@@ -144,7 +146,7 @@ class Rooms:
                 self.fetch_once(v, room, around[v])
 
     def fetch_once(self, value: Value, room: Window, around: list[Window]) -> None:
-        """Ghost cells of a value are fetched as one part of its room."""
+        """Have the ghost cells of a value fetched as one part of its room."""
         demand, blocks = self.demands.of[value], home(value)
         one = around[0]
         for window in around[1:]:
@@ -166,8 +168,8 @@ class Rooms:
 
 
 def _lies_around(window: Window, blocks: Window) -> bool:
-    """Whether it is a rank's own part, shifted or with more around it. A room is made before a
-    loop: no counter says how wide it is."""
+    """Return whether a window is a rank's own part, shifted or with more around it. A room is made
+    before a loop: no counter says how wide it is."""
     return all(
         c.inside(h) or c.follows(h) or c.period is not None for c, h in zip(window, blocks)
     ) and all(s.kind != "counter" for s in cuts.symbols(window))
@@ -191,6 +193,6 @@ class _Reads:
         self._last.update(dict.fromkeys(body.results, len(body.ops)))
 
     def last(self, value: Value) -> int:
-        """The place of the last op that reads a value, or a view of it; behind all ops where it is
-        a result. What comes later may be written where it lies."""
+        """Return the place of the last op that reads a value, or a view of it; the place behind all
+        ops if it is a result. An op behind that place may write where the value lies."""
         return max([self._last.get(value, -1), *map(self.last, self._views.get(value, ()))])

@@ -44,8 +44,8 @@ def _is_shifted(window: Window, blocks: Window) -> bool:
 
 
 class _Moved:
-    """Bytes that a rank fetches of what others hold, as far as extents are known. labours: whether
-    more than element-wise work is done for them."""
+    """The bytes that a rank fetches from others, as far as extents are known. labours: whether more
+    than element-wise work is done for them."""
 
     def __init__(self, demands: Demands) -> None:
         self.demands, self.rules = demands, demands.rules

@@ -47,7 +47,7 @@ def _given(loop: Op) -> list[Value]:
 
 
 def _other(value: Value, walked: set[int], axes: LayoutEntry) -> Layout | None:
-    """The first dim that is not walked along is split over the axes."""
+    """Return the first dim that is not walked along is split over the axes."""
     others = [d for d, e in enumerate(value.type.shape) if d not in walked and e != 1]
     if not walked or not others:
         return None
@@ -55,7 +55,8 @@ def _other(value: Value, walked: set[int], axes: LayoutEntry) -> Layout | None:
 
 
 def _walked(loop: Op) -> dict[Value, set[int]]:
-    """Of what a loop is given: the dims of which a turn reads or writes what its counter says."""
+    """Return, for each array that a loop is given, the dims that its turns index by the loop's
+    counter."""
     counter = loop.what.counts()
     whose = {v: v for v in _given(loop)}
     whose |= {a: v for r in loop.regions for a, v in zip(r.args, loop.operands)}

@@ -24,7 +24,7 @@ Homes = tuple[tuple[Shape, Layout], ...]
 
 @dataclass(frozen=True)
 class Feeding(Kind):
-    """What is done with a feed: ranks come to it together."""
+    """A kind that takes from a feed or answers it: ranks come to it together."""
 
     from_buffers = True
     fence = True
@@ -72,7 +72,7 @@ class More(Feeding):
 
 @dataclass(frozen=True)
 class Send(Feeding):
-    """Hands its operands, laid out so, to those who made the batch that was taken last. homes: of
+    """Send the operands, laid out so, to those who made the batch that was taken last. homes: of
     each, in one rank's view."""
 
     name = "send"

@@ -58,8 +58,8 @@ class Loop(Control):
         return at.loop(op, given)
 
     def turns(self) -> Expr | None:
-        """How often it runs, if no condition ends it before; not more than 0 for never. None: only
-        the launch or the run knows."""
+        """Return how many turns a loop has if no condition ends it before; 0 or less for none, and
+        None if only the launch or the run knows."""
         if self.stop is None or not self.step.is_const:
             return None
         step = self.step.value
@@ -116,10 +116,10 @@ class Branch(Stated, Control):
 
 @dataclass(frozen=True, eq=False)
 class Defined(Stated, Control):
-    """While tracing only: what the region computes, whose derivative somebody has written. back:
+    """Compute a region whose derivative somebody has written; it exists while tracing only. back:
     from operands, results and the cotangents of these, as arrays, to those of the operands; None:
-    it is computed again for that. kept: the last so many results are there for the way back alone:
-    a cotangent of one comes from a derivative of `back`, and goes through what the region did."""
+    the region is computed again for that. kept: so many last results are for the way back alone: a
+    cotangent of one comes from a derivative of `back`, and goes through what the region did."""
 
     name = "defined"
     back: Callable[..., Any] | None
@@ -135,7 +135,7 @@ class Defined(Stated, Control):
 
 @dataclass(frozen=True)
 class Relayout(Kind):
-    """Graph level: the same elements, laid out otherwise. asked: by the user; because: why the
+    """Lay the same elements out otherwise (Graph level). asked: by the user; because: why the
     compiler does it, where that is its own choice; wanted: each rank gets the parts that it uses,
     ghost cells too, at once."""
 
@@ -173,7 +173,7 @@ class Relayout(Kind):
 
 @dataclass(frozen=True)
 class ShardMap(Stated, Control):
-    """Graph level: the region is one rank's view of the operands' shards; sure: the user says that
+    """Run the region on each rank, on the operands' shards (Graph level). sure: the user says that
     results are equal along the axes that their layouts do not name."""
 
     name = "shard_map"
@@ -187,5 +187,5 @@ class ShardMap(Stated, Control):
     def batch(
         self, op: Op, given: Sequence[Value | None], at: Batch
     ) -> Sequence[Value | None]:
-        """Each rank has all members of its shards."""
+        """Map the region over the members too: each rank has all members of its shards."""
         return at.shard_map(op, given)

@@ -166,7 +166,8 @@ class Convolve(Kind):
         return "a convolution"
 
     def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
-        """Where an operand has a number that is not finite, the result may have it anywhere."""
+        """Check that the operands are finite: a number that is not may reach every element of the
+        result."""
         some = (at.any_of(at.not_finite(v), range(v.type.ndim)) for v in op.operands)
         where = at.emit(Broadcast((), value.type.shape), (at.map("logical_or", *some),))
         return at.unless(value, where)
@@ -174,7 +175,8 @@ class Convolve(Kind):
     # ---- parts of global arrays ----------------------------------------------------------------
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
-        """A window belongs to whom what is in its middle belongs to."""
+        """Return the cut of a dim of the result: a window belongs to the rank that has its middle
+        element."""
         of = self.by_name(op)
         if self.gives == "w" or dim > len(self.stride):
             return None
@@ -187,7 +189,8 @@ class Convolve(Kind):
         return at.natural(of["y"], dim) if middle == 0 and self.stride[d] == 1 and x == y else None
 
     def _middle(self, op: Op, dim: int, at: Localizer) -> Cut | None:
-        """Whose windows have their middle in a rank's part of x; None where some have it beyond."""
+        """Return the part of y whose windows have their middle in a rank's part of x; None where a
+        middle may lie outside x."""
         of, d = self.by_name(op), dim - 1
         x, y = of["x"].type.shape[dim], of["y"].type.shape[dim]
         middle = self.start[d] + self._span(op, d) // 2
@@ -199,11 +202,11 @@ class Convolve(Kind):
         return False
 
     def _span(self, op: Op, d: int) -> Expr:
-        """From the first element of a window to the last one."""
+        """Return the distance from the first element of a window to the last one."""
         return self.dilation[d] * (self.by_name(op)["w"].type.shape[1 + d] - 1)
 
     def _read(self, op: Op, d: int, of_y: Cut, at: Localizer) -> Cut:
-        """What windows hold of a dim of x."""
+        """Return the part of dim d of x that the windows of this part of y read."""
         span, extent = self._span(op, d), self.by_name(op)["x"].type.shape[1 + d]
         cut = cuts.of_operand(of_y, self.start[d], self.stride[d], at.mesh)
         return _clipped(_wider(cut, expr.const(0), span, at), extent, at)
@@ -232,7 +235,7 @@ class Convolve(Kind):
         return found
 
     def windows(self, op: Op, window: Window, at: Localizer) -> dict[str, Window]:
-        """The parts of all three that a rank computes with."""
+        """Return the parts of all three that a rank computes with."""
         inner = self.summed(op, window, at)
         assert inner is not None
         held, of = at.computed(op, window, inner), self.by_name(op)
@@ -300,7 +303,7 @@ class Convolve(Kind):
 
 
 class _Memory(NamedTuple):
-    """Where an operand lies: its first element, and how far elements are apart along each dim.
+    """The memory of an operand: its first element, and its strides along each dim, in elements.
     copied: it is memory of the op's own."""
 
     buffer: Value
@@ -310,7 +313,8 @@ class _Memory(NamedTuple):
 
     @classmethod
     def of(cls, value: Value, op: Op, at: Maker) -> _Memory:
-        """Row by row without gaps but for x, whose channels lie together; else as a copy."""
+        """Return the memory of an operand that lies row by row without gaps (of x: whose channels
+        lie together); else a copy that does."""
         loops, shape = loop_vars(value.type.shape), value.type.shape
         node, plain = at.node(value, positions(loops)), strides(shape)
         found = affine(node.offset, loops) if isinstance(node, Load) and not node.bounds else None
@@ -326,7 +330,7 @@ class _Memory(NamedTuple):
 
 
 def _wider(cut: Cut, before: Expr, behind: Expr, at: Localizer) -> Cut:
-    """With so many elements more at its ends."""
+    """Return the cut with so many elements more at its ends."""
     if cut.given is not None or (cut.axes and cut.step < 0):
         low, high = cut.bounds(at.mesh)
         return cuts.given(cut.axes, low - before, high + behind)
@@ -337,7 +341,7 @@ def _wider(cut: Cut, before: Expr, behind: Expr, at: Localizer) -> Cut:
 
 
 def _clipped(cut: Cut, extent: Expr, at: Localizer) -> Cut:
-    """What of it lies in a dim of this extent."""
+    """Return the cut without what lies outside a dim of this extent."""
     def inside(e: Expr) -> Expr:
         e = e if expr.nonneg(extent - e) else expr.minimum(e, extent)
         return e if expr.nonneg(e) else expr.maximum(e, 0)
@@ -348,7 +352,8 @@ def _clipped(cut: Cut, extent: Expr, at: Localizer) -> Cut:
 
 
 def _inside(first: int, step: int, extent: int, count: int) -> tuple[slice, slice]:
-    """Of first + step * o, o < count, those that lie in an extent; and these o."""
+    """Return two slices, of the positions first + step * o for o < count that lie inside an extent,
+    and of these o."""
     low = min(max(0, -(first // step)), count)
     high = min(max(low, -((first - extent) // step)), count)
     begin = first + step * low
@@ -472,7 +477,8 @@ _LANE_FORMS = {
 
 def _caller(what: Convolve, dtype: DType, moves: Sequence[Sequence[int]],
             known: Mapping[str, Expr], lanes: bool) -> tuple[Caller, Shape]:
-    """A C function that has what is known as constants, and the numbers that it is called with."""
+    """Return a C function that has all known numbers as constants, and the numbers that it is
+    called with."""
     gives, c = what.gives, dtype.c
     fixed = {name: known[name].value for name in _FIXED if known[name].is_const}
     if lanes:

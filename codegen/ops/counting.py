@@ -26,8 +26,8 @@ Defs = Mapping[Value, Op]
 def counted(
     index: Sequence[Value], dims: Sequence[int], shape: Shape, defs: Defs
 ) -> dict[int, int]:
-    """By dim of an array of this shape, of those that indices are of: the dim of the indices along
-    which its index is each number from 0 to the end, once."""
+    """Return, for those indexed dims of an array whose index counts 0, 1, 2, … to the end, the dim
+    of the indices along which it counts."""
     found: dict[int, int] = {}
     for value, d in zip(index, dims):
         j = _along(value, defs)
@@ -37,12 +37,12 @@ def counted(
 
 
 def within(cut: Cut) -> bool:
-    """Whether a part has only elements that are there."""
+    """Return whether a part has only elements inside the array."""
     return not cut.open and cut.period is None
 
 
 def _along(value: Value, defs: Defs) -> int | None:
-    """The dim along which a value is 0, 1, 2, …, whatever the place along others."""
+    """Return the dim along which a value is 0, 1, 2, …, whatever the place along others."""
     op = defs.get(value)
     if op is None:
         return None
@@ -70,8 +70,8 @@ def _along(value: Value, defs: Defs) -> int | None:
 
 
 def _as_it_was(op: Op, defs: Defs) -> Value | None:
-    """The operand that such numbers pass through unchanged: max(x, 0), min(x, the last), and x from
-    the end where it is negative."""
+    """Return the operand that such numbers pass through unchanged: max(x, 0), min(x, the last), and
+    x from the end where it is negative."""
     assert isinstance(op.what, Map)
     fn, operands = op.what.fn, op.operands
     if fn == "maximum" and _number(operands[1], defs) == 0:
@@ -89,7 +89,7 @@ def _as_it_was(op: Op, defs: Defs) -> Value | None:
 
 
 def _number(value: Value, defs: Defs) -> Expr | None:
-    """The integer that all elements are."""
+    """Return the integer that all elements are."""
     op = defs.get(value)
     if op is None:
         return None

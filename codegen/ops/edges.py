@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Edge(Kind):
-    """Graph level: the first and the last element again, before and behind along every dim; parts
-    of it are wanted with all that lies between."""
+    """Repeat the first and the last element before and behind an array, along every dim (Graph
+    level). A part of the result is wanted with all that lies between."""
 
     name = "edge"
     widths: tuple[tuple[int, int], ...]
@@ -42,7 +42,8 @@ class Edge(Kind):
         return [np.pad(operands[0], self.widths, mode="edge")]
 
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        """What lies before and behind is added to the first and the last element, dim by dim."""
+        """Add the cotangents of what lies before and behind to those of the first and the last
+        element, dim by dim."""
         (g,), (x,) = given, op.operands
         assert g is not None
         for d, (before, after) in enumerate(self.widths):
@@ -72,8 +73,8 @@ class Edge(Kind):
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
-        """What a rank has, in an array with room, whose rim is filled from dim to dim. An empty
-        part has no elements to go there: nobody reads what is there then."""
+        """Put a rank's part into an array with room, and fill the rim dim by dim. An empty part has
+        no elements to repeat: nobody reads its rim."""
         (x,), (held,) = operands, self.needs(op, window, at)
         shape, lows, step = at.shape(window), at.lows(window), (1,) * x.type.ndim
         own = [
@@ -96,7 +97,7 @@ class Edge(Kind):
 
 
 def _lines(at: Reverse, x: Value, d: int, first: Expr, count: Expr) -> Value:
-    """So many lines along a dim, from one on."""
+    """Return `count` lines along a dim, from line `first` on."""
     start, shape = [expr.const(0)] * x.type.ndim, [*x.type.shape]
     start[d], shape[d] = first, count
     return at.emit(Slice(tuple(start), (1,) * x.type.ndim, tuple(shape)), x)
@@ -105,7 +106,8 @@ def _lines(at: Reverse, x: Value, d: int, first: Expr, count: Expr) -> Value:
 def _line_again(
     value: Value, d: int, source: Expr, count: Expr, target: Expr, build: Builder
 ) -> Value:
-    """The array with what is at `source` of a dim at `count` positions from `target` on, too."""
+    """Return the array with what is at `source` of a dim at `count` positions from `target` on,
+    too."""
     shape, zeros = value.type.shape, [expr.const(0)] * value.type.ndim
     step = (1,) * len(shape)
     one = (*shape[:d], expr.const(1), *shape[d + 1 :])

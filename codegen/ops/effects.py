@@ -33,8 +33,9 @@ class Effect(Kind):
 
 @dataclass(frozen=True)
 class Print(Effect):
-    """parts: texts and format specs in turn, one spec per operand. paced: not each time; the first
-    operand is the number of a step, the second how many there are: the last one is printed."""
+    """Print a text with values. parts: texts and format specs in turn, one spec per operand. paced:
+    not each time; the first operand is the number of a step, the second how many there are: the
+    last one is printed."""
 
     name = "print"
     parts: tuple[str, ...]
@@ -42,7 +43,7 @@ class Print(Effect):
     paced: bool = False
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """A line for each member."""
+        """Print one line for each member."""
         return at.one_by_one(op, given)
 
     def steps(self, op: Op, at: Maker) -> None:
@@ -63,7 +64,7 @@ class Expect(Effect):
     check: str = ""
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """It must hold for every member that comes here."""
+        """Expect that the condition holds for every member that comes here."""
         first, *shown = op.operands
         holds = at.where_active(*at.every_of([first], given[:1]))
         each = []
@@ -100,7 +101,8 @@ class Save(Kind):
         return ()
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """Members do not come here together: each would make frames of its own."""
+        """Raise UnsupportedError, since members do not come here together: each would make frames
+        of its own."""
         raise at.none(op, f'save "{self.series}", in a function of one member',
                       "save what spmd.vmap returns, in a loop around it")
 

@@ -46,31 +46,33 @@ class Exchange(Kind):
         at.exchange(op, self)
 
     def agreed(self) -> dict[str, Expr]:
-        """By name: the formulas that must be the same on all members."""
+        """Return, by name, the formulas that must be the same on all members."""
         return {}
 
     def differs(self) -> list[Expr] | None:
-        """What decides which part of one whole a member gets: where it is the same on all, or
-        there is none, all get the same. None: what they get differs otherwise."""
+        """Return the formulas that decide which part of one whole a member gets: members for which
+        they are equal get the same. Return None if what members get differs otherwise."""
         return None
 
     def unsent(self, me: Expr, result: ArrayType) -> tuple[Expr, Any]:
-        """Where (1) a member gets nothing although its result has elements, and what they are."""
+        """Return a formula that is 1 where a member gets nothing although its result has elements,
+        and the value of these elements."""
         return expr.const(0), 0
 
     def claims(self, op: Op, at: Claims) -> None:
         raise NotImplementedError(self.name)
 
     def together(self, group: Group) -> list[list[Array]]:
-        """What each member gets, in NumPy, in their order; what they give is not written to."""
+        """Return each member's result in NumPy, in the members' order; their operands are not
+        written to."""
         raise NotImplementedError(self.name)
 
     def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
-        """The fields of a plan.Exchange by which it is carried out."""
+        """Return the fields of a plan.Exchange by which it is carried out."""
         raise NotImplementedError(self.name)
 
     def traffic(self, op: Op, at: Meter) -> Traffic:
-        """How much of it reaches a rank, of an exchange that has a result."""
+        """Return how much of it reaches a rank, of an exchange that has a result."""
         raise NotImplementedError(self.name)
 
 
@@ -85,7 +87,7 @@ class Flowing(Exchange):
         return {} if self.root is None else {"root": self.root}
 
     def takes(self, taker: IntLike, giver: IntLike, root: int | None = None) -> Expr:
-        """Whether (1) a member reads another one, by their positions."""
+        """Return whether (1) a member reads another one, by their positions."""
         if self.root is not None:
             at = self.root if root is None else root
             return expr.eq(giver if self.flow == "from_root" else taker, at)
@@ -131,7 +133,8 @@ class Permute(Exchange):
         at.shapes(tuple(at.at(e, source) for e in shape), self.receives.subst(here))
 
     def together(self, group: Group) -> list[list[Array]]:
-        """By `to` and `sends` alone, which checks `source` and `receives`."""
+        """Send each member's operand by `to` and `sends` alone, which checks `source` and
+        `receives`."""
         (stated,) = self.types
         sender: dict[int, int] = {}
         for k, member in enumerate(group.members):
@@ -195,7 +198,8 @@ class Move(Flowing):
 
     @property
     def parts(self) -> bool:
-        """Whether each dim is had, or wanted, as a whole: then parts make up what there is."""
+        """Return whether each dim is had, or wanted, as a whole: then parts make up what there
+        is."""
         return all(have is None or want is None for have, want in zip(self.have, self.want))
 
     @property
@@ -214,8 +218,8 @@ class Move(Flowing):
         return list(self.types) or super().infer(types)
 
     def claims(self, op: Op, at: Claims) -> None:
-        """Where parts are had and wanted, only what is stated of them: that members hold all that
-        others want follows from the cuts."""
+        """State that parts had and wanted are in bounds. That members hold all that others want
+        follows from the cuts."""
         given, made = op.operands[0].type.shape, op.result.type.shape
         if self.room:
             at.spans(self.room, made)
@@ -243,7 +247,8 @@ class Move(Flowing):
                 at.tiles(have, r)
 
     def together(self, group: Group) -> list[list[Array]]:
-        """Every element from the member that holds it; what nobody holds is nobody's."""
+        """Copy every element from the member that holds it; elements that nobody holds are
+        poisoned."""
         root = 0 if self.root is None else group.root(self.root)
         out = []
         for k, (member, mine) in enumerate(zip(group.members, group.given, strict=True)):
@@ -291,7 +296,7 @@ class Move(Flowing):
         }
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """All members' elements go the same way."""
+        """Move the elements of all members in one exchange."""
         what = self.but(
             have=_deeper(self.have), want=_deeper(self.want), room=_deeper(self.room),
             wraps=_deeper(self.wraps), types=tuple(map(at.stacked, self.types)))
@@ -381,7 +386,7 @@ class Fold(Flowing):
 
 @dataclass(frozen=True)
 class Barrier(Exchange):
-    """All members have arrived."""
+    """Wait until all members have arrived."""
 
     name = "barrier"
     fence = True

@@ -28,17 +28,17 @@ Box = Sequence[tuple[int, int]]  # Bounds of one member, evaluated
 
 
 def along(ndim: int, given: Mapping[int, Span]) -> Bounds:
-    """Of so many dims: all there is, but of some these elements."""
+    """Return bounds for `ndim` dims: all of each, but the given spans of some."""
     return tuple(given.get(d) for d in range(ndim))
 
 
 def each(bounds: Bounds, ndim: int) -> Bounds:
-    """One for each dim."""
+    """Return one span for each dim; None stands for all of a dim."""
     return bounds or (None,) * ndim
 
 
 def combine(fn: str) -> np.ufunc:
-    """The ufunc of a combining function."""
+    """Return the ufunc of a combining function."""
     ufunc = FUNCTIONS[COMBINE[fn]].numpy
     assert isinstance(ufunc, np.ufunc)
     return ufunc
@@ -46,23 +46,24 @@ def combine(fn: str) -> np.ufunc:
 
 @dataclass
 class Member:
-    """env: the values of symbols on this rank. value: evaluates Exprs in them."""
+    """One member in NumPy. env: the values of symbols on this rank. value: evaluates Exprs in
+    them."""
 
     operands: list[Array]
     env: Mapping[str, int]
     value: Eval
 
     def eval(self, e: Expr, sym: Sym, position: int) -> int:
-        """An Expr in the position of a member."""
+        """Return the value of an Expr for a member at this position."""
         return as_expr(e).evaluate({**self.env, sym.name: position})
 
     def box(self, bounds: Bounds, shape: Sequence[int]) -> Box:
-        """shape: of all there is."""
+        """Return bounds as (begin, end) for each dim; `shape` is that of the whole array."""
         return [(0, extent) if span is None else (self.value(span[0]), self.value(span[1]))
                 for span, extent in zip(each(bounds, len(shape)), shape, strict=True)]
 
     def copies(self, box: Box, wraps: Wraps) -> list[Box]:
-        """Where a part stands, in dims that go on beyond their ends."""
+        """Return the boxes at which a part stands, in dims that go on beyond their ends."""
         per_dim = []
         for (low, high), wrap in zip(box, wraps or [None] * len(box), strict=True):
             before, beyond, period = map(self.value, wrap or (0, 0, 0))
@@ -93,7 +94,8 @@ class Group:
         return InternalError(text, place=self.place)
 
     def send(self, k: int, to: int, sender: dict[int, int]) -> None:
-        """Member k sends to another one. sender: who sends to each, so far."""
+        """Note that member k sends to another one; raise MatchingError if that one does not exist,
+        or gets two. sender: who sends to each, so far."""
         words = f"with {len(self.members)} ranks, rank"
         if not 0 <= to < len(self.members):
             raise MatchingError(f"{words} {k} sends to {to}, which does not exist",
@@ -113,7 +115,7 @@ class Group:
         return roots.pop()
 
     def total(self, fn: str, read: Sequence[Array]) -> Array:
-        """What some members have, combined."""
+        """Combine the arrays of some members by fn; raise MatchingError if their shapes differ."""
         total, *rest = read
         if any(a.shape != total.shape for a in rest):
             raise MatchingError(
@@ -125,7 +127,7 @@ class Group:
         return total
 
     def near(self, taker: Member, giver: Member, axes: Sequence[str], near: Near) -> bool:
-        """Whether they are near each other, as both must say."""
+        """Return whether two members are near each other, as both must say."""
         reads = told = True
         for axis, (begin, end, first, last) in zip(axes, near):
             coord, size = f"i_{axis}", taker.env.get(f"n_{axis}", 1)
@@ -139,7 +141,7 @@ class Group:
 
 
 def common(a: Box, b: Box) -> Box | None:
-    """What lies in both, if anything does."""
+    """Return the intersection of two boxes; None if it is empty."""
     box = [(max(p, q), min(m, n)) for (p, m), (q, n) in zip(a, b, strict=True)]
     return None if any(high <= low for low, high in box) else box
 

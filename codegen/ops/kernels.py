@@ -64,7 +64,8 @@ class Kernel(Stated):
         return holds
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
-        """What it works on for a rank's blocks of the results."""
+        """Return the parts of the operands that a kernel reads for a rank's blocks of its
+        results."""
         return [
             tuple(
                 cuts.whole(extent) if along is None
@@ -75,11 +76,12 @@ class Kernel(Stated):
         ]
 
     def depends(self, op: Op, window: Window, at: Localizer) -> list[Window | None]:
-        """All of each: that ranks may call it on parts of arrays is what its user says."""
+        """Return the whole of each operand's part: that ranks may call it on parts is what its user
+        says."""
         return [*super().needs(op, window, at)]
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """It is called for each member: their dim is one more loop, before those of its
+        """Call the kernel for each member: their dim is one more loop, before those of its
         signature."""
         begun = {k for how, what in self.args if how in ("out", "own") for k in what[1:]}
         operands = [at.spread(v) if g is None and (k in begun or self._loops_of(k)) else g or v
@@ -99,7 +101,7 @@ class Kernel(Stated):
         return at.emit_all(what, *operands)
 
     def _loops_of(self, operand: int) -> bool:
-        """Whether an operand has dims that loops follow."""
+        """Return whether an operand has dims that loops follow."""
         return any(loops for arg, loops in zip(self.args, self.follows)
                    if arg == ("in", operand))
 
@@ -165,5 +167,5 @@ class Kernel(Stated):
 
 
 def _deeper(dims: tuple[tuple[int, int] | None, ...]) -> tuple[tuple[int, int] | None, ...]:
-    """Dims of results where one more stands before them."""
+    """Return the dims of results where one more stands before them."""
     return tuple(d and (d[0], d[1] + 1) for d in dims)

@@ -36,19 +36,20 @@ Eval = Callable[[IntLike], int]  # evaluates Exprs
 
 
 class Kind:
-    """name: how texts call it. inline: it has an `element`, its result need not lie in memory.
-    is_view: no work of its own, or hardly any: computed anew wherever a part is wanted. in_place:
-    it wants the memory of its first operand for its result. reads: its operands point by point, so
-    that they may be computed on the way; strided boxes where they lie; or whole and contiguous.
-    from_buffers: others than its rank look at its operands, which are in buffers; else a constant
-    is read in the image. rereads: it may read one element at several points. held: a rank has
-    balanced blocks of its results, whatever parts of them are wanted; so it has of a kind of
-    several results, which are of one batch. laborious: ghost cells of its result are fetched, not
-    computed once more. fuses: a Store or Reduce that is all of its `steps` may share loops. fence:
-    nothing that comes later is computed before it. at_home: a rank's blocks of its operands are
-    what it works on. has_room: its result may lie in an array with room for ghost cells. lays_out:
-    it says how arrays lie. flat: its results are steps: they have no derivative but 0.
-    without_vjp: what to do where it has no derivative."""
+    """A kind says what an op does, by its class, its fields and its rules. name: how texts call it.
+    inline: it has an `element`, its result need not lie in memory. is_view: no work of its own, or
+    hardly any: computed anew wherever a part is wanted. in_place: it wants the memory of its first
+    operand for its result. reads: its operands point by point, so that they may be computed on the
+    way; strided boxes where they lie; or whole and contiguous. from_buffers: others than its rank
+    look at its operands, which are in buffers; else a constant is read in the image. rereads: it
+    may read one element at several points. held: a rank has balanced blocks of its results,
+    whatever parts of them are wanted; so it has of a kind of several results, which are of one
+    batch. laborious: ghost cells of its result are fetched, not computed once more. fuses: a Store
+    or Reduce that is all of its `steps` may share loops. fence: nothing that comes later is
+    computed before it. at_home: a rank's blocks of its operands are what it works on. has_room: its
+    result may lie in an array with room for ghost cells. lays_out: it says how arrays lie. flat:
+    its results are steps: they have no derivative but 0. without_vjp: what to do where it has no
+    derivative."""
 
     name: ClassVar[str]
     inline: ClassVar[bool] = False
@@ -69,16 +70,17 @@ class Kind:
 
     @property
     def called(self) -> str:
-        """What texts call the op, if that depends on what it says."""
+        """Return the op's name in texts, which may depend on its fields."""
         return self.name
 
     def infer(self, types: Types) -> list[ArrayType]:
-        """The types of the results, without layouts; here one, as the first operand's. Raises
-        InternalError where the operands break the op's rule."""
+        """Return the types of the results, without layouts; here one, as the first operand's.
+        Raises InternalError where the operands break the op's rule."""
         return [ArrayType(types[0].dtype, types[0].shape)]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
-        """The layout of a global result, where nobody says one; an axis may stand in it twice."""
+        """Return the layout of a global result, where nobody says one; an axis may stand in it
+        twice."""
         return [()] * result.ndim
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
@@ -86,11 +88,12 @@ class Kind:
         raise NotImplementedError(self.name)
 
     def element(self, op: Op, index: Index, at: Resolver) -> At:
-        """What stands at an index of the result; of a kind that is `inline`."""
+        """Return the scalar at an index of the result; only a kind that is `inline` has this
+        rule."""
         raise NotImplementedError(self.name)
 
     def is_cheap(self) -> bool:
-        """Whether computing an element again beats a trip through memory."""
+        """Return whether computing an element again beats a trip through memory."""
         return False
 
     def steps(self, op: Op, at: Maker) -> None:
@@ -104,14 +107,14 @@ class Kind:
         return [v.type.shape for v in (*op.operands[part:], *(() if self.in_place else op.results))]
 
     def claims(self, op: Op, at: Claims) -> None:
-        """What must hold of an op of a Program, on every rank and for all sizes."""
+        """State what must hold of an op of a Program, on every rank and for all sizes."""
 
     # ---- derivatives ---------------------------------------------------------------------------
 
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        """What the cotangents of the results (None: zeros) add to those of the operands: the
-        transpose of the derivative, applied. Called where an operand matters to what is
-        differentiated; UnsupportedError where nobody has written it."""
+        """Return what the cotangents of the results (None: zeros) add to those of the operands: the
+        transpose of the derivative, applied. It is called where an operand matters to what is
+        differentiated; raise UnsupportedError if there is no derivative."""
         raise at.none(op)
 
     # ---- spmd.vmap -------------------------------------------------------------------------------
@@ -119,67 +122,70 @@ class Kind:
     def batch(
         self, op: Op, given: Sequence[Value | None], at: Batch
     ) -> Sequence[Value | None]:
-        """The results of the op for all members of a batch, along a new first dim. given: the
-        operands, which have such a dim too; None for one that all members share. None in the
-        place of a result: all members share it, and it stays the value that it was. Called where
-        an operand, or what a region reads, has a member's own value."""
+        """Return the results of the op for all members of a batch, along a new first dim. given:
+        the operands, which have such a dim too; None for one that all members share. None in the
+        place of a result: all members share it, and it stays the value that it was. Called where an
+        operand, or what a region reads, has a member's own value."""
         raise at.none(op)
 
     # ---- what is checked while a program runs ----------------------------------------------------
 
     def title(self) -> str:
-        """What users call it, as in "a sum makes a NaN"."""
+        """Return what users call the op, as in "a sum makes a NaN"."""
         return self.name
 
     def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
-        """That each element of a result is finite, or what it follows from is not; None: that is
-        not asked."""
+        """Return the condition that each element of a result is finite, or that an operand is not;
+        None: it is not checked."""
         return None
 
     def exact(self, op: Op, at: Instrument) -> Value | None:
-        """The result in float64, of operands in float64; None: integers cannot wrap around."""
+        """Return the result in float64, of operands in float64; None if integers cannot wrap around
+        here."""
         return None
 
     # ---- parts of global arrays on a rank --------------------------------------------------------
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
-        """The part of a dim of the result that a rank can have with the least exchange, where that
-        is none of balanced blocks."""
+        """Return the part of a dim of the result that a rank can have with the least exchange,
+        where that is none of balanced blocks."""
         return None
 
     def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
-        """Whether what is beyond the ends of a dim of the result, which goes on there, can be had
-        from what is beyond those of its operands."""
+        """Return whether what lies beyond the ends of a periodic dim of the result can be had from
+        what lies beyond the ends of its operands."""
         return True
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
-        """The part of each operand for this part of the result; () for 0-d operands."""
+        """Return the part of each operand that this part of the result needs; () for 0-d
+        operands."""
         return [tuple(map(whole, v.type.shape)) for v in op.operands]
 
     def depends(self, op: Op, window: Window, at: Localizer) -> list[Window | None]:
-        """The part of each operand on which this part of the result depends, whoever has it: what a
-        rank needs, unless ranks exchange more. None: of indices that count 0, 1, 2, …, as `at`
-        knows already."""
+        """Return the part of each operand on which this part of the result depends, whoever has it:
+        what a rank needs, unless ranks exchange more. None: of indices that count 0, 1, 2, …, as
+        `at` knows already."""
         return [*self.needs(op, window, at)]
 
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
-        """The part of the result, of the operands' parts that `needs` named."""
+        """Return the part of the result, of the operands' parts that `needs` named."""
         made = build.emit(self, operands)
         return at.part(made, tuple(map(whole, op.result.type.shape)), window, build)
 
     def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
-        """The parts of the dims over which a sum goes; None: it is no sum."""
+        """Return the parts of the dims over which a sum goes; None if the op is no sum."""
         return None
 
     def but(self, **changed: Any) -> Self:
-        """The same with other fields."""
+        """Return this kind with other values of these fields."""
         made: Self = replace(self, **changed)  # type: ignore[type-var]
         return made
 
     def counts(self) -> Sym | None:
-        """The symbol that gets its values from the op."""
+        """Return the symbol that gets its values from the op, as a loop's counter does; None if
+        there is none."""
         return None
 
     def exprs(self) -> tuple[Expr, ...]:
@@ -192,7 +198,7 @@ class Kind:
         return tuple(exprs_in(held))
 
     def said(self) -> dict[str, Any]:
-        """The fields by name, without those that have their default."""
+        """Return the fields by name, without those that have their default."""
         named = ((f, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
         return {f.name: v for f, v in named if v is not f.default}
 
@@ -218,13 +224,13 @@ def exprs_in(what: object) -> Iterator[Expr]:
 
 
 def dropped(shape: Sequence[Expr], dims: Iterable[int]) -> Shape:
-    """A shape without some dims."""
+    """Return a shape without some dims."""
     gone = set(dims)
     return tuple(e for d, e in enumerate(shape) if d not in gone)
 
 
 def behind(dims: Iterable[int]) -> tuple[int, ...]:
-    """The same dims where one more stands before them."""
+    """Return the same dims where one more stands before them."""
     return tuple(d + 1 for d in dims)
 
 
@@ -233,5 +239,5 @@ def extents(shape: Sequence[Expr], value: Eval) -> tuple[int, ...]:
 
 
 def layout_of(t: ArrayType) -> Layout:
-    """The layout of a global array; one that has none is not split."""
+    """Return the layout of a global array; one that has none is not split."""
     return t.layout or ((),) * t.ndim

@@ -44,19 +44,19 @@ class Factor(Kind):
     cores: ClassVar[tuple[int, ...]] = (2,)
 
     def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
-        """The results of one member: element type and shape of each."""
+        """Return the element type and the shape of each result of one member."""
         raise NotImplementedError(self.name)
 
     def alone(self, *operands: Array) -> list[Any]:
-        """The results for one member, in NumPy."""
+        """Return the results for one member, in NumPy."""
         raise NotImplementedError(self.name)
 
     def batch_dims(self, types: Types) -> int:
-        """How many dims it has."""
+        """Return how many dims the batch has."""
         return types[0].ndim - self.cores[0]
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """Its batch has one more dim."""
+        """Emit the op on a batch with one more dim."""
         return at.emit_all(self, *at.every(op, given))
 
     def work(self, op: Op) -> Iterable[Shape]:
@@ -102,7 +102,7 @@ def _dtype(x: Array) -> DType:
 
 
 class Members:
-    """What the steps of an op share: the loops over a batch, and where a member's parts lie."""
+    """Steps of an op share this: the loops over a batch, and where a member's parts lie."""
 
     def __init__(self, what: Factor, op: Op, at: Maker) -> None:
         self.op, self.at = op, at
@@ -112,12 +112,12 @@ class Members:
         self.dtype = op.operands[0].type.dtype
 
     def part(self, value: Value, writes: bool = False) -> Part[Value]:
-        """Of an array of the batch."""
+        """Return a member's part of an array of the batch."""
         zeros = (expr.const(0),) * (value.type.ndim - self.n)
         return Part(value, ravel((*positions(self.loops), *zeros), value.type.shape), writes)
 
     def copied(self, operand: Value, into: Value | None = None) -> Part[Value]:
-        """An operand where a routine may write over it."""
+        """Copy an operand to memory that a routine may write over, and return that."""
         if into is None:
             into = self.at.spare(f"{operand.name}_copy", self.dtype, *operand.type.shape)
         index = positions(loop_vars(into.type.shape))
@@ -125,18 +125,18 @@ class Members:
         return self.part(into, writes=True)
 
     def results(self, first: int = 0) -> list[Part[Value]]:
-        """Those from this one on."""
+        """Return the member's parts of the results, from result `first` on."""
         return [self.part(v, writes=True) for v in self.op.results[first:]]
 
     def spare(self, name: str, dtype: DType, *shape: Expr) -> Part[Value]:
-        """Memory that a member needs meanwhile."""
+        """Return memory that a member needs meanwhile."""
         made = self.at.spare(f"{self.op.results[0].name}_{name}", dtype, *shape)
         return Part(made, expr.const(0), True)
 
     def call(self, name: str, parameters: str, text: str, numbers: Sequence[Expr],
              parts: Sequence[Part[Value]]) -> None:
-        """In the text stand <T> for the type of elements, <R> for that of their parts, and the keys
-        of routines: <potrf>."""
+        """Call a C function for each member. In its text stand <T> for the type of elements, <R>
+        for that of their parts, and the keys of routines: <potrf>."""
         text, routines = named_in(text, self.dtype)
         for word, said in {"<T>": self.dtype.c, "<R>": real_of(self.dtype).c}.items():
             parameters, text = parameters.replace(word, said), text.replace(word, said)
@@ -146,9 +146,9 @@ class Members:
 
 @dataclass(frozen=True)
 class Cholesky(Factor):
-    """Of a matrix of which the lower triangle counts, or the upper one, row by row: the factor of
-    that triangle, row by row too, and 0, or the order of the first leading minor that is not
-    positive."""
+    """Factor a matrix of which the lower triangle counts, or the upper one, row by row. Results:
+    the factor of that triangle, row by row too, and 0, or the order of the first leading minor that
+    is not positive."""
 
     name = "cholesky"
     upper: bool = False
@@ -224,7 +224,8 @@ class LuSolve(Factor):
     cores = (2, 1, 2)
 
     def layout(self, operands: Types, result: ArrayType) -> tuple[tuple[str, ...], ...]:
-        """Where many columns lie in parts, each on several ranks, ranks get whole columns."""
+        """Return the result's layout: whole columns for a rank, where many columns lie in parts on
+        several ranks."""
         columns, within = layout_of(operands[2])[-2:]
         many = all(e.is_const and e.value >= COLUMNS_LEAST for e in result.shape[-2:])
         split = columns or (within if many else ())

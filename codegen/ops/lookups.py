@@ -79,7 +79,7 @@ class DynamicSlice(Kind):
         return [at.emit(DynamicUpdate(), at.zeros(x.type, g.type.dtype), g, *places), *nothing]
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """A box of all members at one place; a gather where each has a place of its own."""
+        """Take a box of all members at one place; gather where each has a place of its own."""
         (x, *starts), (_, *own) = op.operands, given
         (wide,) = at.every_of([x], given[:1])
         if not any(own):
@@ -172,7 +172,7 @@ class DynamicUpdate(Kind):
         return [kept, part, *nothing]
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """At one place for all members; a scatter where each has a place of its own."""
+        """Write at one place for all members; scatter where each has a place of its own."""
         (_, v, *starts), (_, _, *own) = op.operands, given
         wide = at.every_of(op.operands[:2], given[:2])
         if not any(own):
@@ -298,7 +298,8 @@ class Gather(Kind):
     def _counted_points(
         self, op: Op, window: Window, at: Localizer
     ) -> tuple[Window, dict[int, int]]:
-        """The part of the points; and those dims of x of which a rank needs the same part."""
+        """Return the part of the points; and those dims of x of which a rank needs the same part,
+        with the dim of the points for each."""
         x, *index = op.operands
         points = window[self.at : self.at + index[0].type.ndim]
         along = counted(index, self.dims, x.type.shape, at.defs)
@@ -383,7 +384,7 @@ class Scatter(Kind):
         return [at.emit(what, x, at.moved(v, 0, self.at), number, *points)]
 
     def _of_extremes(self, op: Op, g: Value, at: Reverse) -> Sequence[Value]:
-        """Whoever is what came out has the cotangent; equal ones share it."""
+        """Give the cotangent to the element that is the extreme; equal ones share it."""
         (x, v, *index), gather = op.operands, Gather(self.dims, self.at)
         kept = at.cast(at.map("eq", x, op.result), g.type.dtype)
         won = at.map("eq", v, at.emit(gather, op.result, *index))
@@ -393,7 +394,8 @@ class Scatter(Kind):
         return at.map("mul", share, kept), at.map("mul", at.emit(gather, share, *index), won)
 
     def _of_products(self, op: Op, g: Value, at: Reverse) -> Sequence[Value | None]:
-        """Each has the product of all others at its place; right where some are 0."""
+        """Give each element the product of all others at its place, times the cotangent; this is
+        right where some are 0."""
         (x, v, *index), gather = op.operands, Gather(self.dims, self.at)
         kept = at.map("mul", g, at.emit(self, at.full(1, x), v, *index))
         if v not in at.active:
@@ -414,8 +416,8 @@ class Scatter(Kind):
         return at.spread(self._counts(op, at), wide, op.operands[1].type.shape)
 
     def _counts(self, op: Op, at: Reverse) -> Value:
-        """Per point, whether its value is in the result: it is inside; and of several at one place
-        that are set, the last one is."""
+        """Return, per point, whether its value is in the result: it is inside; and of several at
+        one place that are set, the last one is."""
         x, _, *index = op.operands
         shape, one = index[0].type.shape, expr.const(1)
         extents = [x.type.shape[d] for d in self.dims]
@@ -439,9 +441,9 @@ class Scatter(Kind):
         return at.natural(op.operands[0], dim)
 
     def spread(self, op: Op, window: Window, at: Localizer) -> Window | None:
-        """The points that each rank combines, where that is less work than all of them everywhere:
-        into a result of its own, which all then reduce. Of few points, each rank takes all, and
-        combines those that fall in its part."""
+        """Return the points that each rank combines, where that is less work than all of them
+        everywhere: into a result of its own, which all then reduce. Of few points, each rank takes
+        all, and combines those that fall in its part."""
         x, v, *index = op.operands
         spare = expr.product(x.type.shape) - _ELEMENTS_A_POINT * expr.product(v.type.shape)
         usual = {s: expr.const(_USUAL_RANKS) for s in spare.symbols() if s.kind == "size"}
@@ -459,7 +461,7 @@ class Scatter(Kind):
         return tuple(found) if any(cut.axes for cut in found) else None
 
     def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
-        """Points that are added to zeros: over these."""
+        """Return the points over which a sum goes, where they are added to zeros."""
         into = at.defs.get(op.operands[0])
         while into is not None and isinstance(into.what, Relayout):
             into = at.defs.get(into.operands[0])
@@ -503,7 +505,7 @@ class Scatter(Kind):
     def from_lows(
         self, index: Sequence[Value], window: Window, build: Builder, at: Localizer
     ) -> list[Value]:
-        """Indices of the array as those of a part of it."""
+        """Return indices of the array as indices of a part of it."""
         lows, local = at.lows(window), list(index)
         for k, d in enumerate(self.dims):
             if lows[d] != 0:
@@ -515,8 +517,8 @@ class Scatter(Kind):
         self, op: Op, window: Window, points: Window, operands: list[Value], build: Builder,
         at: Localizer,
     ) -> Value:
-        """Everybody's points are combined into nothing, then all of that into x: whole, but for
-        dims that other axes split than split the points."""
+        """Combine everybody's points into neutral elements, then all of that into x, as a whole but
+        for dims that other axes split than split the points."""
         x, v, *index = operands
         fn, shape, dtype, axes = self.fn, op.result.type.shape, x.type.dtype, at.axes_of(points)
         kept = tuple(whole(e) if d in self.dims and set(c.axes) & set(axes) else c
@@ -553,7 +555,7 @@ def _places_in(dims: Sequence[int]) -> list[int]:
 
 
 def still(start: Value, moved: Expr, extent: Expr, at: Localizer) -> bool:
-    """Whether a dim of a dynamic box is the whole dim, in place."""
+    """Return whether a dim of a dynamic box is the whole dim, in place."""
     op = at.defs.get(start)
     is_zero = op is not None and isinstance(op.what, Full) and op.what.value == 0
     return is_zero and moved == extent

@@ -113,8 +113,8 @@ class Map(Kind):
         return [at.emit(self, *at.every(op, given))]
 
     def _of_parts(self, op: Op, g: Value, at: Reverse) -> Sequence[Value | None]:
-        """Of functions of the parts of complex numbers, in JAX's convention: what is linear is
-        transposed, not conjugated."""
+        """Return the cotangents for functions of the parts of complex numbers, in JAX's convention:
+        linear functions are transposed, not conjugated."""
         x, fn = op.operands[0], self.fn
         if x.type.dtype.kind != "c":
             return [g if fn in ("conj", "real") else None]
@@ -136,7 +136,8 @@ class Map(Kind):
         return [at.map("mul", wide, at.map("conj", at.map("sign", x)))]  # abs
 
     def _of_sign(self, op: Op, g: Value, at: Reverse) -> Value:
-        """Of z / |z|: only what turns z moves it; 0 where z is 0."""
+        """Return the cotangent of z for z / |z|: only a change that turns z matters; 0 where z is
+        0."""
         (z,), sign = op.operands, op.result
         along = at.cast(at.map("real", at.map("mul", g, sign)), g.type.dtype)
         across = at.map("sub", g, at.map("mul", along, at.map("conj", sign)))
@@ -194,5 +195,5 @@ class Map(Kind):
 
 
 def _narrows(source: DType, to: DType) -> bool:
-    """Whether a finite number may be none in the other type."""
+    """Return whether a finite number may be none in the other type."""
     return to.size < source.size if source.kind in "fc" else to.size == 2

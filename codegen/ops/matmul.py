@@ -79,7 +79,8 @@ if (m != n) {
 
 
 def _caller(name: str, dtype: DType, turned: Sequence[bool]) -> Caller:
-    """A C function for c = added * c + sign * a b, of operands that lie plain or transposed."""
+    """Return a C function for c = added * c + sign * a b, of operands that lie plain or
+    transposed."""
     ways = "".join("t" if t else "n" for t in turned)
     called = f"{LETTERS[dtype.name]}{name}_{ways}"
     numbers, text = _CALLERS.get(called, _CALLERS[name])
@@ -98,8 +99,8 @@ def _caller(name: str, dtype: DType, turned: Sequence[bool]) -> Caller:
 
 def added_to(call: LibraryCall[Value], sign: int, into: Value, offset: Expr, row: Expr
              ) -> LibraryCall[Value] | None:
-    """A product that is added to what stands in memory, or taken from it; None where the routine
-    is none that does so."""
+    """Return a product that is added to what stands in memory, or subtracted from it; None where
+    the routine cannot do so."""
     if call.function.name[1:5] != "gemm":
         return None
     numbers = (*call.numbers[:5], row, expr.const(sign), expr.const(1))
@@ -108,8 +109,8 @@ def added_to(call: LibraryCall[Value], sign: int, into: Value, offset: Expr, row
 
 
 def sources(call: LibraryCall[Value], of: Value) -> Iterator[tuple[Expr, Expr, Expr, Expr]]:
-    """What such a call reads of an array: where that begins, how wide a row in memory is, how far
-    rows are apart, and how many there are."""
+    """Yield what such a call reads of an array: its offset, the width of a row in memory, the
+    distance of rows, and their number."""
     m, n, k, *leads = call.numbers[:5]
     ways = call.function.name.rpartition("_")[2]
     for part, way, lead, (height, width) in zip(call.parts, ways, leads, ((m, k), (k, n))):
@@ -178,10 +179,10 @@ class MatMul(Kind):
         return at.emit(self, at.floats(op))
 
     def between(self, op: Op, window: Window, at: Localizer) -> Cut:
-        """The part of the summed dim that a rank takes. If an axis splits that dim, each rank sums
-        its own part, and the sums are added. If the axis splits the result too, that needs the
-        other operand whole: it is done only where moving that and the sums is less than moving the
-        operand that is split along the summed dim."""
+        """Return the part of the summed dim that a rank takes. If an axis splits that dim, each
+        rank sums its own part, and the sums are added. If the axis splits the result too, that
+        needs the other operand whole: it is done only where moving that and the sums is less than
+        moving the operand that is split along the summed dim."""
         a, b = op.operands
         return shared(op, window, at, a.type.ndim - 1, b.type.ndim - 2)
 
@@ -203,8 +204,8 @@ class MatMul(Kind):
         return made if at.axes_of([between]) else build.cast(made, op.result.type.dtype)
 
     def is_gram(self, op: Op, held: Window, at: Localizer) -> bool:
-        """Whether one operand is the transpose of the other, and all rows or all columns of the
-        result are computed: of as many rows as columns, a rank has all."""
+        """Return whether one operand is the transpose of the other, and all rows or all columns of
+        the result are computed: of as many rows as columns, a rank has all."""
         cut = held[-2:]
         if sum(bool(c.axes) for c in cut) > 1 or any(
             c != cuts.block(c.axes, e) for c, e in zip(cut, op.result.type.shape[-2:])
@@ -294,12 +295,12 @@ class _Matrix(NamedTuple):
 
     @property
     def turned(self) -> _Matrix:
-        """Its transpose."""
+        """Return the transposed matrix."""
         return self._replace(row=self.column, column=self.row)
 
     def beside(self, rows: Expr, batch: tuple[plan.Var, ...], other: _Matrix) -> _Matrix | None:
-        """All matrices along the last dim of a batch as one of more rows, if they lie so, and if
-        the other operand is the same for all of them."""
+        """Return all matrices along the last dim of a batch as one of more rows, if they lie so,
+        and if the other operand is the same for all of them."""
         found = affine(self.offset, batch[-1:]) if batch else None
         if found is None or batch[-1].sym in other.offset.symbols():
             return None
@@ -310,8 +311,8 @@ class _Matrix(NamedTuple):
         return self._replace(offset=base, row=stride if rows == 1 else self.row)
 
     def lies(self, rows: Expr, columns: Expr) -> tuple[bool, Expr] | None:
-        """Whether BLAS is to read it as a transpose, and the distance of rows in memory; None where
-        neither stride is 1, or one is negative."""
+        """Return whether BLAS is to read it as a transpose, and the distance of rows in memory;
+        None where neither stride is 1, or one is negative."""
         if self.column == 1 or columns == 1:
             lead = _lead(self.row, rows, columns)
             if lead is not None:
@@ -324,8 +325,8 @@ class _Matrix(NamedTuple):
 
 
 def shared(op: Op, window: Window, at: Localizer, of_first: int, of_second: int) -> Cut:
-    """The part of a dim that a rank takes, over which products of two operands are summed: where it
-    stands in each of them."""
+    """Return the part of a dim that a rank takes, over which products of two operands are summed:
+    where it stands in each of them."""
     (a, b), used = op.operands, {axis for c in window for axis in c.axes}
     of_a, of_b = at.natural(a, of_first), at.natural(b, of_second)
     if of_a == of_b:
@@ -337,7 +338,8 @@ def shared(op: Op, window: Window, at: Localizer, of_first: int, of_second: int)
     sums, whole = 2 * _size(op.result), cuts.whole(a.type.shape[of_first])
 
     def size(x: Value) -> Expr:
-        """How many elements move: where a batch repeats one matrix, only those of that one."""
+        """Return how many elements move: where a batch repeats one matrix, only those of that
+        one."""
         by = at.defs.get(x)
         repeated = by is not None and isinstance(by.what, Broadcast)
         return _size(by.operands[0] if by is not None and repeated else x)

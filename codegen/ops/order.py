@@ -43,7 +43,7 @@ def _call(function: str, op: Op, at: Maker, *arguments: Value | Expr) -> None:
 
 
 def _rows(x: Value) -> tuple[Expr, Expr]:
-    """How many rows there are, and how long they are."""
+    """Return the number of rows, and their length."""
     return expr.product(x.type.shape[:-1]), x.type.shape[-1]
 
 
@@ -74,7 +74,8 @@ class Merge(Kind):
         return [np.take_along_axis(x, half, -1) for x in both] if int(side) else mine
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """More rows; the side is one number, which members share unless they chose it."""
+        """Merge more rows; the side is one number for all members, or they are merged one by
+        one."""
         *rows, side = given
         if side is not None:
             return at.one_by_one(op, given)
@@ -149,7 +150,8 @@ class Count(Kind):
         return [made]
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """More rows; the shift is one number, which members share unless they chose it."""
+        """Count more rows; the shift is one number for all members, or they are counted one by
+        one."""
         x, leading, shift = given
         if shift is not None:
             return at.one_by_one(op, given)
@@ -182,7 +184,8 @@ class SearchSorted(Kind):
         return [np.asarray(np.searchsorted(operands[0], operands[1], side)).astype(np.int64)]
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """Values of all members are searched in one row; rows of their own, one by one."""
+        """Search the values of all members in one row; members with rows of their own, one by
+        one."""
         row, values = given
         if row is not None or values is None:
             return at.one_by_one(op, given)

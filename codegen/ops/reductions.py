@@ -98,7 +98,7 @@ class Reduce(Kind):
         return [at.emit(self.but(dims=behind(self.dims)), *at.every(op, given))]
 
     def _others(self, x: Value, kept: tuple[int, ...], at: Reverse) -> Value:
-        """The product of all others, for each element; right where some are 0."""
+        """Return the product of all others, for each element; right where some are 0."""
         x = at.emit(OnceAtZero(x.type.shape), x)
         shape, one = x.type.shape, at.full(1, x)
         zero = at.map("eq", x, at.full(0, x))
@@ -213,7 +213,8 @@ class ArgReduce(Kind):
         return at.part(first, kept, window, build)
 
     def found(self, x: Value, index: Value, build: Builder) -> Value:
-        """The extreme of a rank: of one lane it is read where it stands, without a second pass."""
+        """Return the extreme of a rank: of one lane it is read where it stands, without a second
+        pass."""
         if x.type.ndim > 1:
             return build.emit(Reduce(self.fn, (self.dim,)), (x,))
         (n,), dtype = x.type.shape, x.type.dtype
@@ -248,7 +249,7 @@ class Lane(Kind):
         return (() if d == self.dim else entry for d, entry in entries)
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
-        """The line whole, the other dims as wanted."""
+        """Return the operand's part that has the lanes whole, and the other dims as wanted."""
         d, x = self.dim, op.operands[0]
         return [(*window[:d], whole(x.type.shape[d]), *window[d + 1 :])]
 
@@ -270,7 +271,7 @@ class Lane(Kind):
                          self.scratch(op, at), op.place))
 
     def scratch(self, op: Op, at: Maker) -> tuple[Value, ...]:
-        """Memory that a lane needs beside its result."""
+        """Return the memory that a lane needs beside its result."""
         return ()
 
 
@@ -321,7 +322,8 @@ class Cumulative(Lane):
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
-        """Of my part, after the last total of each of those before me."""
+        """Return the running values of this rank's part, which continue after the totals of the
+        ranks before."""
         d, fn = self.dim, self.fn
         axes = window[d].axes
         if not axes:
@@ -363,7 +365,7 @@ class Cumulative(Lane):
 
 
 def _last(value: Value, d: int, fn: str, build: Builder) -> Value:
-    """The last of running totals along a dim; where there is none, what is neutral."""
+    """Return the last of running totals along a dim; the neutral element where there is none."""
     (dtype, shape), zero = (value.type.dtype, value.type.shape), expr.const(0)
     one = expr.minimum(shape[d], 1)
     start = tuple(shape[d] - one if k == d else zero for k in range(len(shape)))

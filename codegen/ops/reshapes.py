@@ -71,7 +71,8 @@ class Reshape(View):
         return at.at_offset(x, ravel(index, op.result.type.shape))
 
     def steps(self, op: Op, at: Maker) -> None:
-        """In the loops of what it shows, which need no division: its memory has the same order."""
+        """Copy the elements in the loops of the operand, which need no division: its memory has the
+        same order."""
         (x,) = op.operands
         while x not in at.stored and isinstance(at.defs[x].what, Reshape):
             (x,) = at.defs[x].operands
@@ -84,7 +85,8 @@ class Reshape(View):
         at.add(Store(loops, op.result, offset, at.node(x, index), place=op.place))
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
-        """Where the operand's leading dim of the group lies, if that one leads to this dim."""
+        """Return the cut of the operand's leading dim in the group, if that dim leads to this one;
+        else None."""
         x, before, after = op.operands[0], op.operands[0].type.shape, self.shape
         for group in groups(before, after):
             if dim not in group.after or not group.before or dim != group.after[0]:
@@ -99,7 +101,8 @@ class Reshape(View):
         return None
 
     def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
-        """Of a dim that is one of the operand's."""
+        """Return whether what is beyond the ends can be had, for a dim that is one of the
+        operand's."""
         x, before, after = op.operands[0], op.operands[0].type.shape, self.shape
         found = (g.before[0] for g in groups(before, after)
                  if g.after == (dim,) and len(g.before) == 1 and before[g.before[0]] == after[dim])
@@ -248,8 +251,8 @@ class Named(Reshape):
 
 @dataclass(frozen=True)
 class OnceAtZero(Reshape):
-    """The same elements. A derivative that goes through here twice ends the run where one is 0:
-    the formula for the first one is right there, but its own derivative is not."""
+    """Copy the elements unchanged. A derivative that goes through here twice ends the run where one
+    is 0: the formula for the first one is right there, but its own derivative is not."""
 
     name = "once_at_zero"
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def back(op: Op, g: Value, at: Reverse) -> Value:
-    """UnsupportedError where nobody has written it."""
+    """Return the cotangent of the operand of a Cumulative; raise UnsupportedError where there is no
+    derivative."""
     what: Any = op.what
     if what.fn == "add":
         return _from_end(op, g, at)
@@ -29,22 +30,22 @@ def back(op: Op, g: Value, at: Reverse) -> Value:
 
 
 def _from_end(op: Op, g: Value, at: Reverse) -> Value:
-    """The running total from the last one on."""
+    """Return the running sums of g from the last element on."""
     what: Any = op.what
     turned = _turned(g.type.shape, what.dim)
     return at.emit(turned, at.emit(what.but(fn="add"), at.emit(turned, g)))
 
 
 def _turned(shape: Shape, dim: int) -> Slice:
-    """From the last one to the first."""
+    """Return the slice that reverses a dim."""
     starts = (e - 1 if d == dim else expr.const(0) for d, e in enumerate(shape))
     steps = (-1 if d == dim else 1 for d in range(len(shape)))
     return Slice(tuple(starts), tuple(steps), shape)
 
 
 def _of_products(op: Op, g: Value, at: Reverse) -> Value:
-    """Up to the first 0 of a lane, products over what they are differentiated by; of the first 0,
-    products with 1 in its place; beyond it nothing changes them."""
+    """Return the cotangent for running products. Up to the first 0 of a lane they are divided by
+    the element; at the first 0, 1 stands in its place; elements beyond it change nothing."""
     what: Any = op.what
     x, out = at.emit(OnceAtZero(op.result.type.shape), op.operands[0]), op.result
     zero, one = at.map("eq", x, at.full(0, x)), at.full(1, x)
@@ -60,7 +61,8 @@ def _of_products(op: Op, g: Value, at: Reverse) -> Value:
 
 
 def _of_extremes(op: Op, g: Value, at: Reverse) -> Value:
-    """Each result is the last element so far that was one: that has its cotangent."""
+    """Return the cotangent for running extremes: each result's goes to the last element so far that
+    equals it."""
     what: Any = op.what
     (x,), out, shape = op.operands, op.result, op.result.type.shape
     line = at.emit(Iota(what.dim, dtypes.INT64, shape))

@@ -31,9 +31,9 @@ def complex_of(dtype: DType) -> DType:
 
 @dataclass(frozen=True)
 class Qr(Factor):
-    """By reflections: R in and above the diagonal, and the reflections below it; how long those
-    are; 0, or what LAPACK says of a fault; and, where mode is "reduced" or "complete", so many
-    columns of Q."""
+    """Factor a matrix by reflections. Results: R in and above the diagonal, and the reflections
+    below it; their lengths (LAPACK's tau); 0, or what LAPACK says of a fault; and, where mode is
+    "reduced" or "complete", so many columns of Q."""
 
     name = "qr"
     mode: Literal["reduced", "complete", "r"] = "reduced"
@@ -123,8 +123,9 @@ class Svd(Factor):
 
 @dataclass(frozen=True)
 class Eigh(Factor):
-    """Of a symmetric or Hermitian matrix, of which one triangle counts: eigenvalues, the least
-    first; 0 unless it did not converge; and vectors, if they are asked for."""
+    """Find the eigenvalues of a symmetric or Hermitian matrix, of which one triangle counts.
+    Results: eigenvalues, the least first; 0 unless it did not converge; and vectors, if they are
+    asked for."""
 
     name = "eigh"
     triangle: Literal["L", "U"] = "L"

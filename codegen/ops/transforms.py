@@ -44,8 +44,9 @@ FOUR_STEPS, FACTOR = 1 << 14, 32
 
 @dataclass(frozen=True)
 class Fourier(Lane):
-    """fn: fft or ifft of complex numbers; rfft of real ones to the n // 2 + 1 first results; irfft
-    of such ones to n real numbers. scale: 1 for "one", 1 / sqrt(n) for "root", 1 / n for "n"."""
+    """Transform lanes by Fourier's sum. fn: fft or ifft of complex numbers; rfft of real ones to
+    the n // 2 + 1 first results; irfft of such ones to n real numbers. scale: 1 for "one", 1 /
+    sqrt(n) for "root", 1 / n for "n"."""
 
     name = "fourier"
     held = True
@@ -60,7 +61,7 @@ class Fourier(Lane):
         return self.fn
 
     def made(self, given: DType) -> DType:
-        """The element type of the result."""
+        """Return the element type of the result."""
         names = {"rfft": COMPLEX, "irfft": REAL}.get(self.fn, dict(zip(REAL, REAL)))
         if given.name not in names:
             raise InternalError(f"{self.fn} of {given.name}")
@@ -75,8 +76,8 @@ class Fourier(Lane):
         return [ArrayType(self.made(x.dtype), (*x.shape[:d], extent, *x.shape[d + 1 :]))]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
-        """A rank has its lanes whole: the axes that split them split another dim, one that is not
-        split yet and the longest if there are several."""
+        """Return a layout in which a rank has its lanes whole: the axes that split them split
+        another dim, one that is not split yet and the longest if there are several."""
         entries, shape = list(layout_of(operands[0])), result.shape
         moved, entries[self.dim] = entries[self.dim], ()
         others = [d for d in range(result.ndim) if d != self.dim and shape[d] != 1]
@@ -100,8 +101,8 @@ class Fourier(Lane):
         return [getattr(np.fft, self.fn)(x, n, self.dim, norm)]
 
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        """The matrix of fft is its own transpose. rfft leaves out what is known by symmetry, irfft
-        counts that twice."""
+        """Transform the cotangent by the same matrix, which is its own transpose for fft. rfft
+        leaves out what is known by symmetry, irfft counts that twice."""
         (g,), d = given, self.dim
         assert g is not None
         if self.fn in ("fft", "ifft"):
@@ -149,7 +150,7 @@ class Fourier(Lane):
         at.call(self.caller(x.type.dtype), loops, numbers, parts, op)
 
     def caller(self, given: DType) -> Caller:
-        """Lanes at `row` from each other, whose elements are `step` apart."""
+        """Return a C function for lanes at distance `row`, whose elements are `step` apart."""
         made, fn = self.made(given), self.fn
         real = given if given.kind == "f" else dtypes.BY_NAME[REAL[given.name]]
         few, through = "n / 2 + 1", fn in ("rfft", "irfft")
@@ -212,7 +213,7 @@ _Dims = list[tuple[Expr, Expr, Expr]]
 
 
 def _batches(dims: _Dims) -> tuple[_Dims, tuple[Expr, Expr, Expr]]:
-    """Dims that lie without gaps are one; those to loop over, and the one whose lanes one call
+    """Join dims that lie without gaps. Return those to loop over, and the one whose lanes one call
     transforms: the closest to each other, or the most."""
     joined: _Dims = []
     for extent, a, b in dims:

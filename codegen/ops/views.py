@@ -38,7 +38,8 @@ class View(Kind):
 
 @dataclass(frozen=True)
 class Broadcast(View):
-    """dims[k]: the result dim of operand dim k (increasing); a 1 may stretch."""
+    """Repeat an array along other dims. dims[k]: the result dim of operand dim k (increasing); a 1
+    may stretch."""
 
     name = "broadcast"
     rereads = True
@@ -50,7 +51,7 @@ class Broadcast(View):
         return [ArrayType(types[0].dtype, tuple(self.shape))]
 
     def leading(self, op: Op) -> bool:
-        """Whether it repeats whole matrices, the last two dims."""
+        """Return whether it repeats whole matrices, the last two dims."""
         return op.operands[0].type.shape[-2:] == self.shape[-2:] and len(self.shape) >= 2 and (
             self.dims[-2:] == (len(self.shape) - 2, len(self.shape) - 1)
         )
@@ -116,7 +117,8 @@ class Broadcast(View):
 def numpy_box(
     box: Slice | Update, shape: Sequence[int], value: Eval, taken: Sequence[int]
 ) -> tuple[slice, ...]:
-    """The positions start + step * j, j < taken[d] > 0, in an operand of `shape`: all inside."""
+    """Return the positions start + step * j, j < taken[d] > 0, in an operand of `shape`: all
+    inside."""
     parts = []
     for d, extent in enumerate(taken):
         start, step = value(box.start[d]), value(box.step[d])
@@ -210,7 +212,7 @@ class Transpose(View):
 
     @property
     def turns_matrices(self) -> bool:
-        """Whether it swaps the last two dims and leaves the others."""
+        """Return whether it swaps the last two dims and leaves the others."""
         *batch, row, column = range(max(2, len(self.perm)))
         return self.perm == (*batch, column, row)
 
@@ -274,7 +276,7 @@ class Diagonal(View):
         return [np.moveaxis(diagonal, -1, self.first)]
 
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        """A matrix with the cotangent on its diagonal: this one, broadcast, where k equals k."""
+        """Return a matrix with the cotangent on its diagonal, and zeros elsewhere."""
         (x,), (g,) = op.operands, given
         assert g is not None
         shape = x.type.shape
@@ -290,7 +292,8 @@ class Diagonal(View):
         return at.node(op.operands[0], self._twice(index))
 
     def _twice(self, entries: tuple[T, ...]) -> tuple[T, ...]:
-        """Of each dim of the result: the same of each dim of the operand."""
+        """Return the entries of the result's dims as entries of the operand's dims, with one of
+        them twice."""
         return (*entries[: self.second], entries[self.first], *entries[self.second :])
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
@@ -313,8 +316,8 @@ class Diagonal(View):
 
 @dataclass(frozen=True)
 class Roll(View):
-    """Graph level: result[j] = operand[(j - shift) mod its extent] along dim; extent: of the
-    result, where it is another one."""
+    """Shift an array cyclically (Graph level): result[j] = operand[(j - shift) mod its extent]
+    along dim. extent: of the result, where it is another one."""
 
     name = "roll"
     dim: int
@@ -360,7 +363,8 @@ class Roll(View):
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
-        """What is there already, of the extents that the window says, in its own formulas."""
+        """Return the part of the operand that is there already, with the extents that the window
+        says in its own formulas."""
         shape = at.shape(window)
         if operands[0].type.shape == shape:
             return operands[0]
@@ -448,7 +452,7 @@ class Update(Kind):
 
 
 def begin(box: Slice | Update, part: Window, held: Window, at: Localizer) -> Shape:
-    """Where a part of the result of a slice (the operand of an update) begins in what is held of
-    the array that it is a slice of (written to)."""
+    """Return the index at which a part of a slice's result (of an update's operand) begins in the
+    held part of the array that it is a slice of (written to)."""
     lows = zip(box.start, box.step, at.lows(part), at.lows(held), strict=True)
     return tuple(as_expr(s) + k * low - under for s, k, low, under in lows)

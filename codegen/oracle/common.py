@@ -35,7 +35,7 @@ Axes = Any  # as the user writes them: a name, several, a MeshName, or None for 
 
 
 def _making(function: Any) -> Any:
-    """A method of Common: NumPy's function, with layout=."""
+    """Return a method of Common: NumPy's function, with layout=."""
 
     def call(self: Common, *args: Any, layout: Any = None, **more: Any) -> EagerArray:
         return self.made(function(*args, **more), layout)
@@ -58,13 +58,13 @@ class Common:
         self.reachable: Callable[[], Container[int]] = tuple
 
     def extent_of(self, dim: BoundedDim) -> int:
-        """The extent of a named dim, as the inputs of the run say."""
+        """Return the extent of a named dim, as the inputs of the run say."""
         return dim.at_most
 
     # ---- the mesh --------------------------------------------------------------------------------
 
     def names(self, axes: Axes) -> tuple[str, ...]:
-        """The axes of the mesh that an argument means, in its order."""
+        """Return the axes of the mesh that an argument means, in its order."""
         if axes is None:
             return tuple(self.axes)
         if isinstance(axes, MeshName):
@@ -106,7 +106,8 @@ class Common:
         return out
 
     def asarray(self, x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> EagerArray:
-        """x as an array of the program: itself if it is one; of a constant from outside a copy."""
+        """Return x as an array of the program: itself if it is one; of a constant from outside a
+        copy."""
         plain = isinstance(x, np.ndarray) and not isinstance(x, EagerArray)
         constant = plain and id(owner_of(x)) in self.reachable()
         return self.made(np.array(dtypes.as_numpy(x), dtype, copy=constant or None), layout)
@@ -218,7 +219,7 @@ class Common:
         return carry, map_tree(lambda _: local(np.stack(next(columns))), outs[0])
 
     def _no_rows(self, f: Any, carry: Any, xs: Any) -> Any:
-        """The second results of a scan over nothing: f says of which type they would be."""
+        """Return the second results of a scan over nothing: f says of which type they would be."""
         shown, self.prints = self.prints, []
         try:
             _, y = f(carry, map_tree(lambda x: np.zeros_like(x, shape=x.shape[1:]), xs))
@@ -295,7 +296,7 @@ class _Range:
 
 
 def rank_prefix(index: int) -> str:
-    """What stands before a line that every rank prints, in an image too."""
+    """Return what stands before a line that every rank prints, in an image too."""
     return f"rank {index}: "
 
 
@@ -312,7 +313,8 @@ class _Shown:
 
 
 def value_text(x: Any, spec: str) -> str:
-    """A number as format() writes it; a float32 in its own digits, where spec asks for no others.
+    """Return a number as format() writes it; a float32 in its own digits, where spec asks for no
+    others.
 
     format(np.float32(0.1)) shows the digits of the float64 that it is: 0.10000000149011612.
     """
@@ -327,7 +329,7 @@ def value_text(x: Any, spec: str) -> str:
 
 
 def _shortest(x: Any) -> float:
-    """The number of the fewest digits that is this one, rounded to its type."""
+    """Return the number of the fewest digits that is this one, rounded to its type."""
     texts = (f"{float(x):.{digits}e}" for digits in range(9))
     return next((float(t) for t in texts if x.dtype.type(t) == x), float(x))
 
@@ -337,7 +339,7 @@ def _copied(x: Any) -> Any:
 
 
 def _box(shape: Sequence[int], starts: Any, sizes: Any) -> tuple[slice, ...]:
-    """The box of these extents that begins at starts, moved so that it fits."""
+    """Return the box of these extents that begins at starts, moved so that it fits."""
     firsts = starts if isinstance(starts, (tuple, list)) else (starts,)
     extents = sizes if isinstance(sizes, (tuple, list)) else (sizes,)
     box = []

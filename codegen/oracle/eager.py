@@ -50,7 +50,7 @@ def run(
     prints: list[str] | None = None, frames: Mapping[str, Callable[..., Any]] | None = None,
     outside: Callable[[], Container[int]] = tuple,
 ) -> Any:
-    """What the program's function returns, with whole NumPy arrays as leaves.
+    """Run the program's function and return its result, with whole NumPy arrays as leaves.
 
     axes: ranks along each mesh axis, in order. given: parameters, inputs and scalars by name.
     graph captures the program: for layouts of results that the compiler knows and plain NumPy does
@@ -72,7 +72,8 @@ def run(
 def outputs(
     module: Module, axes: Mapping[str, int], prints: list[str]
 ) -> dict[str, Any]:
-    """The outputs of a Graph without inputs, whole, by name. prints collects what it prints."""
+    """Return the outputs of a Graph without inputs, whole, by name. prints collects what it
+    prints."""
     return interpret.run(module, axes, prints=prints)
 
 
@@ -115,8 +116,9 @@ class World(Common):
     def runs(
         self, function: Callable[[], Any], place: Place | None = None, also: Iterable[str] = ()
     ) -> Any:
-        """What the user's function returns in this run. place: of errors that have none; also: what
-        it may be given beside inputs and scalars. UsageError for what it does not declare."""
+        """Run the user's function and return its result. place: of errors that have none; also:
+        what it may be given beside inputs and scalars. Raise UsageError for inputs that it does not
+        declare."""
         try:
             with running_eagerly(self), np.errstate(all="ignore"):
                 result = function()
@@ -136,15 +138,15 @@ class World(Common):
         return result
 
     def returned(self, result: Any) -> Any:
-        """What a call gives: copies of what the function has returned, without what is not there,
-        and what the call does not ask for."""
+        """Return the result of a call: copies of what the function has returned, without what is
+        not there, and without what the call does not ask for."""
         only = None if self.knows("only") else self.given.get("only")
         wanted = named.asked(only, [name or "result" for name, _ in named.named(result)])
         return named.renamed(lambda name, leaf: whole(leaf) if leaf is not None and
                              (name or "result") in wanted else None, result)
 
     def __getattr__(self, name: str) -> Any:
-        """Refuses the functions that only one rank's view has."""
+        """Refuse the functions that only one rank's view has."""
         if name.startswith("_") or not hasattr(EagerRank, name):
             raise AttributeError(name)
         raise self.outside(name)
@@ -169,14 +171,15 @@ class World(Common):
             tree, name)
 
     def knows(self, name: str) -> bool:
-        """Whether it is declared, or a tree of what is."""
+        """Return whether it is declared, or a tree of what is."""
         if name == "feed" and self.feeds:
             return True
         return name in self.declared or bool(named.of_tree(name, self.declared))
 
     def _input(self, name: str, what: spec.Spec, given: Any, default: Any, optional: bool,
                missing: str) -> Any:
-        """missing: what a call may leave out, and has left out."""
+        """Declare an input and return its array. missing: the optional input, or tree, that a call
+        has left out."""
         shape, layout, dtype = what.shape, what.layout, element_type(what.dtype)
         dims = _extents(shape)
         self._declare("input", name, shape=dims, dtype=dtype, layout=layout, default=default,
@@ -207,15 +210,15 @@ class World(Common):
         return self.made(np.broadcast_to(array, extents).astype(what.dtype), layout)
 
     def _take(self, name: str, dims: Sequence[Any], shape: Sequence[int]) -> None:
-        """What a given input says of the dims that only a run knows."""
+        """Note what the shape of a given input says of the dims that only a run knows."""
         for dim in dims:
             if isinstance(dim, BoundedDim):
                 self.most[dim.name] = dim.at_most
         self.extents.take(name, [getattr(dim, "name", None) for dim in dims], shape)
 
     def extent_of(self, dim: BoundedDim) -> int:
-        """As the inputs say that have been declared, or else those that are declared later; where
-        none of them is given, the most."""
+        """Return the extent of a dim, as the inputs say that have been declared, or else those that
+        are declared later; where none of them is given, the most."""
         found = self.extents.values()
         if dim.name not in found:
             with suppress(SpmdError):  # of a program that does not build
@@ -269,10 +272,11 @@ class World(Common):
         return MeshName(name, tuple(self.axes))
 
     def barrier(self, axis: Any = None) -> None:
-        """Does nothing: the program's own code runs once, so there is nobody to wait for."""
+        """Do nothing, since the program's own code runs once and there is nobody to wait for."""
 
     def captured(self, function: Callable[[], Any]) -> list[EagerArray]:
-        """The arrays of a dict that a function returns, which is captured and interpreted."""
+        """Return the arrays of a dict that a function returns, which is captured and
+        interpreted."""
         with running_eagerly(None), fixed(self.extent_of):
             module = self.of(function)
         found = interpret.run(module, self.axes)
@@ -302,8 +306,8 @@ class World(Common):
         return map_tree(lambda _: next(joined), results[0])
 
     def _computed_layouts(self, taken: Sequence[Layout], ndims: Sequence[int]) -> list[Any]:
-        """The layouts of results that the compiler computes for the call that runs now. taken: the
-        layouts of its arguments; ndims: of its results."""
+        """Return the layouts of results that the compiler computes for the call that runs now.
+        taken: the layouts of its arguments; ndims: of its results."""
         here = user_place()
         try:
             calls = [(op.place, op.what) for op in walk(self.graph().body)
@@ -338,7 +342,8 @@ class World(Common):
         )
 
     def _argument_layouts(self, given: Any, args: Sequence[Any]) -> list[Any]:
-        """One layout per leaf that is not None: the one that is given, else that of the array."""
+        """Return one layout per leaf that is not None: the one that is given, else that of the
+        array."""
         items = list(leaves(tuple(args)))
         if given is None:
             return [getattr(x, "layout", None) for x in items if x is not None]

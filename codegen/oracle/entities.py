@@ -38,7 +38,7 @@ _PYTHON = {"b": bool, "i": int, "f": float, "c": complex}
 
 @dataclass(frozen=True)
 class Kind:
-    """What an array or a number is as state. weak: it promotes as a Python number does."""
+    """The kind of an array or a number as state. weak: it promotes as a Python number does."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()
@@ -58,7 +58,7 @@ class _OtherNumber(Exception):
 
 
 class EagerEntry:
-    """One entry: call it with its inputs and scalars by name."""
+    """An entry of the class: call it with its inputs and scalars by name."""
 
     def __init__(self, entity: EagerEntity, name: str) -> None:
         self._entity, self._name = entity, name
@@ -85,7 +85,8 @@ class EagerEntry:
 
 
 class EagerEntity:
-    """What eager() of a class gives: each of its entries is a method of it, as of an open image.
+    """An object of a class that is a program, as its eager() returns it: each entry is a method, as
+    of an open image.
 
     Example::
 
@@ -109,9 +110,9 @@ class EagerEntity:
         made: Callable[[], Any], world: Callable[[Mapping[str, Any]], eager.World],
         states: Callable[[], Collection[str]], needed: Collection[str] = (),
     ) -> None:
-        """methods: the entries. made: makes the object, as `__init__` does. world: what an eager
-        run of these inputs knows. states: the paths of what is state in an image. needed: names
-        of states that have to be given first."""
+        """Make the object and note its state. methods: the entries. made: makes the object, as
+        `__init__` does. world: what an eager run of these inputs knows. states: the paths of what
+        is state in an image. needed: names of states that have to be given first."""
         self._name, self._methods, self._place = name, dict(methods), place
         self._world, self._states, self._needed = world, states, list(needed)
         self._feeds: dict[str, EagerStream] = {}
@@ -147,7 +148,7 @@ class EagerEntity:
         return f"<{self._name} as plain Python, with the entries {', '.join(self.entries)}>"
 
     def __call__(self, **arguments: Any) -> Any:
-        """A class is asked for one of its entries: raises MissingError."""
+        """Raise MissingError: a class is asked for one of its entries."""
         raise called_whole(self._name, self.entries)
 
     def __enter__(self) -> EagerEntity:
@@ -157,7 +158,7 @@ class EagerEntity:
         self.close()
 
     def close(self) -> None:
-        """Does nothing: there is no job to end."""
+        """Do nothing, since there is no job to end."""
 
     # ---- calls -----------------------------------------------------------------------------------
 
@@ -210,7 +211,8 @@ class EagerEntity:
         return place_of_method(name, self._methods[name])
 
     def _rebound(self, entry: str, before: Leaves, after: Leaves) -> dict[str, Any]:
-        """The new values of the state. Raises ProgramError, CarryError for what no image does."""
+        """Return the new values of the state. Raises ProgramError, CarryError for what no image
+        does."""
         self._note_shared(after)
         found: dict[str, Any] = {}
         for path in dict.fromkeys([*after, *before]):
@@ -264,8 +266,8 @@ class EagerEntity:
     # ---- state -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The state by name, such as `w.in`: copies. A number is state if an entry binds it anew,
-        which the compiler says."""
+        """Return the state by name, such as `w.in`: copies. A number is state if an entry binds it
+        anew, which the compiler says."""
         return {self._names[path]: np.array(self._values[path]) for path in self._states()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -273,7 +275,7 @@ class EagerEntity:
         state_paths.files().write(os.fspath(path), self.state())
 
     def load(self, state: str | os.PathLike[str] | Mapping[str, Any]) -> None:
-        """Replace the state: by a file that `save` of this or of an open image wrote, or by arrays
+        """Replace the state by a file that `save` of this or of an open image wrote, or by arrays
         by name, or trees of them.
 
         Raises InputError, and nothing has changed, where one is missing, unknown, or of another
@@ -295,7 +297,7 @@ class EagerEntity:
     def _fitting(
         self, given: Mapping[str, Any], wanted: Mapping[str, tuple[str, tuple[int, ...]]]
     ) -> dict[str, Any]:
-        """The arrays in the dtypes of the state."""
+        """Return the arrays in the dtypes of the state."""
         found = {}
         for name, x in given.items():
             array = dtypes.as_numpy(x)
@@ -316,7 +318,7 @@ class EagerEntity:
 
 
 def _kind(x: Any) -> Kind | None:
-    """The kind of an array or a number; None of anything else."""
+    """Return the kind of an array or a number; None of anything else."""
     if isinstance(x, (np.ndarray, np.generic)):
         return None if dtypes.from_numpy(x.dtype) is None else Kind(x.dtype, x.shape)
     for kind in (bool, int, float, complex):
@@ -326,7 +328,7 @@ def _kind(x: Any) -> Kind | None:
 
 
 def _joined(a: Kind, b: Kind) -> Kind | None:
-    """One kind for both: a weak one adapts to the other; None where they do not agree."""
+    """Return one kind for both: a weak one adapts to the other; None where they do not agree."""
     if a.shape != b.shape:
         return None
     if a.dtype == b.dtype:
@@ -340,7 +342,7 @@ def _joined(a: Kind, b: Kind) -> Kind | None:
 
 
 def _as(kind: Kind | None, x: Any) -> Any:
-    """A number of this kind."""
+    """Return a number of this kind."""
     assert kind is not None
     array = np.asarray(x).astype(kind.dtype)
     return _PYTHON[kind.dtype.kind](array.item()) if kind.weak else array[()]
@@ -355,5 +357,5 @@ def _copied(x: Any, layout: Any) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two leaves that are no arrays are one thing, or equal texts."""
+    """Return whether two leaves that are no arrays are one thing, or equal texts."""
     return a is b or (type(a) is type(b) and isinstance(a, (str, bytes)) and a == b)

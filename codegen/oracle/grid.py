@@ -25,21 +25,21 @@ class Grid:
         self.coords = [dict(zip(sizes, at, strict=True)) for at in places]
 
     def position(self, rank: int, axes: Sequence[str]) -> int:
-        """Along axes taken as one, row-major."""
+        """Return a rank's position along axes taken as one, row-major."""
         at = 0
         for name in axes:
             at = at * self.sizes[name] + self.coords[rank][name]
         return at
 
     def group(self, rank: int, axes: Sequence[str]) -> list[int]:
-        """The ranks that differ from this one along `axes` only, by position along them."""
+        """Return the ranks that differ from this one along `axes` only, by position along them."""
         rest = [a for a in self.sizes if a not in axes]
         mine = self.coords[rank]
         members = [k for k, c in enumerate(self.coords) if all(c[a] == mine[a] for a in rest)]
         return sorted(members, key=lambda k: self.position(k, axes))
 
     def box(self, shape: Sequence[int], layout: Layout, rank: int) -> Box:
-        """A rank's part of a global array."""
+        """Return a rank's part of a global array."""
         out = []
         for extent, axes in zip(shape, layout, strict=True):
             blocks = int(np.prod([self.sizes[a] for a in axes], dtype=np.int64))
@@ -53,8 +53,8 @@ def join(
     shape: Sequence[int], parts: Sequence[np.ndarray[Any, Any]], boxes: Sequence[Box],
     misfit: Callable[[int, tuple[int, ...]], Exception], differ: Callable[[int, int], Exception],
 ) -> np.ndarray[Any, Any]:
-    """The array whose parts in these boxes the ranks have. misfit: the error where a rank's part
-    has not the shape of its box; differ: where two ranks hold other values of one part."""
+    """Return the array whose parts in these boxes the ranks have. misfit: the error where a rank's
+    part has not the shape of its box; differ: where two ranks hold other values of one part."""
     whole = np.zeros(shape, parts[0].dtype)
     held: dict[str, int] = {}
     for rank, (part, box) in enumerate(zip(parts, boxes, strict=True)):

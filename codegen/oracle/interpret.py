@@ -62,7 +62,7 @@ Running = Generator[Op, list[Array], list[Array]]
 
 
 def evaluator(values: Mapping[str, int]) -> Eval:
-    """A function that evaluates Exprs and ints for these symbol values, which must stay."""
+    """Return a function that evaluates Exprs and ints for these symbol values, which must stay."""
     known: dict[IntLike, int] = {}
 
     def value(e: IntLike) -> int:
@@ -81,9 +81,10 @@ def run(
     scalars: Mapping[str, int | float] | None = None, prints: list[str] | None = None,
     feeds: Any = None, sent: list[Sent] | None = None, only: Collection[str] | None = None,
 ) -> dict[str, Array]:
-    """The outputs, whole, by name. sizes: ranks along each axis; prints collects printed lines;
-    feeds: iterables of whole batches, by feed; sent collects what goes back to them. only: names
-    of the outputs that are asked for; None: all. Those that need a missing input are left out.
+    """Return the outputs, whole, by name. sizes: ranks along each axis; prints collects printed
+    lines; feeds: iterables of whole batches, by feed; sent collects what goes back to them. only:
+    names of the outputs that are asked for; None: all. Those that need a missing input are left
+    out.
 
     Of a module with several entries, the scalar "entry" says which one runs: inputs are the states
     and those of the entry; outputs its own, and new values of the states that it binds anew.
@@ -177,7 +178,7 @@ class _Rank:
         return (yield op)
 
     def compute(self, op: Op, operands: list[Array]) -> list[Array]:
-        """The results of an op that is no exchange."""
+        """Return the results of an op that is no exchange."""
         try:
             return op.what.reference(operands, self.eval)
         except InternalError as error:
@@ -233,7 +234,7 @@ class _Rank:
 
 
 def _text(what: Print | Expect, operands: Sequence[Array], place: tuple[int, ...] = ()) -> str:
-    """The text of a print or an expect."""
+    """Return the text of a print or an expect."""
     text = ""
     shown = iter(operands)
     for k, part in enumerate(what.parts):
@@ -280,11 +281,11 @@ class _World:
     # ---- whole modules ---------------------------------------------------------------------------
 
     def entry(self) -> Entry | None:
-        """The one that runs, of several."""
+        """Return the one that runs, of several."""
         return self.module.entries[int(self.scalars[ENTRY])] if self.module.entries else None
 
     def of_other_entries(self) -> set[Input]:
-        """The inputs that the entry that runs does not read."""
+        """Return the inputs that the entry that runs does not read."""
         entry, inputs = self.entry(), self.module.inputs
         if entry is None:
             return set()
@@ -293,7 +294,7 @@ class _World:
         return {i for k, i in enumerate(inputs) if k not in mine}
 
     def outputs(self) -> list[str]:
-        """The names of the outputs of the entry that runs, those that are states first."""
+        """Return the names of the outputs of the entry that runs, those that are states first."""
         entry, outputs = self.entry(), self.module.outputs
         if entry is None:
             return [o.name for o in outputs]
@@ -301,12 +302,13 @@ class _World:
         return [outputs[k].name for k in (*new, *entry.outputs)]
 
     def blank(self, declared: Input) -> Array:
-        """An array of its type, for an input that is not read."""
+        """Return an array of its type, for an input that is not read."""
         shape = extents(declared.shape, evaluator(self.env))
         return np.zeros(shape, dtypes.numpy_dtype(declared.value.type.dtype))
 
     def input(self, declared: Input, given: Mapping[str, Any]) -> Array:
-        """The whole array: as given, or put together from what the default computes per rank."""
+        """Return the whole array of an input: as given, or put together from what the default
+        computes per rank. Raise InputError for another shape."""
         shape = extents(declared.shape, evaluator(self.env))
         dtype = dtypes.numpy_dtype(declared.value.type.dtype)
         if declared.name in given:
@@ -385,7 +387,7 @@ class _World:
     def feeding(
         self, op: Op, what: Feeding, operands: Sequence[Array], rank: _Rank
     ) -> list[Array]:
-        """Whole batches; of a rank, its parts."""
+        """Take from a feed or send to it: whole batches, or a rank's parts of them."""
         stream, number = self.streams[what.feed], rank.taken.get(what.feed, 0)
         if isinstance(what, More):
             return [np.asarray(stream.more(number))]
@@ -416,7 +418,7 @@ class _World:
     # ---- shards ----------------------------------------------------------------------------------
 
     def own(self, shape: Shape, layout: meshes.Layout, ranks: Sequence[_Rank]) -> list[Box]:
-        """The ranks' boxes of a global array, by the symbolic offsets and extents."""
+        """Return the ranks' boxes of a global array, by the symbolic offsets and extents."""
         mesh = self.module.mesh
         dims = [(meshes.local_offset(mesh, e, entry), meshes.local_extent(mesh, e, entry))
                 for e, entry in zip(shape, layout, strict=True)]
@@ -468,7 +470,8 @@ class _World:
             rank.results = end.value
 
     def group(self, ranks: Sequence[_Rank], rank: _Rank) -> list[_Rank] | None:
-        """The members of the group that `rank` waits in, in their order, once all are there."""
+        """Return the members of the group that `rank` waits in, in their order, once all are
+        there."""
         op, _ = _waits(rank)
         members = self.members(ranks, rank)
         return members if all(r.waits and r.waits[0] is op for r in members) else None
@@ -489,7 +492,8 @@ def _waits(rank: _Rank) -> tuple[Op, Exchange]:
 
 
 def _deadlock(first: _Rank, members: Sequence[_Rank]) -> MatchingError:
-    """Names a waiting rank and a member of its group that it waits for in vain."""
+    """Return the error that names a waiting rank and a member of its group that it waits for in
+    vain."""
     op, what = _waits(first)
     other = next(r for r in members if not r.waits or r.waits[0] is not op)
     if other.waits is None:
@@ -515,7 +519,7 @@ def _sizes(module: Module, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def extents_given(module: Module, given: Mapping[str, Any]) -> dict[str, int]:
-    """The extents of named dims that inputs say."""
+    """Return the extents of named dims that inputs say."""
     dims = {expr.symbol(s.sym): s.name for s in module.scalars
             if s.at_most is not None and s.sym is not None}
     found = GivenExtents({s.name: s.at_most for s in module.scalars if s.at_most is not None})

@@ -33,14 +33,16 @@ class EagerArray(np.ndarray[Any, Any]):
         return super().__getitem__(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """What is not there makes the array one that is not there, under all its names."""
+        """Write the value; a value that is not there makes this array one that is not there, under
+        all its names."""
         if needs := needs_of((key, value)):
             self.withhold(needs)
         else:
             super().__setitem__(key, value)
 
     def withhold(self, needs: Needs) -> None:
-        """From here on this array, and those that it is a view of, are not there."""
+        """Make this array, and those that it is a view of, arrays that are not there from here
+        on."""
         x: Any = self
         while isinstance(x, EagerArray):
             x.__class__, x.needs = Withheld, needs
@@ -52,7 +54,7 @@ class EagerArray(np.ndarray[Any, Any]):
         return out
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """NumPy's functions as they are, with results that have the language's attributes too;
+        """Run NumPy's functions as they are, with results that have the language's attributes too;
         half types are added in float64: NumPy adds the rows of float32 one after the other."""
         if Absent in types:
             return NotImplemented
@@ -87,7 +89,7 @@ class EagerArray(np.ndarray[Any, Any]):
         return made
 
     def argsort(self, axis: Any = -1, kind: Any = None, order: Any = None, **_: Any) -> Any:
-        """Stable, as in an image; np.argsort comes here."""
+        """Sort stably, as in an image; np.argsort comes here."""
         np.empty(0).argsort(kind=kind, order=order)  # NumPy refuses what it does not know
         return super().argsort(axis, kind="stable")
 
@@ -101,7 +103,7 @@ class Withheld(EagerArray):
     is written again."""
 
     def __getattribute__(self, name: str) -> Any:
-        """Methods, and views by name, of what is not there."""
+        """Return methods, and views by name, of what is not there."""
         if name in _OF_ELEMENTS:
             return getattr(self.hidden(), name)
         return super().__getattribute__(name)
@@ -170,24 +172,24 @@ def _dressed(x: Any) -> Any:
 
 
 def local(x: Any) -> EagerArray:
-    """The same memory as an EagerArray; what is not there stays so."""
+    """Return the same memory as an EagerArray; what is not there stays so."""
     if isinstance(x, Absent):
         return x  # type: ignore[return-value]
     return np.asarray(x).view(EagerArray)
 
 
 def received(x: np.ndarray[Any, Any]) -> Any:
-    """An EagerArray, or a NumPy scalar where it is 0-d, as NumPy's operations give them."""
+    """Return an EagerArray, or a NumPy scalar where it is 0-d, as NumPy's operations give them."""
     return local(x) if x.ndim else x[()]
 
 
 def whole(x: Any) -> np.ndarray[Any, Any] | None:
-    """A plain array for the caller; None for what is not there."""
+    """Return a plain array for the caller; None for what is not there."""
     return None if needs_of(x) else np.array(stand_in_of(x))
 
 
 def _at(ufunc: np.ufunc) -> Any:
-    """A method of At."""
+    """Return a method of At."""
 
     def apply(self: At, value: Any) -> Any:
         if needs := needs_of((self.key, value)):
@@ -200,7 +202,7 @@ def _at(ufunc: np.ufunc) -> Any:
 
 
 class At:
-    """x.at[k].add(v): x with something done at k, as a new array."""
+    """An array's attribute x.at, where x.at[k].add(v) is x with v added at k, as a new array."""
 
     def __init__(self, x: EagerArray, key: Any = None) -> None:
         self.x = x

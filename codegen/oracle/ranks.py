@@ -37,7 +37,7 @@ class Shards(Grid):
         self.common = common
 
     def entries(self, layout: Any, ndim: int) -> Entries:
-        """The axes of every dim, of a layout as the user writes it."""
+        """Return the axes of every dim, of a layout as the user writes it."""
         if layout is None or not isinstance(layout, (tuple, list)):
             layout = (layout,) if isinstance(layout, str) and layout != "auto" else ()
         if len(layout) > ndim:
@@ -47,7 +47,7 @@ class Shards(Grid):
         return (*out, *[()] * (ndim - len(out)))
 
     def shard(self, x: Any, layout: Any, rank: int) -> Any:
-        """A rank's own copy of its part."""
+        """Return a rank's own copy of its part."""
         if needs := needs_of(x):
             return Absent(self.shard(stand_in_of(x), layout, rank), needs)
         if not isinstance(x, np.ndarray):
@@ -55,7 +55,7 @@ class Shards(Grid):
         return local(x[self.box(x.shape, self.entries(layout, x.ndim), rank)].copy())
 
     def join(self, parts: Sequence[Any], spec: Any) -> Any:
-        """The global array whose shards these are; ranks that hold one part must agree."""
+        """Return the global array whose shards these are; ranks that hold one part must agree."""
         if needs := needs_of(tuple(parts)):
             return Absent(self.join([stand_in_of(p) for p in parts], spec), needs)
         arrays = [np.asarray(p) for p in parts]
@@ -83,7 +83,7 @@ class Shards(Grid):
         return whole
 
     def view_of(self, function: Any, rank: int) -> Any:
-        """The function with a rank's shards in place of the global arrays in its closure."""
+        """Return the function with a rank's shards in place of the global arrays in its closure."""
         if not isinstance(function, types.FunctionType) or not function.__closure__:
             return function
         cells = [self._cell(cell, rank) for cell in function.__closure__]
@@ -125,7 +125,7 @@ def _reduction(fn: str) -> Combine:
 
 
 def _reducing(kind: str, fn: str) -> Callable[..., Any]:
-    """A method of Rank that gives all members what fn makes of their arrays."""
+    """Return a method of Rank that gives all members what fn makes of their arrays."""
 
     def call(self: EagerRank, x: Any, axis: Axes) -> Any:
         return self.each(kind, x, axis, _reduction(fn))
@@ -160,7 +160,7 @@ class EagerRank(Common):
         return self.crew.exchange(self.index_, call)
 
     def each(self, kind: str, x: Any, axes: Axes, combine: Combine) -> Any:
-        """One exchange per leaf of x."""
+        """Exchange each leaf of x by itself."""
         return map_tree(lambda leaf: self.exchange(kind, axes, np.array(leaf), combine), x)
 
     # ---- permutations ----------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class EagerRank(Common):
         return self.each("preduce", x, axis, combine)
 
     def folded(self, what: str, x: Any, axis: Axes, op: Any, count: int) -> Any:
-        """What a user's function makes of the arrays of the first `count` members, one by one."""
+        """Combine the arrays of the first `count` members by a user's function, one by one."""
         def like(a: Any) -> Any:
             made = self.empty_like(a)
             made.made_empty = True
@@ -278,7 +278,7 @@ class EagerRank(Common):
         return self.located("pargmin", x, axis, np.argmin)
 
     def located(self, what: str, x: Any, axis: Axes, find: Callable[..., Any]) -> Any:
-        """The value and the position of the first member that has it."""
+        """Return the value and the position of the first member that has it."""
 
         def where(parts: Sequence[Any]) -> list[Any]:
             return [received(np.asarray(find(np.stack(parts), axis=0))) for _ in parts]
@@ -348,7 +348,7 @@ def _joined(parts: Sequence[Any], dim: int, tiled: bool) -> EagerArray:
 
 
 def _dealt(x: np.ndarray[Any, Any], n: int, dim: int, tiled: bool) -> list[Any]:
-    """What each of n members gets of an array: its own copy."""
+    """Return the part of an array that each of n members gets, as its own copy."""
     return [received(b.copy()) for b in _pieces(x, n, dim, tiled)]
 
 
@@ -365,7 +365,8 @@ def _pieces(x: np.ndarray[Any, Any], n: int, dim: int, tiled: bool) -> list[Any]
 
 
 def _permute(payloads: Sequence[Any]) -> list[Any]:
-    """What each member receives. payloads: a target, or None, and an array per member."""
+    """Return what each member receives. payloads: a target, or None, and an array per member. Raise
+    MatchingError where a target does not exist, or is named twice."""
     n = len(payloads)
     sender: dict[int, int] = {}
     for k, (target, _) in enumerate(payloads):

@@ -28,7 +28,7 @@ class EndedCall:
             self._error = error
 
     def done(self) -> bool:
-        """Return True: the call has ended."""
+        """Return True, since the call has ended."""
         return True
 
     def result(self, timeout: float | None = None) -> Any:

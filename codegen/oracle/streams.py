@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 
 class EagerStream:
-    """What spmd.feed gives in an eager run: as codegen.trace.feed_calls.Stream."""
+    """A feed in an eager run, as spmd.feed returns it there: see
+    codegen.trace.feed_calls.Stream."""
 
     def __init__(self, world: World, batches: Batches, layouts: Mapping[str, Any],
                  by_rules: Container[str], declared: Mapping[str, Any]) -> None:
-        """by_rules: fields that the rules of the program may lay out otherwise. declared: fields as
-        the user says them, with trees."""
+        """Begin at the first batch. by_rules: fields that the rules of the program may lay out
+        otherwise. declared: fields as the user says them, with trees."""
         self.world, self.batches = world, batches
         self.layouts, self.by_rules = dict(layouts), by_rules
         self.number = 0
@@ -98,14 +99,14 @@ class EagerStream:
         self.batches.answer(self.number, arrays)
 
     def _known_layout(self, field: str) -> Any:
-        """How a field is cut: as it says, or as the compiler lays it out."""
+        """Return how a field is cut: as it says, or as the compiler lays it out."""
         if field in self.by_rules:
             return self.world.field_layout(self.batches.feed, field)
         layout = self.layouts[field]
         return (layout,) if isinstance(layout, MeshName) else layout
 
     def _together(self, rank: EagerRank, what: str, given: Any, of: Combine) -> Any:
-        """What `of` gives this rank, once all have come here."""
+        """Return what `of` gives this rank, once all ranks have come here."""
         here = user_place()
 
         def at_this_line(parts: Sequence[Any]) -> Sequence[Any]:
@@ -119,7 +120,7 @@ class EagerStream:
         return rank.crew.exchange(rank.index_, call)
 
     def _rank(self, what: str) -> EagerRank | None:
-        """The rank that calls; None: the program itself."""
+        """Return the rank that calls; None: the program itself."""
         now = eager_runs.runtime()
         if now is None:
             raise ProgramError(
@@ -132,8 +133,8 @@ class EagerStream:
 
 def declared(world: World, given: Any, name: str, fields: Mapping[str, Any],
              others: Mapping[str, Any]) -> EagerStream:
-    """The stream of a declaration. given: what the run was given as feed=; others: the feeds that
-    are declared already."""
+    """Return the stream of a declaration. given: what the run was given as feed=; others: the feeds
+    that are declared already."""
     specs: dict[str, Spec] = whole_batches.declared_fields(name, fields)
     shapes = {k: tuple(s.shape) if isinstance(s.shape, (tuple, list)) else (s.shape,)
               for k, s in specs.items()}

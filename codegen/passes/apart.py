@@ -33,6 +33,7 @@ from codegen.ops import (
     Update,
 )
 from codegen.ops.kind import layout_of
+from codegen.pipeline import estimated
 from codegen.symbolic import expr
 
 ELEMENTS = 1 << 12  # of smaller arrays exchanges take little time
@@ -53,6 +54,7 @@ def with_apart(split: Split, again: Callable[[Module], Split]) -> Split:
     found = again(graph)
     meshes = a_few_and_many(program.mesh)
     before, after = ([Costs(p, sizes).total for sizes in meshes] for p in (program, found[1]))
+    estimated(before[0], after[0])
     pays = all(b > FACTOR * a for b, a in zip(before, after, strict=True))
     return found if pays else split
 

@@ -53,9 +53,9 @@ def with_owned_rows(split: Split, again: Callable[[Module], Split]) -> Split:
     return split
 
 
-def with_rows_kept(owned: Split, split: Split) -> Split:
-    """Return a Split of another form of the Graph, or that with the rows where they lie, if arrays
-    lie otherwise in the other one so that its spread loops would not be right."""
+def with_rows_kept(split: Split, owned: Split) -> Split:
+    """Return a Split of another form of the Graph, or `owned`, that with the rows where they lie,
+    if arrays lie otherwise in the other form so that its spread loops would not be right."""
     graph, program = split[0].graph, split[1]
     spread = [op for op in _loops(graph.body) if isinstance(op.what, Loop) and op.what.over]
     for op in spread:

@@ -17,6 +17,7 @@ from codegen.layouts.demands import Split
 from codegen.layouts.relaid import Inside, Laid, relaid
 from codegen.mesh import Layout, Mesh
 from codegen.ops import Feeding, Kernel, Loop, Save, ShardMap
+from codegen.pipeline import estimated
 from codegen.symbolic.expr import Sym
 
 FACTOR = 1.2  # so much faster must a program be for it
@@ -38,6 +39,7 @@ def with_shared_loops(split: Split, again: Callable[[Module], Split]) -> Split:
     choices = {c: _spread(graph.mesh, values) for c, values in found.items()}
     new = again(relaid(graph, choices, Inside.FOLLOWS))
     after = [Costs(new[1], sizes, found) for sizes in meshes]
+    estimated(before[0].total, after[0].total)
     pays = all(b.total > FACTOR * a.total for b, a in zip(before, after, strict=True))
     if not pays or before[0].total - after[0].total < GAIN:
         return split

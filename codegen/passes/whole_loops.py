@@ -21,6 +21,7 @@ from codegen.layouts.demands import Demands, Split
 from codegen.layouts.relaid import Inside, Laid, relaid
 from codegen.layouts.walked import across
 from codegen.ops import Exchange, Feeding, Kernel, Loop, Relayout, Save, ShardMap
+from codegen.pipeline import estimated
 from codegen.symbolic.expr import Sym
 
 ROOM = 32 << 20  # bytes of the arrays that are gathered for a loop
@@ -258,5 +259,6 @@ def _gathered(sizes: Mapping[str, int], values: Sequence[Value]) -> float:
 
 def _pays(before: Sequence[Cost], after: Sequence[float], factor: float) -> bool:
     """On every mesh."""
+    estimated(before[0].seconds, after[0])
     faster = all(b.seconds > factor * a for b, a in zip(before, after, strict=True))
     return faster and before[0].seconds - after[0] > GAIN

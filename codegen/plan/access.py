@@ -29,9 +29,9 @@ At = Node[Value]
 
 
 class Resolver:
-    """stored: the values that lie in memory. runtime: a run-time scalar's number. named: what
-    stands for long formulas of the index, so that offsets stay short. constants: data in the
-    image."""
+    """A resolver finds what stands at an index of a value. stored: the values that lie in memory.
+    runtime: a run-time scalar's number. named: symbols for long formulas of the index, so that
+    offsets stay short. constants: data in the image."""
 
     def __init__(self, program: Module, stored: Container[Value]) -> None:
         self.defs = program.def_use.defs
@@ -43,12 +43,14 @@ class Resolver:
         self.constants: dict[Value, Array] = {}
 
     def within(self, box: Slice | Update, index: Index) -> Index:
-        """Where in the whole array an element of a slice, or of what an update writes, is."""
+        """Return the index in the whole array of an element of a slice, or of what an update
+        writes."""
         starts = map(self.name, box.start) if box.cut else box.start
         return tuple(a + s * j for a, s, j in zip(starts, box.step, index, strict=True))
 
     def name(self, e: Expr) -> Expr:
-        """The same number by a short name, if its formula is long and stays what it is."""
+        """Return a short name for a long formula that does not change while the program runs; other
+        formulas as they are."""
         if not expr.calls(e) or any(s.kind in ("counter", "var") for s in e.symbols()):
             return e
         plus = sum(c for m, c in e.terms if not m)
@@ -58,7 +60,8 @@ class Resolver:
         return expr.symbol(self.named[e]) + plus
 
     def node(self, value: Value, index: Index) -> At:
-        """What stands at this index of the value."""
+        """Return the scalar at this index of a value: a Load if the value is stored, else its
+        formula."""
         if value in self.stored:
             return Load(value, ravel(index, value.type.shape))
         return self.computed(self.defs[value], index)
@@ -71,11 +74,12 @@ class Resolver:
         return op.what.element(op, (), self) if op and isinstance(op.what, Full) else node
 
     def computed(self, op: Op, index: Index) -> At:
-        """What an op computes at this index of its result, whether that is stored or not."""
+        """Return the scalar that an op computes at this index of its result, whether that is stored
+        or not."""
         return op.what.element(op, index, self)
 
     def at_offset(self, value: Value, offset: Expr) -> At:
-        """The same, for a row-major offset instead of an index."""
+        """Return the scalar at a row-major offset of a value."""
         if value in self.stored:
             return Load(value, offset)
         op = self.defs[value]
@@ -89,8 +93,8 @@ class Resolver:
         return self.node(value, unravel(offset, shape))
 
     def constant(self, value: Value, data: Array) -> Value:
-        """Where a constant's data lies in the image: another value than its own, if that is a
-        copy in memory."""
+        """Return the value that stands for a constant's data in the image: another than its own, if
+        that is a copy in memory."""
         if value not in self.data:
             copied = value in self.stored
             self.data[value] = Value(value.name, value.type) if copied else value
@@ -98,7 +102,8 @@ class Resolver:
         return self.data[value]
 
     def contiguous(self, value: Value) -> tuple[Value, Expr]:
-        """The memory in which a value's elements lie one after the other, and from where on."""
+        """Return the memory in which a value's elements lie one after the other, and the offset of
+        the first."""
         loops = loop_vars(value.type.shape)
         load = self.node(value, positions(loops))
         found = affine(load.offset, loops) if isinstance(load, Load) and not load.bounds else None
@@ -106,7 +111,8 @@ class Resolver:
         return load.buffer, found[0]
 
     def plainest(self, value: Value) -> tuple[tuple[Var, ...], Index]:
-        """Loops over all of a value, and the index: as before dims of extent 1 were put in."""
+        """Return loops over all of a value, and its index, in the shape that it has without added
+        dims of extent 1."""
         loops, shape = loop_vars(value.type.shape), value.type.shape
         index = positions(loops)
         while value not in self.stored and isinstance(self.defs[value].what, Reshape):
@@ -119,7 +125,7 @@ class Resolver:
         return loops, index
 
     def bound(self, value: Value, index: Index, limit: Expr) -> Bound[Value]:
-        """A symbol for a position that data decides."""
+        """Return a symbol for a position that data decides."""
         self.bounds += 1
         sym = Sym(f"p{self.bounds}", "var", expr.const(0), limit)
         return Bound(sym, self.node(value, index), limit)
@@ -127,8 +133,8 @@ class Resolver:
     def picked(
         self, indices: Sequence[Value], what: Gather | Scatter, shape: Shape, index: Index
     ) -> tuple[Index, tuple[Bound[Value], ...]]:
-        """The position in x (of this shape) that `index` of a gather's result (or of a scatter's
-        operand) stands for."""
+        """Return the position in x (of this shape) that `index` of a gather's result (or of a
+        scatter's operand) stands for."""
         count = indices[0].type.ndim
         chosen = index[what.at : what.at + count]
         rest = list(index[: what.at] + index[what.at + count :])

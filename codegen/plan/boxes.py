@@ -26,8 +26,8 @@ There = Mapping[Sym, Expr]
 
 
 class Sides:
-    """What the rules of exchanges are given. me, member: positions along the axes of the op.
-    exactly: the coordinates of that member by its position; there: by names."""
+    """A view of both sides of an exchange, for the rules of its kinds. me, member: positions along
+    the axes of the op. exactly: the coordinates of that member by its position; there: by names."""
 
     def __init__(self, mesh: Mesh, resolver: Resolver) -> None:
         self.mesh = mesh
@@ -38,7 +38,8 @@ class Sides:
         self.names: dict[Sym, Expr] = {}
 
     def details(self, op: Op, what: ops.Exchange, member: Sym) -> dict[str, Any]:
-        """what: the op does, or a barrier where one is asked for around it."""
+        """Return the fields of a plan.Exchange that depend on its kind. what: the kind of the op,
+        or a barrier that is asked for around it."""
         self.me, self.member = self.mesh.position(what.axes), expr.symbol(member)
         self.exactly = self.mesh.at(what.axes, self.member)
         theirs = {c: Sym(f"their_{c.name[2:]}", "var", c.lo, c.hi) for c in self.exactly}
@@ -50,7 +51,7 @@ class Sides:
     # ---- boxes -----------------------------------------------------------------------------------
 
     def box(self, value: Value) -> Box[Value]:
-        """Where a value lies: a strided region of a buffer."""
+        """Return the strided region of a buffer in which a value lies."""
         loops = loop_vars(value.type.shape)
         node = self.resolver.node(value, positions(loops))
         assert isinstance(node, Load), "what is sent lies in memory"
@@ -60,13 +61,13 @@ class Sides:
         return Box(node.buffer, found[0].subst(formulas), value.type.shape, found[1])
 
     def seen(self, box: Box[Value], extent: Shape | None = None) -> Box[Value]:
-        """The same region in the member's view; of these extents."""
+        """Return the same region in the member's view, with these extents if they are given."""
         found = _seen_from(box, self.there)
         return found if extent is None else replace(found, extent=extent)
 
     def bounds(self, bounds: Bounds, cut: Sequence[bool]) -> Bounds:
-        """In the member's view; in dims that are not cut by its position, where that is all it
-        takes."""
+        """Return bounds in the member's view: by its position where this gives simple formulas,
+        else by names, in dims that are cut."""
 
         def formula(e: Expr, named: bool) -> Expr:
             exact, members = e.subst(self.exactly), self.member.symbols()
@@ -78,28 +79,28 @@ class Sides:
                      for span, named in zip(bounds, cut, strict=True))
 
     def theirs(self, into: Box[Value]) -> Box[Value]:
-        """Where the member pulls into, what it pulls from me."""
+        """Return what a member pulls from me, in my view, from where it pulls into."""
         (member,) = self.member.symbols()
         back = {s: expr.symbol(coord) for coord, e in self.there.items() for s in e.symbols()}
         return _seen_from(into, {**self.there, **back, member: self.me})
 
     def flat(self, box: Box[Value]) -> Box[Value]:
-        """Its elements, which are contiguous."""
+        """Return the elements of a contiguous box as a box of one dim."""
         return Box(box.buffer, box.offset, (expr.product(box.extent),), (expr.const(1),))
 
     def where(self, condition: Expr, box: Box[Value]) -> Box[Value]:
-        """Empty where the condition is 0."""
+        """Return the box, which is empty where the condition is 0."""
         return box if condition == 1 else _where(condition, box)
 
     def copies(self, wraps: Wraps) -> Expr:
-        """How many boxes a pair of members has."""
+        """Return the number of boxes that a pair of members has."""
         return expr.product(_counts(wraps))
 
     def parts(
         self, op: Op, have: Bounds, want: Bounds, room: Bounds = (), wraps: Wraps = ()
     ) -> tuple[Box[Value], Box[Value], Box[Value]]:
-        """What I pull from the member, into what, and what it pulls from me, where members hold the
-        elements that `have` says, and want others. With room, one array has both."""
+        """Return what I pull from the member, into what, and what it pulls from me, where members
+        hold the elements that `have` says, and want others. With room, one array has both."""
         into, ndim = self.box(op.result), op.result.type.ndim
         have, want, moved = each(have, ndim), each(want, ndim), _by(wraps, ndim)
         cut = [a is not None and b is not None for a, b in zip(have, want, strict=True)]
@@ -123,17 +124,17 @@ WRAP = Sym("wrap", "var", expr.const(0))
 
 
 def _counts(wraps: Wraps) -> list[Expr]:
-    """How many wraps a part touches along every dim."""
+    """Return how many wraps a part touches along every dim."""
     return [i[0] + 1 + i[1] if i else expr.const(1) for i in wraps]
 
 
 def _number(dim: int) -> Sym:
-    """Of the wrap along a dim."""
+    """Return the symbol that counts the wraps around a dim."""
     return Sym(f"wrap_{dim}", "var", expr.const(0))
 
 
 def _wrap_names(wraps: Wraps) -> dict[Sym, Expr]:
-    """The number of the wrap along every dim that goes on."""
+    """Return the number of the wrap along every dim that goes on."""
     names, left = {}, expr.symbol(WRAP)
     for d, count in reversed(list(enumerate(_counts(wraps)))):
         if count != 1:
@@ -143,7 +144,7 @@ def _wrap_names(wraps: Wraps) -> dict[Sym, Expr]:
 
 
 def _by(wraps: Wraps, ndim: int) -> list[Expr]:
-    """How far each dim of the wrap lies from the dim itself."""
+    """Return how far each dim of the wrap lies from the dim itself."""
     moved = [expr.const(0)] * ndim
     for d, (wrap, count) in enumerate(zip(wraps, _counts(wraps))):
         if wrap:
@@ -161,7 +162,7 @@ def _moved(bounds: Bounds, by: Sequence[Expr]) -> Bounds:
 
 
 def _common(a: Bounds, b: Bounds) -> Bounds:
-    """The elements in both."""
+    """Return the intersection of two bounds."""
     return tuple(_overlap(p, q) if p and q else p or q for p, q in zip(a, b, strict=True))
 
 
@@ -175,7 +176,7 @@ def _overlap(a: Span, b: Span) -> Span:
 
 
 def _seen_from(box: Box[Value], there: There) -> Box[Value]:
-    """The same region in another member's view."""
+    """Return the same region in another member's view."""
     return Box(
         box.buffer, box.offset.subst(there), tuple(e.subst(there) for e in box.extent),
         tuple(s.subst(there) for s in box.stride),
@@ -184,7 +185,7 @@ def _seen_from(box: Box[Value], there: There) -> Box[Value]:
 
 
 def _with(box: Box[Value], names: Mapping[Sym, Expr]) -> Box[Value]:
-    """Named before its own names; without those that do not stand in it."""
+    """Return the box with these names before its own, without names that do not stand in it."""
     kept: list[tuple[Sym, Expr]] = []
     used = replace(box, names=()).symbols()
     for name, e in reversed((*names.items(), *box.names)):
@@ -197,9 +198,9 @@ def _with(box: Box[Value], names: Mapping[Sym, Expr]) -> Box[Value]:
 def _between(
     box: Box[Value], held: Bounds, part: Bounds, cut: Sequence[bool], which: str, whose: str
 ) -> Box[Value]:
-    """Of a box that holds some elements, these; empty where there are none. Long formulas get
-    names, in dims that are cut: of the part by `which` it is, of what is held by whose box it is.
-    """
+    """Return the part of a box that holds these elements of those it holds; an empty box if there
+    are none. Long formulas get names, in dims that are cut: of the part by `which` it is, of what
+    is held by whose box it is."""
     names: dict[Sym, Expr] = {}
 
     def name(text: str, e: Expr) -> Expr:
@@ -226,14 +227,14 @@ def _between(
 
 
 def _where(condition: Expr, box: Box[Value]) -> Box[Value]:
-    """Empty where the condition is 0."""
+    """Return the box, which is empty where the condition is 0."""
     extent = box.extent or (expr.const(1),)
     stride = box.stride or (expr.const(1),)
     return replace(box, extent=(extent[0] * condition, *extent[1:]), stride=stride)
 
 
 def _unless(box: Box[Value], condition: Expr) -> Box[Value]:
-    """Empty where the condition is 1."""
+    """Return the box, which is empty where the condition is 1."""
     others = Sym("others", "var", expr.const(0), expr.const(1))
     named = replace(box, names=(*box.names, (others, 1 - condition)))
     return _where(expr.symbol(others), named)

@@ -41,14 +41,14 @@ class _Line:
 
 @dataclass
 class _Run:
-    """What shares a loop; or one work of another kind."""
+    """A run is the stores that share one loop; or one work of another kind."""
 
     lines: list[_Line]
     works: list[Work]
 
 
 def side_by_side(works: Sequence[Work]) -> tuple[Work, ...]:
-    """The works, those that may share a loop in one."""
+    """Return the works, joined into one where they may share a loop."""
     runs: list[_Run] = []
     for work in works:
         line = _line(work)
@@ -80,7 +80,7 @@ def _together(run: _Run) -> list[Work]:
 
 
 def _at(line: _Line, turn: Expr) -> Store:
-    """What a line does in a turn of its own."""
+    """Return the store of a line in one turn, without its loop."""
     (own,) = line.work.loops
     return replace(mapped(line.work, lambda e: e.subst({own.sym: turn})), loops=())
 
@@ -103,7 +103,8 @@ def _line(work: Work) -> _Line | None:
 
 
 def _run_for(runs: Sequence[_Run], line: _Line) -> tuple[_Run, _Line] | None:
-    """The last run that a line may join, and the line with its shift in it."""
+    """Return the last run that a line may join, and the line with its shift in it; None if there is
+    none."""
     if not line.work.loops:
         return None
     for run in reversed(runs):
@@ -125,8 +126,8 @@ def _run_for(runs: Sequence[_Run], line: _Line) -> tuple[_Run, _Line] | None:
 
 
 def _meets(a: _Line, b: _Line) -> set[int | None]:
-    """By how many turns the second line is ahead where both touch an element that one writes; None:
-    that is not the same everywhere."""
+    """Return by how many turns the second line is ahead where both touch an element that one
+    writes; None among them: that is not the same everywhere."""
     found: set[int | None] = set()
     for p in a.places:
         for q in b.places:
@@ -142,7 +143,8 @@ def _meets(a: _Line, b: _Line) -> set[int | None]:
 
 
 def _ends(lines: Sequence[_Line]) -> tuple[int, Expr] | None:
-    """The turns that all have, two at least: from the first to where the first of them ends."""
+    """Return the begin and the end of the turns that all lines have, two at least; None if they
+    share fewer."""
     begin = max(line.shift for line in lines)
     last = [line.shift + line.count - lines[0].count for line in lines]
     if not all(e.is_const for e in last):

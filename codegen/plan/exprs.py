@@ -34,7 +34,7 @@ def mapped(x: T, f: Callable[[Expr], Expr]) -> T:
 
 
 def exprs(x: Any) -> Iterator[Expr]:
-    """Every Expr in it."""
+    """Return an iterator over every Expr in x."""
     found: list[Expr] = []
     _gather(x, found)
     return iter(found)

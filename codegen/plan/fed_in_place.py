@@ -18,7 +18,7 @@ COPIED, ALONE, IN_PLACE = range(3)
 
 
 def where_fields_lie(plan: Plan) -> list[int]:
-    """In the order of the arrays of plan.takes."""
+    """Return COPIED, ALONE or IN_PLACE for each field, in the order of the arrays of plan.takes."""
     fields: dict[int, set[tuple[str, int]]] = {}  # by buffer: which fields of which feeds it has
     for take in (step for step in walk_steps(plan.steps) if isinstance(step, Take)):
         for k, buffer in enumerate(take.into):
@@ -35,8 +35,8 @@ def where_fields_lie(plan: Plan) -> list[int]:
 
 
 def _touched(plan: Plan) -> tuple[set[int], set[int]]:
-    """Numbers of buffers that others than takes write, or that change places or outlive a turn; and
-    of those from which exchanges read."""
+    """Return the numbers of buffers that other steps than takes write, or that change places or
+    outlive a turn; and of those from which exchanges read."""
     written = {a.buffer.number for a in (*plan.inputs, *plan.outputs,
                                          *(a for some in plan.points or () for a in some))}
     exchanged: set[int] = set()
@@ -59,7 +59,7 @@ def _touched(plan: Plan) -> tuple[set[int], set[int]]:
 
 
 def _late(plan: Plan, fields: dict[int, set[tuple[str, int]]]) -> set[int]:
-    """Buffers of fields that are read after their batch was left."""
+    """Return the buffers of fields that are read after their batch was left."""
     reads = _Reads(fields)
     for step in walk_steps(plan.steps):
         if isinstance(step, Exchange) and (shows := _shows(step)):
@@ -69,14 +69,16 @@ def _late(plan: Plan, fields: dict[int, set[tuple[str, int]]]) -> set[int]:
 
 
 def _shows(x: Exchange) -> tuple[int, int] | None:
-    """The buffer that an exchange fills, and that in which it then lies where a rank is alone."""
+    """Return the buffer that an exchange fills, and the one in which it lies where a rank is alone;
+    None if it copies."""
     if not x.shifts or x.pull_into is None or x.pull_from is None:
         return None
     return x.pull_into.buffer.number, x.pull_from.buffer.number
 
 
 class _Reads:
-    """Backwards over steps: which buffers are read behind them, before they are filled again.
+    """Walk backwards over steps to find which buffers are read behind them, before they are filled
+    again.
 
     shown: by buffer, those that it may lie in where a rank is alone. At a take, the batch before it
     is left. Where the rank asks for more, or resumes, it copies what it holds of a batch, but what
@@ -131,7 +133,7 @@ class _Reads:
 
 
 def _filled(step: Step) -> set[int]:
-    """What a step fills without reading it."""
+    """Return the numbers of the buffers that a step fills without reading them."""
     if isinstance(step, Take):
         return {b.number for b in step.into}
     shows = _shows(step) if isinstance(step, Exchange) else None

@@ -30,7 +30,8 @@ _Change = Mapping[Sym, Expr]
 
 
 def flattened(work: Work[M]) -> Work[M]:
-    """Loops are joined from the last one outwards, as long as all that is touched follows."""
+    """Join loops from the last one outwards, as long as every offset is a formula of the joined
+    loop."""
     if isinstance(work, Store) and not work.rows and not work.bounds:
         loops, change = _joined(work.loops, [work.offset, *_exprs(work.value)])
         return replace(work, loops=loops, offset=work.offset.subst(change),
@@ -62,7 +63,8 @@ def _sweep(sweep: Sweep[M]) -> Sweep[M]:
 def _joined(
     loops: Sequence[Var], touched: Sequence[Expr | None]
 ) -> tuple[tuple[Var, ...], _Change]:
-    """Fewer loops, and what their variables become. touched: offsets; None forbids it."""
+    """Return the joined loops, and what the old variables become. touched: offsets; one that is
+    None forbids it."""
     left = [v for v in loops if v.extent != 1]
     change: dict[Sym, Expr] = {}
     offsets = [e for e in touched if e is not None]
@@ -89,7 +91,7 @@ def _exprs(node: Node[M]) -> Iterator[Expr | None]:
 
 
 def moved(node: Node[M], change: _Change) -> Node[M]:
-    """Where loop variables have become something else."""
+    """Return a node in which loop variables have been replaced."""
 
     def changed(x: Node[M]) -> Node[M] | None:
         if isinstance(x, Load):

@@ -63,7 +63,7 @@ else:
 
 @dataclass(frozen=True)
 class Literal:
-    """A number. Equal ones are spelled alike: 0.0 is another one than -0.0."""
+    """A number that is constant. Equal ones are spelled alike: 0.0 is another one than -0.0."""
 
     value: Any = field(compare=False)
     dtype: DType
@@ -110,7 +110,7 @@ class Load(Generic[M]):
 
 @dataclass(frozen=True)
 class Kept:
-    """What a Keep of the same nest has computed for this point."""
+    """A value that a Keep of the same nest has computed for this point."""
 
     name: str
     dtype: DType
@@ -301,7 +301,7 @@ class LibraryCall(Generic[M]):
 
 @dataclass(frozen=True)
 class Argument(Generic[M]):
-    """what: a Buffer (from offset on, of this shape) or a Node. writes: an output of the kernel."""
+    """An argument of a kernel: a Buffer (from an offset on) or a Node. writes: an output."""
 
     what: M | Expr | Node[M]
     dtype: DType
@@ -312,7 +312,7 @@ class Argument(Generic[M]):
 
 @dataclass(frozen=True)
 class KernelCall(Generic[M]):
-    """symbol(arguments): an array is passed as its address and extents, a scalar by value."""
+    """Call a kernel by its symbol: arrays pass as address and extents, scalars by value."""
 
     symbol: str
     arguments: tuple[Argument[M], ...]
@@ -388,7 +388,7 @@ POINT, ARRIVED = Sym("point", "var"), "arrived"
 
 @dataclass(frozen=True)
 class Exchange(Generic[M]):
-    """An exchange phase. `member` is the symbol of a member's position along `axes`.
+    """One exchange phase of all ranks. `member` is the symbol of a member's position along `axes`.
 
     pull_from: what I take from a member, in that member's view. pull_into: where it goes, in mine.
     send: what a member takes from me, in mine. source, dest: of a permute (None: not solved).
@@ -443,11 +443,11 @@ class Exchange(Generic[M]):
 
 @dataclass(frozen=True)
 class Loop:
-    """slot: where the rank keeps the counter (None: a while loop counts nothing). condition: the
-    steps that compute the truth value `flag`. rotate: cycles of buffers; as a turn ends, what is in
-    one comes to be in the next one, and what is in the last in the first, without being moved:
-    their places in the rank's memory change. All of a cycle have one dtype and one capacity, so a
-    box that lies inside its buffer does so in every turn; and whoever takes part in an exchange
+    """Repeat a body of steps. slot: where a rank keeps the counter (None: a while loop has none).
+    condition: the steps that compute the truth value `flag`. rotate: cycles of buffers; as a turn
+    ends, what is in one comes to be in the next one, and what is in the last in the first, without
+    being moved: their places in the rank's memory change. All of a cycle have one dtype and one
+    capacity, so a box inside its buffer is so in every turn; and whoever takes part in an exchange
     that touches them has made the same turns."""
 
     counter: Sym | None
@@ -492,7 +492,7 @@ class Default:
 
 @dataclass(frozen=True)
 class Print(Generic[M]):
-    """paced: only when it is time again, or where the first operand is the second."""
+    """Print parts and operands. paced: when it is time again, or operand 0 is operand 1."""
 
     parts: tuple[str, ...]
     operands: tuple[Node[M], ...]
@@ -503,7 +503,7 @@ class Print(Generic[M]):
 
 @dataclass(frozen=True)
 class Expect(Generic[M]):
-    """Where `holds` is not true, the run of all ranks ends with this text. check: who asked."""
+    """The run of all ranks ends with this text where `holds` is not true. check: who asked."""
 
     holds: Node[M]
     parts: tuple[str, ...]
@@ -514,9 +514,9 @@ class Expect(Generic[M]):
 
 @dataclass(frozen=True)
 class Home:
-    """Of what a loop carries: the extents of memory, and shape and layout of the array that it is a
-    part of, and how far from its beginning that part stands in it, where it has room around. None:
-    no other rank has anything to do with it."""
+    """The place of something carried: the extents of its memory, shape and layout of the array that
+    it is a part of, and the part's offset where there is room around. None: other ranks have no
+    part in it."""
 
     name: str
     dtype: DType

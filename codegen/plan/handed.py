@@ -41,7 +41,7 @@ class More(Generic[M]):
 
 @dataclass(frozen=True)
 class Send(Generic[M]):
-    """What these buffers hold goes back to those who made the batch that was taken last."""
+    """Send the content of these buffers to those who made the batch that was taken last."""
 
     number: int
     feed: str
@@ -52,7 +52,7 @@ class Send(Generic[M]):
 
 @dataclass(frozen=True)
 class Save(Generic[M]):
-    """What this buffer holds is a frame of `series`, in every so many turns of the loop around."""
+    """Save this buffer as a frame of `series`, in every so many turns of the loop around."""
 
     series: str
     every: int
@@ -73,8 +73,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Handed:
-    """Where the program takes of a feed, or sends to it. feed, number: of the step, and its
-    arrays."""
+    """A step that takes of a feed, or sends to it. feed, number: of the step, and its arrays."""
 
     feed: str
     number: int

@@ -21,7 +21,8 @@ Choice = tuple[int, int]  # number of an entry, and of a state that it writes in
 
 @dataclass(frozen=True)
 class Written:
-    """state: its number; old: its value; new: what it is in the end, in the same memory."""
+    """A state that an entry writes in place. state: its number; old: its value; new: its last
+    value, in the same memory."""
 
     state: int
     old: Value
@@ -29,8 +30,8 @@ class Written:
 
 
 def choices(loops: Loops) -> frozenset[Choice]:
-    """Which entries may write into which states where they lie: those whose new array begins as the
-    old one and gets other elements by stores."""
+    """Return which entries may write into which states where they lie: those whose new array begins
+    as the old one and gets other elements by stores."""
     module, defs = loops.module, loops.module.def_use
     return frozenset(
         (number, k)
@@ -52,8 +53,8 @@ def versions(loops: Loops) -> set[Value]:
 
 
 def _begins(value: Value, known: DefUse, passed: set[Value]) -> Value | None:
-    """The array whose elements a value has at first, through all that stores write into it; None
-    where something else writes. passed: gets all of them."""
+    """Return the array whose elements a value has at first, before stores write into it; None where
+    something else writes. passed: gets all values on the way."""
     passed.add(value)
     while (op := known.defs.get(value)) is not None:
         base: Value | None = value
@@ -84,8 +85,8 @@ def _stored_over(what: Do, value: Value) -> Value | None:
 def written_in_place(
     loops: Loops, chosen: Collection[Choice]
 ) -> tuple[Loops, Mapping[int, list[Written]]]:
-    """The Loops in which these entries give these states no new array, and by entry what they write
-    instead."""
+    """Return the Loops in which these entries give these states no new array, and by entry what
+    they write instead."""
     module = loops.module
     if not chosen:
         return loops, {}

@@ -37,7 +37,7 @@ def ravel(index: Index, shape: Shape) -> Expr:
 
 
 def unravel(offset: Expr, shape: Shape) -> Index:
-    """The index of a row-major offset. The first dim needs no remainder."""
+    """Return the index of a row-major offset. The first dim needs no remainder."""
     out: list[Expr] = []
     for d, stride in enumerate(strides(shape)):
         quotient = offset // stride
@@ -46,7 +46,8 @@ def unravel(offset: Expr, shape: Shape) -> Index:
 
 
 def loop_vars(shape: Shape, prefix: str = "j") -> tuple[Var, ...]:
-    """A loop variable per dim; one that runs over a single element is left out by `positions`."""
+    """Return a loop variable per dim; one that runs over a single element is left out by
+    `positions`."""
     return tuple(
         Var(Sym(f"{prefix}{d}", "var", expr.const(0), extent - 1), extent)
         for d, extent in enumerate(shape)
@@ -54,7 +55,7 @@ def loop_vars(shape: Shape, prefix: str = "j") -> tuple[Var, ...]:
 
 
 def in_order(loops: Iterable[Var]) -> list[Var]:
-    """By the dims that they run over."""
+    """Return the loops in the order of the dims that they run over."""
     return sorted(loops, key=lambda v: (len(v.sym.name), v.sym.name))
 
 
@@ -63,12 +64,14 @@ def positions(loops: Sequence[Var]) -> Index:
 
 
 def waiting_room(row: Shape, dtype: DType) -> Expr:
-    """Elements that a row takes which waits: its own, and a page, within which it is placed."""
+    """Return the elements of memory for a row that waits to be written: its own, and a page, within
+    which it is placed."""
     return expr.product(row) + 4096 // dtype.size  # csrc/spmd_support.h: spmd_apart
 
 
 def match_dims(index: Index, shape: Shape, inner: Shape) -> Index | None:
-    """Where two shapes differ by dims of extent 1 only: the same index without division."""
+    """Return the same index of another shape, without division, if the shapes differ by dims of
+    extent 1 only; else None."""
     kept = [i for i, e in zip(index, shape, strict=True) if e != 1]
     if [e for e in shape if e != 1] != [e for e in inner if e != 1]:
         return None
@@ -77,7 +80,8 @@ def match_dims(index: Index, shape: Shape, inner: Shape) -> Index | None:
 
 
 def apply(fn: str, dtype: DType, args: tuple[Node[M], ...], operand: DType) -> Node[M]:
-    """Apply; sums of symbolic integers are one symbolic integer."""
+    """Return an Apply; a sum, difference or product of symbolic integers is one symbolic
+    integer."""
     if fn in ("add", "sub", "mul") and dtype == operand == INT64:
         known = [_symbolic(a) for a in args]
         total = None if None in known else _joined(fn, *(e for e in known if e is not None))
@@ -117,7 +121,7 @@ def with_bounds(node: Node[M], bounds: tuple[Bound[M], ...]) -> Node[M]:
 
 
 def rewritten(node: Node[M], change: Callable[[Node[M]], Node[M] | None]) -> Node[M]:
-    """The node with what `change` gives for a part of it, those in bound positions too."""
+    """Return the node in which `change` has replaced parts, those in bound positions too."""
     new = change(node)
     if new is not None:
         return new
@@ -132,14 +136,15 @@ def rewritten(node: Node[M], change: Callable[[Node[M]], Node[M] | None]) -> Nod
 
 
 def or_zero(holds: Expr, node: Node[M], dtype: DType) -> Node[M]:
-    """Zero where there is nothing to read: an array that is empty on this rank."""
+    """Return a node that is 0 where `holds` is 0: there is nothing to read of an array that is
+    empty on this rank."""
     if holds == 1:
         return node
     return Apply("guard", dtype, (Integer(holds, INT64), node, Literal(0, dtype)), dtype)
 
 
 def leaves(node: Node[M]) -> Iterator[Node[M]]:
-    """All below a node that is no Apply, in bound positions too."""
+    """Yield all nodes below a node that are no Apply, in bound positions too."""
     if isinstance(node, Apply):
         for arg in node.args:
             yield from leaves(arg)
@@ -151,7 +156,7 @@ def leaves(node: Node[M]) -> Iterator[Node[M]]:
 
 
 def placed(node: Node[M]) -> Iterator[Load[M] | Integer[M]]:
-    """Every Load and Integer below a node."""
+    """Return an iterator over every Load and Integer below a node."""
     return (n for n in leaves(node) if isinstance(n, Load | Integer))
 
 
@@ -167,9 +172,9 @@ ROWS = 8  # that may lie between what is read and what is written
 def rows_kept(
     node: Node[M], source: M, target: Expr, shape: Shape, step: Sequence[int]
 ) -> int | None:
-    """How many rows of results wait in a buffer of their own, where `source` of this shape is read
-    while it is written at `target` in these steps: a row is written when no row after it reads it
-    any more.
+    """Return how many rows of results wait in a buffer of their own, where `source` of this shape
+    is read while it is written at `target` in these steps: a row is written when no row after it
+    reads it any more.
 
     0: every element is read where it is written only. None: the order of rows does not help.
     """
@@ -189,7 +194,7 @@ def rows_kept(
 
 
 def _rows(distance: Expr, shape: Shape) -> int | None:
-    """The least number of rows that this distance may be, of a few."""
+    """Return the least number of rows that this distance may be; None if it is not a few."""
     row, *inner = strides(shape)
     if row.is_const:
         found = distance.value // row.value if distance.is_const and row.value else None
@@ -198,7 +203,8 @@ def _rows(distance: Expr, shape: Shape) -> int | None:
 
 
 def _within(distance: Expr, inner: Sequence[Expr]) -> bool:
-    """Whether it is a few steps along the inner dims: of what is read through plain slices."""
+    """Return whether a distance is a few steps along the inner dims, as of what is read through
+    plain slices."""
     if distance.is_const:
         return abs(distance.value) <= ROWS * ROWS
     if len(inner) < 2:

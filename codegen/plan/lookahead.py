@@ -21,7 +21,7 @@ PIECE = 256  # turns: what is read ahead stays in the nearest cache
 
 
 def read_ahead(sweep: Sweep) -> Sweep:
-    """Not of what is folded, or written by the same loop."""
+    """Let a sweep read what it looks up some turns ahead; not what it folds, or writes itself."""
     if not sweep.long or sweep.folds or any(isinstance(p, Reduce) for p in sweep.parts):
         return sweep
     last = sweep.long[-1]
@@ -69,7 +69,7 @@ def _functions(node: Node) -> int:
 
 
 def _looked_up(node: Node, along: Sym) -> Iterator[Load]:
-    """Loads at other positions in every turn, which are there in any case."""
+    """Yield the Loads whose positions differ in every turn, and that are read in any case."""
     if isinstance(node, Apply):
         for arg in node.args if node.fn != "guard" else ():
             yield from _looked_up(arg, along)
@@ -85,5 +85,6 @@ def _moves(node: Node, along: Sym) -> bool:
 
 
 def _reads_elsewhere(load: Node, written: set[int]) -> bool:
-    """Whether what it reads, and what says where, is there before the loop."""
+    """Return whether what a Load reads, and what says where, is written by others than this
+    loop."""
     return not any(isinstance(n, Load) and n.buffer.number in written for n in leaves(load))

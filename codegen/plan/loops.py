@@ -32,9 +32,9 @@ Kernels = Mapping[str, tuple[Any, tuple[Parameter, ...]]]
 
 @dataclass(frozen=True, eq=False)
 class Do(Kind):
-    """begins: pairs of an operand and a result that has the operand's elements at first: it lies
-    in the same memory, or they are copied. scratch: memory that is needed meanwhile. of: the op of
-    the Program that it is; None: of several, fused."""
+    """Do these acts in order. begins: pairs of an operand and a result that has the operand's
+    elements at first: it lies in the same memory, or they are copied. scratch: memory that is
+    needed meanwhile. of: the op of the Program that it is; None: of several, fused."""
 
     name = "do"
     acts: tuple[Act, ...]
@@ -45,9 +45,10 @@ class Do(Kind):
 
 @dataclass(frozen=True)
 class Loops:
-    """constants: what a Load reads that is no value in memory. named: symbols that stand for
-    formulas. apart: by result of a loop, the axes along which ranks may have made other turns.
-    lets: symbols that `let` ops define, where what they name follows from a formula."""
+    """A program as loop nests. constants: what a Load reads that is no value in memory. named:
+    symbols that stand for formulas. apart: by result of a loop, the axes along which ranks may have
+    made other turns. lets: symbols that `let` ops define, where what they name follows from a
+    formula."""
 
     module: Module
     constants: Mapping[Value, Array]
@@ -59,7 +60,7 @@ class Loops:
     lets: Mapping[Sym, Expr] = field(default_factory=dict)
 
     def with_module(self, module: Module) -> Loops:
-        """The Loops with another module; themselves, if it is their own."""
+        """Return the Loops with another module; themselves, if it is their own."""
         return self if module is self.module else replace(self, module=module)
 
 
@@ -84,7 +85,7 @@ class Placed:
 
 
 def capacity(value: Value) -> Expr:
-    """Elements that any rank needs at any time."""
+    """Return the number of elements that any rank needs of a value at any time."""
     extent = expr.product(value.type.shape)
     elements = bounded(extent)
     if elements.is_const and (open_ended := _unclipped(extent)) != extent:
@@ -94,7 +95,8 @@ def capacity(value: Value) -> Expr:
 
 
 def bounded(e: Expr) -> Expr:
-    """The most that it is on any rank at any time: what memory is not laid out by is gone."""
+    """Return an upper bound of e on any rank at any time, in symbols by which memory is laid
+    out."""
     # a counter's bound may name the counter of the loop around it
     while gone := {s for s in e.symbols() if not s.lays_out}:
         e = estimate.upper_bound(e, gone)
@@ -102,7 +104,8 @@ def bounded(e: Expr) -> Expr:
 
 
 def _unclipped(e: Expr) -> Expr:
-    """What is no less, without the ends of the array: a rank's block, and what is around it."""
+    """Return an upper bound of a formula, without the ends of the array: a rank's block and what is
+    around it."""
     for atom in e.atoms():
         slope, _ = expr.linear_in(e, atom)
         if not isinstance(atom, Call) or slope is None or not slope.is_const:

@@ -39,7 +39,7 @@ def compared(fn: str, args: tuple[Node[M], ...]) -> Node[M] | None:
 
 
 def _square(x: float) -> float:
-    """The least number whose square root is x, or more."""
+    """Return the least number whose square root is x, or more."""
     found = x * x
     while sqrt(nextafter(found, 0)) >= x:
         found = nextafter(found, 0)

@@ -21,7 +21,8 @@ _WORDS = frozenset(
 
 @cache
 def identifier(name: str) -> str:
-    """A C identifier that looks like the user's name, and is no word of the generated code."""
+    """Return a C identifier that looks like the user's name, and is no word of the generated
+    code."""
     text = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
     if not text or text[0].isdigit() or text[0] == "_":
         text = f"v{text}"
@@ -30,6 +31,6 @@ def identifier(name: str) -> str:
 
 
 def buffer_names(plan: Plan) -> dict[int, str]:
-    """Of every buffer and constant, by its id."""
+    """Return a C identifier for every buffer and constant, by its id."""
     names = Fresh()
     return {id(b): names.name(identifier(b.name)) for b in (*plan.buffers, *plan.constants)}

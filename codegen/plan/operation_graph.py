@@ -85,7 +85,8 @@ def operation_graph(plan: Plan) -> list[OperationRow]:
 
 
 def shown_in(plan: Plan) -> dict[int, set[int]]:
-    """By number of a buffer: those in whose memory it may lie, where a rank is alone."""
+    """Return, by number of a buffer, the buffers in whose memory it may lie where a rank is
+    alone."""
     found: dict[int, set[int]] = {}
     for step in walk_steps(plan.steps):
         if isinstance(step, Exchange) and step.shifts and step.pull_into and step.pull_from:
@@ -94,10 +95,10 @@ def shown_in(plan: Plan) -> dict[int, set[int]]:
 
 
 class _Graph:
-    """memory: where buffers may lie in the memory of others. fields: by feed, what its takes fill,
-    which may be where the batch lies until the next one is taken. lets: the counters that Lets set.
-    handed: for each parameter of the phase at hand, those of these counters that it follows
-    from."""
+    """The graph while it is built. memory: where buffers may lie in the memory of others. fields:
+    by feed, what its takes fill, which may be where the batch lies until the next one is taken.
+    lets: the counters that Lets set. handed: for each parameter of the phase at hand, those of
+    these counters that it follows from."""
 
     def __init__(self, plan: Plan) -> None:
         self.rows: list[OperationRow] = []
@@ -229,7 +230,8 @@ def _symbols(formulas: object) -> set[Sym]:
 
 @dataclass(frozen=True)
 class _Memory:
-    """lies_in: what shown_in returns. overlays: arms of branches whose buffers share memory."""
+    """The buffers that share memory. lies_in: what shown_in returns. overlays: arms of branches
+    whose buffers share memory."""
 
     lies_in: dict[int, set[int]]
     overlays: Overlays
@@ -252,7 +254,8 @@ def _ordered(rows: list[OperationRow], memory: _Memory) -> None:
 
 
 class _Streams:
-    """ends: by place of a row that is the last of its stream so far, the stream. bits: of those."""
+    """The streams of a region. ends: by place of a row that is the last of its stream so far, the
+    stream. bits: a mask of those places."""
 
     def __init__(self) -> None:
         self.ends: dict[int, int] = {}
@@ -302,8 +305,8 @@ class _Order:
         return after
 
     def overlaid(self, row: OperationRow, k: int) -> set[int]:
-        """The places of rows before this one in whose memory its buffers may lie: branches one
-        after the other, whose arms share memory."""
+        """Return the places of rows before this one in whose memory its buffers may lie: branches
+        one after the other, whose arms share memory."""
         all_overlays = self.memory.overlays
         mine = {all_overlays.of[b] for b in row.reads | row.writes} - {0}
         after: set[int] = set()

@@ -21,8 +21,8 @@ from codegen.plan.steps import step_buffers, walk_steps
 
 @dataclass(frozen=True)
 class Overlays:
-    """around: by number of an overlay, from 1 on, the one around it; 0: none. of: by number of a
-    buffer, its overlay; 0: it lies in none."""
+    """The overlays of a Plan. around: by number of an overlay, from 1 on, the one around it; 0:
+    none. of: by number of a buffer, its overlay; 0: it lies in none."""
 
     around: tuple[int, ...]
     of: tuple[int, ...]

@@ -21,7 +21,8 @@ TILE = 2**17  # bytes of a row that are read again and again: a cache of a core 
 
 
 def in_row_tiles(nest: Nest) -> tuple[list[Store], Nest] | None:
-    """The same results, tile by tile of the row."""
+    """Return stores and a nest with the same results that go tile by tile along the row; None if
+    this does not fit."""
     if len(nest.sweeps) != 2 or nest.together != 1 or all(v.extent == 1 for v in nest.loops):
         return None
     folding, storing = nest.sweeps

@@ -53,8 +53,8 @@ def in_runs(work: _Looped) -> _Looped:
 
 
 def _divided(work: _Looped, last: Var) -> Iterator[tuple[Call, Expr, int]]:
-    """Quotients and remainders of (base + the last loop's position) by a number, and those two.
-    A base that data decides is known within the loop only."""
+    """Yield quotients and remainders of (base + the last loop's position) by a number, each with
+    base and number. A base that data decides is known within the loop only."""
     found: dict[Call, None] = {}
     inner = {last.sym, *picked(work)}
     for e in exprs(work):

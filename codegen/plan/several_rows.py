@@ -34,7 +34,7 @@ _LONG_ROW = 1 << 14  # bytes of a row from which on several rows are read faster
 
 
 def together(nest: Nest) -> Iterator[Nest]:
-    """The same points in Nests that take one turn at a time."""
+    """Yield nests over the same points, each of which takes one turn at a time."""
     rows = any(isinstance(p, Reduce) for p in nest.parts)
     if nest.together == 1 or not _is_plain(nest) or not (rows or any(map(_is_long, nest.sweeps))):
         yield replace(nest, together=1)
@@ -56,7 +56,7 @@ def together(nest: Nest) -> Iterator[Nest]:
 
 
 def _is_plain(nest: Nest) -> bool:
-    """Whether no loop inside depends on the turn, and no position on data."""
+    """Return whether no loop inside depends on the turn, and no position on data."""
     v = nest.loops[-1]
     return v.extent != 1 and not any(
         v.sym in loop.extent.symbols() for sweep in nest.sweeps for loop in sweep.loops
@@ -75,7 +75,7 @@ def _one_by_one(sweep: Sweep) -> bool:
 
 
 def _sweep(sweep: Sweep, changes: Sequence[tuple[int, _Change]]) -> Sweep:
-    """A sweep for several turns of the loop around it."""
+    """Return a sweep for several turns of the loop around it."""
     parts: list[_Part] = []
     for part in sweep.parts:
         values = [_turn(part.value, k, change) for k, change in changes]
@@ -91,7 +91,7 @@ def _sweep(sweep: Sweep, changes: Sequence[tuple[int, _Change]]) -> Sweep:
 
 
 def _turn(node: Node, k: int, change: _Change) -> Node:
-    """A value in one of the turns, which reads what was kept in that one."""
+    """Return a node as turn k evaluates it, which reads what was kept in that turn."""
 
     def kept(x: Node) -> Node | None:
         return replace(x, name=_name(x.name, k)) if isinstance(x, Kept) else None
@@ -104,5 +104,5 @@ def _name(kept: str, k: int) -> str:
 
 
 def _both(row: Reduce, a: Node, b: Node) -> Node:
-    """Two terms as one."""
+    """Return two terms of a fold combined into one."""
     return Apply(COMBINE[row.fn], row.dtype, (a, b), row.dtype)

@@ -61,7 +61,7 @@ def walk_steps(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def operations(steps: Sequence[Step]) -> list[Operation]:
-    """What a rank can be at, by number."""
+    """Return the steps that a rank can be at, by number."""
     return [s for s in walk_steps(steps) if isinstance(s, _OPERATIONS)]
 
 
@@ -90,12 +90,12 @@ def walk_works(works: Sequence[Work[M]]) -> Iterator[Work[M]]:
 
 
 def simple_works(phase: Phase) -> list[Simple]:
-    """What a phase does, without the loops and branches around it."""
+    """Return the works of a phase without the loops and branches around them."""
     return [w for w in walk_works(phase.work) if not isinstance(w, Turns | Choice)]
 
 
 def mapped_steps(steps: Sequence[Step], f: Callable[[Step], Step]) -> tuple[Step, ...]:
-    """The steps with f(step) in the place of each, outer ones first."""
+    """Return the steps with f(step) in the place of each, outer ones first."""
     return tuple(_inside(f(step), f) for step in steps)
 
 
@@ -152,7 +152,7 @@ def work_buffers(work: Work[M]) -> Iterator[M]:
 
 
 def memory_read(act: Act[M]) -> Iterator[M]:
-    """What is read. In Loops: constants too."""
+    """Yield the memory that an act reads. In Loops: constants too."""
     for node in nodes(act):
         yield from (load.buffer for load in loads(node))
     if isinstance(act, LibraryCall):
@@ -168,7 +168,7 @@ def memory_read(act: Act[M]) -> Iterator[M]:
 
 
 def memory_written(work: Act[M] | Keep[M]) -> Iterator[M]:
-    """What is written, memory that is needed meanwhile too."""
+    """Yield the memory that a work writes, its scratch memory too."""
     if isinstance(work, Point):
         yield from work.carried
     elif isinstance(work, Exchange):
@@ -205,7 +205,7 @@ def moved(act: Expect[N], of: Callable[[N], M]) -> Expect[M]: ...
 @overload
 def moved(act: Feeding[N], of: Callable[[N], M]) -> Feeding[M]: ...
 def moved(act: Any, of: Callable[[N], M]) -> Any:
-    """The same over other memory: `of` gives it for what there was."""
+    """Return an act over other memory: `of` returns the new memory for the old."""
 
     def change(x: Any) -> Any:
         if type(x) is tuple:
@@ -246,7 +246,7 @@ _OVER_MEMORY: dict[type, tuple[str, ...]] = {
 
 
 def array_of(argument: Argument[M]) -> M | None:
-    """The array that an argument of a kernel is; None: it is a number."""
+    """Return the array that an argument of a kernel is; None if it is a number."""
     what = argument.what
     return None if isinstance(what, Expr) or isinstance(what, _NODES) else what
 
@@ -255,7 +255,7 @@ _NODES = (Apply, Integer, Literal, Load, Kept, Runtime)
 
 
 def nodes(act: Act[M] | Keep[M]) -> Iterator[Node[M]]:
-    """What is computed at a point: the trees of an act, in their order."""
+    """Yield the trees of an act in order: what it computes at a point."""
     if isinstance(act, Nest):
         for part in act.parts:
             yield from nodes(part)

@@ -41,7 +41,7 @@ DEEPEST = 40  # ops in one expression: unrolled loops chain without end, compile
 
 
 def stored_values(program: Module) -> frozenset[Value]:
-    """The values that need memory of their own."""
+    """Return the values that need memory of their own."""
     return frozenset(_Storing(program).run())
 
 
@@ -87,7 +87,7 @@ class _Storing:
     # ---- facts -----------------------------------------------------------------------------------
 
     def keep(self, region: Region) -> None:
-        """What regions take and give, and what is not computed where it is read."""
+        """Store what regions take and give, and what is not computed where it is read."""
         self.stored.update(region.args, region.results)
         for op in region.ops:
             if not op.what.inline:
@@ -96,7 +96,7 @@ class _Storing:
                 self.keep(inner)
 
     def demand(self, op: Op) -> None:
-        """Operands that must lie in memory for an op to work on them."""
+        """Store operands that must lie in memory for an op to work on them."""
         if isinstance(op.what, Branch):
             self.stored.update(op.operands)
         elif op.what.reads == "points" and op.what.in_place:
@@ -115,8 +115,8 @@ class _Storing:
             self.stored.update(v for v in op.operands if v not in self.image)
 
     def once(self, value: Value) -> Value:
-        """The matrices of a batch, as often as they are there: each may stand in it many times; and
-        not turned, as libraries read either way."""
+        """Return the matrices of a batch without repeats and transposes: libraries read one matrix
+        many times, and either way."""
         op = self.defs.get(value)
         while value not in self.stored and op is not None and (
             (isinstance(op.what, Broadcast) and op.what.leading(op))
@@ -147,13 +147,14 @@ class _Storing:
         return True
 
     def is_whole(self, value: Value, image: bool) -> bool:
-        """All of what is stored anyway, or with `image` lies there, in any shape."""
+        """Return whether a value is, in any shape, all of a stored one, or with `image` of a
+        constant there."""
         while value not in self.stored and isinstance(self.defs[value].what, Reshape):
             value = self.defs[value].operands[0]
         return value in self.stored or (image and value in self.image)
 
     def is_in_a_row(self, value: Value) -> bool:
-        """Whether its elements lie one after the other in a constant of the image."""
+        """Return whether its elements lie one after the other in a constant of the image."""
         base = value
         while base not in self.image:
             op = self.defs.get(base)
@@ -169,7 +170,7 @@ class _Storing:
             for extent, have, want in zip(shape, found[1], strides(shape), strict=True))
 
     def consumers(self, value: Value) -> Iterator[Use]:
-        """The uses that really read a value: through views, to whoever is stored."""
+        """Yield the uses that really read a value: through views, to whoever is stored."""
         for use in self.uses.get(value, ()):
             op = use.op
             if op is not None and isinstance(op.what, View) and op.result not in self.stored:
@@ -178,7 +179,8 @@ class _Storing:
                 yield use
 
     def shared(self, op: Op, value: Value) -> bool:
-        """An element-wise value read more than once, in another region, or stretched, is stored."""
+        """Return whether an element-wise value is stored: it is read more than once, in another
+        region, or stretched."""
         if isinstance(op.what, (View, Source)):
             return False
         uses = list(self.consumers(value))
@@ -194,12 +196,13 @@ class _Storing:
         return not cheap and self.stretched(value)
 
     def leaves(self, value: Value) -> bool:
-        """Whether it is read in another region than where it is computed."""
+        """Return whether it is read in another region than where it is computed."""
         here = self.regions[value]
         return any(u.region is not here for u in self.consumers(value))
 
     def spread(self, op: Op) -> bool:
-        """Whether it combines stretched arrays only, as x[:, None] - x: it is larger than they."""
+        """Return whether an op combines stretched arrays only, as x[:, None] - x: its result is
+        larger than they are."""
         made = [self.defs.get(v) for v in op.operands]
         return all(m and isinstance(m.what, (Broadcast, Source)) for m in made) and any(
             m.operands[0].type.shape != m.result.type.shape
@@ -207,7 +210,7 @@ class _Storing:
         )
 
     def stretched(self, value: Value) -> bool:
-        """Whether an element is read at several points, perhaps through views."""
+        """Return whether an element is read at several points, perhaps through views."""
         ops = [u.op for u in self.uses.get(value, ()) if u.op is not None]
         return any(
             op.result.type.shape != value.type.shape
@@ -241,7 +244,7 @@ class _Storing:
                 yield use.position
 
     def separate(self, op: Op) -> None:
-        """What is written into x must not read x elsewhere than where it writes: else store it."""
+        """Store the value written into x if it reads x at other places than those it writes."""
         x, v = op.operands[0], op.operands[1]
         if v in self.stored:
             return
@@ -259,8 +262,8 @@ class _Storing:
             self.stored.add(v)
 
     def reshaped(self, v: Value, x: Value, below: bool = False) -> bool:
-        """Whether v shows x through a reshape: what one row reads may run on into another, farther
-        than distances in memory tell where the extent of a row is not known."""
+        """Return whether v shows x through a reshape: what one row reads may run on into another,
+        farther than distances in memory tell where the extent of a row is not known."""
         if v is x:
             return below
         op = self.defs.get(v)

@@ -46,8 +46,8 @@ def in_strips(work: Store) -> Store:
 
 
 def _across(work: Store, long: list[Var]) -> tuple[Var, int] | None:
-    """The loop that runs along an operand which the last loop runs across, and elements of a line;
-    None where there is none, or points must be stored in order."""
+    """Return the loop that runs along an operand which the last loop runs across, and elements of a
+    line; None where there is none, or points must be stored in order."""
     if len(long) < 2 or work.combine != "set" or work.bounds or work.waiting or work.rows:
         return None
     found = None
@@ -67,7 +67,7 @@ def _across(work: Store, long: list[Var]) -> tuple[Var, int] | None:
 
 
 def _is_near(offset: Expr, v: Var) -> bool:
-    """Whether two turns of a loop meet the same lines."""
+    """Return whether two turns of a loop touch the same cache lines."""
     if v.sym not in offset.symbols():
         return True
     stride = offset.subst({v.sym: 1}) - offset.subst({v.sym: 0})
@@ -75,7 +75,7 @@ def _is_near(offset: Expr, v: Var) -> bool:
 
 
 def is_quick(node: Node) -> bool:
-    """Whether memory takes longer than computing it, at positions known from loops."""
+    """Return whether memory takes longer than computing it, at positions known from loops."""
     if isinstance(node, Apply):
         return node.fn in _QUICK and all(map(is_quick, node.args))
     return not getattr(node, "bounds", ())

@@ -52,7 +52,7 @@ from codegen.symbolic.expr import Expr
 
 
 def plan_text(plan: Plan) -> str:
-    """The whole plan; ends with a newline."""
+    """Return the whole plan; ends with a newline."""
     lines = [f"plan {plan.name} over mesh ({_mesh(plan.mesh)})"]
     over = overlays(plan)
     for b in plan.buffers:
@@ -144,7 +144,7 @@ def _array(a: Array) -> str:
 
 
 def _steps(steps: Sequence[Step], indent: str, entries: tuple[str, ...] = ()) -> Iterator[str]:
-    """entries: names of the arms of the last step."""
+    """Yield the lines of steps. entries: names of the arms of the last step."""
     for step in steps:
         place = getattr(step, "place", None)
         where = f"  # line {place.line}" if place else ""
@@ -337,5 +337,5 @@ def node_text(node: Node) -> str:
 
 
 def _where(node: Load | Integer) -> str:
-    """The positions in it that data decides."""
+    """Return the text of the positions in a node that data decides."""
     return "".join(f"; {b.sym.name} = {node_text(b.node)}" for b in node.bounds)

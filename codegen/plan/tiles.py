@@ -40,8 +40,9 @@ class _Access:
 
 
 def in_tiles(turns: Turns, name: str, most: _Most) -> Turns | None:
-    """The turns for one tile after the other, where they touch more than the nearest cache holds.
-    name: of the first point of a tile. most: the largest value of an extent."""
+    """Split the turns into tiles, one after the other, where they touch more than the nearest cache
+    holds; None if they do not. name: of the first point of a tile. most: the largest value of an
+    extent."""
     works = [w for w in walk_works((turns,)) if not isinstance(w, Turns)]
     extents = {v.extent if v is not None else None for work in works for v in _points(work)}
     extent = extents.pop() if len(extents) == 1 else None
@@ -62,8 +63,8 @@ def in_tiles(turns: Turns, name: str, most: _Most) -> Turns | None:
 
 
 def _points(work: Work) -> Iterator[Var | None]:
-    """The outermost loop of all that a work computes; None: it has none, or points may be dropped
-    or wait for each other."""
+    """Yield the outermost loop of all that a work computes; None if it has none, or if points may
+    be dropped or wait for each other."""
     if isinstance(work, Store):
         loops = _long(work.loops)
         yield loops[0] if loops and not (work.bounds or work.rows) else None
@@ -117,7 +118,7 @@ def _access(at: Load, point: Var, inner: tuple[Var, ...], writes: bool) -> _Acce
 
 
 def _apart(accesses: list[_Access], counters: set[Sym]) -> bool:
-    """Whether no point touches what another one writes."""
+    """Return whether no point touches what another one writes."""
     for buffer in {id(a.buffer): a.buffer for a in accesses if a.writes}.values():
         here = [a for a in accesses if a.buffer is buffer]
         stride = here[0].stride
@@ -136,7 +137,7 @@ def _apart(accesses: list[_Access], counters: set[Sym]) -> bool:
 
 
 def _ends(a: _Access, counters: set[Sym]) -> tuple[Expr, Expr] | None:
-    """The first and the last place that is touched where the point is the first one."""
+    """Return the first and the last place that is touched where the point is the first one."""
     away = counters | {v.sym for v in a.inner}
     if a.rest.symbols() & away:
         try:

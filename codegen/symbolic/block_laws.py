@@ -26,17 +26,18 @@ BY_PARTS = "begins"  # of k, e // n, e % n: what C computes it from
 
 
 def begins(e: Expr) -> list[Call]:
-    """Every beginning in e, inner ones too."""
+    """Return every beginning of a block in e, inner ones too."""
     return [c for c in calls(e) if c.op == "begin"] if e.has_blocks else []
 
 
 def alike(a: Call, b: Call) -> bool:
-    """Whether both begin blocks of the same dim."""
+    """Return whether both begin blocks of the same dim."""
     return a is not b and a.op == b.op == "begin" and a.args[1:] == b.args[1:]
 
 
 def after(call: Call) -> Call | None:
-    """Where the block ends that begins here, as a call; None where that is another formula."""
+    """Return the end of the block that begins here, as a call; None where that is another
+    formula."""
     k, extent, blocks = call.args
     end = CONSTRUCT["begin"](k + 1, extent, blocks)
     atom = next(iter(end.atoms()), None)
@@ -59,8 +60,8 @@ def extents(e: Expr) -> Iterator[tuple[Call, Expr, Expr]]:
 
 @cache
 def opened(e: Expr, nesting: int = 0) -> Expr:
-    """e without begin: quotients, remainders and comparisons instead. nesting: of searches for
-    proofs, which bounds what is proved of their normal forms."""
+    """Return e without calls of begin: with quotients, remainders and comparisons instead. nesting:
+    of searches for proofs, which bounds what is proved of their normal forms."""
     found = begins(e)
     forms: dict[Call, Expr] = {}
 
@@ -103,7 +104,7 @@ def written(e: Expr, moving: Set[Sym] | None = None) -> Expr:
 
 
 def by_parts(call: Call) -> Call:
-    """A call that is computed from quotient and remainder: in loops those are known before."""
+    """Return a beginning computed from quotient and remainder: in loops those are known before."""
     if call.op != "begin":
         return call
     k, extent, blocks = call.args
@@ -111,7 +112,7 @@ def by_parts(call: Call) -> Call:
 
 
 def bounds(call: Call, e: Expr, sign: int, nonneg: Callable[[Expr], bool]) -> list[Expr]:
-    """What a beginning in e is at least (sign 1) or at most (-1)."""
+    """Return lower (sign 1) or upper bounds (-1) of a beginning in e."""
     k, extent, blocks = call.args
     if not (nonneg(extent) and nonneg(blocks)):
         return []

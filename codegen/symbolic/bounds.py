@@ -39,7 +39,7 @@ _nesting = 0
 
 
 def nesting() -> int:
-    """How many searches are under way, at most 2: what is built then is remembered apart."""
+    """Return how many searches are under way, at most 2: what is built then is remembered apart."""
     return min(_nesting, len(_ATTEMPTS) - 1)
 
 
@@ -61,7 +61,8 @@ def nonneg(e: Expr) -> bool:
 
 
 def _searched(e: Expr, level: int) -> bool:
-    """By the laws of blocks at first, with little work, then by what their beginnings are."""
+    """Search for a proof by the laws of blocks at first, with little work, then by what their
+    beginnings are."""
     attempts = _ATTEMPTS[level]
     if e.has_blocks:
         if any(_Search(steps).prove(e, (), depth) for depth, steps in attempts[:2]):
@@ -84,7 +85,7 @@ def equal(a: IntLike, b: IntLike) -> bool:
 
 
 def _everywhere(symbols: Iterable[Sym]) -> list[dict[str, int]] | None:
-    """All values of the symbols, where each runs over a few constants; else None."""
+    """Return all values of the symbols, if each runs over a few constants; else None."""
     out: list[dict[str, int]] = [{}]
     for s in sorted(symbols, key=lambda s: s.name):
         if s.least is None or s.most is None or len(out) * (s.most - s.least + 1) > _POINTS:
@@ -94,7 +95,7 @@ def _everywhere(symbols: Iterable[Sym]) -> list[dict[str, int]] | None:
 
 
 def refuted(e: Expr, given: tuple[Expr, ...] = ()) -> bool:
-    """Whether e < 0 at a sample point at which all given are >= 0."""
+    """Return whether e < 0 at a sample point at which all given are >= 0."""
     columns = [f.samples for f in given]
     for p, v in enumerate(e.samples):
         if v is not None and v < 0:
@@ -167,7 +168,8 @@ class _Search:
         return -1 if self.prove(-slope, given, min(depth - 1, 3)) else 0
 
     def by_scaling(self, e: Expr, given: tuple[Expr, ...], depth: int) -> bool:
-        """With q = x // d and d >= 1: d * e has the sign of e, and d * q is x - x % d.
+        """Prove by scaling: with q = x // d and d >= 1, d * e has the sign of e, and d * q is x - x
+        % d.
 
         Where e is r - q or r + q there is no remainder: q <= r means x < d * (r + 1).
         """
@@ -187,7 +189,7 @@ class _Search:
         return False
 
     def by_cases(self, e: Expr, given: tuple[Expr, ...], depth: int) -> bool:
-        """Split on one call, an outer one first."""
+        """Prove by cases of one call, an outer one first."""
         outer = sorted((a for a in e.atoms() if isinstance(a, Call)), key=lambda a: a.order)
         inner = [c for c in calls(e) if c not in outer]
         for call in [*outer, *inner]:
@@ -203,7 +205,8 @@ class _Search:
     def cases(
         self, call: Call, e: Expr, given: tuple[Expr, ...]
     ) -> list[tuple[Expr, tuple[Expr, ...]]] | None:
-        """e without the call, and what holds then; together the cases are everything."""
+        """Return e without the call in each case, and what holds then; together the cases are
+        everything."""
         x = call.args[0]
         if call.op == "ge0":
             return [
@@ -288,7 +291,7 @@ def _from_given(atom: Atom, given: tuple[Expr, ...], slope: int) -> list[Expr]:
 
 
 def _bounds(atom: Atom, e: Expr, given: tuple[Expr, ...], sign: int) -> list[Expr]:
-    """What an atom of e is at least (sign 1) or at most (-1)."""
+    """Return lower (sign 1) or upper bounds (-1) of an atom of e."""
     out = _from_given(atom, given, sign)
     if isinstance(atom, Sym):
         own = atom.lo if sign > 0 else atom.hi
@@ -305,7 +308,7 @@ def _bounds(atom: Atom, e: Expr, given: tuple[Expr, ...], sign: int) -> list[Exp
 
 
 def _least(atom: Call, e: Expr, x: Expr, y: Expr) -> list[Expr]:
-    """Of a minimum, a quotient or a remainder."""
+    """Return lower bounds of a minimum, a quotient or a remainder."""
     out = [ZERO] if _atom_nonneg(atom) else []
     if atom.op == "floordiv":
         out += _alike(atom, e, 1)
@@ -318,7 +321,7 @@ def _least(atom: Call, e: Expr, x: Expr, y: Expr) -> list[Expr]:
 
 
 def _most(atom: Call, e: Expr, x: Expr, y: Expr) -> list[Expr]:
-    """Of a maximum (nothing is known), a quotient or a remainder."""
+    """Return upper bounds of a maximum (none is known), a quotient or a remainder."""
     if atom.op == "floordiv":
         return [*_alike(atom, e, -1), *([x] if nonneg(y) and nonneg(x) else [])]
     if atom.op == "mod" and nonneg(y - 1):
@@ -327,7 +330,8 @@ def _most(atom: Call, e: Expr, x: Expr, y: Expr) -> list[Expr]:
 
 
 def _largest(e: Expr) -> int | None:
-    """The most that a product of positive symbols can be, where each is bounded by a constant."""
+    """Return the most that a product of positive symbols can be, where each is bounded by a
+    constant."""
     if len(e.terms) != 1:
         return None
     (monomial, most), = e.terms
@@ -339,8 +343,8 @@ def _largest(e: Expr) -> int | None:
 
 
 def _alike(atom: Call, e: Expr, sign: int) -> list[Expr]:
-    """Atoms of e that rise with their argument as this one does, and bound it: x >= y gives
-    x // d >= y // d and (x >= 0) >= (y >= 0)."""
+    """Return the atoms of e that rise with their argument as this one does, and bound it: x >= y
+    gives x // d >= y // d and (x >= 0) >= (y >= 0)."""
     if atom.op == "eq0":
         return []
     out = []

@@ -80,7 +80,8 @@ def _sum_of(atoms: Sequence[Atom], var: Sym, count: Expr) -> Expr | None:
 
 
 def upper_bound(e: Expr, eliminate: Iterable[Sym]) -> Expr:
-    """An Expr >= e for all values of the symbols to eliminate within their bounds, without them.
+    """Return an Expr >= e for all values of the symbols to eliminate within their bounds, without
+    them.
 
     Raises ProgramError where e has no upper bound.
     """
@@ -88,12 +89,12 @@ def upper_bound(e: Expr, eliminate: Iterable[Sym]) -> Expr:
 
 
 def largest(e: Expr) -> Expr:
-    """An Expr >= e for all extents of named dims that only a run knows, without them."""
+    """Return an Expr >= e for all extents of named dims that only a run knows, without them."""
     return upper_bound(e, [s for s in e.symbols() if s.kind == "extent"]) if e.has_extents else e
 
 
 def lower_bound(e: Expr, eliminate: Iterable[Sym]) -> Expr:
-    """An Expr <= e for all values of the symbols to eliminate; see upper_bound."""
+    """Return an Expr <= e for all values of the symbols to eliminate; see upper_bound."""
     return _bound(e, frozenset(eliminate), -1)
 
 
@@ -115,7 +116,7 @@ def _bound(e: Expr, away: frozenset[Sym], sign: int) -> Expr:
 
 
 def _reach(e: Expr, away: frozenset[Sym], sign: int, splits: int) -> Expr:
-    """The bound of e upwards (sign 1) or downwards (-1)."""
+    """Return the bound of e upwards (sign 1) or downwards (-1)."""
     if not (e.symbols() & away):
         return e
     block = _block(e, away, sign)
@@ -142,7 +143,7 @@ def _reach(e: Expr, away: frozenset[Sym], sign: int, splits: int) -> Expr:
 
 
 def _block(e: Expr, away: frozenset[Sym], sign: int) -> Expr | None:
-    """A bound of e that is made of the longest or the shortest block instead of one."""
+    """Return a bound of e that is made of the longest or the shortest block instead of one."""
     for call, slope, rest in block_laws.extents(e):
         k, extent, blocks = call.args
         if not (k.symbols() | extent.symbols()) & away or blocks.symbols() & away:
@@ -167,7 +168,7 @@ def _elimination_order(a: Atom) -> tuple[int, int, str]:
 
 
 def _choice(e: Expr, away: frozenset[Sym]) -> Call | None:
-    """A truth value over eliminated symbols that chooses between values."""
+    """Return a truth value over eliminated symbols that chooses between values."""
     for call in expr.calls(e):
         if call.op not in TRUTH or not (call.args[0].symbols() & away):
             continue
@@ -199,7 +200,7 @@ def _by_terms(e: Expr, away: frozenset[Sym], sign: int) -> Expr:
 
 
 def _atom_bound(atom: Atom, away: frozenset[Sym], sign: int) -> Expr:
-    """A bound of one atom that mentions eliminated symbols; it mentions none."""
+    """Return a bound of one atom that mentions eliminated symbols; it mentions none."""
     if isinstance(atom, Sym):
         bound = atom.hi if sign > 0 else atom.lo
         if bound is None:

@@ -20,12 +20,13 @@ from math import gcd
 
 from codegen.symbolic.bounds import equal, nesting, nonneg
 from codegen.symbolic.meaning import OPERATIONS
-from codegen.symbolic.spelling import function, to_json
+from codegen.symbolic.spelling import c_text, function, text, to_json
 from codegen.symbolic.terms import (
     CONSTRUCT,
     LAUNCH,
     ONE,
     POWERS,
+    SPELL,
     ZERO,
     Atom,
     Call,
@@ -51,6 +52,9 @@ __all__ = [
     "mod", "most", "ne", "nonneg", "not_", "or_", "product", "replace", "select", "symbol",
     "table", "to_json",
 ]
+
+# What terms.py calls of modules above it: here, and constructors in CONSTRUCT, by _remembered.
+SPELL.update({"text": text, "c": c_text, "prefix": to_json})
 
 
 def _remembered(construct: Callable[..., Expr]) -> Callable[..., Expr]:
@@ -232,8 +236,8 @@ def maximum(a: Expr, b: Expr) -> Expr:
 
 
 def least(a: IntLike, b: IntLike) -> Expr:
-    """minimum without a search for a proof that one of them always is it: for formulas that are
-    evaluated and not compared."""
+    """Return the minimum without a search for a proof that one of them always is it: for formulas
+    that are evaluated and not compared."""
     return _unproved("min", as_expr(a), as_expr(b))
 
 
@@ -249,7 +253,7 @@ def _unproved(op: str, a: Expr, b: Expr) -> Expr:
 
 
 def _scale(e: Expr) -> tuple[int, int]:
-    """The greatest common divisor of the coefficients, and the constant term."""
+    """Return the greatest common divisor of the coefficients, and the constant term."""
     common, constant = 0, 0
     for m, c in e.terms:
         if m:

@@ -30,12 +30,12 @@ def _below(s: Sym) -> set[Sym]:
 
 
 def depth(s: Sym) -> int:
-    """How many symbols stand in each other's bounds below this one."""
+    """Return how many symbols stand in each other's bounds below this one."""
     return max((1 + depth(t) for t in _below(s)), default=0)
 
 
 def with_bounds(used: Iterable[Sym]) -> set[Sym]:
-    """These, and the symbols in their bounds."""
+    """Return these symbols, and the symbols in their bounds."""
     out, left = set[Sym](), set(used)
     while left:
         out |= left
@@ -44,7 +44,8 @@ def with_bounds(used: Iterable[Sym]) -> set[Sym]:
 
 
 def related(used: Iterable[Sym], facts: Facts) -> Facts:
-    """The facts that share symbols with the used ones, through each other and through bounds."""
+    """Return the facts that share symbols with the used ones, through each other and through
+    bounds."""
     near, count = with_bounds(used), -1
     while count != len(near):
         count = len(near)
@@ -54,7 +55,7 @@ def related(used: Iterable[Sym], facts: Facts) -> Facts:
 
 
 def may_be(size: Sym, n: int, values: Mapping[str, int]) -> bool:
-    """Whether as many ranks may lie along an axis, as far as its symbol tells."""
+    """Return whether as many ranks may lie along an axis, as far as its symbol tells."""
     lo, hi = size.within(values)
     return not (size.divides and size.divides % n) and (lo is None or n >= lo) and (
         hi is None or n <= hi)

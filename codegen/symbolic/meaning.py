@@ -26,18 +26,18 @@ def mod(a: int, b: int) -> int:
 
 
 def begin(k: int, extent: int, blocks: int) -> int:
-    """Where balanced block k of so many begins, as numpy.array_split cuts."""
+    """Return the first element of balanced block k of so many, as numpy.array_split cuts."""
     return k * floordiv(extent, blocks) + min(k, mod(extent, blocks))
 
 
 def block(k: int, extent: int, blocks: int) -> tuple[int, int]:
-    """Where balanced block k of so many begins, and how long it is."""
+    """Return the first element of balanced block k of so many, and its length."""
     first = begin(k, extent, blocks)
     return first, begin(k + 1, extent, blocks) - first
 
 
 def table(k: int, *values: int) -> int:
-    """The value at place k of constants; 0 beyond their ends."""
+    """Return the value at place k of constants; 0 beyond their ends."""
     return values[k] if 0 <= k < len(values) else 0
 
 
@@ -75,7 +75,8 @@ def integers(op: str, args: Sequence[int]) -> int:
 
 
 def rows_of(e: Any) -> list[Row]:
-    """Of a formula in prefix form (an integer, a name, or [op, formula …]), which is the last."""
+    """Return the rows of a formula in prefix form (an integer, a name, or [op, formula …]); the
+    formula is the last one."""
     rows: dict[Row, int] = {}
     known: dict[int, int] = {}  # of lists, which may be shared
 
@@ -113,7 +114,7 @@ def evaluate(
 
 
 def value(rows: Sequence[Row], symbols: Mapping[str, Any], domain: Domain = integers) -> Any:
-    """Of the last row."""
+    """Return the value of the last row."""
     return evaluate(rows, symbols, domain)[len(rows) - 1]
 
 

@@ -12,7 +12,7 @@ from codegen.symbolic.terms import TRUTH
 
 
 def own_inverse(to: Expr, var: Sym) -> bool:
-    """Whether to(to(var)) is var, by normal form: partners that swap, as in i ^ d.
+    """Return whether to(to(var)) is var, by normal form: partners that swap, as in i ^ d.
 
     Such a map is injective, whatever the size. Only maps with a remainder of var are tried.
     """
@@ -23,7 +23,7 @@ def own_inverse(to: Expr, var: Sym) -> bool:
 
 
 def exists(to: Expr, size: Expr) -> Expr:
-    """1 where a member has a partner: to(var) is one of so many."""
+    """Return a formula that is 1 where a member has a partner: to(var) is one of so many."""
     return expr.lt(to, size) * (1 if _not_negative(_bits(to)) else expr.ge0(to))
 
 

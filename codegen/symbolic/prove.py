@@ -45,7 +45,7 @@ class CounterExample:
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known about a `to`.
+    """A proof says what is known about a `to`.
 
     always: right for every size. condition: right where `condition` is 1. refuted: see
     `counter_example`. checked: right up to `checked` members; try the actual size at launch.
@@ -67,8 +67,9 @@ class Proof:
 
 @dataclass(frozen=True)
 class Case:
-    """Where `guard` is 1 (it implies lo <= var <= hi), var maps to `to`, which has no truth value
-    of var. pin: the only var of the case (then `to` has no var at all), or None."""
+    """A case of the map var -> to, which holds where `guard` is 1 (it implies lo <= var <= hi);
+    `to` has no truth value of var. pin: the only var of the case (then `to` has no var at all), or
+    None."""
 
     guard: Expr
     to: Expr
@@ -82,7 +83,8 @@ class _TooManyCases(Exception):
 
 
 def cases(to: Expr, sends: Expr, var: Sym, size: Expr) -> list[Case] | None:
-    """The map var -> to, cut at the truth values that mention var; None for too many cases."""
+    """Return the map var -> to, cut at the truth values that mention var; None for too many
+    cases."""
     out: list[Case] = []
     try:
         _cut(to, sends, var, size, const(1), const(0), size - 1, out)
@@ -148,8 +150,8 @@ def _pin(
 
 
 def _next_truth(to: Expr, sends: Expr, var: Sym) -> Call | None:
-    """An innermost truth value that mentions var; equations first, they pin it. Where `to` has
-    none, only those that bound var: who of an injective map's members sends does not matter."""
+    """Return an innermost truth value that mentions var; equations first, they pin it. Where `to`
+    has none, only those that bound var: who of an injective map's members sends does not matter."""
     found = [a for e in (to, sends) for a in expr.calls(e) if a.op in TRUTH]
     found = [a for a in found if var in a.args[0].symbols()]
     inner = [a for a in found if not any(c.op in TRUTH for c in expr.calls(a.args[0]))]
@@ -196,7 +198,7 @@ def inverse(to: Expr, sends: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr] | 
 
 
 def _solve_case(case: Case, var: Sym, size: Expr) -> tuple[Expr, Expr] | None:
-    """(source, receives) of one case."""
+    """Return (source, receives) of one case."""
     here = symbol(var)
     if case.pin is not None:
         return case.pin, case.guard * expr.eq(here, case.to)
@@ -275,7 +277,7 @@ def _agree(a: Expr, b: Expr, guard: Expr, var: Sym) -> bool:
 def injective(
     to: Expr, sends: Expr, var: Sym, size: Expr, given: Facts = ()
 ) -> Proof:
-    """Whether no two members send to one target and every target exists.
+    """Return whether no two members send to one target and every target exists.
 
     given: conditions on sizes that the program states; only sizes that meet them count.
     """
@@ -293,18 +295,19 @@ def injective(
 
 
 def _all_tried(size: Expr, symbols: set[Sym]) -> bool:
-    """Whether no more than LIMIT members are possible, and nothing else matters."""
+    """Return whether no more than LIMIT members are possible, and nothing else matters."""
     largest = size.subst({s: s.hi for s in size.symbols() if s.hi is not None})
     return largest.is_const and largest.value <= LIMIT and symbols <= size.symbols()
 
 
 def proved(to: Expr, sends: Expr, var: Sym, size: Expr) -> bool:
-    """Whether the map is right for all sizes, or for those that meet a condition on sizes."""
+    """Return whether the map is right for all sizes, or for those that meet a condition on
+    sizes."""
     return _prove_injective(to, sends, var, size) is not None
 
 
 def _prove_injective(to: Expr, sends: Expr, var: Sym, size: Expr) -> Expr | None:
-    """The condition on sizes under which the map is right; None where it is not known."""
+    """Return the condition on sizes under which the map is right; None where it is not known."""
     position = Sym(var.name, "var", const(0), size - 1)
     here = {var: symbol(position)}
     to, sends, var = to.subst(here), sends.subst(here), position
@@ -371,7 +374,7 @@ def _wrapped_condition(to: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr, Expr
 
 
 def primes(a: int) -> list[int]:
-    """The primes that divide a."""
+    """Return the primes that divide a."""
     out, p = [], 2
     while p * p <= a:
         if a % p == 0:
@@ -383,7 +386,8 @@ def primes(a: int) -> list[int]:
 
 
 def _holds_at_large(condition: Expr, given: Facts) -> bool:
-    """Whether sizes without bound meet a condition: one that only a few meet is a mistake."""
+    """Return whether sizes without bound meet a condition: one that only a few meet is a
+    mistake."""
     symbols = _all_symbols((condition, *given))
     if any(s.kind != "size" for s in symbols):
         return True
@@ -403,7 +407,7 @@ def _holds_at_large(condition: Expr, given: Facts) -> bool:
 def counter_example(
     to: Expr, sends: Expr, var: Sym, size: Expr, given: Facts = (), limit: int = LIMIT
 ) -> CounterExample | None:
-    """The smallest number of members, up to limit, at which the map is wrong."""
+    """Return the smallest number of members, up to limit, at which the map is wrong."""
     places = environments(_all_symbols((to, sends, size, *given)) - {var}, size, limit)
     for values, (target_of, sends_of, size_of) in tried(places, (to, sends, size), given, var):
         members, taken = size_of(0), dict[int, int]()

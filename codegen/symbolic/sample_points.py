@@ -29,7 +29,8 @@ _ABOVE = (0, 9, 1, 0, 2, 30, 4, 3, 17, 1, 5, 100, 5000, 64)
 
 @cache
 def _all_divisors(n: int) -> tuple[int, ...]:
-    """All of them; of a number beyond 2**40 those up to 2**20, and all if it is a power of two."""
+    """Return all divisors of n; of a number beyond 2**40 those up to 2**20, and all if it is a
+    power of two."""
     if n & (n - 1) == 0:
         return tuple(1 << k for k in range(n.bit_length()))
     small = [k for k in range(1, min(isqrt(n), 1 << 20) + 1) if n % k == 0]
@@ -37,7 +38,7 @@ def _all_divisors(n: int) -> tuple[int, ...]:
 
 
 def divisors(n: int, lo: int | None, hi: int | None) -> list[int]:
-    """Those from lo to hi, both inclusive; None: without bound."""
+    """Return the divisors of n between lo and hi, both included; a bound of None is no bound."""
     return [k for k in _all_divisors(n) if (lo is None or lo <= k) and (hi is None or k <= hi)]
 
 

@@ -32,7 +32,8 @@ _TRUE = {
 
 
 def first_failure(claim: Claim, facts: Facts, unless: Facts) -> Failure | None:
-    """Where a claim fails while the facts hold and no extent in `unless` is 0."""
+    """Return the first values at which a claim fails while the facts hold and no extent in `unless`
+    is 0; None if it never does."""
     kind, e = claim
     if any(f == 0 for f in facts):  # it never happens
         return None
@@ -57,7 +58,8 @@ def _first(kind: str, e: Expr, facts: Facts, unless: Facts) -> Failure | None:
 
 @lru_cache(maxsize=1024)
 def route_fault(route: Route, var: Sym, size: Expr, facts: Facts) -> str | None:
-    """The first member, on meshes of up to 16, that looks for its sender in the wrong place."""
+    """Return the first member, on meshes of up to 16, that looks for its sender in the wrong
+    place."""
     used = size.symbols().union(*(e.symbols() for e in route)) - {var}
     facts = related(used, facts)
     used = used.union(*(f.symbols() for f in facts))

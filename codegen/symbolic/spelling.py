@@ -20,7 +20,6 @@ from codegen.symbolic.meaning import OPERATIONS, rows_of, value
 from codegen.symbolic.terms import (
     KINDS,
     ONE,
-    SPELL,
     TRUTH,
     ZERO,
     Atom,
@@ -55,7 +54,7 @@ Text = tuple[str, Binds]
 
 
 def within(text: Text, least: Binds) -> str:
-    """A text where something binds this tightly: in parentheses if need be."""
+    """Return a text where something binds this tightly: in parentheses if need be."""
     return text[0] if text[1] >= least else f"({text[0]})"
 
 
@@ -104,7 +103,7 @@ class _Writer:
         return self.style.choice.format(test, a, b), Binds.CHOICE
 
     def condition(self, e: Expr) -> Text:
-        """An Expr whose value is 0 or 1, as a comparison or a combination of them."""
+        """Return an Expr whose value is 0 or 1, as a comparison or a combination of them."""
         if e.is_const:
             return str(e.value), Binds.ATOM
         positive, negative = _as_literal(e)
@@ -153,7 +152,7 @@ class _Writer:
     def order(
         self, call: Call, by: int, sign: tuple[str, str], other: tuple[str, str], negate: bool
     ) -> tuple[str, int]:
-        """A sign, and what is added on the right; `other` is for a right side one less."""
+        """Return a sign, and what is added on the right; `other` is for a right side one less."""
         e = call.args[0]
         if nonneg(e + 1):  # lowest is -1: `i > 0`, `i == 0`; `i < n`, `i == n`
             if sign[0] == ">=":
@@ -229,7 +228,7 @@ def _outer_truths(e: Expr) -> list[Call]:
 
 
 def _is_truth(e: Expr, depth: int = 8) -> bool:
-    """Whether e is made of truth values only and is 0 or 1 for all of theirs."""
+    """Return whether e is made of truth values only and is 0 or 1 for all of theirs."""
     if e.is_const:
         return e.value in (0, 1)
     truths = _outer_truths(e)
@@ -239,7 +238,8 @@ def _is_truth(e: Expr, depth: int = 8) -> bool:
 
 
 def _when(e: Expr, call: Call, holds: bool) -> Expr:
-    """e where a truth value holds (or does not), without what that excludes (or would imply it)."""
+    """Return e where a truth value holds (or does not), without what that excludes (or would imply
+    it)."""
     if holds:
         slope, rest = linear_in(e * _literal(call), call)
         assert slope is not None
@@ -309,7 +309,7 @@ def _sides(e: Expr) -> tuple[Expr, Expr, int]:
 
 
 def text(e: Expr, name: Name) -> str:
-    """For people."""
+    """Return an Expr as text for people."""
     return _Writer(_TEXT, name).expr(e)[0]
 
 
@@ -319,7 +319,7 @@ def c_text(e: Expr, name: Name) -> str:
 
 
 def c_operand(e: Expr, name: Name) -> Text:
-    """The same, for what decides about parentheses itself."""
+    """Return the same, for what decides about parentheses itself."""
     return _Writer(_C, name).expr(e)
 
 
@@ -328,7 +328,7 @@ def c_operand(e: Expr, name: Name) -> Text:
 
 
 def function(e: Expr, names: Iterable[str]) -> Callable[..., int]:
-    """A Python function of the named symbols' values, in that order; fast, for enumeration.
+    """Return a Python function of the named symbols' values, in that order; fast, for enumeration.
 
     Every call is evaluated once, whatever it stands in."""
     spelled = {n: f"v{k}" for k, n in enumerate(names)}
@@ -349,7 +349,8 @@ def function(e: Expr, names: Iterable[str]) -> Callable[..., int]:
 
 @cache
 def to_json(e: Expr) -> Any:
-    """Prefix form: an integer, a symbol's name, or [op, ...] with ops + * and those of calls.
+    """Return the prefix form of e: an integer, a symbol's name, or [op, ...] with ops + * and those
+    of calls.
 
     Not to be changed: who asks again gets the same."""
     terms = [_term_json(m, c) for m, c in written(e).terms or (((), 0),)]
@@ -364,5 +365,3 @@ def _term_json(monomial: Monomial, coefficient: int) -> Any:
         factors.insert(0, coefficient)
     return factors[0] if len(factors) == 1 else ["*", *factors]
 
-
-SPELL.update({"text": text, "c": c_text, "prefix": to_json})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # op -> constructor from argument Exprs; filled by codegen.symbolic.expr
 CONSTRUCT: dict[str, Callable[..., Expr]] = {}
-# style ("c", "text", "prefix") -> spelling of an Expr; filled by codegen.symbolic.spelling
+# style ("c", "text", "prefix") -> spelling of an Expr; filled by codegen.symbolic.expr
 SPELL: dict[str, Callable[..., Any]] = {}
 
 TRUTH = ("ge0", "eq0")
@@ -97,7 +97,7 @@ class Sym:
         return self.kind in ("size", "scalar")
 
     def within(self, values: Mapping[str, int]) -> tuple[int | None, int | None]:
-        """Its bounds, where others have these values."""
+        """Return its bounds, where other symbols have these values."""
         lo, hi = (None if b is None else b.evaluate(values) for b in (self.lo, self.hi))
         return lo, hi
 
@@ -172,7 +172,7 @@ class Expr:
         return Expr, (self.terms,)
 
     def __eq__(self, other: object) -> bool:
-        """Structural: the same normal form. For a symbolic comparison use `eq`."""
+        """Return whether both have the same normal form. For a symbolic comparison use `eq`."""
         if isinstance(other, int):
             return self.is_const and self.value == other
         return self is other
@@ -185,7 +185,7 @@ class Expr:
 
     @cached_property
     def order(self) -> str:
-        """As key, without the bounds of symbols: what terms are sorted by."""
+        """The key by which terms are sorted: as `key`, without the bounds of symbols."""
         return "+".join(f"{c}*{'*'.join(a.order for a in m)}" for m, c in self.terms)
 
     @cached_property
@@ -248,7 +248,7 @@ class Expr:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """As rows, of which the last one is the whole."""
+        """Return the formula as rows, of which the last one is the whole."""
         return rows_of(SPELL["prefix"](self))
 
     def evaluate(self, values: Mapping[str, int]) -> int:
@@ -330,7 +330,7 @@ def symbol(sym: Sym) -> Expr:
 
 
 def from_monomial(atoms: Iterable[Atom], coefficient: int = 1) -> Expr:
-    """The product of atoms, times an integer."""
+    """Return the product of atoms, times an integer."""
     total = const(coefficient)
     for atom in atoms:
         total = total * from_atom(atom)
@@ -424,7 +424,7 @@ def _product(a: Expr, b: Expr) -> Expr:
 
 
 def _collected(terms: dict[Monomial, int]) -> Expr:
-    """The sum of the terms, with every d * (x // d) written as x - x % d."""
+    """Return the sum of the terms, with every d * (x // d) written as x - x % d."""
     extra = ZERO
     for m, c in list(terms.items()):
         if c and any(isinstance(a, Call) and a.op == "floordiv" for a in m):
@@ -436,7 +436,8 @@ def _collected(terms: dict[Monomial, int]) -> Expr:
 
 
 def times(a: Monomial, b: Monomial) -> Monomial | None:
-    """The product of two monomials; None where it is 0: two truth values exclude each other."""
+    """Return the product of two monomials; None where it is 0: two truth values exclude each
+    other."""
     if not a or not b:
         return a or b
     out = sorted(a + b, key=_atom_order)
@@ -456,7 +457,7 @@ def _atom_order(a: Atom) -> str:
 
 
 def _meet(truths: list[Call]) -> list[Call] | None:
-    """Truth values that hold together, without those that others imply; None: they never do.
+    """Return truth values that hold together, without those that others imply; None: they never do.
 
     Only values of arguments that differ by a constant are compared.
     """

@@ -240,7 +240,8 @@ def kernel(
 
 
 def kernel(function: Callable[..., Any] | None = None, *, signature: str | None = None) -> Any:
-    """Decorator: a Python function of elements, compiled by numba into the image.
+    """Compile a Python function of elements with numba and put it into the image; use it as a
+    decorator.
 
     A call passes arrays and numbers. The keyword argument out=, and others made by spmd.like or
     spmd.empty, are outputs; the call writes into them and returns them. Inputs are values: what a

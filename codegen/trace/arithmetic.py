@@ -22,7 +22,7 @@ from codegen.trace.numpy.operators import bitwise, operate
 
 
 def _arithmetic(symbolic: Any, ufunc: str, truth: bool = False, divides: bool = False) -> Any:
-    """A binary operator and its reflection: symbolic for integers, else on 0-d arrays.
+    """Return a binary operator and its reflection: symbolic for integers, else on 0-d arrays.
 
     symbolic: of two Exprs, an Expr; None where that is none. divides: Python's own numbers raise
     where b is 0.
@@ -55,7 +55,7 @@ def _is_python(x: object) -> bool:
 
 
 def _logic(symbolic: Callable[[Expr, Expr], Expr], ufunc: str) -> Any:
-    """& and |: symbolic between truth values, bit by bit on integers."""
+    """Return the methods for & and |: symbolic between truth values, bit by bit on integers."""
 
     def forward(self: Number, other: object) -> Any:
         bits = isinstance(other, (bool, np.bool_)) or (isinstance(other, Number) and other.truth)
@@ -81,7 +81,7 @@ _BITWISE: dict[str, Callable[[Expr, Expr, Expr], Expr]] = {
 
 
 def _both(a: Expr, b: Expr) -> Expr | None:
-    """a & b as a formula, where one of them is a number with few bits or a power of two."""
+    """Return a & b as a formula, where one of them is a number with few bits or a power of two."""
     for e, mask in ((a, b), (b, a)):
         if mask.is_const:
             return _bits(e, mask.value)
@@ -92,7 +92,7 @@ def _both(a: Expr, b: Expr) -> Expr | None:
 
 
 def _bits(e: Expr, mask: int) -> Expr | None:
-    """e & mask as a formula; None where the mask has many bits apart, or all of them."""
+    """Return e & mask as a formula; None where the mask has many separate bits, or all of them."""
     if mask < 0 or mask.bit_count() > 4 and mask & (mask + 1):
         return None
     if mask & (mask + 1) == 0:
@@ -108,7 +108,7 @@ def _power(a: Expr, b: Expr) -> Expr | None:
 
 
 class NumberMethods:
-    """What Number has beside its content; `self` is a Number."""
+    """Number gets its operators and conversions from this class; `self` is a Number."""
 
     __add__, __radd__ = _arithmetic(lambda a, b: a + b, "add")
     __sub__, __rsub__ = _arithmetic(lambda a, b: a - b, "subtract")

@@ -38,23 +38,26 @@ __all__ = ["Array", "Number", "as_array", "as_value", "cast_value", "choose", "e
 
 
 def wrap(context: Context, value: Value, weak: bool = False, scalar: bool | None = None) -> Array:
-    """A new array around a value. scalar: immutable, as NumPy's scalars; by default where 0-d."""
+    """Return a new array around a value. scalar: immutable, as NumPy's scalars; by default where
+    0-d."""
     is_scalar = not value.type.shape if scalar is None else scalar
     return Array(context, Storage(context, value), (), weak, is_scalar)
 
 
 def is_traced(x: object) -> bool:
-    """Whether x is known only at run time: an Array, a Number or the extent of a dim."""
+    """Return whether x is known only at run time: an array of a program that NumPy has not
+    computed while building, a symbolic integer, or the extent of a bounded dim."""
     return isinstance(x, (Number, BoundedDim)) or (isinstance(x, Array) and not x.is_known)
 
 
 def holds_traced(x: object) -> bool:
-    """Whether x, or something in it where it is a list or a tuple, is known only at run time."""
+    """Return whether x, or something in it where it is a list or a tuple, is known only at run
+    time."""
     return any(map(holds_traced, x)) if isinstance(x, (list, tuple)) else is_traced(x)
 
 
 def _is_asked_by(package: str) -> bool:
-    """Whether a function of a package asks, before any of the user's does."""
+    """Return whether a function of a package asks, before any of the user's does."""
     frame: Any = sys._getframe(1)
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         if str(frame.f_globals.get("__name__", "")).startswith(package):
@@ -64,7 +67,7 @@ def _is_asked_by(package: str) -> bool:
 
 
 def _asked(convert: Callable[..., Any], needed: str, remedy: str) -> Any:
-    """A special method that needs the elements while building, and refuses unknown ones."""
+    """Return a special method that needs the elements while building, and refuses unknown ones."""
 
     def ask(self: Array, *args: Any, **kwargs: Any) -> Any:
         if self.is_known:
@@ -74,7 +77,7 @@ def _asked(convert: Callable[..., Any], needed: str, remedy: str) -> Any:
     return ask
 
 
-if TYPE_CHECKING:  # methods.py, above NumPy's functions, puts them into Array
+if TYPE_CHECKING:  # registration.py puts them into Array
     from codegen.trace.methods import ArrayMethods
 else:
     ArrayMethods = object
@@ -161,14 +164,15 @@ class Array(ArrayMethods):
         return views.shown(self.storage.content.data, self.seen) if self.is_known else None
 
     def frozen(self) -> Any:
-        """The elements of an array that is known, as a view that nobody can write through."""
+        """Return the elements of an array that is known, as a view that nobody can write
+        through."""
         assert (known := self.known) is not None
         shown = known.view()
         shown.flags.writeable = False
         return shown
 
     def read(self) -> Value:
-        """The value of the elements seen now; emits the view."""
+        """Return the value of the elements seen now; emits the view."""
         return views.get(self.context, self.held, self.seen)
 
     def write(self, value: Value) -> None:
@@ -197,7 +201,7 @@ class Array(ArrayMethods):
         self.storage.write(self.context, new)
 
     def viewed(self, step: views.Step) -> Array:
-        """Another array that shows part of the same storage."""
+        """Return another array that shows part of the same storage."""
         view = views.then(self.seen, step, self.extents)
         return Array(self.context, self.storage, view, self.weak)
 
@@ -345,7 +349,7 @@ def not_given(value: Value, place: Place | None = None) -> ProgramError:
 
 
 def constant(e: Expr, what: str, remedy: str) -> int:
-    """The value of a constant Expr. Raises TracedValueError for any other."""
+    """Return the value of a constant Expr. Raises TracedValueError for any other."""
     if e.is_const:
         return e.value
     raise TracedValueError(f"{what} needs a Python integer",
@@ -361,7 +365,8 @@ def unsupported(what: str, remedy: str = "") -> UnsupportedError:
 
 
 def as_value(context: Context, x: Any, dtype: Any = None) -> Value:
-    """The value of an Array, Number, Python number, list or NumPy array; cast to dtype if given."""
+    """Return the value of an Array, Number, Python number, list or NumPy array; cast to dtype if
+    given."""
     wanted = None if dtype is None else element_type(dtype)
     x = extent_of(x)
     if isinstance(x, Array):
@@ -384,7 +389,10 @@ def _number_value(context: Context, x: Number) -> Value:
 
 
 def as_array(x: Any, dtype: Any = None) -> Array:
-    """The same array, or a new one around anything that `as_value` takes."""
+    """Return x as an array of the program: itself, or a new one of a number or an array of NumPy.
+
+    dtype: the element type that it shall have; by default its own.
+    """
     if isinstance(x, Array):
         if dtype is None or element_type(dtype) == x.type.dtype:
             return x

@@ -68,7 +68,8 @@ def _swallowed(ours: Callable[..., Any], theirs: Any) -> frozenset[str]:
 
 
 def _of_numpy(ours: Any, theirs: Any, args: Any, kwargs: Any) -> ProgramError | None:
-    """The error that NumPy raises for the same call on arrays that stand in; None: it has none."""
+    """Return the error that NumPy raises for the same call on arrays that stand in; None: it has
+    none."""
     if theirs is None:
         return None
     try:
@@ -86,7 +87,7 @@ def _of_numpy(ours: Any, theirs: Any, args: Any, kwargs: Any) -> ProgramError | 
 
 
 def _stand_in(x: Any) -> Any:
-    """The value with NumPy's arrays for the program's. ValueError where no size is known."""
+    """Return the value with NumPy's arrays for the program's. ValueError where no size is known."""
     if isinstance(x, Number):
         return _extent(x.expr)
     if isinstance(x, Array):
@@ -100,7 +101,7 @@ def _stand_in(x: Any) -> Any:
 
 
 def _extent(e: Expr) -> int:
-    """The value of an extent, or one that it may have."""
+    """Return the value of an extent, or one that it may have."""
     for value in (e.value,) if e.is_const else e.samples:
         if value is not None and value >= 0:
             return value
@@ -108,7 +109,8 @@ def _extent(e: Expr) -> int:
 
 
 def _in_order(theirs: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-    """The arguments with those in front that were given by NumPy's names; None: there are none."""
+    """Return the arguments with those in front that were given by NumPy's names; None: there are
+    none."""
     names = _parameters(theirs)
     first, rest = list(args), dict(kwargs)
     for name in names[len(args) :]:

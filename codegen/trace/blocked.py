@@ -6,6 +6,7 @@ Always holds: no rank has more than its part, a few blocks of about BLOCK rows, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from codegen.ir import ArrayType
@@ -31,7 +32,8 @@ TALL = 8  # rows for each column: of a matrix with fewer, Q and R are made block
 
 
 def axis_of(x: Array, dims: tuple[int, ...] = (0, 1)) -> str | None:
-    """The axis along which a matrix is worked on: the first of these dims that one axis splits."""
+    """Return the axis along which a matrix is worked on: the first of these dims that one axis
+    splits."""
     layout = x.read().type.layout if x.ndim == 2 else None
     if layout is None or x.context.rank_view:
         return None
@@ -39,7 +41,7 @@ def axis_of(x: Array, dims: tuple[int, ...] = (0, 1)) -> str | None:
 
 
 def _large(x: Array) -> bool:
-    """Whether it is worth the messages; its extents are known while building."""
+    """Return whether it is worth the messages; its extents are known while building."""
     return all(e.is_const and e.value >= LEAST * BLOCK for e in x.extents)
 
 
@@ -64,8 +66,8 @@ class Dealt:
         self.layout, self.turned_layout = (None, axis, None), (None, None, axis)
 
     def deal_turned(self, x: Array) -> Array:
-        """Of the transpose of the matrix: its columns are dealt, and `turned` makes rows of what a
-        rank has got."""
+        """Deal the columns of x to the ranks, block by block; `turned` transposes what a rank has
+        got, so that they become rows."""
         wide = self.padded(x)
         blocks = as_array(shaping.reshape(wide, (self.width, self.count, self.block)))
         first = (self.axis, None, None) if _by_rows(x) else (None, self.axis, None)
@@ -89,22 +91,23 @@ class Dealt:
         return as_array(picking.where((i == j) & (i >= self.rows), 1, wide).astype(x.dtype))
 
     def collect(self, blocks: Array, rows: int | None = None, columns: int | None = None) -> Array:
-        """The matrix, split by rows; or one of so many rows and columns, dealt alike."""
+        """Return the matrix, split by rows; or one of so many rows and columns, dealt alike."""
         whole = as_array(mapping.relayout(blocks, (self.axis, None, None)))
         matrix = shaping.reshape(whole, (-1, self.width))
         return as_array(matrix[: rows or self.rows, : columns or self.columns])
 
     def own(self) -> tuple[Any, Any]:
-        """The first row of a block that this rank has, and how many it has."""
+        """Return the first row of a block that this rank has, and how many it has."""
         of = self.block, _expr(axis_size(self.axis)), _expr(axis_index(self.axis))
         return number(block_offset(*of)), number(block_extent(*of))
 
     def flat(self, blocks: Array) -> Any:
-        """A view of this rank's rows of all blocks, one block after the other, as a matrix."""
+        """Return a view of this rank's rows of all blocks, one block after the other, as a
+        matrix."""
         return blocks.reshape(-1, self.width)
 
     def gathered(self, part: Array) -> Any:
-        """All rows of blocks, as a matrix, of this rank's rows of them."""
+        """Gather all rows of blocks, as a matrix, from this rank's rows of them."""
         whole = all_gather(part, self.axis, 1, tiled=True)
         return whole.reshape(-1, part.shape[2])
 
@@ -116,7 +119,8 @@ class Dealt:
 
 
 def cholesky(x: Array, upper: bool) -> Array | None:
-    """By blocks of rows: what those before take from one, then its own factor."""
+    """Factor by blocks of rows: subtract from each what the blocks before it contribute, then
+    factor it. None where the matrix is not split, or too small for this to pay."""
     axis = axis_of(x)
     if axis is None or not _large(x):
         return None
@@ -145,21 +149,23 @@ class Lower(Dealt):
         return self.result(fori_loop(0, self.count, self.step, self.dealt()))
 
     def blank(self, *shape: Any) -> Array:
-        """An array that is written before it is read."""
+        """Return an array that is written before it is read."""
         x, extents = self.x, tuple(_expr(e) for e in shape)
         return wrap(x.context, blank_value(x.context, x.type.dtype, extents), scalar=False)
 
     def flat(self, blocks: Array) -> Any:
-        """A view of this rank's columns of all blocks, one block after the other, as a matrix."""
+        """Return a view of this rank's columns of all blocks, one block after the other, as a
+        matrix."""
         return blocks.reshape(self.width, -1)
 
     def gathered(self, part: Array) -> Any:
-        """All columns of blocks, as a matrix, of this rank's columns of them."""
+        """Gather all columns of blocks, as a matrix, from this rank's columns of them."""
         whole = all_gather(part, self.axis, 2, tiled=True)
         return whole.reshape(part.shape[0], -1)
 
     def fetched(self, x: Array, have: Bounds, want: Bounds) -> Array:
-        """What this rank wants of an array that all have together."""
+        """Return the elements within the bounds `want`, read from the ranks that hold `have`
+        each."""
         shape = tuple(span[1] - span[0] for span in want if span is not None)
         move = Move((self.axis,), have, want, (ArrayType(x.type.dtype, shape),))
         return emitted(move, x)[0]
@@ -183,7 +189,8 @@ class Lower(Dealt):
         return as_array(fori_loop(0, self.count, deal, blocks))
 
     def step(self, k: Any, blocks: Array) -> Array:
-        """What the blocks before it take from a block, above its diagonal too; then its factor."""
+        """Subtract what the blocks before block k contribute to it, above its diagonal too; then
+        factor it."""
         low, start, (offset, own) = self.flat(blocks), k * self.block, self.own()
         rows = self.columns_of(k)
         before = self.gathered(blocks[:start, k : k + 1])
@@ -195,8 +202,8 @@ class Lower(Dealt):
         return blocks
 
     def result(self, blocks: Array) -> Any:
-        """The rows that this rank has of the matrix, a part of a block in each turn, so that all
-        ranks have the same work; and zeros behind the diagonal."""
+        """Return the rows that this rank has of the matrix, a part of a block in each turn, so that
+        all ranks have the same work; and zeros behind the diagonal."""
         (low, high), (offset, own), zero = self.mine, self.own(), expr.const(0)
         have = ((zero, as_expr(self.width)), (zero, as_expr(self.count)),
                 (_expr(offset), _expr(offset + own)))
@@ -224,15 +231,16 @@ def _put(x: Array, part: Array, *start: Expr) -> Array:
 
 
 class Elimination:
-    """A is dealt by columns, so that a rank has what pivots are chosen from."""
+    """Gaussian elimination. A is dealt by columns, so that a rank has the whole column in which a
+    pivot is chosen."""
 
     def __init__(self, x: Array, axis: str) -> None:
         self.dealt = Dealt(x.shape[0], x.shape[1], axis)
         self.given = self.dealt.deal_turned(x)
 
     def down(self, k: Any, cols: Array, *sides: Array) -> tuple[list[Array], list[Array]]:
-        """What Lu makes of a panel; and, after that, the columns of A, and what is done to them is
-        done to."""
+        """Factor panel k and apply its pivots and its factor to the columns of A and to `sides`.
+        Return the factors (Lu's results), then A and the sides."""
         dealt, columns = self.dealt, self.dealt.columns_of(k)
         offset, own = dealt.own()
         factors = emitted(Lu(), dealt.gathered(cols[k : k + 1, :, columns.start :]))
@@ -244,7 +252,8 @@ class Elimination:
         return factors, [first.reshape(cols.shape), *(self.less(x, 0, columns, lu) for x in others)]
 
     def less(self, part: Array, first: Any, columns: slice, lu: Array) -> Array:
-        """U of its rows from the first on, and what that leaves of the columns behind."""
+        """Compute U in its rows from `first` on, and subtract its product from the columns
+        behind."""
         upper, block = Triangular(lower=False, right=True, unit=True), self.dealt.block
         part[first:, columns] = emitted(upper, part[first:, columns], lu[:, :block])[0]
         part[first:, columns.stop :] -= part[first:, columns] @ lu[:, block:]
@@ -288,7 +297,8 @@ def solve(x: Array, what: str, b: Array) -> Array | None:
 
 
 def slogdet(x: Array) -> tuple[Array, Array] | None:
-    """Of the pivots, block after block."""
+    """Return the sign and the logarithm of the determinant, from the pivots of each block in turn;
+    None where the matrix is not split, or too small for this to pay."""
     axis = axis_of(x)
     if axis is None or not _large(x):
         return None
@@ -325,7 +335,8 @@ class Reflections:
         self.blocks = -(-min(x.shape) // self.dealt.block)
 
     def down(self, k: Any, state: Any) -> Any:
-        """Of the columns, and of what LAPACK calls tau, for each block."""
+        """Factor panel k and apply its reflections to the columns behind it. The state holds the
+        columns, and LAPACK's tau for each block."""
         (cols, taus), dealt = state, self.dealt
         columns, (offset, own) = dealt.columns_of(k), dealt.own()
         panel = dealt.gathered(cols[k : k + 1, :, columns.start :])
@@ -346,7 +357,8 @@ class Reflections:
         return as_array((columns == arange(self.dealt.width)).astype(self.given.dtype))
 
     def up(self, k: Any, cols: Array, taus: Array, q: Array) -> Array:
-        """What block k makes of the columns of Q; those before it begin with zeros still."""
+        """Apply the reflections of block k to the columns of Q; the columns before it still begin
+        with zeros."""
         dealt, flat, start = self.dealt, self.dealt.flat(q), self.dealt.columns_of(k).start
         v, t = self.block(dealt.gathered(cols[k : k + 1, :, start:]), taus[k])
         rest = flat[k * dealt.own()[1] :, start:]
@@ -354,8 +366,9 @@ class Reflections:
         return q
 
     def block(self, made: Array, tau: Array) -> tuple[Array, Array]:
-        """V^T and T. T is (D S + I)^-1 D, where D has tau on its diagonal and S is what stands
-        above the diagonal of V^H V: Puglisi, Modification of the Householder method, 1992."""
+        """Return V^T and T. T is (D S + I)^-1 D, where D has tau on its diagonal and S is what
+        stands above the diagonal of V^H V: Puglisi, Modification of the Householder method,
+        1992."""
         i, j = arange(made.shape[0])[:, None], arange(self.dealt.width)[: made.shape[1]]
         v = as_array(picking.where(i < j, made, (i == j).astype(made.dtype)))
         above = shaping.triu(products.conjugate(v) @ linear.turned(v), 1)
@@ -365,7 +378,8 @@ class Reflections:
 
 
 def qr(x: Array, mode: str) -> tuple[Array | None, Array] | None:
-    """Q and R. Q has as many columns as x has rows if mode is "complete"; for "r" it is None."""
+    """Return Q and R; None where the matrix is not split, or too small for this to pay. Q has as
+    many columns as x has rows if mode is "complete"; for "r" it is None."""
     if mode != "complete" and (made := tall(x)) is not None:
         return made
     axis = axis_of(x)
@@ -427,8 +441,8 @@ def _sign(x: Any) -> Array:
 
 
 def _reflected(top: Array) -> Array:
-    """The signs on the diagonal of the R that reflections give of a Q whose upper part this is, as
-    in Ballard et al., Reconstructing Householder vectors from TSQR, 2014: by elimination."""
+    """Return the signs on the diagonal of the R that reflections give of a Q whose upper part this
+    is, as in Ballard et al., Reconstructing Householder vectors from TSQR, 2014: by elimination."""
 
     def step(k: Any, state: Any) -> Any:
         a, signs = state
@@ -440,4 +454,6 @@ def _reflected(top: Array) -> Array:
     return as_array(fori_loop(0, top.shape[0], step, (top, zeros(top.shape[0], top.dtype)))[1])
 
 
-linear.BLOCKED.update(cholesky=cholesky, solve=solve, slogdet=slogdet, qr=qr, tall=tall)
+# By the name under which linear.py asks for them.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "cholesky": cholesky, "solve": solve, "slogdet": slogdet, "qr": qr, "tall": tall}

@@ -33,7 +33,7 @@ _RANK = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
 
 class _Extent:
-    """What stands for an extent that a call leaves out, in texts of signatures."""
+    """An extent that a call leaves out has this object as its default, for texts of signatures."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -98,12 +98,12 @@ class CKernel(Kernel):
         return [p.name for p in (*prototype.inputs, *prototype.outputs)]
 
     def read_parts(self) -> tuple[Any, ...]:
-        """What its code depends on, with the C as it is now."""
+        """Return what the code of the kernel depends on, with the C as it is now."""
         return (self.name, self.in_c.prototype.text, self.in_c.texts(), self.reference, self.back,
                 self.signature and self.signature.text)
 
     def read_files(self) -> tuple[str, ...]:
-        """The files that this is read from."""
+        """Return the files that this is read from."""
         return self.in_c.files()
 
     # ---- calls -----------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class CKernel(Kernel):
         return self._variant(there)._called(bound, outputs, halo, boundary)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What the call gives by name: inputs, extents, outputs."""
+        """Return the arguments of a call by parameter name: inputs, extents, outputs."""
         prototype, parameter = self.in_c.prototype, inspect.Parameter
         seen: dict[str, int] = {}
         rows = [parameter(p.name, parameter.POSITIONAL_OR_KEYWORD) for p in prototype.inputs]

@@ -40,8 +40,8 @@ from codegen.user import pytree
 
 
 def call(function: Any) -> Any:
-    """What runs instead of a function that the user's code calls: a converted helper, or a built-in
-    that also takes values known only at run time."""
+    """Return what runs instead of a function that the user's code calls: a converted helper, or a
+    built-in that also takes values known only at run time."""
     context = Context.current()
     if context is None:
         return function
@@ -92,7 +92,7 @@ def _new_array(shape: Any, dtype: Any = float, *args: Any, **kwargs: Any) -> Any
 
 
 def _constructor(cls: type) -> Callable[..., Any]:
-    """The class, with its __init__ converted where that is the user's."""
+    """Return the class, with its __init__ converted where that is the user's."""
     init = cls.__init__  # type: ignore[misc]
     if not isinstance(init, FunctionType) or type(cls).__call__ is not type.__call__:
         return elsewhere(cls) or cls
@@ -145,7 +145,7 @@ def _of_row(x: Array, name: str) -> Any:
 
 
 def _is_row(x: Any) -> bool:
-    """An array whose elements Python would go through, one by one."""
+    """Return whether x is an array whose elements Python would go through, one by one."""
     return isinstance(x, Array) and x.ndim == 1
 
 
@@ -249,7 +249,7 @@ def _getattr(x: Any, name: str, *default: Any) -> Any:
 
 
 def _example(x: Any) -> Any:
-    """A value of the type that x would have if NumPy ran the program."""
+    """Return a value of the type that x would have if NumPy ran the program."""
     if isinstance(x, Number):
         return number(expr.const(0), x.truth, x.strong)
     if not isinstance(x, Array):
@@ -261,7 +261,8 @@ def _example(x: Any) -> Any:
 
 
 def _each(plain_: Callable[..., Any]) -> Callable[..., Any]:
-    """map, filter, reduce: what they call is called as the user's code would call it."""
+    """Wrap map, filter or reduce: the function that it calls is converted, as where the user's code
+    calls it."""
 
     def over(function: Any, *rows: Any) -> Any:
         return plain_(function and call(function), *map(ordered, rows))

@@ -74,7 +74,7 @@ class Entity(Program):
         return *super().read_parts(), "class", *self.methods.values()
 
     def graph(self, parameters: Mapping[str, Any], checks: Collection[str] = ()) -> Module:
-        """The Graph for these parameters. A number is state if an entry binds it anew."""
+        """Return the Graph for these parameters. A number is state if an entry binds it anew."""
         numbers: dict[str, LeafType | None] = {}
         while True:
             attempt = copy.copy(self)
@@ -118,7 +118,7 @@ class Entity(Program):
             lambda: [state.path for state in graph().states], self.needed())
 
     def needed(self) -> list[str]:
-        """The names of states that `__init__` does not make: they have to be given."""
+        """Return the names of states that `__init__` does not make: they have to be given."""
         return []
 
     def __getattr__(self, name: str) -> Any:
@@ -133,7 +133,8 @@ class Entity(Program):
         return super().__getattr__(name)
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
-        """What a class has as a base that is written below this one."""
+        """Return the bases of a class that names this entity as its base: the decorated class
+        itself."""
         return (self.cls,)
 
 
@@ -160,7 +161,7 @@ class _Kept:
 
 @dataclass
 class _Arm:
-    """One entry, captured."""
+    """An arm holds what was captured of one entry, or of `__init__`."""
 
     name: str
     place: Place | None
@@ -220,7 +221,7 @@ class _Recording:
                           "bind it to an attribute of self: then it is state")
 
     def kept(self, path: str, name: str, x: Any) -> _Kept | None:
-        """What __init__ bound, as a state; None for what stays as it is."""
+        """Make a state of a value that `__init__` bound; return None if the value is a constant."""
         if isinstance(x, _NUMBERS) and path not in self.entity.numbers:
             return None
         type = leaf_type(x)
@@ -279,7 +280,7 @@ class _Recording:
                           "bind it to an attribute of self: then it is state")
 
     def instance(self) -> Any:
-        """A copy of what __init__ left, with the state in it."""
+        """Return a copy of what __init__ left, with the state in it."""
         made = Copies(lambda array: array).of(self.object)
         arrays: dict[str, Any] = {}
         for path, kept in self.states.items():
@@ -339,8 +340,8 @@ class _Recording:
             kept.new[number] = laid_as(context, value, kept.input.layout)
 
     def note_shared(self, found: Leaves) -> None:
-        """Which arrays have one memory: they are separate states, none of which may be written in
-        place."""
+        """Note which arrays have one memory: they are separate states, none of which may be written
+        in place."""
         owner: dict[Any, str] = {}
         for path, (_, x) in found.items():
             if isinstance(x, Array) and not x.scalar:
@@ -399,7 +400,7 @@ class _Recording:
         return outputs, ("tuple", *range(len(outputs)))
 
     def with_uses(self, entry: Entry, arm: Region) -> Entry:
-        """The entry with the states, feeds and saves that are found in its arm."""
+        """Return the entry with the states, feeds and saves that are found in its arm."""
         every, used = list(walk(arm)), set(used_values(arm))
         feeds = {op.what.feed for op in every if isinstance(op.what, ops.Feeding)}
         return replace(
@@ -417,7 +418,8 @@ def _blank(block: Block, name: str, t: ArrayType, place: Place | None) -> Value:
 
 
 def place_of(cls: type) -> Place:
-    """Where a class stands."""
+    """Return the place where a class is defined; the user's own place where Python does not know
+    it."""
     for function in vars(cls).values():
         code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
         if code is not None:

@@ -20,7 +20,7 @@ from codegen.user.numbers import element_type, rounded
 
 
 def full_value(context: Context, value: Any, dtype: DType, shape: Shape = ()) -> Value:
-    """A Python number everywhere."""
+    """Return a Python number everywhere."""
     kept = rounded(value, dtype)
     return context.remember(
         ("full", repr(kept), dtype, shape),
@@ -41,7 +41,7 @@ def cast_value(context: Context, value: Value, dtype: DType) -> Value:
 
 
 def constant_value(context: Context, data: np.ndarray[Any, Any]) -> Value:
-    """A NumPy array as a constant of the image; uniform ones and grids become formulas."""
+    """Return a NumPy array as a constant of the image; uniform ones and grids become formulas."""
     dtype = element_type(data.dtype)
     shape = tuple(expr.const(n) for n in data.shape)
     if data.size and (data == data.flat[0]).all() and not _negative_zero(data):
@@ -60,7 +60,7 @@ def constant_value(context: Context, data: np.ndarray[Any, Any]) -> Value:
 
 
 def _once(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The data with extent 1 along the dims along which they repeat, to the bit."""
+    """Return the data with extent 1 along the dims along which they repeat, to the bit."""
     for d in range(data.ndim):
         one = np.ascontiguousarray(data.take([0], d))
         bits = (x.view(np.uint8).reshape((*x.shape, -1)) for x in (data, one))
@@ -74,7 +74,8 @@ _FORMULA_LEAST = 64  # elements; smaller constants stay data, which is easier to
 
 
 def _affine(data: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
-    """Steps per dim of a grid of integers such as np.arange(n)[:, None]; None for other data."""
+    """Return the steps per dim of a grid of integers such as np.arange(n)[:, None]; None for other
+    data."""
     if data.dtype.kind not in "iuf" or not np.isfinite(data).all():
         return None
     if float(abs(data).max()) >= 2**52:
@@ -115,18 +116,18 @@ def _affine_value(
 
 
 def _negative_zero(data: np.ndarray[Any, Any]) -> bool:
-    """Whether some zero has a sign, which a number in the source would not keep."""
+    """Return whether some zero has a sign, which a number in the source would not keep."""
     parts = (data.real, data.imag) if data.dtype.kind == "c" else (data,)
     return data.dtype.kind in "fc" and any((np.signbit(p) & (p == 0)).any() for p in parts)
 
 
 def default_dtype(x: object) -> DType:
-    """The element type that NumPy gives a Python number or list."""
+    """Return the element type that NumPy gives a Python number or list."""
     return element_type(np.asarray(x).dtype)
 
 
 def array_value(context: Context, x: Any, wanted: DType | None = None) -> Value:
-    """A list or NumPy array as a constant; of the element type `wanted` if given."""
+    """Return a list or NumPy array as a constant; of the element type `wanted` if given."""
     return constant_value(context, _numpy_array(x, wanted))
 
 

@@ -50,8 +50,8 @@ Limits = dict[str, tuple[Expr | None, Expr | None]]
 
 @dataclass(eq=False)
 class Block:
-    """An open region. once: its code runs once, as a part of the code around it. apart: it uses
-    nothing that was computed around it but what it is given."""
+    """A block collects the ops of an open region. once: its code runs once, as a part of the code
+    around it. apart: it uses nothing that was computed around it, except its arguments."""
 
     args: tuple[Value, ...] = ()
     ops: list[Op] = field(default_factory=list)
@@ -73,7 +73,8 @@ UNROLLED_TURNS = 64  # turns of a loop that Python may run while building
 
 
 class CapturedAgain(Exception):
-    """Ends a capture that has found what it should have known before: it begins again with it."""
+    """Raised by a capture that has found what it should have known before: it begins again with
+    it."""
 
 
 class _Captures(threading.local):
@@ -84,7 +85,8 @@ class _Captures(threading.local):
 
 
 class Context:
-    """One capture. `current()` gives the innermost one of this thread; None outside any program."""
+    """A context holds the state of one capture. `current()` returns the innermost one of this
+    thread; None outside any program."""
 
     _captures = _Captures()
     entry_runs = expr.const(1)  # whether a call is one of the entry that is captured
@@ -188,8 +190,8 @@ class Context:
             self.learn(holds)
 
     def learn(self, holds: Expr) -> None:
-        """What a condition says of axis sizes or of a scalar: the next attempt knows it of their
-        symbols.
+        """Note what a condition says of axis sizes or of a scalar; the next capture bounds their
+        symbols by it.
 
         Understood are size <= number, size == number, size == size, number % size == 0; and
         scalar >= number, scalar <= number.
@@ -206,7 +208,7 @@ class Context:
                 self.learned[axis.name] = told
 
     def dim(self, name: str, at_most: int) -> Sym:
-        """The extent of a named dim that only a run knows: a scalar that no run is given."""
+        """Return the extent of a named dim that only a run knows: a scalar that no run is given."""
         known = self.scalars.get(name)
         if known is not None and known.at_most == at_most:
             assert known.sym is not None
@@ -237,7 +239,7 @@ class Context:
         return not self.write_logs and not self.selecting
 
     def region(self) -> Block:
-        """The innermost open region: code in it runs as often as other code in it."""
+        """Return the innermost open region: code in it runs as often as other code in it."""
         return next(b for b in reversed(self.blocks) if not b.once)
 
     @contextmanager
@@ -260,14 +262,14 @@ class Context:
         return self._serial
 
     def unique(self, hint: str) -> str:
-        """A name for a symbol: the hint, or hint_2, hint_3 … when it is taken."""
+        """Return a name for a symbol: the hint, or hint_2, hint_3 … when it is taken."""
         name = self._names.name(f"{hint}_2" if hint in self.reserved else hint)
         if self.naming_for_good:
             self._for_good.append(name)
         return name
 
     def take_names(self, *names: str) -> None:
-        """Nothing else gets these names."""
+        """Reserve names: nothing else gets them."""
         self._names.take(names)
 
     def is_free(self, name: str) -> bool:
@@ -278,7 +280,7 @@ class Context:
         return False
 
     def take_back_names(self, names: Fresh) -> None:
-        """Only these are given, and those that are given for good."""
+        """Free all names but these, and those that are given for good."""
         self._names = names.copy()
         self._names.take(self._for_good)
 
@@ -288,7 +290,7 @@ class Context:
         self, what: Kind, operands: Sequence[Value] = (), regions: Sequence[Region] = (),
         names: Sequence[str] = (), place: Place | None = None,
     ) -> tuple[Value, ...]:
-        """Append an op to the open block; its results."""
+        """Append an op to the open block; return its results."""
         given = [v.type for v in operands]
         types = what.infer(given)
         if not self.rank_view:
@@ -309,7 +311,8 @@ class Context:
         return value
 
     def remember(self, key: Any, make: Callable[[], T]) -> T:
-        """What was computed under this key in an open region, or a new one made now."""
+        """Return what was computed under this key in an open region; compute and keep it if there
+        is none."""
         key = (self.rank_view > 0, key)
         for block in reversed(self.blocks):
             if key in block.memo:
@@ -382,7 +385,7 @@ def refuse_constant_write(text: str, fields: str = "") -> NoReturn:
 
 
 def require_context(what: str) -> Context:
-    """The current capture, or an error that says where `what` may stand."""
+    """Return the current capture, or an error that says where `what` may stand."""
     context = Context.current()
     if context is None:
         raise ProgramError(
@@ -394,12 +397,12 @@ def require_context(what: str) -> Context:
 
 
 def eager_current() -> Any:
-    """The eager runtime that calls go to, or None."""
+    """Return the eager runtime that calls go to, or None."""
     return eager_runs.runtime() if Context.current() is None else None
 
 
 def _told(axis: Axis, holds: Expr, mesh: Mesh) -> dict[str, Any]:
-    """The fields of an axis that a condition decides."""
+    """Return the fields of an axis that a condition decides."""
     if axis.fixed is not None or axis.size_sym not in holds.symbols():
         return {}
     for other in mesh.axes:
@@ -430,7 +433,8 @@ def _told(axis: Axis, holds: Expr, mesh: Mesh) -> dict[str, Any]:
 def _narrowed(
     limits: tuple[Expr | None, Expr | None], sym: Sym, holds: Expr
 ) -> tuple[Expr | None, Expr | None]:
-    """What is left of the least and the most of a symbol where a condition of it alone holds."""
+    """Return the least and the greatest value of a symbol, narrowed by a condition on this symbol
+    only."""
     low, high = limits
     for call in expr.calls(holds):
         slope, rest = expr.linear_in(call.args[0], sym)

@@ -53,7 +53,8 @@ def _not_an_extent(item: Any) -> str:
 
 
 def _when_built(text: str) -> str:
-    """How a number becomes known while building: this text, or what this capture says of it."""
+    """Return how a number becomes known while building: this text, or what this capture says of
+    it."""
     context = Context.current()
     return (context.when_built if context else "") or text
 
@@ -98,7 +99,8 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
 
 
 def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
-    """A number that is set when the image runs: `--set steps=500`, or `image.run(steps=500)`.
+    """Return a number that is set when the image runs: `--set steps=500`, or
+    `image.run(steps=500)`.
 
     An int or bool default makes an int64 scalar: a number that may stand in bounds of loops, in
     subscripts and in conditions, but not in shapes. A float default, or none, makes a float64
@@ -143,7 +145,8 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
 
 
 def _own_name(context: Context, name: str) -> str:
-    """Of a scalar in formulas: what launches call it. Raises UsageError where that is taken."""
+    """Return the name by which launches set a scalar that stands in formulas; raise UsageError if
+    it is taken."""
     if not context.is_free(name):
         raise UsageError(
             f"spmd.scalar({name!r}): another number of this program has that name",
@@ -155,8 +158,8 @@ def _own_name(context: Context, name: str) -> str:
 
 
 def _held(default: Any, whole: bool) -> int | float:
-    """The default as Python's own number; True and False stay what they are: launches then take
-    nothing else."""
+    """Return the default as Python's own number; True and False stay what they are: launches then
+    take nothing else."""
     if isinstance(default, (bool, np.bool_)) and whole:
         return bool(default)
     return int(default) if whole else float(default)
@@ -194,7 +197,7 @@ def _check_default(default: Any, dtype: DType, name: Any) -> None:
 def _said(
     context: Context, name: str, shape: Any, dtype: Any, layout: Any, default: Any, optional: bool
 ) -> dict[str, tuple[str, Any]]:
-    """By part of an input's declaration: its text in messages, and a form that compares."""
+    """Return, by part of an input's declaration, its text in messages, and a form that compares."""
     extents = shape_of(shape, f'input "{name}"')
     element = element_type(dtype).name
     where = layout_of(context, by_rules(context, shape, layout), len(extents), f'input "{name}"')
@@ -208,7 +211,7 @@ def _said(
 
 
 def flag_of_call(context: Context, hint: str) -> Sym:
-    """A new symbol that is 1 or 0, as each call of the image says."""
+    """Return a new symbol that is 1 or 0, as each call of the image says."""
     name = context.unique("".join(c if c.isalnum() else "_" for c in hint))
     return Sym(name, "flag", expr.const(0), expr.const(1))
 
@@ -259,7 +262,7 @@ def input_(
     name: str, shape: Any, dtype: Any = None, layout: Any = None, default: Any = None,
     optional: bool = False,
 ) -> Any:
-    """An array that is given when the image runs: `-i u=u.npy`, or `image.run(u=array)`.
+    """Return an array that is given when the image runs: `-i u=u.npy`, or `image.run(u=array)`.
 
     - shape: of the whole array. Extents are integers, named dims (spmd.Dim; with at_most= each run
       says their extent), or formulas in axis sizes. Or a tree: dicts, lists, tuples and dataclasses
@@ -363,12 +366,12 @@ def _one_input(
 
 
 def array_input(name: str, shape: tuple[int, ...], dtype: DType, layout: Any) -> Array:
-    """An input of a name that may be any text."""
+    """Return an input of a name that may be any text."""
     return _one_input(require_context("an input"), name, shape, dtype, layout, None)
 
 
 def number_input(name: str, dtype: DType, weak: bool) -> Array:
-    """An input that is one number. weak: it promotes as a Python number does."""
+    """Return an input that is one number. weak: it promotes as a Python number does."""
     made = array_input(name, (), dtype, ())
     made.weak, made.scalar = weak, True
     return made
@@ -385,7 +388,7 @@ def _check_split(extents: Shape, layout: Layout, name: str) -> None:
 def _default_region(
     context: Context, name: str, default: Any, extents: Shape, dtype: DType, layout: Layout
 ) -> Region:
-    """One rank's code that computes its shard."""
+    """Return the region of one rank's code that computes its shard."""
     default = _uniform(context, known.plain(default), extents)
     if isinstance(default, (int, float, np.integer, np.floating)):
         rounded(default, dtype)  # of a NaN NumPy makes an integer
@@ -430,7 +433,7 @@ def _refuse_computed(name: str, region: Region) -> None:
 
 
 def _uniform(context: Context, default: Any, extents: Shape) -> Any:
-    """The number that an array of the program, such as np.zeros made, has everywhere."""
+    """Return the number that an array of the program, such as np.zeros made, has everywhere."""
     if not isinstance(default, Array) or (default.extents != extents and not default.ndim):
         return default
     if default.extents != extents:
@@ -445,7 +448,8 @@ def _uniform(context: Context, default: Any, extents: Shape) -> Any:
 def _from_function(
     context: Context, default: Callable[..., Any], extents: Shape, local: Shape, layout: Layout
 ) -> Array:
-    """The function called with open grids of global indices, as numpy.indices(sparse=True)."""
+    """Return the function called with open grids of global indices, as
+    numpy.indices(sparse=True)."""
     names = [f"index {d}" for d in range(len(layout))]
     function = given(default, "the default of an input", *names)
     grids = []
@@ -456,7 +460,8 @@ def _from_function(
 
 
 def global_indices(context: Context, extent: Expr, offset: Expr, dim: int, ndim: int) -> Array:
-    """offset, offset + 1, … along dim of an array of ndim dims whose others have extent 1."""
+    """Return offset, offset + 1, … along dim of an array of ndim dims whose others have extent
+    1."""
     value = context.emit_one(Iota(dim=0, dtype=dtypes.INT64, shape=(extent,)))
     if offset != 0:
         first = constants.broadcast_value(context, view.index_value(context, offset), (extent,))
@@ -567,5 +572,6 @@ def mesh(name: str) -> MeshName:
 
 
 def number_of_ranks() -> Any:
-    """How many ranks there are, over all axes: a number that is known when the image runs."""
+    """Return how many ranks there are, over all axes: a number that is known when the image
+    runs."""
     return number(require_context("spmd.ranks").mesh.ranks)

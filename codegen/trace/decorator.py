@@ -29,8 +29,8 @@ def program(
     function: Callable[..., Any] | None = None, *, mesh: Any = ("x",), layout: Any = None,
     sync: str = "least", selectable: bool = False,
 ) -> Any:
-    """Decorator: `@spmd.program(mesh=("x", "y"))` makes a program of a function, or of a class with
-    entries (spmd.entry).
+    """Make a program of a function, or of a class with entries (spmd.entry):
+    `@spmd.program(mesh=("x", "y"))`.
 
     - mesh: names of axes, one to three. Their sizes are bound when the image runs; a dict fixes
       sizes while building: `{"x": 4, "y": None}`.

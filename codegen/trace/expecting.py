@@ -32,7 +32,7 @@ AT = object()  # in a text: the index of the first element that does not hold
 
 
 def expect(context: Context, holds: Value, *text: Any, check: str = "") -> None:
-    """The run ends where `holds` (bool, of any shape) is not true everywhere, with this text: what
+    """End the run where `holds` (bool, of any shape) is not true everywhere, with this text: what
     is a Value (of the same shape, or 0-d) is shown as it is at the first such element; AT is that
     element's index. The first line is the message; more lines follow it, as an error's do. check:
     the row of CHECKS that asks for it."""
@@ -49,8 +49,8 @@ def expect(context: Context, holds: Value, *text: Any, check: str = "") -> None:
 
 
 def asserted(test: Any, source: str, message: Callable[[], Any]) -> Any:
-    """What Python's own `assert` gets of its test: of one that is known only at run time, True; the
-    run ends where it does not hold, with the text of the message."""
+    """Return the test that Python's own `assert` gets; for one that is known only at run time,
+    return True and end the run where it does not hold, with the text of the message."""
     if not is_traced(test):
         return test
     context = require_context("assert")
@@ -79,8 +79,8 @@ def asserted(test: Any, source: str, message: Callable[[], Any]) -> Any:
 def within(
     context: Context, index: Expr | Value, extent: Expr, dim: int, size: Expr | None = None
 ) -> None:
-    """Where bounds are checked: that an index, or each of an array of them, is one of a dim of
-    this extent; negative ones count from the end. size: of the box that begins there."""
+    """Expect that an index, or each of an array of them, is inside a dim of this extent, if bounds
+    are checked; negative ones count from the end. size: of the box that begins there."""
     if "bounds" not in context.checks or context.selecting:
         return
     last = extent - (expr.const(1) if size is None else size)
@@ -112,7 +112,7 @@ def _within(
 
 
 def _compared(context: Context, value: Value, **limits: Expr) -> Value:
-    """Whether every comparison, ge= or le=, with a limit holds."""
+    """Return whether every comparison, ge= or le=, with a limit holds."""
     holds = []
     for fn, limit in limits.items():
         wide = broadcast_value(context, index_value(context, limit), value.type.shape)
@@ -121,8 +121,9 @@ def _compared(context: Context, value: Value, **limits: Expr) -> Value:
 
 
 def nonzero(divisor: Any) -> None:
-    """A divisor of Python's own numbers, of which Python raises ZeroDivisionError: refused where it
-    is 0 for sure; where it is known at launch, launches are; else a run that checks bounds ends."""
+    """Return a divisor of Python's own numbers, for which Python raises ZeroDivisionError: refuse
+    it where it is 0 for sure, refuse launches where it is known then; else end a run that checks
+    bounds."""
     context, e = require_context("a division"), expr_of(divisor)
     if divisor == 0 if e is None else e == 0:
         raise ProgramError("division by zero", expected="a divisor that is not 0",
@@ -144,9 +145,8 @@ def _nonzero(context: Context, e: Expr) -> bool:
 
 
 def at_least(least: int, extent: Expr, what: str) -> None:
-    """Of an operation that has no result for fewer elements along its axis, where only a run knows
-    how many there are: launches with fewer are refused; where the operation may not run at all,
-    it ends the run."""
+    """Expect that an axis has at least `least` elements, where only a run knows how many there are:
+    launches with fewer are refused; an operation that may not run at all ends the run."""
     context = require_context(what)
     if not extent.has_extents or context.rank_view or expr.nonneg(extent - least):
         return
@@ -164,7 +164,7 @@ def _at_least(context: Context, holds: Expr, text: str, extent: Expr) -> bool:
 
 
 def may_be_empty(extent: Expr) -> bool:
-    """Whether only a run knows if there are elements."""
+    """Return whether only a run knows if there are elements."""
     return extent.has_extents and not expr.nonneg(extent - 1)
 
 
@@ -194,8 +194,8 @@ def hold_in(x: Any, dtype: DType) -> None:
 
 
 def between(x: Any, low: int, high: int | None, message: str, remedy: str) -> None:
-    """Integers that lie between two numbers, as NumPy asks of them: refused where they are known
-    and do not; where bounds are checked, the run ends at the first that does not."""
+    """Expect integers that lie between two numbers, as NumPy asks of them: refuse them where they
+    are known and do not; where bounds are checked, end the run at the first that does not."""
     context, e = require_context(message), expr_of(x)
     limits = f"{low} or more" if high is None else f"{low} to {high}"
     if e is not None:

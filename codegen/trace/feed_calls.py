@@ -35,7 +35,7 @@ from codegen.user.spec import Spec
 
 
 class Stream:
-    """What spmd.feed gives: a stream of batches.
+    """A stream of batches, as spmd.feed returns it.
 
     `feed.next()` takes the next batch, `feed.more()` says whether there is one, `for b in feed:`
     takes all, `feed.send(values)` gives values back to whoever made the batch.
@@ -54,8 +54,8 @@ class Stream:
         return f'feed("{self.name}" of {fields})'
 
     def next(self) -> Any:
-        """The next batch: `b.x` is the array of field x, of which each rank has its part. It waits
-        until the batch is there. Where the stream has ended, the run ends with a message.
+        """Take the next batch: `b.x` is the array of field x, of which each rank has its part. It
+        waits until the batch is there. Where the stream has ended, the run ends with a message.
 
         Inside a shard_map, `b.x` is this rank's own block, as the field's layout cuts it."""
         context = self._context("next")
@@ -69,7 +69,8 @@ class Stream:
                             for k, v in zip(names, taken, strict=True)})
 
     def more(self) -> Array:
-        """Whether the stream has a next batch, the same on all ranks: `while feed.more(): …`."""
+        """Return whether the stream has a next batch, the same on all ranks: `while feed.more():
+        …`."""
         context = self._context("more")
         return wrap(context, context.emit_one(More(self.name)))
 
@@ -113,7 +114,8 @@ class Stream:
             found=shape_text(shape), remedy=remedy)
 
     def _answered(self) -> tuple[str, ...]:
-        """What splits the rows of answers: a rank answers for all rows that it has of any field."""
+        """Return the axes that split the rows of answers: a rank answers for all rows that it has
+        of any field."""
         split = {(t.layout or ((),))[0] for _, t in self.declared.fields}
         return split.pop() if len(split) == 1 else ()
 
@@ -139,7 +141,7 @@ def _of_another_program(name: str, what: str) -> NoReturn:
 
 
 def feed(name: str = "feed", /, **fields: Any) -> Stream:
-    """A stream of batches, which come while the program runs: `image.run(feed=batches)`.
+    """Return a stream of batches, which come while the program runs: `image.run(feed=batches)`.
 
     - name: where a program has several feeds, each has one. Else it is "feed".
     - fields: the arrays of a batch, as spmd.spec(shape, dtype, layout). Dim 0 of each is the batch,
@@ -215,7 +217,7 @@ def captured_feed(stream: Stream, code: Code) -> Iterator[Any]:
 
 
 def check_feeds(module: Module) -> Module:
-    """The module, of whose feeds each is taken from, and is sent the same each time. Raises
+    """Return the module, of whose feeds each is taken from, and is sent the same each time. Raises
     ProgramError."""
     taken = {op.what.feed for op in walk(module.body) if isinstance(op.what, Take)}
     sent: dict[str, tuple[Op, str]] = {}

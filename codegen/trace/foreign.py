@@ -39,19 +39,19 @@ _FORMULAS = (np.zeros, np.ones, np.empty, np.full, np.eye, np.identity)
 
 
 def is_unknown(*trees: Any) -> bool:
-    """Whether something in these is known at run time only."""
+    """Return whether something in these is known at run time only."""
     return any(map(is_traced, pytree.leaves(trees)))
 
 
 def target(x: Any, text: str) -> Any:
-    """What a statement writes into, or an error where it is a constant."""
+    """Return x, into which a statement writes; raise an error if it is a constant."""
     if _is_constant(x) and Context.current() is not None:
         refuse_constant_write(text, ", ".join(getattr(x.base, "dtype", x.dtype).names or ()))
     return x
 
 
 def fresh(x: Any) -> Any:
-    """The result of an operator; a new NumPy array becomes an array of the program."""
+    """Return the result of an operator; a new NumPy array becomes an array of the program."""
     return known.made(x) if type(x) is np.ndarray and x.base is None else x
 
 
@@ -96,8 +96,8 @@ class _Row:
 
 
 def indexed(x: Any) -> Any:
-    """What is subscripted to be read: constants, lists, and np.r_ and np.c_, which NumPy cannot
-    hand over."""
+    """Wrap x for a subscript that reads it, if NumPy cannot hand its key over: constants, lists,
+    np.r_ and np.c_; return other values as they are."""
     if type(x) in (list, tuple) and Context.current() is not None:
         return _Row(x)
     if (x is np.r_ or x is np.c_) and Context.current() is not None:
@@ -115,7 +115,7 @@ def _is_constant(x: Any) -> bool:
 def called(
     function: Any, ours: Function | None, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """A function, ufunc or method of NumPy's whose arguments are all known."""
+    """Run a function, ufunc or method of NumPy's whose arguments are all known."""
     written = _written(function, args, kwargs)
     for x in written:
         if _is_constant(x):
@@ -125,7 +125,7 @@ def called(
 
 
 def may_run(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether NumPy may run a call now: all is known, and what it writes may be written."""
+    """Return whether NumPy may run a call now: all is known, and what it writes may be written."""
     if is_unknown(args, kwargs):
         return False
     if isinstance(function, np.ufunc) and any(map(known.is_huge, args)):
@@ -134,7 +134,7 @@ def may_run(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _written(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """The arrays that a call writes into."""
+    """Return the arrays that a call writes into."""
     out = kwargs.get("out")
     written = list(out) if isinstance(out, tuple) else [out]
     if isinstance(function, np.ufunc):
@@ -150,7 +150,7 @@ def _written(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list
 
 
 def text_of(x: Any) -> str:
-    """The variable of the user's that holds an array."""
+    """Return the variable of the user's that holds an array."""
     frame = user_frame()
     scopes = (frame.f_locals, frame.f_globals) if frame else ()
     return next((n for scope in scopes for n, v in scope.items() if v is x), "this")
@@ -194,7 +194,7 @@ def _check_fill(function: Function, args: Sequence[Any], kwargs: dict[str, Any])
 
 
 def _is_simple(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether the arguments are numbers, element types, and a shape of integers."""
+    """Return whether the arguments are numbers, element types, and a shape of integers."""
 
     def is_number(x: Any) -> bool:
         return isinstance(x, (bool, int, float, complex, np.generic))
@@ -221,13 +221,13 @@ def extents_known(x: Any) -> Any:
 
 
 def is_numpys(function: Any) -> bool:
-    """Whether it is a function, ufunc or method of NumPy's."""
+    """Return whether it is a function, ufunc or method of NumPy's."""
     owner = getattr(function, "__self__", None)
     return type(owner) is np.ndarray or isinstance(owner, np.ufunc) or "numpy" in _roots(function)
 
 
 def is_librarys(function: Any) -> bool:
-    """Whether it comes from an installed library."""
+    """Return whether it comes from an installed library."""
     return any(map(_is_library, _roots(function)))
 
 
@@ -251,7 +251,8 @@ def _is_library(name: str) -> bool:
 
 
 def library(function: Function, ours: Function | None = None) -> Function:
-    """A function of another library, which is called with NumPy's arrays. ours: of others."""
+    """Return a function of another library, which is called with NumPy's arrays. ours: of
+    others."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_unknown(args, kwargs):
@@ -265,7 +266,8 @@ def library(function: Function, ours: Function | None = None) -> Function:
 
 
 def _tried(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """A library's function of arrays of the program: it works where all that it does is NumPy's."""
+    """Call a library's function with arrays of the program: it works where all that it does is
+    NumPy's."""
     try:
         return function(*args, **kwargs)
     except TracedValueError as error:
@@ -283,11 +285,11 @@ def _tried(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> A
 
 
 def _sparse_class() -> tuple[type, ...]:
-    """The classes of scipy's sparse matrices, if somebody has imported them."""
+    """Return the classes of scipy's sparse matrices, if somebody has imported them."""
     module = sys.modules.get("scipy.sparse")
     return () if module is None else (module.spmatrix, module.sparray)
 
 
 def _arrays_of(function: Any) -> list[Any]:
-    """Arrays that an object holds whose method is called: its results may be these."""
+    """Return the arrays that an object holds whose method is called: its results may be these."""
     return list(getattr(getattr(function, "__self__", None), "__dict__", {}).values())

@@ -128,7 +128,7 @@ class FunctionEntity(Entity):
         return made
 
     def _entry(self, key: str, f: Callable[..., Any]) -> Callable[..., Any]:
-        """The method that calls a function with the state in place of its inputs."""
+        """Return the method that calls a function with the state in place of its inputs."""
         parameters = tuple(inspect.signature(f).parameters)
 
         def method(instance: Any) -> Any:
@@ -149,7 +149,7 @@ class FunctionEntity(Entity):
         return method
 
     def _rebound(self, instance: Any, returned: Any) -> Any:
-        """Bind outputs that are state; what else is returned."""
+        """Bind outputs that are state; return the others."""
         inside = named.held(returned)
         if inside is None or not any(key in self.trees for key, _ in inside):
             return returned
@@ -217,7 +217,7 @@ class FunctionEntity(Entity):
                 first[leaf] = held
 
     def needed(self) -> list[str]:
-        """The names of states that no default begins."""
+        """Return the names of states that no default begins."""
         return [leaf for leaves in self.declared.values() for leaf, held in leaves.items()
                 if held.default is None]
 

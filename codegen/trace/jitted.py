@@ -86,7 +86,7 @@ class Jitted(Program):
         return {}
 
     def reached(self, values: dict[str, Any]) -> Iterable[tuple[str, Any]]:
-        """The static arguments, `self` among them."""
+        """Return the static arguments, `self` among them."""
         code = getattr(written_by_user(self.function), "__code__", None)
         names = code.co_varnames[: code.co_argcount] if code else ()
         first = [(names[k] if k < len(names) else f"argument {k}", x)

@@ -38,7 +38,8 @@ _NO_KERNEL_TYPES = ("float16", "bfloat16")
 
 
 class Reads(Protocol):
-    """What is known of a kernel's body, by the name of a parameter and its dims."""
+    """This protocol says what is known of a kernel's body, by the name of a parameter and its
+    dims."""
 
     def writes(self, name: str, ndim: int) -> bool: ...
 
@@ -46,7 +47,7 @@ class Reads(Protocol):
 
 
 class Kernel:
-    """A kernel: the user's function as it is, its name, and the place where it is defined."""
+    """A kernel is the user's function as it is, its name, and the place where it is defined."""
 
     def __init__(
         self, function: Callable[..., Any], place: Place | None = None, signature: str | None = None
@@ -94,7 +95,8 @@ class Kernel:
         return found
 
     def combining(self, what: str, like: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-        """A function of two arrays, for op= of `what`. like: makes the array that is written."""
+        """Return a function of two arrays, for op= of `what`. like: makes the array that is
+        written."""
         names = self.parameters
         if len(names) != 3:
             raise KernelError(f'kernel "{self.name}" cannot be the op= of {what}',
@@ -114,7 +116,7 @@ class Kernel:
         self.back = back
 
     def read_parts(self) -> tuple[Any, ...]:
-        """What its code depends on: see reads.py."""
+        """Return what the kernel's code depends on: see reads.py."""
         return self.function, self.name, self.signature and self.signature.text
 
     def __call__(self, *args: Any, halo: Any = None, boundary: Any = None, **kwargs: Any) -> Any:
@@ -156,8 +158,8 @@ class Kernel:
         return self.back
 
     def _is_output(self, name: str, x: Any) -> bool:
-        """Whether a keyword argument is an output: the signature says so, it is named out, or it
-        was made empty and the kernel writes it."""
+        """Return whether a keyword argument is an output: the signature says so, it is named out,
+        or it was made empty and the kernel writes it."""
         at = self.parameters.index(name)
         if (self.signature and at >= self.signature.inputs) or name == "out":
             return isinstance(x, (Array, np.ndarray))
@@ -305,6 +307,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def tree_of(function: types.FunctionType) -> ast.AST | None:
-    """The syntax tree of a function. ProgramError where its file has changed since it was read."""
+    """Return the syntax tree of a function. ProgramError where its file has changed since it was
+    read."""
     found = find(function.__code__, function.__globals__)
     return found[0] if found else None

@@ -89,7 +89,8 @@ class _Call:
         return len(self.operands) - 1
 
     def content(self, out: Array) -> Value:
-        """What is in an output before the call; zeros are made again, which needs no memory."""
+        """Return the value of an output before the call; zeros are made again, which needs no
+        memory."""
         value = out.read()
         if _is_zeros(self.context, value):
             shape = value.type.shape
@@ -124,7 +125,8 @@ class _Call:
         return tuple(out)
 
     def layouts(self) -> list[Layout]:
-        """The layouts of the results: split where they may be, as the outputs or the inputs are."""
+        """Return the layouts of the results: split where they may be, as the outputs or the inputs
+        are."""
         form = self.form
         chosen: dict[Any, LayoutEntry] = {}
         used: set[str] = set()
@@ -141,7 +143,8 @@ class _Call:
         ]
 
     def keys(self, name: str) -> list[Any]:
-        """For each dim what it is cut together with; None where it is not cut."""
+        """Return, for each dim, a key of the dims that it is cut together with; None where it is
+        not cut."""
         form = self.form
         loops = [None if k == ONLY else ("loop", k) for k in form.lead(name)]
         return loops + [cut and ("dim", cut[0]) for cut in form.cuts(name)[len(loops) :]]
@@ -156,7 +159,8 @@ def _is_zeros(context: Context, value: Value) -> bool:
 
 
 def _pad(x: Array, widths: list[tuple[int, int]], mode: str, **more: Any) -> Array:
-    """As np.pad, by ops that ranks compute of their own parts and ghost cells."""
+    """Pad an array as np.pad does, by ops that ranks compute from their own parts and ghost
+    cells."""
     if mode == "constant":
         padded: Array = padding.pad(x, widths, mode, **more)
         return padded

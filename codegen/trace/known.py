@@ -27,7 +27,7 @@ _COMPUTED_MOST = 1 << 22  # elements; formulas of larger arrays are not computed
 
 
 def made(data: np.ndarray[Any, Any], formula: Callable[[], Value] | None = None) -> Any:
-    """An array of the program with these elements, which belong to it from now on."""
+    """Return an array of the program with these elements, which belong to it from now on."""
     context, dtype = Context.current(), dtypes.from_numpy(data.dtype)
     if context is None or dtype is None or type(data) is not np.ndarray:
         return data
@@ -45,12 +45,12 @@ def made_lazily(
 
 
 def is_known(x: Any) -> bool:
-    """Whether x is an array of the program whose elements are known now."""
+    """Return whether x is an array of the program whose elements are known now."""
     return isinstance(x, Array) and x.is_known
 
 
 def is_huge(x: Any) -> bool:
-    """Whether x is a formula of so many elements that what is computed of it stays one."""
+    """Return whether x is a formula of so many elements that what is computed of it stays one."""
     content = x.storage.content if is_known(x) else None
     if content is None:
         return False
@@ -74,18 +74,19 @@ def plain(x: Any, may_write: bool = False) -> Any:
 
 
 def writable(x: Array) -> bool:
-    """Whether Python may write x in place: what runs now runs once, where x was made."""
+    """Return whether Python may write x in place: what runs now runs once, where x was made."""
     storage = x.storage
     return x.is_known and not storage.shadows and storage.region is x.context.region()
 
 
 def put(x: Array, key: Any, value: Any) -> None:
-    """x[key] = value by NumPy itself, here, where what it raises is the user's (spmd.source)."""
+    """Assign x[key] = value by NumPy itself, here, where what it raises is the user's
+    (spmd.source)."""
     owned(x)[key] = value
 
 
 def owned(x: Array) -> np.ndarray[Any, Any]:
-    """The elements of x, which may be written in place now."""
+    """Return the elements of x, which may be written in place now."""
     content = x.storage.content
     if content.epoch != x.context.epoch:  # a piece of code that may be undone began since
         x.storage.content = content.copied()
@@ -95,7 +96,7 @@ def owned(x: Array) -> np.ndarray[Any, Any]:
 
 
 def element(x: Array, key: Any) -> Any:
-    """The element x[key] for a key of integers; None where it is not known."""
+    """Return the element x[key] for a key of integers; None where it is not known."""
     shown = x.known
     if shown is None or len(key) != shown.ndim:
         return None
@@ -127,7 +128,7 @@ def evaluate(
     function: Callable[..., Any], ours: Callable[..., Any] | None, args: Sequence[Any],
     kwargs: dict[str, Any], written: Sequence[Any] = (),
 ) -> Any:
-    """A function of NumPy's, run now: arguments are known. `written`: those it writes into.
+    """Run a function of NumPy's now: its arguments are known. `written`: those it writes into.
 
     New arrays are arrays of the program; `ours` makes what shows the memory of an argument.
     """
@@ -153,7 +154,7 @@ def evaluate(
 
 
 def taken(result: Any, theirs: set[int], back: dict[int, Any] | None = None) -> Any:
-    """What NumPy returned, with its new arrays as arrays of the program.
+    """Return NumPy's result with its new arrays as arrays of the program.
 
     theirs: ids of the owners of memory that stays a constant. back: what some arrays stand for.
     """
@@ -178,7 +179,8 @@ def _mapped(f: Callable[[Any], Any], x: Any) -> Any:
 
 
 def _is_tree(x: Any) -> bool:
-    """Whether x may be made again with other leaves: no subclass with a constructor of its own."""
+    """Return whether x may be made again with other leaves: no subclass with a constructor of its
+    own."""
     return type(x) in (list, tuple, dict) or (isinstance(x, tuple) and hasattr(x, "_fields"))
 
 
@@ -187,7 +189,7 @@ def _arrays(x: Any) -> list[Any]:
 
 
 def root(x: np.ndarray[Any, Any]) -> Any:
-    """The array that owns the memory under x."""
+    """Return the array that owns the memory under x."""
     while isinstance(x.base, np.ndarray):
         x = x.base
     return x

@@ -216,7 +216,8 @@ def _print_error(text: str, reason: str, remedy: str = "") -> UsageError:
 
 
 def _print_array(array: Array, spec: str, parts: list[str], operands: list[Value]) -> None:
-    """A 0-d array is one operand; a short 1-D one is printed as NumPy prints a list."""
+    """Add an array to a message: a 0-d array is one operand; a short 1-D one is printed as NumPy
+    prints a list."""
     try:
         format(np.zeros((), array.dtype)[()].item(), spec)
     except (ValueError, TypeError) as error:

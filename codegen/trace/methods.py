@@ -1,20 +1,18 @@
-"""The operators and methods of Array, which are NumPy's functions: Array gets them here, once.
+"""The operators and methods of Array, which are NumPy's functions: it gets them at registration.
 
 array.py is below NumPy's functions, which are made of arrays; this file is above them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from codegen.errors import DtypeError, ShapeError, UnsupportedError
-from codegen.trace.arithmetic import NumberMethods
 from codegen.trace.array import Array, unsupported
-from codegen.trace.number import Number
 from codegen.trace.numpy import dispatch, index, mathematics
-from codegen.trace.numpy.masks import Chosen
 from codegen.trace.numpy.operators import operate
 from codegen.trace.numpy.refused import ATTRIBUTES, REMEDIES
 from codegen.trace.ranks import mapping
@@ -43,7 +41,7 @@ def _unary(ufunc: str) -> Any:
 
 
 def _method(name: str) -> Any:
-    """The ndarray method that is the NumPy function of this name with the array first."""
+    """Return the ndarray method that is the NumPy function of this name with the array first."""
 
     def call(self: Array, *args: Any, **kwargs: Any) -> Any:
         return dispatch.method(name, self, args, kwargs)
@@ -53,7 +51,7 @@ def _method(name: str) -> Any:
 
 
 class ArrayMethods:
-    """What Array has beside its content; `self` is an Array."""
+    """Array gets its operators and methods from this class; `self` is an Array."""
 
     @property
     def T(self: Any) -> Any:
@@ -173,7 +171,7 @@ class ArrayMethods:
         self[...] = dispatch.call_function(np.sort, (self, axis, kind), {})
 
     def item(self: Any, *at: Any) -> Any:
-        """The one element, or that at an index, which promotes as a Python number does."""
+        """Return the one element, or that at an index, which promotes as a Python number does."""
         if self.is_known:
             return self.frozen().item(*at)
         if not at and not all(n == 1 for n in self.extents):
@@ -197,7 +195,7 @@ class ArrayMethods:
         self[...] = value
 
     def relayout(self: Any, layout: object) -> Any:
-        """A new array with the same elements, laid out otherwise."""
+        """Return a new array with the same elements, laid out otherwise."""
         return mapping.relayout(self, layout, asked=True)
 
     def __getitem__(self: Any, key: object) -> Any:
@@ -214,12 +212,13 @@ class ArrayMethods:
 
     @staticmethod
     def of_list(x: Any) -> Any:
-        """An array of a list that holds arrays."""
+        """Return an array of a list that holds arrays."""
         return dispatch.by_name("array")(x)
 
 
 class ChosenMethods:
-    """What x[mask] has beside its content; `self` is a Chosen."""
+    """Chosen, the type of x[mask], gets its operators and methods from this class; `self` is a
+    Chosen."""
 
     def __array_function__(self: Any, function: Any, types: Any, args: Any, options: Any) -> Any:
         return self.computed(function.__name__, dispatch.by_name, args, options)
@@ -229,27 +228,23 @@ class _Empty:
     """A class without anything: its names are those that every class has."""
 
 
-def _give(cls: type, methods: type) -> None:
-    """Puts the methods of one class into another."""
+def give(cls: type, methods: type) -> None:
+    """Put the methods of one class into another."""
     for name, method in vars(methods).items():
         if name not in vars(_Empty) and method is not None:  # None: __hash__, as __eq__ is there
             setattr(cls, name, method)
 
 
-def _stay(name: str, remedy: str) -> None:
-    """The attribute of an array cannot be set, and the error says what to write instead."""
+def refuse_setting(cls: type) -> None:
+    """Let each of ATTRIBUTES raise UnsupportedError where it is set, with what to write instead."""
+    for name, remedy in ATTRIBUTES.items():
+        setattr(cls, name, getattr(cls, name).setter(_refusal(name, remedy)))
 
-    def refuse(self: Array, value: Any) -> None:
+
+def _refusal(name: str, remedy: str) -> Callable[[Any, Any], None]:
+    def refuse(self: Any, value: Any) -> None:
         raise UnsupportedError(f"x.{name} of an array of a program cannot be set",
                                expected="an array stays what it is; another one takes its name",
                                found=f"x.{name} = …", remedy=remedy)
 
-    setattr(Array, name, getattr(Array, name).setter(refuse))
-
-
-# Before anything is captured, the classes below get their methods.
-_give(Array, ArrayMethods)
-_give(Number, NumberMethods)
-_give(Chosen, ChosenMethods)
-for _name, _remedy in ATTRIBUTES.items():
-    _stay(_name, _remedy)
+    return refuse

@@ -14,7 +14,7 @@ from codegen.trace import (
     methods,  # noqa: F401  # what Array has
 )
 from codegen.trace.array import Array
-from codegen.trace.numpy import elementwise, linear, sized, special
+from codegen.trace.numpy import elementwise, sized, special
 from codegen.trace.numpy.dispatch import ALIASES, numpy_names
 from codegen.trace.numpy.function_table import LINALG, of_numpy_name, table
 from codegen.trace.numpy.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, RANDOM, REMEDIES
@@ -39,7 +39,7 @@ _WHEN = {"qr": f"{_LARGE.replace('rows', 'rows and columns')}, or {_TALL}",
          "tall": f"{_TALL}, unless U is to be square"}
 _IN_PARTS = {
     f"linalg.{name}": f"of a matrix, in parts {_WHEN.get(of, _LARGE)}"
-    for of in linear.BLOCKED for name in _BLOCKED[of].split()
+    for of in _BLOCKED for name in _BLOCKED[of].split()
 }
 
 # What works, but not everywhere alike.
@@ -67,7 +67,8 @@ NOTES: dict[str, str] = {
 
 
 class State(NamedTuple):
-    """What becomes of a NumPy function in a program. note: of a refused one, what to write."""
+    """A row says what becomes of a NumPy function in a program. note: for a refused one, what to
+    write instead."""
 
     name: str
     state: str
@@ -75,7 +76,8 @@ class State(NamedTuple):
 
 
 def states() -> Iterator[State]:
-    """Every function of NumPy's namespace, every attribute of its arrays and method of its ufuncs.
+    """Return a State for every function of NumPy's namespace, every attribute of its arrays and
+    method of its ufuncs.
 
     name: as after `np.`, or "ndarray.sort", "ufunc.reduce". state: "works", "gathers" (it works,
     but every rank gets the whole operand), "sized" (refused, but spmd.numpy's works), "refused",
@@ -110,7 +112,8 @@ def _state(name: str) -> tuple[str, str]:
 
 
 def names() -> list[str]:
-    """What a program can use of the namespace spmd.numpy: functions, element types, numbers."""
+    """Return what a program can use of the namespace spmd.numpy: functions, element types,
+    numbers."""
     there = ("works", "gathers", "sized")
     works = {s.name for s in states() if s.state in there and "." not in s.name}
     types = {n for n in BY_NAME if hasattr(np, n)}

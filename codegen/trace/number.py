@@ -43,8 +43,8 @@ UNHASHED = (
 
 
 def number(e: Expr, truth: bool = False, strong: bool = False) -> Any:
-    """A Python int (bool for a truth value) where e is constant, else a Number. strong: one of
-    NumPy's."""
+    """Return a Python int (bool for a truth value) where e is constant, else a Number. strong: one
+    of NumPy's."""
     if not e.is_const:
         return Number(e, truth, strong)
     if strong:
@@ -58,7 +58,8 @@ def is_strong(x: object) -> bool:
 
 
 def expr_of(x: object) -> Expr | None:
-    """The Expr of a Number, a named dim, or a Python or NumPy integer; None for anything else."""
+    """Return the Expr of a Number, a named dim, or a Python or NumPy integer; None for anything
+    else."""
     if isinstance(x, Number):
         return x.expr
     if isinstance(x, (bool, int, np.bool_, np.integer)):
@@ -70,7 +71,7 @@ DEEPEST = 10  # operations in each other in one formula: beyond it a number is c
 
 
 def condition_of(x: object) -> Expr | None:
-    """The truth (0 or 1) of a Number or Python number as an Expr; None for anything else."""
+    """Return the truth (0 or 1) of a Number or Python number as an Expr; None for anything else."""
     if isinstance(x, Number):
         return x.expr if x.truth else expr.ne(x.expr, 0)
     if isinstance(x, (bool, int, float, np.bool_, np.integer, np.floating)):
@@ -78,7 +79,7 @@ def condition_of(x: object) -> Expr | None:
     return None
 
 
-if TYPE_CHECKING:  # methods.py, above NumPy's functions, puts them into Number
+if TYPE_CHECKING:  # registration.py puts them into Number
     from codegen.trace.arithmetic import NumberMethods
 else:
     NumberMethods = object
@@ -195,15 +196,13 @@ class DimNumber(Number):
         return expr.symbol(require_context("a dim").dim(self.name, self.at_most))
 
 
-def _dim(name: str, at_most: int) -> DimNumber | None:
+def bounded_dim(name: str, at_most: int) -> DimNumber | None:
+    """Return the extent of a named dim in the capture that is under way; None outside of any."""
     if Context.current() is None:
         return None
     made = DimNumber(name, at_most)
     assert made.expr is not None  # it is declared here
     return made
-
-
-dims.SYMBOLIC.append(_dim)
 
 
 def where_asked(needed: str) -> str:
@@ -221,7 +220,7 @@ class Maybe:
 
 
 def maybe(x: object) -> Maybe | None:
-    """A destination that a `to` function may give: None, an integer, a Number or a Maybe."""
+    """Return a destination that a `to` function may give: None, an integer, a Number or a Maybe."""
     if x is None:
         return Maybe(expr.const(0), expr.const(0))
     if isinstance(x, Maybe):

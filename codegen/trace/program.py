@@ -33,13 +33,8 @@ from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
 from codegen.places import place_in, program_files, put_place, user_place
 from codegen.predicated import predicated
 from codegen.suggest import meant
-from codegen.trace import (
-    blocked,  # noqa: F401  # gives np.linalg what it does with split matrices
-    methods,  # noqa: F401  # gives Array its methods
-)
+from codegen.trace import registration  # noqa: F401  # what those below need of those above
 from codegen.trace.context import CapturedAgain, Context, Limits
-from codegen.trace.control import conversion
-from codegen.trace.control import hooks as control
 from codegen.trace.control.conversion import as_called
 from codegen.trace.control.letting import Bounds, bounds_of
 from codegen.trace.control.outside import Outside
@@ -49,9 +44,6 @@ from codegen.trace.declare import check_dims, flag_of_call
 from codegen.trace.derive.needed import kept_by, opened, pruned
 from codegen.trace.feed_calls import check_feeds
 from codegen.trace.save_calls import check_saves
-
-# The tracer's modules import downwards only; what those below need of those above they get here.
-conversion.runtime = control
 
 SYNC = ("least", "before", "after", "both")
 
@@ -119,7 +111,8 @@ _ROUNDS = 4  # in which the compiler's choice of layouts may change
 
 
 def _rules(layout: Any, mesh: Mesh) -> dict[str, Any]:
-    """Layout rules: by the name of a dim, a mesh axis or several."""
+    """Return the layout rules of a program: the mesh axis, or axes, for the name of a dim. Raise
+    UsageError for anything but rules."""
     if layout is None or layout == "auto":
         return {}
     if not isinstance(layout, Mapping):
@@ -178,7 +171,7 @@ class Program:
         return f"<spmd program {self.name} over {', '.join(self.mesh.names)}>"
 
     def read_parts(self) -> tuple[Any, ...]:
-        """What a capture depends on: see reads.py."""
+        """Return what a capture depends on: see reads.py."""
         axes = [(a.name, a.fixed) for a in self.mesh.axes]
         return (self.function, self.name, self.file, axes, self.rules, self.sync,
                 self.selectable)
@@ -189,7 +182,8 @@ class Program:
         return {k: p.default for k, p in inspect.signature(self.function).parameters.items()}
 
     def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Every parameter's value. Raises UsageError for unknown names and missing values."""
+        """Return every parameter's value by name. Raises UsageError for unknown names and missing
+        values."""
         signature = inspect.signature(self.function).parameters
         for name in given:
             if name not in signature:
@@ -215,7 +209,8 @@ class Program:
         return out
 
     def _typed(self, name: str, value: Any, annotation: Any) -> Any:
-        """A value that is what its annotation (int, float, bool, str) says, without a loss."""
+        """Return a value that is what its annotation (int, float, bool, str) says, without a
+        loss."""
         kind = _KINDS.get(annotation, annotation)
         if kind not in _KINDS.values() or type(value) is kind:
             return value
@@ -249,12 +244,12 @@ class Program:
         }
 
     def capture(self, **parameters: Any) -> Module:
-        """The Graph for these parameters."""
+        """Return the Graph for these parameters."""
         return self.graph(parameters)
 
     def graph(self, parameters: Mapping[str, Any], checks: Collection[str] = ()) -> Module:
-        """The Graph for these parameters. checks: rows of check_names.py, of which the Graph has
-        what the source alone knows."""
+        """Return the Graph for these parameters. checks: rows of check_names.py, of which the Graph
+        has what the source alone knows."""
         # Never remembered: what the function reads may have changed since. A program is traced
         # again with what spmd.require said of its axes: that proves more.
         values = self.bind(parameters)
@@ -348,7 +343,8 @@ class Program:
         return check_saves(check_feeds(module))
 
     def reached(self, values: dict[str, Any]) -> Iterable[tuple[str, Any]]:
-        """What of the user's the function can read and change, but for itself: by name."""
+        """Yield, by name, the user's values that the function can read and change, but for
+        itself."""
         return values.items()
 
     def recorded(
@@ -360,7 +356,7 @@ class Program:
         return lambda: outputs_at(context, returned, place_of_return(context, function, self.place))
 
     def called(self, context: Context, function: Callable[..., Any], values: dict[str, Any]) -> Any:
-        """What the converted function returns for these parameters."""
+        """Return what the converted function returns for these parameters."""
         return function(**values)
 
     def _check_rules(self, context: Context) -> None:
@@ -414,7 +410,7 @@ class Program:
         return axes
 
     def _captured(self, axes: Mapping[str, int]) -> Callable[[Callable[[], Any]], Module]:
-        """A function that gives the Graph of another function, on this mesh."""
+        """Return a function that gives the Graph of another function, on this mesh."""
         def captured(function: Callable[[], Any]) -> Module:
             other = Program.__new__(Program)
             vars(other).update(vars(self))
@@ -424,7 +420,7 @@ class Program:
         return captured
 
     def _outside(self, known: Mapping[str, Any]) -> Callable[[], Mapping[int, Any]]:
-        """A function that gives, by id, the memory of arrays that the program finds."""
+        """Return a function that gives, by id, the memory of arrays that the program finds."""
         def outside() -> Mapping[int, Any]:
             values = self.bind(known)
             reached = Outside("program", [(self.name, self.function), *self.reached(values)])
@@ -433,8 +429,8 @@ class Program:
         return functools.cache(outside)
 
     def interpreted(self, axes: Mapping[str, int], prints: list[str]) -> dict[str, Any]:
-        """The outputs by name, of a program without inputs: its Graph, computed in NumPy. prints
-        collects what it prints."""
+        """Return the outputs by name, of a program without inputs: its Graph, computed in NumPy.
+        prints collects what it prints."""
         found: dict[str, Any] = oracle().eager.outputs(self.graph({}), axes, prints)
         return found
 
@@ -467,7 +463,8 @@ def check_takers(save: Mapping[str, Any] | None) -> None:
 
 
 def place_of_return(context: Context, function: Callable[..., Any], else_at: Place) -> Place:
-    """The expression that a converted function returned; where there is none, another place."""
+    """Return the expression that a converted function returned; where there is none, another
+    place."""
     made = context.returned
     if made is None or made[0] is not getattr(function, "__code__", None):
         return else_at
@@ -475,7 +472,7 @@ def place_of_return(context: Context, function: Callable[..., Any], else_at: Pla
 
 
 def outputs_at(context: Context, returned: Any, place: Place) -> tuple[list[Output], Returned]:
-    """The outputs that a function returned there, and their tree."""
+    """Return the outputs that a function returned there, and their tree."""
     try:
         with context.standing_at(place):
             return outputs_of(context, returned, place)

@@ -56,7 +56,8 @@ class Names:
         return self._globals.get(name, UNDEFINED)
 
     def key(self, name: str) -> Any:
-        """What tells the variable from all others: the id of its cell, or where it is global."""
+        """Return a key that only this variable has: the id of its cell, or its namespace and name
+        if it is global."""
         cell = self._cells.get(name)
         return (id(self._globals), name) if cell is None else id(cell)
 
@@ -104,7 +105,7 @@ class Code:
     changes: str = ""
 
     def reads_later(self, name: str) -> bool:
-        """Whether code after it may read a variable that it binds."""
+        """Return whether code after it may read a variable that it binds."""
         return self.kept is None or name in self.kept
 
 
@@ -149,12 +150,17 @@ class Tree:
 
 
 def flatten(value: Any) -> tuple[Tree, list[Any]]:
+    """Return the structure of a tree of tuples, lists, dicts and objects, and its leaves in order.
+
+    The structure has `paths()`: a text for each leaf, such as "['w'][0]".
+    """
     leaves: list[Any] = []
     return _flatten(value, leaves, set()), leaves
 
 
 def attribute_set(path: str, before: Tree, now: Tree) -> str:
-    """The first attribute of an object in the tree that was not there before; "" for none."""
+    """Return the first attribute of an object in the tree that was not there before; "" for
+    none."""
     if before.kind != now.kind:
         return ""
     if now.kind == "object" and (new := [k for k in now.keys if k not in before.keys]):
@@ -166,7 +172,8 @@ def attribute_set(path: str, before: Tree, now: Tree) -> str:
 
 
 def where_grown(path: str, before: Tree, now: Tree) -> tuple[str, Tree, Tree]:
-    """The innermost list, dict or object in two trees, of one path, that has other keys in one."""
+    """Return the innermost list, dict or object in two trees, of one path, that has other keys in
+    one."""
     if before.keys == now.keys:
         for key, a, b in zip(before.keys, before.children, now.children):
             if a.kind == b.kind and not a.like(b):
@@ -196,7 +203,7 @@ def _flatten(value: Any, leaves: list[Any], above: set[int]) -> Tree:
 
 
 def inside(value: Any, key: Any) -> Any:
-    """What a list, dict or object holds there; None where it is none."""
+    """Return what a list, dict or object holds under a key; None where it has no such key."""
     tree = _flatten(value, [], set()) if not isinstance(value, Array) else Tree("leaf", value)
     found = (c.value for k, c in zip(tree.keys, tree.children) if k == key)
     return next(found, None)
@@ -205,7 +212,8 @@ def inside(value: Any, key: Any) -> Any:
 def fill(
     tree: Tree, leaves: Iterator[Any], fresh: bool = False, things: Iterator[Any] | None = None
 ) -> Any:
-    """The tree with these leaves: lists, dicts and objects themselves, or fresh copies of them.
+    """Return the tree with these leaves: lists, dicts and objects themselves, or fresh copies of
+    them.
 
     things: what is filled instead of them, each after those inside it.
     """
@@ -236,7 +244,7 @@ def fill(
 
 @dataclass(frozen=True)
 class LeafType:
-    """What a leaf is as an array. weak: promotes as a Python number. scalar: immutable."""
+    """The type of a leaf as an array. weak: promotes as a Python number. scalar: immutable."""
 
     dtype: DType
     shape: Shape = ()
@@ -254,7 +262,7 @@ class LeafType:
 
 
 def leaf_type(x: Any) -> LeafType | None:
-    """The type of a leaf; None where it is neither an array nor a number."""
+    """Return the type of a leaf; None where it is neither an array nor a number."""
     if isinstance(x, Array):
         t = x.type
         layout = t.layout or None  # a 0-d array has none to speak of
@@ -279,7 +287,7 @@ _GRADE = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
 
 def joined(a: LeafType, b: LeafType) -> LeafType | None:
-    """One type for both: a weak one adapts to the other; None where they do not agree."""
+    """Return one type for both: a weak one adapts to the other; None where they do not agree."""
     if len(a.shape) != len(b.shape):
         return None
     layout = propagation.met(a.array, b.array).layout
@@ -300,7 +308,7 @@ def joined(a: LeafType, b: LeafType) -> LeafType | None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two leaves are one thing, or equal Python values."""
+    """Return whether two leaves are one thing, or equal Python values."""
     if a is b:
         return True
     if isinstance(a, Number) and isinstance(b, Number):
@@ -315,7 +323,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def describe(x: Any) -> str:
-    """A leaf as an error shows it."""
+    """Return a leaf as an error shows it."""
     if x is UNDEFINED:
         return "no value"
     if isinstance(x, (Array, np.ndarray, np.generic)) and (t := leaf_type(x)) is not None:
@@ -331,7 +339,7 @@ def describe(x: Any) -> str:
 
 @dataclass(frozen=True)
 class Held:
-    """What one variable holds at some moment."""
+    """The content of one variable at some moment."""
 
     tree: Tree
     leaves: list[Any]
@@ -368,7 +376,7 @@ def memory_of(entry: Variables) -> dict[Any, Memory]:
 
 
 def storage_of(entry: Variables, memory: Any) -> Any:
-    """The storage that a Memory means now; anything else is returned as it is."""
+    """Return the storage that a Memory means now; anything else is returned as it is."""
     if not isinstance(memory, Memory):
         return memory
     held = entry.get(memory.name)
@@ -377,7 +385,8 @@ def storage_of(entry: Variables, memory: Any) -> Any:
 
 
 def capture(code: Code) -> Variables:
-    """What its variables hold now: those that it may rebind, and others that hold data."""
+    """Return what the variables of `code` hold now: those that it may rebind, and others that hold
+    data."""
     out = {name: hold(code.names.get(name)) for name in code.bound}
     for name in code.touched:
         held = hold(code.names.get(name))

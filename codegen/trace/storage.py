@@ -53,7 +53,8 @@ class Storage:
         self.content = value
 
     def write(self, context: Context, value: Value) -> None:
-        """Replace the content. Every write goes through here, so that loops see what is carried."""
+        """Replace the content of the memory. All writes go through here: logs tell loops what is
+        carried."""
         self.value = value
         for shadow, gone in self.shadows.items():
             shadow.value = gone
@@ -86,7 +87,7 @@ class Known:
 
     @property
     def context(self) -> Context:
-        """The present capture: a content may be kept from another one, as a constant."""
+        """Return the present capture; a content may be kept from another one, as a constant."""
         return Context.current() or self.made_in
 
     @property
@@ -104,7 +105,7 @@ class Known:
         return replace(t, layout=((),) * t.ndim, free=True)
 
     def value(self) -> Value:
-        """The content as it is now, as a value of the open region."""
+        """Return the content as it is now, as a value of the open region."""
         return self.context.remember(("known", self, self.version), self._emit)
 
     def _emit(self) -> Value:
@@ -120,13 +121,14 @@ class Known:
             return value
 
     def copied(self) -> Known:
-        """A copy, so that writes do not reach others that hold this content."""
+        """Return a copy, so that writes do not reach others that hold this content."""
         new = Known(self.context, self.shape, self.dtype, self.data.copy, self.formula)
         new.writes, new.place = list(self.writes), self.place
         return new
 
     def wrote(self, seen: View | None, value: Any) -> None:
-        """Elements seen so have been replaced by `value`; None: nobody can say which ones."""
+        """Note that elements seen so have been replaced by `value`; None: nobody can say which
+        ones."""
         self.version += 1
         most = _MANY_WRITES if self.data.size > _LARGE_DATA else _KEPT_WRITES
         if self.formula is None or seen is None or len(self.writes) >= most or (

@@ -16,7 +16,8 @@ from codegen.errors import Place
 
 @dataclass(frozen=True)
 class Target:
-    """part: of the variable (x[k] = v). anew: not what it was before (x = v, not x += v)."""
+    """The target of an assignment. part: of the variable (x[k] = v). anew: not what it was before
+    (x = v, not x += v)."""
 
     name: str = ""
     part: bool = False
@@ -32,7 +33,8 @@ _files: dict[str, tuple[list[str], dict[int, Target]]] = {}
 
 
 def target_at(place: Place | None) -> Target:
-    """Of the first assignment that begins on a line; of `a = b = v`, the first variable."""
+    """Return the target of the first assignment that begins on a line; for `a = b = v` this is
+    `a`."""
     if place is None:
         return Target()
     lines = linecache.getlines(place.file)
@@ -43,7 +45,7 @@ def target_at(place: Place | None) -> Target:
 
 
 def assigned_name(place: Place | None) -> str:
-    """What the user calls the value that a line assigns, or ""."""
+    """Return the name of the variable that a line assigns, or ""."""
     return target_at(place).name
 
 

@@ -55,8 +55,8 @@ def _pieces(x: Any) -> Sequence[Piece]:
 
 
 def fstring(*parts: Any) -> Any:
-    """The value of an f-string that stands in a print or an assert. parts: texts, and tuples of a
-    value, its format and its conversion (the number of a letter, or -1)."""
+    """Return the value of an f-string that stands in a print or an assert. parts: texts, and tuples
+    of a value, its format and its conversion (the number of a letter, or -1)."""
     pieces: list[Piece] = []
     for part in parts:
         if isinstance(part, str):
@@ -169,7 +169,7 @@ def _container(value: Any) -> Iterator[Piece]:
 
 
 def is_unknown(value: Any) -> bool:
-    """Whether the text of a value is known at run time only."""
+    """Return whether the text of a value is known at run time only."""
     if isinstance(value, (list, tuple)):
         return any(map(is_unknown, value))
     if isinstance(value, dict):
@@ -179,7 +179,7 @@ def is_unknown(value: Any) -> bool:
 
 
 def known_text(value: Any, text: str) -> str:
-    """The text of a value that is known; refused where it shows what only the run knows."""
+    """Return the text of a value that is known; refused where it shows what only the run knows."""
     if any(mark in text for mark in _UNKNOWN):
         refuse(f"a text of {_found(value)}")
     return text
@@ -207,14 +207,15 @@ def of(plain: Any) -> Any:
 
 
 def converted(value: Any) -> Any:
-    """What an f-string writes by !r or !s, outside of print and assert."""
+    """Return the value that an f-string writes by !r or !s outside of print and assert; refuse one
+    that only the run knows."""
     if Context.current() is not None and is_unknown(value):
         refuse(f"an f-string with {_found(value)} in it")
     return value
 
 
 def percent(text: str, values: Any) -> str:
-    """text % values."""
+    """Return text % values; refuse values that only the run knows."""
     if Context.current() is not None and is_unknown(values):
         refuse(f"text % {_found(values)}")
     return known_text(values, text % values)

@@ -21,7 +21,7 @@ from codegen.trace.numpy.shaping import broadcast_arrays
 
 
 def vectorized(given: Any) -> Callable[..., Any]:
-    """What a call of an np.vectorize object runs."""
+    """Return the function that runs where an np.vectorize object is called."""
 
     def call(*args: Any, **options: Any) -> Any:
         if not is_unknown(args, options):

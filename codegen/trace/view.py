@@ -48,7 +48,7 @@ View = tuple[Step, ...]
 
 
 def then(view: View, step: Step, before: Shape) -> View:
-    """The view followed by one more step; `before` is the shape that the step meets."""
+    """Return the view followed by one more step; `before` is the shape that the step meets."""
     if isinstance(step, Slice):
         if step.shape == before and set(step.step) <= {1} and all(s == 0 for s in step.start):
             return view
@@ -85,7 +85,8 @@ def _permuted(step: Slice, perm: tuple[int, ...]) -> Slice:
 
 
 def _under_unit_dims(inner: Shape, outer: Shape, step: Slice) -> Slice | None:
-    """A slice of `outer` as a slice of `inner`, where the two differ by dims of extent 1 only."""
+    """Return a slice of `outer` as a slice of `inner`, where the two differ by dims of extent 1
+    only."""
     if [e for e in inner if e != 1] != [e for e in outer if e != 1]:
         return None
     if any(e == 1 and n != 1 for e, n in zip(outer, step.shape)):
@@ -119,7 +120,7 @@ def dtype_of(view: View, base: DType) -> DType:
 
 
 def is_static(view: View) -> bool:
-    """Whether the view shows the same elements whatever is known at run time only."""
+    """Return whether the view shows the same elements whatever is known at run time only."""
     return all(
         isinstance(step, (Slice, Transpose, Reshape, Broadcast, Part))
         and (not isinstance(step, Slice) or all(e.is_const for e in (*step.start, *step.shape)))
@@ -128,7 +129,7 @@ def is_static(view: View) -> bool:
 
 
 def shown(data: Any, view: View) -> Any:
-    """The elements of a NumPy array that a static view shows, in the same memory."""
+    """Return the elements of a NumPy array that a static view shows, in the same memory."""
     for step in view:
         if isinstance(step, Part):
             data = getattr(data, step.fn)
@@ -139,8 +140,8 @@ def shown(data: Any, view: View) -> Any:
 
 
 def may_reshape(view: View, base: Shape, shape: Shape) -> bool:
-    """Whether NumPy's reshape of this view shows the same memory: the strides that it would have
-    decide. Extents that follow from the mesh: assumed so."""
+    """Return whether NumPy's reshape of this view shows the same memory: the strides that it would
+    have decide. Extents that follow from the mesh: assumed so."""
     steps = [step for step in (*view, Reshape(shape)) if not isinstance(step, Diagonal)]
     if len(steps) <= len(view):
         return False
@@ -177,7 +178,8 @@ def _contiguous(extents: Sequence[int]) -> tuple[int, ...]:
 def reshaped_strides(
     extents: Sequence[int], strides: Sequence[int], wanted: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Strides that show the same elements in another shape of as many, None where there are none.
+    """Return strides that show the same elements in another shape of as many, None where there are
+    none.
 
     The rule of NumPy's _attempt_nocopy_reshape: dims are taken in groups of equal size on both
     sides, and the old dims of a group must run through memory as one.
@@ -221,7 +223,7 @@ def _starts(context: Context, base: Value, step: Dynamic) -> list[Value]:
 
 
 def index_value(context: Context, e: Expr) -> Value:
-    """A symbolic integer as a 0-d int64 value."""
+    """Return a symbolic integer as a 0-d int64 value."""
     if e.is_const:
         what: ops.Kind = ops.Full(e.value, dtypes.INT64, ())
     else:
@@ -239,7 +241,7 @@ def _apply(context: Context, base: Value, step: Step) -> Value:
 
 
 def get(context: Context, base: Value, view: View) -> Value:
-    """The elements that a view of `base` shows."""
+    """Return the elements that a view of `base` shows."""
     value = base
     for step in view:
         value = context.remember((value, step), partial(_apply, context, value, step))

@@ -149,7 +149,7 @@ class Absent(NDArrayOperatorsMixin):
         return bool(self._python(lambda x: value in x))
 
     def refused(self, why: str) -> InputError:
-        """An error for what is done with Python values."""
+        """Return an error for what is done with Python values."""
         names = " and ".join(self.needs)
         are = f"input {names} is" if len(self.needs) == 1 else f"inputs {names} are"
         return InputError(
@@ -166,7 +166,8 @@ class Absent(NDArrayOperatorsMixin):
         return repr(self)
 
     def with_copies(self, of: Callable[[Any], Any]) -> Any:
-        """What a derivative computes with, in its place; see `meeting`."""
+        """Return the stand-in that a derivative computes with, and note what it needs; see
+        `meeting`."""
         if _met:
             _met[-1].update(self.needs)
         return of(self.stand_in)
@@ -214,7 +215,7 @@ def stand_in_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any
 
 
 def needs_of(tree: Any) -> Needs:
-    """The inputs without which something in a tree is not there."""
+    """Return the inputs without which something in a tree is not there."""
     found = (getattr(x, "needs", ()) for x in leaves(tree) if isinstance(x, (Absent, np.ndarray)))
     return _each(name for needs in found for name in needs)
 
@@ -226,7 +227,7 @@ def _each(names: Iterable[str]) -> Needs:
 def computed(
     function: Callable[..., Any], args: Any, kwargs: Any, needs: Needs
 ) -> Any:
-    """What a function makes of stand-ins, as what is not there."""
+    """Call a function on stand-ins; return its results as arrays that are not there."""
     needs = _each((*needs, *needs_of((args, kwargs))))
     with np.errstate(all="ignore"):
         try:
@@ -243,8 +244,8 @@ def absent(x: Any, needs: Needs) -> Any:
 
 
 def withheld(x: Any, needs: Needs, made: Any = None) -> Any:
-    """An array that was there, now that what is not was written into it. made: what it was to
-    become, where NumPy's own array cannot say that of itself."""
+    """Return an array that was there, now that what is not was written into it. made: what it was
+    to become, where NumPy's own array cannot say that of itself."""
     if isinstance(x, Absent):
         x.needs = _each((*x.needs, *needs))
         return x
@@ -264,7 +265,7 @@ def is_all(key: Any) -> bool:
 
 
 def stand_in_of(x: Any) -> Any:
-    """An array to compute with in the place of one that is not there; else x."""
+    """Return an array to compute with in the place of one that is not there; else x."""
     hidden = getattr(x, "hidden", None)
     x = x if hidden is None else hidden()
     return x.stand_in if isinstance(x, Absent) else x
@@ -288,8 +289,8 @@ _CALLING = frozenset("fori_loop while_loop cond switch scan blocks range".split(
 def without(
     name: str, function: Callable[..., Any], args: Any, kwargs: Any, needs: Needs
 ) -> Any:
-    """What spmd's function of a name gives for arrays some of which are not there. What a user
-    would see of them is left out."""
+    """Return the result of spmd's function of a name for arguments some of which are not there.
+    What a user would see of them is left out."""
     if name in _EFFECTS:
         return None
     if name in ("cond", "switch") and needs_of(args[:1]):
@@ -306,8 +307,8 @@ def without(
 
 
 def _asserted(frame: FrameType | None) -> bool | None:
-    """The truth value with which the assert goes on whose test is being computed in a frame; None:
-    it is no assert."""
+    """Return the truth value with which the assert goes on whose test is being computed in a frame;
+    None: it is no assert."""
     if frame is None:
         return None
     line, _, column, _ = list(frame.f_code.co_positions())[frame.f_lasti // 2]

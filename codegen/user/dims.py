@@ -20,7 +20,7 @@ from codegen.places import user_place
 from codegen.user import eager_runs
 
 # What a capture that is under way makes of a BoundedDim, of its name and its bound; None where
-# there is none. Put here by codegen.trace.number.
+# there is none. Put here by codegen.trace.registration.
 SYMBOLIC: list[Callable[[str, int], Any]] = []
 _FIXED: ContextVar[Callable[[BoundedDim], int] | None] = ContextVar("extents", default=None)
 
@@ -81,7 +81,7 @@ class Dim(int):
 
 
 def _count(extent: Any) -> int:
-    """An extent as a user gives it; -1 for what is none."""
+    """Return an extent as a user gives it; -1 for what is none."""
     try:
         return int(extent)
     except (TypeError, ValueError):
@@ -89,7 +89,7 @@ def _count(extent: Any) -> int:
 
 
 def bounded(name: str, at_most: int) -> Any:
-    """A dim of at most so many elements, in a capture as its number."""
+    """Return a dim of at most so many elements, in a capture as its number."""
     dim = BoundedDim(name, at_most)
     symbolic = dim.symbolic()
     return dim if symbolic is None else symbolic
@@ -121,7 +121,8 @@ class BoundedDim:
         return next((x for x in found if x is not None), None)
 
     def extent(self) -> Any:
-        """Its extent here. Raises UsageError outside of programs."""
+        """The extent of the dim in this capture or eager run. Raises UsageError outside of
+        programs."""
         if (symbolic := self.symbolic()) is not None:
             return symbolic
         if (known := _FIXED.get()) is not None:
@@ -181,5 +182,5 @@ class BoundedDim:
 
 
 def extent_of(x: Any) -> Any:
-    """The extent of a BoundedDim here; anything else as it is."""
+    """Return the extent of a BoundedDim here; anything else as it is."""
     return x.extent() if isinstance(x, BoundedDim) else x

@@ -21,5 +21,5 @@ def running_eagerly(runtime: Any) -> Iterator[None]:
 
 
 def runtime() -> Any:
-    """The eager runtime of this thread, or None."""
+    """Return the eager runtime of this thread, or None."""
     return _RUNTIME.get()

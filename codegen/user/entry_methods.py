@@ -22,7 +22,7 @@ _TAKEN = (  # by open images
 
 
 def entry(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: a method under it is an entry of the class, which is a program.
+    """Make a method an entry of its class, which is a program; use it as a decorator.
 
     An entry declares its inputs by spmd.input, reads the arrays that `__init__` bound to
     attributes, binds them anew or writes into them, and returns outputs, or nothing. Other methods

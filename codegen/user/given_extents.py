@@ -10,15 +10,16 @@ if TYPE_CHECKING:
 
 
 class GivenExtents:
-    """most: of each dim by name, how many elements it has at most. known: the extents so far, each
-    with the input that said it."""
+    """The extents of bounded dims. most: of each dim by name, how many elements it has at most.
+    known: the extents so far, each with the input that said it."""
 
     def __init__(self, most: Mapping[str, int]) -> None:
         self.most = most
         self.known: dict[str, tuple[int, str]] = {}
 
     def take(self, name: str, dims: Sequence[object], shape: Sequence[int]) -> None:
-        """Of an input: dims are names of dims, or anything else, one for each entry of its shape.
+        """Note the extents of an input; `dims` are names of dims, or anything else, one for each
+        entry of its shape.
 
         Raises InputError where it has too many elements along a dim, or not as many as another
         input has along the same.

@@ -34,8 +34,8 @@ def taken(
     state: Any, name: str, declared: Mapping[str, Type], type_of: Callable[[Any], Type],
     copied: Callable[[Any], Any],
 ) -> Any:
-    """The state that stands in the place of an input of its name, as copies. declared: the types of
-    the arrays, by name; type_of: that of an array of the state."""
+    """Return the state that stands in the place of an input of its name, as copies. declared: the
+    types of the arrays, by name; type_of: that of an array of the state."""
     arrays = dict(named.named(state, name))
     if list(arrays) != list(declared):
         raise ProgramError(f"{name} is state, and is declared as another tree here",

@@ -13,7 +13,7 @@ from codegen.user import pytree
 
 
 class _Replicated:
-    """spmd.replicated: every rank holds the whole array."""
+    """The layout spmd.replicated, by which every rank holds the whole array."""
 
     def __repr__(self) -> str:
         return "spmd.replicated"

@@ -18,7 +18,8 @@ MANY = 8  # arrays of one tree, beyond which tables have a line for all of them
 
 
 def held(tree: Any) -> list[tuple[Any, Any]] | None:
-    """What a dict, list, tuple, named tuple or dataclass holds, by key; None of anything else."""
+    """Return what a dict, list, tuple, named tuple or dataclass holds, by key; None for anything
+    else."""
     if isinstance(tree, dict):
         return list(tree.items())
     if isinstance(tree, (tuple, list)):
@@ -31,7 +32,7 @@ def held(tree: Any) -> list[tuple[Any, Any]] | None:
 
 
 def rebuilt(tree: Any, items: Iterable[Any]) -> Any:
-    """A container like this one, which holds these items."""
+    """Return a container like `tree`, a dict, list, tuple or dataclass, that holds other items."""
     if isinstance(tree, dict):
         return dict(zip(tree, items, strict=True))
     if isinstance(tree, (tuple, list)):
@@ -54,7 +55,7 @@ def named(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def renamed(function: Callable[[str, Any], Any], tree: Any, name: str = "") -> Any:
-    """The same tree with function(name, leaf) in the place of every leaf."""
+    """Return the same tree with function(name, leaf) in the place of every leaf."""
     inside = held(tree)
     if inside is None:
         return function(name, tree)
@@ -66,18 +67,18 @@ def below(name: str, key: Any) -> str:
 
 
 def is_in(name: str, tree: str) -> bool:
-    """Whether a leaf is one of this tree."""
+    """Return whether a leaf is one of this tree."""
     return name.startswith(f"{tree}.")
 
 
 def of_tree(tree: str, known: Iterable[str]) -> list[str]:
-    """The leaves of a tree, by name."""
+    """Return the leaves of a tree, by name."""
     return [name for name in known if is_in(name, tree)]
 
 
 def asked(only: Any, known: Sequence[str], option: str = "only") -> list[str]:
-    """The names of those outputs that an option asks for: a name or several, of outputs or of trees
-    of them; None: all. Raises UsageError."""
+    """Return the names of those outputs that an option asks for: a name or several, of outputs or
+    of trees of them; None: all. Raises UsageError."""
     if only is None:
         return list(known)
     found: set[str] = set()
@@ -92,7 +93,8 @@ def asked(only: Any, known: Sequence[str], option: str = "only") -> list[str]:
 
 
 def roots(names: Iterable[str]) -> dict[str, list[str]]:
-    """The leaves of each tree, by what stands before their first dot; others by their own name."""
+    """Return the leaves of each tree, by what stands before their first dot; others by their own
+    name."""
     found: dict[str, list[str]] = {}
     for name in names:
         found.setdefault(name.partition(".")[0], []).append(name)
@@ -100,7 +102,7 @@ def roots(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def listed(names: Iterable[str]) -> str:
-    """What messages say is known: a tree of many leaves is one of them."""
+    """Return the known names for a message: a tree of many leaves is one of them."""
     return ", ".join(
         f"{root} (a tree of {len(leaves)} arrays)" if len(leaves) > MANY else ", ".join(leaves)
         for root, leaves in roots(names).items()
@@ -122,7 +124,7 @@ def together(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def spread(given: Mapping[str, Any], known: Collection[str], what: str = "input") -> dict[str, Any]:
-    """What is given by name, a leaf each: trees where names of trees stand, else as it is.
+    """Return what is given with a leaf for each name: trees are taken apart, other values stay.
 
     Raises InputError where a tree lacks leaves or has others, UsageError for what is given twice.
     """
@@ -169,8 +171,8 @@ def _leaves(
 
 
 def by_path(given: Any, known: Collection[str], what: str) -> Any:
-    """A dict with trees in it as a flat one, where some known names are paths; else as it is.
-    Raises InputError, with the path."""
+    """Return a dict with trees in it as a flat one, where some known names are paths; else as it
+    is. Raises InputError, with the path."""
     if not isinstance(given, dict) or not any("." in name for name in known):
         return given
     return spread(given, known, what)

@@ -33,7 +33,8 @@ def element_type(dtype: Any) -> DType:
 
 
 def rounded(value: Any, dtype: DType) -> int | float | complex | bool:
-    """A Python number as it is in this element type. Raises where an integer does not fit."""
+    """Return a Python number as it is in this element type. Raises where an integer does not
+    fit."""
     if dtype.kind == "b":
         return bool(value)
     if dtype.kind != "c" and isinstance(value, (complex, np.complexfloating)):

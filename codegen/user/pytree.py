@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """The leaves, in order; dicts in their own order."""
+    """Return the leaves of a tree of tuples, lists and dicts one by one, in their order."""
     if isinstance(tree, (tuple, list)):
         for item in tree:
             yield from leaves(item)
@@ -19,7 +19,8 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same structure with function(leaf) at every leaf; None stays."""
+    """Return a tree of tuples, lists and dicts with function(leaf) in place of each leaf; None
+    stays."""
     if tree is None:
         return None
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):

@@ -61,8 +61,9 @@ def declared_twice(name: str, what: str, before: Place | None, place: Place | No
 
 
 def text_and_form(x: Any, simpler: Callable[[Any], Any]) -> tuple[str, Any]:
-    """What a message calls a default, and what compares. simpler: what stands in this for an array
-    or number of the program; other things it gives back."""
+    """Return the text that a message shows for a default, and a form that compares. simpler:
+    returns what stands in this form for an array or number of the program, and other things as they
+    are."""
     code = getattr(x, "__code__", None)
     if code is None:
         return repr(x)[:60], _form(x, (), simpler)
@@ -114,7 +115,7 @@ def _held(cell: types.CellType, inner: Callable[[Any], Any]) -> Any:
 
 
 def _globals(function: types.FunctionType, inner: Callable[[Any], Any]) -> Any:
-    """The numbers and arrays of the module that it may read."""
+    """Return the numbers and arrays of the module that it may read."""
     plain = (bool, int, float, complex, np.generic, np.ndarray)
     names = function.__globals__
     used = [n for n in function.__code__.co_names if isinstance(names.get(n), plain)]
@@ -122,7 +123,8 @@ def _globals(function: types.FunctionType, inner: Callable[[Any], Any]) -> Any:
 
 
 def content(code: types.CodeType, placed: bool = False) -> tuple[Any, ...]:
-    """What a function's code does, wherever in a file it stands; placed: and where that is."""
+    """Return what a function's code does, wherever in a file it stands; placed: and where that
+    is."""
     constants = [
         content(c, placed) if isinstance(c, types.CodeType)
         else (type(c), sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c))

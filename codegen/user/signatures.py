@@ -32,7 +32,7 @@ def check_call(function: Any, what: str, /, *args: Any, expected: str = "", **kw
 
 
 def _plain(signature: inspect.Signature) -> str:
-    """The parameters without their types."""
+    """Return the parameters without their types."""
     empty = inspect.Parameter.empty
     bare = [p.replace(annotation=empty) for p in signature.parameters.values()]
     return str(signature.replace(parameters=bare, return_annotation=empty))

@@ -13,7 +13,7 @@ from codegen.user.numbers import element_type
 
 
 class Spec:
-    """What spmd.spec gives: a description of one array."""
+    """A description of one array, as spmd.spec returns it."""
 
     def __init__(self, shape: Any, dtype: Any, layout: Any, default: Any) -> None:
         self.shape, self.dtype, self.layout, self.default = shape, dtype, layout, default
@@ -23,7 +23,8 @@ class Spec:
 
 
 def spec(shape: Any, dtype: Any = np.float32, layout: Any = None, default: Any = None) -> Spec:
-    """A description of one array, for trees of inputs: `spmd.input("w", {"b": spmd.spec(4)})`.
+    """Return a description of one array, for trees of inputs: `spmd.input("w", {"b":
+    spmd.spec(4)})`.
 
     - shape, layout, default: as those of spmd.input. A shape may have named dims (spmd.Dim), whose
       layout follows from the program's rules.
@@ -49,7 +50,7 @@ def spec(shape: Any, dtype: Any = np.float32, layout: Any = None, default: Any =
 
 
 def is_tree(shape: Any) -> bool:
-    """Whether what stands where a shape may is a tree of specs, or one of them."""
+    """Return whether what stands where a shape may is a tree of specs, or one of them."""
     if isinstance(shape, Spec):
         return True
     inside = held(shape)
@@ -59,8 +60,8 @@ def is_tree(shape: Any) -> bool:
 
 
 def declared(name: str, shape: Any, dtype: Any, layout: Any) -> tuple[Any, dict[str, Spec]]:
-    """What spmd.input is given, as a tree of specs, and these by name; one that is no tree is one
-    of float64 unless it says otherwise. Raises UsageError and ProgramError."""
+    """Return what spmd.input declares as a tree of specs, and the specs by name. What is no tree is
+    one array, of float64 unless it says otherwise. Raises UsageError and ProgramError."""
     if not is_tree(shape):
         one = Spec(shape, np.float64 if dtype is None else dtype, layout, None)
         return one, {name: one}

@@ -23,12 +23,12 @@ def give_files(module: Callable[[], Any]) -> None:
 
 
 def files() -> Any:
-    """The module that reads and writes files of states."""
+    """Return the module that reads and writes files of states."""
     return _files[0]()
 
 
 def leaves_by_path(x: Any) -> Leaves:
-    """The leaves by path, each with its name. What is reached twice stands where it was met
+    """Return the leaves by path, each with its name. What is reached twice stands where it was met
     first."""
     return dict(_leaves(x, "self", "", set()))
 
@@ -47,8 +47,8 @@ def _leaves(x: Any, path: str, name: str, seen: set[int]) -> Iterator[tuple[str,
 
 
 def placed(x: Any, arrays: Mapping[str, Any]) -> Any:
-    """The same containers with these arrays at their paths; values that properties have cached are
-    dropped."""
+    """Return the same containers with these arrays at their paths; values that properties have
+    cached are dropped."""
     return _placed(x, arrays, "self", set())
 
 
@@ -75,7 +75,8 @@ def _placed(x: Any, arrays: Mapping[str, Any], path: str, seen: set[int]) -> Any
 
 
 def _inside(x: Any) -> list[tuple[str, str, Any]] | None:
-    """What a container or an object holds: how it is reached, what a name says, and itself."""
+    """Return what a container or an object holds: how it is reached, what a name says, and itself;
+    None for anything else."""
     if isinstance(x, tuple):
         fields = getattr(x, "_fields", None)
         if fields:
@@ -96,7 +97,7 @@ def _quoted(key: Any) -> str:
 
 
 class Contents:
-    """What the lists, dicts and objects in an object hold now, to be put back later."""
+    """A copy of what the lists, dicts and objects in an object hold now, to be put back later."""
 
     def __init__(self, x: Any) -> None:
         self._held: dict[int, tuple[Any, Any]] = {}

@@ -91,12 +91,12 @@ def shape_text(shape: Sequence[Any]) -> str:
 
 
 def attribute_of(path: str) -> str:
-    """The attribute of self that a path goes through first."""
+    """Return the attribute of self that a path goes through first."""
     return path.removeprefix("self.").split(".")[0].split("[")[0]
 
 
 def place_of_binding(method: Callable[..., Any], path: str, otherwise: Place) -> Place:
-    """The last line of a method that binds the attribute, or writes into it."""
+    """Return the last line of a method that binds the attribute, or writes into it."""
     code = inspect.unwrap(method).__code__
     try:
         lines, first = inspect.getsourcelines(code)
@@ -124,7 +124,7 @@ def _targets(node: ast.AST) -> list[ast.expr]:
 
 
 def _attribute(target: ast.expr, instance: str) -> str:
-    """The attribute that an assignment's target is, or is a part of; "" for none."""
+    """Return the attribute that an assignment's target is, or is a part of; "" for none."""
     name = ""
     at: ast.expr = target
     while isinstance(at, (ast.Attribute, ast.Subscript)):
@@ -134,5 +134,5 @@ def _attribute(target: ast.expr, instance: str) -> str:
 
 
 def by_name(leaves: Mapping[str, tuple[str, Any]], names: Collection[str]) -> dict[str, str]:
-    """The paths of the leaves that have these names."""
+    """Return the paths of the leaves that have these names."""
     return {name: path for path, (name, _) in leaves.items() if name in names}

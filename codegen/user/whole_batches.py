@@ -29,8 +29,8 @@ Array = np.ndarray[Any, Any]
 
 
 def declared_fields(name: Any, fields: Mapping[str, Any]) -> dict[str, Spec]:
-    """The fields of a feed, those of trees by their paths, as batch.x. Raises UsageError for what
-    cannot be one."""
+    """Return the fields of a feed, those of trees by their paths, as batch.x. Raises UsageError for
+    what cannot be one."""
     if not isinstance(name, str) or not name.isidentifier():
         raise UsageError("the name of a feed must be an identifier", place=user_place(),
                          expected='spmd.feed("train", x=spmd.spec(…))', found=repr(name),
@@ -88,8 +88,8 @@ def check_batch(name: str, shapes: Mapping[str, Sequence[Any]], kinds: Mapping[s
 
 
 def batch_maker(feed: str, fields: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
-    """What makes a batch of arrays by the paths of fields: a named tuple, with trees where they
-    were declared."""
+    """Return a function that makes a batch of arrays by the paths of fields: a named tuple, with
+    trees where they were declared."""
     names = tuple(fields)
 
     def missing(self: Any, name: str) -> Any:
@@ -113,7 +113,8 @@ def declared_inside() -> ProgramError:
 
 
 def sent_fields(feed: str, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """What feed.send is given, by name, that of trees by their paths. Raises UsageError."""
+    """Return the arguments of feed.send by name, the arrays of trees by their paths. Raises
+    UsageError."""
     if len(values) > 1 or (values and named) or not (values or named):
         raise UsageError(f'feed "{feed}": send takes one array or tree, or several by name',
                          place=user_place(), expected="feed.send(action), feed.send(a=x, b=y)",
@@ -146,8 +147,8 @@ def _is_of_numbers(value: Any) -> bool:
 
 
 def told(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What was sent as those who make batches read it: dicts with the trees that were sent, in
-    which tuples stand for lists and tuples, and dicts for all else."""
+    """Return what was sent as those who make batches read it: dicts with the trees that were sent,
+    in which tuples stand for lists and tuples, and dicts for all else."""
     found: dict[str, Any] = {}
     for path, value in values.items():
         *steps, last = path.split(".")
@@ -192,7 +193,7 @@ def untold(feed: str) -> UsageError:
 
 
 def _batches(source: Any, fields: Mapping[str, tuple[Any, Any]]) -> Any:
-    """An iterable of batches: itself, what a function gives, or a pipeline's `batches`."""
+    """Return an iterable of batches: itself, what a function gives, or a pipeline's `batches`."""
     if isinstance(source, (str, os.PathLike)):
         raise InputError("an eager run is given the file of a pipeline", place=user_place(),
                          expected="the pipeline itself, or dicts of arrays",
@@ -224,7 +225,7 @@ class Batches:
         self._reply: dict[str, Any] | None = None  # that a generator has not been told yet
 
     def more(self, number: int) -> bool:
-        """Whether there is a batch of this number."""
+        """Return whether there is a batch of this number."""
         while self.count <= number and not self.ended:
             found = self._next()
             batch = None if found is None else self._whole(found)
@@ -245,8 +246,8 @@ class Batches:
             return None
 
     def answer(self, taken: int, values: dict[str, Array]) -> None:
-        """What is sent behind the last of `taken` batches reaches who made it. Raises InputError
-        without such a batch, UsageError where nobody takes it."""
+        """Hand what is sent behind the last of `taken` batches to the maker of that batch. Raises
+        InputError without such a batch, UsageError where nobody takes it."""
         if taken == self.answered:
             raise unanswerable(self.feed)
         self.answered = taken
@@ -260,7 +261,7 @@ class Batches:
             raise untold(self.feed)
 
     def take(self, number: int) -> dict[str, Array]:
-        """The batch of this number. Raises InputError where the stream has ended."""
+        """Return the batch of this number. Raises InputError where the stream has ended."""
         if not self.more(number):
             raise InputError(f'feed "{self.feed}" has no more batches', place=user_place(),
                              expected=f"a batch number {number}, counted from 0",

@@ -21,14 +21,14 @@ Box = Mapping[Any, tuple[int, int]]  # of labels, the first element and the one 
 
 @dataclass(frozen=True)
 class Start:
-    """spmd.start(u): an argument that stands for a place in u."""
+    """An argument of a kernel, spmd.start(u), that stands for a place in u."""
 
     array: Any
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a call means for the dims of its arrays, by the names of parameters.
+    """The meaning of a call for the dims of its arrays, by the names of parameters.
 
     labels: of the dims that the function sees; equal ones are cut alike. halo, boundary: of inputs.
     """
@@ -52,7 +52,7 @@ class Form:
         return list(dict.fromkeys(x for p in pairs for x, sides in p if sides is not None))
 
     def place(self, name: str, label: Any) -> int:
-        """The dim of an array that has this label."""
+        """Return the dim of an array that has this label."""
         return len(self.lead(name)) + self.labels[name].index(label)
 
     def cuts(self, name: str) -> list[tuple[Any, int] | None]:
@@ -66,12 +66,13 @@ class Form:
         return out
 
     def first(self, name: str, box: Box) -> int | tuple[int, ...]:
-        """Where a part of an array begins."""
+        """Return the position at which a part of an array begins: one integer for one dim, else a
+        tuple."""
         at = tuple(box[c[0]][0] if c and c[0] in box else 0 for c in self.cuts(name))
         return at if len(at) > 1 else at[0]
 
     def slices(self, name: str, box: Box) -> tuple[slice, ...]:
-        """A part of an array, with its ghost cells."""
+        """Return a part of an array, with its ghost cells."""
         return tuple(
             slice(box[c[0]][0], box[c[0]][1] + c[1]) if c and c[0] in box else slice(None)
             for c in self.cuts(name)
@@ -85,7 +86,8 @@ _SPELLING = 'halo={"u": (1, 1)}: one entry per dim, an integer, (before, behind)
 def halos(kernel: str, given: Any, dims: Mapping[str, int], outputs: Sequence[str]) -> dict[
     str, Halo
 ]:
-    """By input. dims: how many dims the kernel sees of each array."""
+    """Return the ghost cells of each input, by name. dims: how many dims the kernel sees of each
+    array. Raise an error for inputs that the kernel does not have."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -179,7 +181,8 @@ def ghosts(form: Form, name: str) -> tuple[Halo, list[Any]]:
 
 
 def least(form: Form, name: str) -> list[tuple[int, int, str]]:
-    """The dims of an input that its boundary is made of: dim, elements that it needs, boundary."""
+    """Return the dims of an input that its boundary is made of: dim, elements that it needs,
+    boundary."""
     out = []
     for d, (sides, b) in enumerate(zip(*ghosts(form, name), strict=True)):
         if isinstance(b, str) and sides and any(sides):

@@ -19,7 +19,7 @@ PEERS = ("sends", "dest", "receives", "source", "root")
 
 
 class ExchangeTable:
-    """What is known of the exchanges of one program.
+    """A table of the exchanges of one program.
 
     axes: of its mesh. coordinates: the symbol of a rank's position along each. capacity: elements
     of every buffer. scalars: names of what is bound at launch.
@@ -38,8 +38,8 @@ class ExchangeTable:
 
 
 class Row:
-    """One exchange. loops: those around it that its formulas mention. used: names that they use.
-    unknown: those that stand for what the program computes."""
+    """A row describes one exchange. loops: those around it that its formulas mention. used: names
+    that they use. unknown: those that stand for what the program computes."""
 
     def __init__(self, said: dict[str, Any], table: ExchangeTable) -> None:
         """Raises ValueError, KeyError or TypeError for what no Plan says."""

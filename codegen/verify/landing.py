@@ -23,7 +23,8 @@ class Landing:
     """The boxes of one exchange that are not empty, as far as they were added."""
 
     def __init__(self, pairs: Pairs, read: int) -> None:
-        """read: whether, at a place, the taker takes what the giver has."""
+        """Prepare the boxes of one exchange. read: the term that says whether the taker takes what
+        the giver has."""
         t, boxes, self.pairs = pairs.terms, pairs.between, pairs
         self.boxes: list[BoxTerms] = []
         if pairs.row.said.get("fn") == "" and "into" in boxes:
@@ -38,7 +39,7 @@ class Landing:
         self.found: list[tuple[int, Places, list[Array]]] = []  # sent or not, where, box
 
     def add(self, places: Places, values: list[Array]) -> None:
-        """values: of the terms."""
+        """Add the boxes at these places that are not empty; `values` are those of the terms."""
         left = iter(values)
         for sent, box in enumerate(self.boxes):
             some, *parts = itertools.islice(left, 2 + 2 * len(box.dims))
@@ -47,7 +48,7 @@ class Landing:
                 self.found.append((sent, at, [a[some] for a in parts]))
 
     def check(self) -> None:
-        """Raises Mismatch."""
+        """Raise Mismatch where boxes of one member overlap, or where they leave a hole."""
         if len({len(box.dims) for box in self.boxes}) != 1 or not self.found:
             return
         sent = np.concatenate([np.full(len(v[0]), k) for k, _, v in self.found])
@@ -63,7 +64,7 @@ class Landing:
             self._whole(owner, begin, extent, clear, places)
 
     def _owner(self, sent: Array, places: Places) -> Array:
-        """A number of the member in whose memory a box lies, and of the turn and mesh."""
+        """Return a number of the member in whose memory a box lies, and of the turn and mesh."""
         pairs, out = self.pairs, np.zeros(len(sent), dtype=np.int64)
         own = [(pairs.taker[a], pairs.giver[a]) for a in pairs.row.axes]
         both = {s for pair in own for s in pair}
@@ -104,7 +105,8 @@ class Landing:
 
     def _whole(self, owner: Array, begin: Array, extent: Array, clear: Array,
                places: Places) -> None:
-        """What a member takes fills a whole region: nobody forgot a part of it."""
+        """Raise Mismatch unless what a member takes fills a whole region: nobody forgot a part of
+        it."""
         first = np.flatnonzero(np.diff(owner, prepend=owner[0] - 1))
         many = np.ones(len(owner), dtype=np.int64)
         whole = np.ones(len(first), dtype=np.int64)
@@ -120,9 +122,9 @@ class Landing:
 
 
 def _digits(values: list[Array]) -> tuple[list[Array], list[Array], Array]:
-    """Of boxes (offset, then extent and stride of every dim) where each dim begins, and its extent;
-    and whether that is clear: dims nest as those of an array do, but for those of one element that
-    have no stride."""
+    """Return where each dim of boxes begins, and its extent, from their offset, extents and
+    strides; and whether that is clear: dims nest as those of an array do, but for those of one
+    element that have no stride."""
     left, clear, begin = values[0], np.ones(len(values[0]), dtype=bool), []
     outer = np.full(len(left), np.iinfo(np.int64).max)
     for extent, stride in zip(values[1::2], values[2::2], strict=True):
@@ -142,7 +144,8 @@ def _box(values: list[Array], k: int) -> Found:
 
 
 def _share(a: Found, b: Found) -> bool:
-    """Whether two boxes have an element in common; large ones are taken for what they say."""
+    """Return whether two boxes have an element in common; large ones are taken for what they
+    say."""
     if max(math.prod(box[1]) for box in (a, b)) > MOST:
         return False
     elements = [set(), set()]  # type: list[set[int]]

@@ -68,13 +68,13 @@ class Everybody(Everyone):
         return self._rooted(flow) if flow in ("from_root", "to_root") else self._all(flow)
 
     def _groups(self) -> int:
-        """How many groups come."""
+        """Return how many groups come."""
         coming, symbols = self.pairs.taken(self.pairs.first), self.pairs.symbols()
         return sum(int(self.pairs.evaluated(places, coming)[0].sum())
                    for places in self.pairs.each(symbols))
 
     def _rooted(self, flow: str) -> int:
-        """The root exchanges with each."""
+        """Return the root exchanges with each."""
         t, pairs = self.terms, self.pairs
         root = pairs.read("root", pairs.first)
         assert root is not None
@@ -148,7 +148,8 @@ class Everybody(Everyone):
         return True
 
     def _ends(self, near: dict[str, tuple[int, int]], mine: Axes) -> Iterator[Any]:
-        """Of ranks that come and list somebody: which, and begin and end along each axis."""
+        """Yield the ranks that come and list somebody, with begin and end of the list along each
+        axis."""
         here = self.there if mine is self.pairs.taker else self.here
         ends = [t for begin, end in near.values() for t in (begin, end)]
         for places in self.pairs.each(self.pairs.symbols(mine)):
@@ -166,13 +167,13 @@ class Everybody(Everyone):
                            [e[some] for pair in one for e in pair])
 
     def _number(self, near: dict[str, tuple[int, int]], mine: Axes) -> int:
-        """How many pairs all ranks list."""
+        """Return how many pairs all ranks list."""
         return sum(int(math.prod(e - b for b, e in zip(ends[::2], ends[1::2], strict=True)).sum())
                    for _, ends in self._ends(near, mine))
 
     def _listed(self, near: dict[str, tuple[int, int]], mine: Axes, others: Axes,
                 symbols: list[int]) -> Iterator[Ranges]:
-        """Of every rank, those it lists."""
+        """Yield, for every rank, the range of ranks that it lists."""
         for places, ends in self._ends(near, mine):
             low, high = dict(places), dict(places)
             for a, begin, end in zip(near, ends[::2], ends[1::2], strict=True):
@@ -203,7 +204,8 @@ class Everybody(Everyone):
 
 
 def _parts(begin: Array, end: Array, size: int) -> Iterator[tuple[Array, Array]]:
-    """Of ranges that may go on beyond the last of so many members: those up to it, and the rest."""
+    """Split ranges that may go on beyond the last of so many members: yield the parts up to it,
+    then the rest."""
     yield begin, np.minimum(end, size)
     if (end > size).any():
         yield 0 * begin, np.maximum(end - size, 0)

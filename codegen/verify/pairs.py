@@ -39,7 +39,7 @@ class Pairs:
         self, row: Row, meshes: Sequence[Mapping[str, Any]],
         turn: tuple[int, ...] | None = None, wrap: int | None = None,
     ) -> None:
-        """meshes: what all ranks of one may name."""
+        """Prepare the terms of one exchange. meshes: what all ranks of one may name."""
         self.row, self.terms = row, Terms()
         t, table = self.terms, row.table
         self.loose = False  # whether a mismatch is only a suspicion
@@ -75,7 +75,7 @@ class Pairs:
         self.turns.append(t.less(self.wrap, self.often))
 
     def _given(self, name: str, values: list[int]) -> int:
-        """The term of what all ranks of a mesh have alike."""
+        """Return the term of what all ranks of a mesh have alike."""
         least, most = min(values), max(values)
         term = self.terms.symbol(name, least, most)
         if least != most:
@@ -83,14 +83,14 @@ class Pairs:
         return term
 
     def _counted(self, name: str, last: Array) -> int:
-        """The term of what counts from 0 to `last`, which each mesh has its own of."""
+        """Return the term of what counts from 0 to `last`, which each mesh has its own of."""
         term = self.terms.symbol(name, 0, int(last.max()))
         if self.terms.value(term) is None:
             self.last[term] = last
         return term
 
     def _wraps(self) -> int:
-        """How often members see each other where dims go on beyond their ends, at most."""
+        """Return how often members see each other where dims go on beyond their ends, at most."""
         most = 1
         for places in self.each(self.symbols()):
             turn, found = self.evaluated(places, self.terms.all(*self.turns), self.often)
@@ -101,7 +101,8 @@ class Pairs:
         return most
 
     def ranges(self, symbols: Sequence[int]) -> Ranges:
-        """Of these symbols, on every mesh: a column each."""
+        """Return the least and the greatest values of these symbols: a row each, a column for each
+        mesh."""
         none = np.zeros((1, self.count), dtype=np.int64)
         low = [self.given[s] if s in self.given else none[0] for s in symbols]
         high = [self.given[s] if s in self.given else self.last[s] for s in symbols]
@@ -140,19 +141,19 @@ class Pairs:
         return [np.broadcast_to(np.asarray(values[t]), (length,)) for t in terms]
 
     def number_of(self, symbols: list[int]) -> int:
-        """Of places."""
+        """Return the number of places that these symbols span, on all meshes."""
         low, high = self.ranges(symbols)
         return int(np.prod(high - low + 1, axis=0, dtype=np.int64).sum())
 
     def symbols(self, *places: Axes) -> list[int]:
-        """Of meshes, loops, wraps and the group, then of these places."""
+        """Return the symbols of meshes, loops, wraps and the group, then of these places."""
         terms = [*self.at, self.wrap, *(t for a in (self.across, *places) for t in a.values())]
         return [*self.given, *(s for s in terms if self.terms.value(s) is None)]
 
     # ---- names -------------------------------------------------------------------------------
 
     def names(self, me: Axes) -> Names:
-        """What formulas of a rank may name."""
+        """Return the terms that formulas of a rank may name."""
         here = {self.coordinate[a]: term for a, term in (self.across | me).items()}
         return {**self.values, **here, **self.counters}
 
@@ -161,7 +162,7 @@ class Pairs:
         return digits[0][0] if len(digits) == 1 else digits
 
     def member(self, place: Axes) -> int:
-        """The same as one term."""
+        """Return the same as one term."""
         found = self.position(place)
         return found if isinstance(found, int) else self.terms.joined(found)
 
@@ -169,12 +170,12 @@ class Pairs:
         return {**self.names(me), self.row.member: self.position(member), "wrap": self.wrap}
 
     def read(self, name: str, me: Axes) -> int | None:
-        """A peer's position, or whether there is one."""
+        """Return a peer's position, or whether there is one."""
         e = self.row.said[name]
         return None if e is None else self.terms.read(e, self.names(me))
 
     def place(self, position: int) -> Axes:
-        """The place along every axis of the member at a position."""
+        """Return the place along every axis of the member at a position."""
         out, left = {}, position
         for k, a in reversed(list(enumerate(self.row.axes))):
             out[a] = self.terms.make("mod", left, self.size[a]) if k else left
@@ -205,7 +206,7 @@ class Pairs:
         return exists
 
     def taken(self, me: Axes) -> int:
-        """Whether a rank comes to the exchange in this turn, for this wrap."""
+        """Return whether a rank comes to the exchange in this turn, for this wrap."""
         t, names = self.terms, self.names(me)
         found = list(self.turns)
         for on, arm, arms in self.row.said["guards"]:
@@ -218,7 +219,8 @@ class Pairs:
     # ---- what must hold ----------------------------------------------------------------------
 
     def root(self) -> tuple[int, int]:
-        """The root that a giver names; and whether it is none, or another than the first names."""
+        """Return the root that a giver names; and whether it is none, or another than the first
+        names."""
         t, said, root = self.terms, self.read("root", self.giver), self.read("root", self.first)
         assert said is not None and root is not None
         return said, t.any(t.differ(said, root), t.less(root, t.number(0)),
@@ -283,7 +285,7 @@ class Pairs:
         return t.all(*found)
 
     def reads(self) -> int:
-        """Whether a taker reads what a giver has, where ranges do not say it."""
+        """Return whether a taker reads what a giver has, where ranges do not say it."""
         t, flow = self.terms, self.row.said["flow"]
         giver, taker = self.member(self.giver), self.member(self.taker)
         if flow in ("from_root", "to_root"):
@@ -294,7 +296,7 @@ class Pairs:
         return t.less(giver, taker) if flow == "before" else t.number(1)
 
     def compared(self) -> tuple[int, int]:
-        """Whether a taker reads what a giver has; and whether that does not fit."""
+        """Return whether a taker reads what a giver has; and whether that does not fit."""
         t, boxes = self.terms, self.between
         if self.row.said["flow"] != "near":
             read = self.reads()
@@ -312,7 +314,8 @@ class Pairs:
         return self.terms.exact(terms, point)
 
     def rank(self, point: Point, place: Axes | int) -> str:
-        """By its index. place: along the axes of the exchange, or a position."""
+        """Return the text for a rank, by its index. place: along the axes of the exchange, or a
+        position."""
         index, at = 0, place if isinstance(place, dict) else self.place(self.terms.number(place))
         for a in self.row.table.axes:
             k, size = self.exact(point, {**self.across, **at}[a], self.size[a])
@@ -421,7 +424,7 @@ class BoxTerms:
         self.nonempty = t.all(*(t.at_least(e, one) for e, _ in self.dims))
 
     def found(self, point: Point) -> Found:
-        """At a point."""
+        """Return offset, extents and strides of the box at a point."""
         parts = (t for dim in self.whole for t in dim)
         offset, *dims = self.pairs.exact(point, self.offset, *parts)
         return offset, tuple(dims[::2]), tuple(dims[1::2])

@@ -53,7 +53,7 @@ class _Said:
 
 
 def conditions_of(plan: Plan) -> list[dict[str, Any]]:
-    """What holds on every mesh that a launch accepts."""
+    """Return the conditions that hold on every mesh that a launch accepts."""
     return [{"holds": to_json(c.holds), "text": c.text, "place": line_of(c.place)}
             for c in plan.conditions]
 

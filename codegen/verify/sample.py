@@ -43,7 +43,8 @@ def check_exchanges(plan: Plan) -> ExchangeTable:
 
 
 def sample(plan: Plan, table: ExchangeTable) -> Iterator[Values]:
-    """What all ranks of a mesh may name: sizes, scalars, and what the program computes."""
+    """Yield, for each mesh of a sample, the values that all its ranks may name: sizes, scalars, and
+    what the program computes."""
     conditions, routes = conditions_of(plan), routes_of(plan)
     used = names_in(*(c["holds"] for c in conditions),
                     *(r[part] for r in routes for part in ("to", "sends", "size")))

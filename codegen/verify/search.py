@@ -23,7 +23,7 @@ class Exhausted(Exception):
 
 
 class Search:
-    """Where a truth holds, among ranges of its symbols."""
+    """A search for the places where a truth holds, among ranges of its symbols."""
 
     def __init__(self, pairs: Pairs, truth: int, symbols: list[int], budget: int | None) -> None:
         self.pairs, self.terms, self.truth, self.symbols = pairs, pairs.terms, truth, symbols
@@ -32,7 +32,7 @@ class Search:
         self.dtype, self.budget = pairs.terms.dtype(truth), budget
 
     def places(self, starts: Iterator[Ranges]) -> Iterator[Places]:
-        """Those where it holds, some at a time."""
+        """Yield the places where the truth holds, some at a time."""
         if self.terms.value(self.truth) == 0:
             return
         for low, high in starts:
@@ -56,7 +56,7 @@ class Search:
                 raise Exhausted
 
     def _halves(self, low: Array, high: Array) -> Ranges:
-        """Of the ranges where it may hold."""
+        """Return the halves of those ranges where the truth may hold."""
         given = {}
         for s, least, most in zip(self.symbols, low, high):
             least, most = least.astype(self.dtype), most.astype(self.dtype)

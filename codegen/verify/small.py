@@ -26,8 +26,8 @@ NOBODY = -(1 << 62)
 
 
 def formulas(row: Row) -> str:
-    """What is checked of an exchange, as a text: the same for those that differ in buffers of one
-    capacity, and in their places."""
+    """Return what is checked of an exchange, as a text: exchanges that differ only in their places,
+    and in buffers of one capacity, have the same text."""
     said = {k: v for k, v in row.said.items() if k not in ("site", "place", "kind")}
     for name in BOXES:
         if said[name]:
@@ -66,8 +66,8 @@ def check(
 def each_once(
     table: ExchangeTable, check: Callable[[Row], Agreed], every: bool = False
 ) -> Agreed:
-    """What is found of all known exchanges, or of every one; those whose formulas are alike are
-    checked once."""
+    """Check all known exchanges, or every one, and return the sum of the results; those with equal
+    formulas are checked once."""
     found = Agreed()
     alike: dict[str, Agreed] = {}
     for row in table.rows:
@@ -86,7 +86,8 @@ class Everyone:
     """All members, and pairs of members, of one exchange."""
 
     def __init__(self, pairs: Pairs, lands: bool = False) -> None:
-        """lands: whether it is checked where what members take lands."""
+        """Prepare the check of one exchange. lands: whether it is checked where what members take
+        lands."""
         self.pairs, self.terms, self.row = pairs, pairs.terms, pairs.row
         self.here = pairs.taken(pairs.giver)  # at a rank that stands as giver
         self.there = pairs.taken(pairs.taker)
@@ -96,7 +97,7 @@ class Everyone:
         return Agreed(transfers, {self.row.site: self.sampled} if self.sampled else {})
 
     def check(self, most: int | None = None) -> int:
-        """How many transfers match. most: pairs, else a sample of them. Raises Mismatch."""
+        """Return how many transfers match. most: pairs, else a sample of them. Raises Mismatch."""
         self._together()
         if self.terms.value(self.here) == 0 or not self.row.buffers:
             return 0

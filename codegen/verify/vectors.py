@@ -68,12 +68,12 @@ class Terms:
         return term
 
     def value(self, term: int) -> int | None:
-        """Of a number, else None."""
+        """Return the value of a term that is a number, else None."""
         op, args = self.table[term]
         return args[0] if op == "number" else None
 
     def read(self, e: Any, names: Mapping[str, int | Digits]) -> int:
-        """The term of a formula. names: what its symbols stand for. KeyError for others."""
+        """Return the term of a formula. names: what its symbols stand for. KeyError for others."""
         return self._one(value(rows_of(e), names, self._domain))
 
     def _domain(self, op: str, parts: Sequence[int | Digits]) -> int | Digits:
@@ -102,7 +102,7 @@ class Terms:
         return None
 
     def joined(self, digits: Digits) -> int:
-        """A position along several axes as one term."""
+        """Return a position along several axes as one term."""
         total = self.number(0)
         for term, size in digits:
             total = self.make("+", self.make("*", total, size), term)
@@ -149,14 +149,14 @@ class Terms:
         return found[0] if len(found) == 1 else self.row("+", *sorted(found))
 
     def _unsigned(self, term: int) -> int:
-        """The term or its negative, the same one for both."""
+        """Return the term or its negative, the same one for both."""
         op, args = self.table[term]
         factors = [self._factor(a) for a in (args if op == "+" else (term,))]
         _, first = min(factors)
         return self._product((self.number(-1), term)) if first < 0 else term
 
     def _factor(self, term: int) -> tuple[int, int]:
-        """What is multiplied (-1: nothing) and the number it is multiplied by."""
+        """Return the term that is multiplied (-1: none) and the number that it is multiplied by."""
         op, args = self.table[term]
         if op == "number":
             return -1, args[0]
@@ -245,7 +245,8 @@ class Terms:
         return {t for t in self.parts(terms) if self.table[t][0] == "symbol"}
 
     def dtype(self, *terms: int) -> Any:
-        """What the values are computed in: 64 bits, or Python's integers where that is too few."""
+        """Return the dtype in which values are computed: 64 bits, or Python's integers where that
+        is too few."""
         if all(self.size[part] < MOST for part in self.parts(terms)):
             return np.int64
         exact = {}
@@ -372,7 +373,8 @@ def _times(a: Range, b: Range) -> Range:
 
 
 def _quotient(op: str, low: Array, high: Array, least: Array, most: Array) -> Range:
-    """floordiv and mod: narrow for positive divisors, which blocks have; else what always holds."""
+    """Return bounds of floordiv or mod: narrow for positive divisors, which blocks have; else what
+    always holds."""
     if least is most and isinstance(least, int) and least > 0:
         first, last = low // least, high // least
         if op == "floordiv":

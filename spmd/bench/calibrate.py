@@ -48,7 +48,8 @@ class Limit:
     classes: tuple[str, ...] = limits.CLASSES
 
     def value(self, below: int) -> int:
-        """The limit where so many sizes go the first way. Never far beyond what was measured."""
+        """Return the limit where so many sizes go the first way. Never far beyond what was
+        measured."""
         if below == self.default:
             return 0
         if self.upto:
@@ -78,8 +79,8 @@ class Hosting:
 
 
 class Calibration:
-    """limits: found so far; what was not measured stays as it was kept before. missed: comparisons
-    that there was no time, or no memory, for."""
+    """A measurement of limits. limits: found so far; what was not measured stays as it was kept
+    before. missed: comparisons that there was no time, or no memory, for."""
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self.end = time.monotonic() + limit_s
@@ -89,7 +90,7 @@ class Calibration:
         self.images: dict[tuple[str, int], bytes] = {}
 
     def measure(self) -> Iterator[str]:
-        """A line for every comparison, as it is made."""
+        """Yield a line for every comparison, as it is made."""
         for limit in LIMITS:
             for kind in limit.classes:
                 missed = self.missed
@@ -133,7 +134,8 @@ class Calibration:
     def _compare(
         self, measured: Bench, limit: Limit, name: str, size: int, other: int, crew: Hosting
     ) -> tuple[float, float, str]:
-        """By how much the other way is faster than the default's, as a share, and the noise."""
+        """Return by how much the other way is faster than the default's, as a share, and the
+        noise."""
         count = size // ELEMENT
         turns = min(TURNS, turns_of(name, count, crew.ranks))
         if (name, count) not in self.images:
@@ -168,7 +170,7 @@ class Calibration:
 
 
 def crews(kind: str) -> tuple[Hosting, list[Hosting]]:
-    """On whom a class of limits is measured first, and who else must not be worse off."""
+    """Return on whom a class of limits is measured first, and who else must not be worse off."""
     cores = len(os.sched_getaffinity(0))
     if kind == "crowded":
         cores = min(cores, CROWDED_CORES)
@@ -192,7 +194,7 @@ def _job(measured: Bench, data: bytes, turns: int, limit: Limit, way: int) -> Jo
 
 @contextmanager
 def _on_cores(cores: int) -> Iterator[None]:
-    """With only so many cores for this thread and those that it starts."""
+    """Run with only so many cores for this thread and those that it starts."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(before)[:cores])
     try:

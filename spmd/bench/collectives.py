@@ -52,7 +52,7 @@ COLLECTIVES: dict[str, tuple[bytes, int, Callable[[int], float]]] = {
 
 
 class Bench:
-    """What is measured, and on how many ranks.
+    """A measurement of collectives on some ranks.
 
     rounds: how often. rivals: what runs in turn with ours, by the name of its columns; see Peer.
     """
@@ -85,7 +85,7 @@ class Bench:
             size = size * step if size else 1
 
     def fits(self, name: str, count: int, jobs: int = 1) -> bool:
-        """Whether there is memory for the arrays of all ranks, in so many jobs at once."""
+        """Return whether there is memory for the arrays of all ranks, in so many jobs at once."""
         pieces = self.ranks if name in PIECES else 1
         need = 6 * count * ELEMENT * pieces * self.ranks * jobs
         return need <= self.room
@@ -122,14 +122,14 @@ class Bench:
         return row
 
     def row_of(self, name: str, count: int, turns: int) -> dict[str, Any]:
-        """What a row says before anything is measured."""
+        """Return what a row says before anything is measured."""
         return {
             "collective": name, "ranks": self.ranks, "processes": self.processes.count,
             "bytes": 0 if name in UNSIZED else count * ELEMENT, "turns": turns,
         }
 
     def job(self, data: bytes, turns: int, limits: Limits | None = None) -> Job:
-        """An image of `built`, loaded. limits: instead of those kept for this machine."""
+        """Return an image of `built`, loaded. limits: instead of those kept for this machine."""
         checked = self.processes.together(lambda: loader.check(data), shared=False)
         launch = Launch(checked, self.options, self.processes)
         setup, _ = launch.agreed(
@@ -181,7 +181,7 @@ class Peer:
         })
 
     def turns(self, count: int) -> tuple[list[list[int]], int]:
-        """As Bench.ours."""
+        """Measure MPI's collective; return what Bench.ours returns."""
         times = array("q", bytes(8 * count))
         wrong = lib.spmd_mpi_measure(self.given, count, ffi.from_buffer("int64_t[]", times))
         met = self.processes.to_first((times.tolist(), wrong))
@@ -197,7 +197,7 @@ def _built(name: str, count: int) -> bytes:
 
 
 def turns_of(name: str, count: int, ranks: int) -> int:
-    """Of a batch: many of what is short."""
+    """Return the number of turns of a batch: many of what is short."""
     moved = count * ELEMENT * (ranks if name in PIECES else 1)
     most = LEAST_TURNS if name.startswith("switch") else MOST_TURNS  # a turn is many switches
     return max(LEAST_TURNS, min(most, BATCH_BYTES // moved))
@@ -212,8 +212,8 @@ def ratio(theirs: list[list[list[int]]], ours: list[list[list[int]]]) -> float:
 
 
 def summary(batches: list[list[list[int]]]) -> dict[str, float]:
-    """Microseconds. average, least, most: over the ranks, of each one's median turn; worst: the
-    median over the turns of the rank that took longest."""
+    """Return statistics of the turns, in microseconds. average, least, most: over the ranks, of
+    each one's median turn; worst: the median over the turns of the rank that took longest."""
     if not batches:
         return {}
     by_rank = [statistics.median(t for batch in batches for t in batch[rank]) / 1e3

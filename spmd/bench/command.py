@@ -99,7 +99,7 @@ def _floors(options: argparse.Namespace, processes: Processes) -> FloorBench:
 
 
 def head(bench: Bench, name: str, by_hand: bool) -> str:
-    """What stands above the rows of a collective."""
+    """Return the lines above the rows of a collective."""
     ranks, count = bench.ranks, bench.processes.count
     title = TITLES.get(name, f"floor of {name}") if by_hand else name
     text = (

@@ -91,13 +91,15 @@ class Floor:
             raise EnvironmentFault(f"memory for the floor: {text}", remedy="smaller --sizes")
 
     def turns(self, count: int) -> tuple[list[list[int]], int]:
-        """As Bench.ours; the first call finds out which method is best."""
+        """Measure the collective; return what Bench.ours returns. The first call finds out which
+        method is best."""
         if not self.method:
             self.method = self._best(min(count, TRIALS))
         return self._measure(self.method, count)
 
     def _best(self, count: int) -> str:
-        """The way whose faster turns are the fastest: what else runs here decides the slower."""
+        """Return the way whose faster turns are the fastest: what else runs here decides the
+        slower."""
         offered = [way for way in self.names or WAYS if self._offers(way)]
         if len(offered) == 1:
             return offered[0]

@@ -21,7 +21,7 @@ INCHES = (9.0, 6.0)
 
 
 def check(path: str) -> None:
-    """Refuses what cannot be drawn or written. Raises UsageError, EnvironmentFault, OutputError."""
+    """Refuse what cannot be drawn or written. Raises UsageError, EnvironmentFault, OutputError."""
     kinds = _figure().canvas.get_supported_filetypes()
     ending = _ending(path)
     if ending not in kinds:

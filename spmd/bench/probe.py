@@ -45,7 +45,7 @@ def main(text: str) -> None:
 
 
 class Probe:
-    """One mesh."""
+    """A probe of an image on one mesh."""
 
     def __init__(
         self, checked: loader.Checked, ledger: Ledger, mesh: tuple[int, ...],
@@ -60,7 +60,7 @@ class Probe:
         self.ranks = len(self.looked_at)
 
     def differs(self, image: loader.Loaded) -> dict[str, str] | None:
-        """The first difference, as the words of an error."""
+        """Return the first difference, as the words of an error."""
         sizes = ffi.new("int64_t[]", [*self.mesh, *[1] * (AXES - len(self.mesh))])
         words = ffi.new("int64_t[]", self.words or [0])
         settings = ffi.new("spmd_settings *", {
@@ -84,7 +84,7 @@ class Probe:
         return None
 
     def compare(self, job: Any, index: int, values: dict[str, int]) -> Any:
-        """What the manifest says and what the machine code computes."""
+        """Yield what the manifest says and what the machine code computes, for one rank."""
         buffers = self.manifest["buffers"]
         taken = ffi.new("int64_t[]", len(buffers) + 1)
         load = ffi.new("int64_t[]", len(self.ledger.at_load) + 1)

@@ -32,7 +32,8 @@ def pattern(length: Any, begin: Any = 0) -> Any:
 
 
 def pieces(count: int, many: Any) -> Any:
-    """The patterns of as many pieces, one after the other, each larger by one than the last."""
+    """Return the patterns of as many pieces, one after the other, each larger by one than the
+    last."""
 
     def piece() -> Any:
         return np.floor(spmd.arange(count * many, dtype=np.float64) / count)
@@ -49,9 +50,9 @@ Given = Callable[[int, Any, Any], Any]
 def _program(
     given: Given, exchange: Callable[..., Any], gotten: Callable[[int, Any, Any, Any, Any], Any]
 ) -> Program:
-    """given: of the elements of a piece, the number of ranks, the position plus the turn.
-    gotten: of the elements of a piece, those of the result, the position, the number of ranks,
-    the turn."""
+    """Make the program of a collective. given: of the elements of a piece, the number of ranks, the
+    position plus the turn. gotten: of the elements of a piece, those of the result, the position,
+    the number of ranks, the turn."""
 
     @spmd.program(mesh=(AXIS,))
     def turns(count: int = 2) -> Any:
@@ -157,5 +158,5 @@ PROGRAMS = {
 
 
 def built(name: str, count: int) -> bytes:
-    """The image of a collective of so many elements."""
+    """Return the image of a collective of so many elements."""
     return source.build_program(PROGRAMS[name], {"count": count})

@@ -98,7 +98,7 @@ class _Archive(ExampleSource):
         return ArchiveFile(name, label, self, index)
 
     def read(self, index: int) -> bytes:
-        """The bytes of a member. InputError where they are damaged."""
+        """Return the bytes of a member. InputError where they are damaged."""
         member = self._members()[index]
         if member.info is None:
             raw = self._file.read(member.where, member.size)
@@ -149,8 +149,8 @@ def _of_zip(path: str) -> list[PackedFile]:
 
 
 def _of_tar(path: str, match: str) -> list[PackedFile]:
-    """Of several files of one name the last one counts, as where it is unpacked; a link is the file
-    that it leads to."""
+    """Return the files of a tar. Of several files of one name the last one counts, as where it is
+    unpacked; a link is the file that it leads to."""
     with tarfile.open(path, "r:") as opened:
         every = {os.path.normpath(one.name): one for one in opened}
     found = []
@@ -164,7 +164,7 @@ def _of_tar(path: str, match: str) -> list[PackedFile]:
 
 
 def _linked(one: tarfile.TarInfo, every: dict[str, tarfile.TarInfo]) -> tarfile.TarInfo:
-    """What a link leads to. ValueError where that is not in the archive."""
+    """Return the file that a link leads to. ValueError where that is not in the archive."""
     for _ in range(LINKS):
         if not (one.islnk() or one.issym()):
             return one
@@ -180,7 +180,7 @@ def archive(
     path: str | os.PathLike[str], /, *, match: str = "*",
     label: str | Callable[[str], Any] | None = None,
 ) -> ExampleSource:
-    """A source of the files in a zip, or in a tar that is not compressed.
+    """Return a source of the files in a zip, or in a tar that is not compressed.
 
     An example has `path` (its name in the archive), `bytes`, `name` and `label`, as those of
     `data.files`; files are sorted by path. match: only files with such a path, where `*` stands for

@@ -110,7 +110,7 @@ def _row(index: int) -> str:
 
 
 def arrays(given: Any = None, /, **fields: Any) -> ExampleSource:
-    """A source of arrays with equally many rows: a dict, a file, or fields by name.
+    """Return a source of arrays with equally many rows: a dict, a file, or fields by name.
 
     given: {name: array or path of a .npy file}, or the path of a .npz, .safetensors or .npy file.
     Files are mapped, not read, where their arrays are stored plainly; members of a compressed
@@ -190,7 +190,8 @@ def _npy(_: PlainFile, path: str) -> dict[str, Any]:
 
 
 def _npz(file: PlainFile, path: str) -> dict[str, Any]:
-    """Plainly stored members are mapped where they lie, the others read."""
+    """Return the arrays of an archive: those stored plainly are mapped where they lie, the others
+    read."""
     found: dict[str, Any] = {}
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
@@ -253,7 +254,7 @@ class _Range(ExampleSource):
 
 
 def number_range(*bounds: int) -> ExampleSource:
-    """The integers of Python's range(…), for pipelines that make their examples.
+    """Return the integers of Python's range(…), for pipelines that make their examples.
 
     ::
 

@@ -23,7 +23,8 @@ Pair = tuple[int, int]
 
 
 class BytePairs:
-    """Tokens of text: 0 to 255 are bytes, each further one stands for a pair of earlier ones.
+    """Encode text as tokens: 0 to 255 are bytes, each further one stands for a pair of earlier
+    ones.
 
     ::
 
@@ -116,7 +117,7 @@ class BytePairs:
 
 
 def _merged(tokens: list[int], pair: Pair, number: int) -> list[int]:
-    """The pair as one token, from left to right."""
+    """Return the pair as one token, from left to right."""
     found: list[int] = []
     for token in tokens:
         if found and (found[-1], token) == pair:

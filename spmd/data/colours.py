@@ -34,8 +34,8 @@ def to_float(image: Any, dtype: Any = np.float32) -> np.ndarray:
 
 
 def _in_order(image: np.ndarray) -> np.ndarray:
-    """The same pixels, copied as wholes where a mirrored picture has them backwards in memory:
-    NumPy would copy so few channels one by one."""
+    """Return the same pixels, copied as wholes where a mirrored picture has them backwards in
+    memory: NumPy would copy so few channels one by one."""
     if image.ndim != 3 or image.strides[2] != 1 or image.strides[1] >= 0 or not image.size:
         return image
     pixels = image.view(f"V{image.shape[2]}")[..., 0]
@@ -71,7 +71,8 @@ def brightness(image: Any, factor: float) -> np.ndarray:
 
 
 def contrast(image: Any, factor: float) -> np.ndarray:
-    """Change the contrast: 0 gives the picture's mean gray everywhere, 1 changes nothing.
+    """Change the contrast by a factor: 0 gives the picture's mean gray everywhere, 1 changes
+    nothing.
 
     InputError for several pictures in one array: each has a mean of its own.
     """
@@ -87,7 +88,7 @@ def contrast(image: Any, factor: float) -> np.ndarray:
 
 
 def saturation(image: Any, factor: float) -> np.ndarray:
-    """Change the saturation: 0 gives a gray picture, 1 changes nothing."""
+    """Change the saturation by a factor: 0 gives a gray picture, 1 changes nothing."""
     return _blended(_coloured(image), to_gray(image)[..., None], factor)
 
 
@@ -142,7 +143,7 @@ _brightness, _contrast, _saturation = brightness, contrast, saturation  # jitter
 
 
 def _blended(image: np.ndarray, other: Any, factor: float) -> np.ndarray:
-    """factor * image + (1 - factor) * other, within what the dtype shows."""
+    """Return factor * image + (1 - factor) * other, within what the dtype shows."""
     if factor < 0:
         raise InputError("a factor of colours is negative", expected="0 or more",
                          found=repr(factor))

@@ -39,8 +39,8 @@ MISTAKES = ("AttributeError", "NameError", "NotImplementedError", "TypeError", "
 
 
 def advice(text: str) -> str:
-    """What to try where an example failed; "" where the text of the failure says it itself, or no
-    other example is better."""
+    """Return what to try where an example failed; "" where the text of the failure says it itself,
+    or no other example is better."""
     if "try:  " in text or text.partition(":")[0] in MISTAKES:
         return ""
     if "its timeout" in text:
@@ -134,7 +134,7 @@ class StackedRows:
             name: self._rows_of(a) for name, a in self.arrays.items()}
 
     def put(self, row: int, result: Any) -> None:
-        """One example. Misfit if it is not as declared."""
+        """Put one example into a row. Misfit if it is not as declared."""
         if type(result) is not dict or self.specs is None or result.keys() != self.specs.keys():
             result = self._named(result)
             if self.specs is None:
@@ -259,8 +259,8 @@ class FirstExample(StackedRows):
 
 def comparable(given: Mapping[str, Any], declared: Mapping[str, Any]
                ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of what FirstExample found, those forms of lists that a program with such fields means; and
-    the fields, without those of lists of which it found only the array."""
+    """Return, of what FirstExample found, those forms of lists that a program with such fields
+    means; and the fields, without those of lists of which it found only the array."""
     forms = [name for name in given if name in declared or not of_tree(name, declared)]
     arrays = [name for name in given if name not in forms and not of_tree(name, given)]
     return ({name: given[name] for name in forms
@@ -294,7 +294,7 @@ def specs_of(fields: Mapping[str, tuple[Any, Any]] | None) -> Specs | None:
 
 
 def dtype_of(dtype: Any) -> np.dtype:
-    """A dtype by its name too; those that NumPy does not have come from ml_dtypes."""
+    """Return a dtype by its name too; those that NumPy does not have come from ml_dtypes."""
     try:
         return np.dtype(dtype)
     except TypeError:
@@ -305,7 +305,7 @@ def dtype_of(dtype: Any) -> np.dtype:
 
 
 def plain(name: str, value: Any) -> np.ndarray:
-    """As an array. Misfit for one that hides some of its elements."""
+    """Return a value as an array. Misfit for one that hides some of its elements."""
     if is_masked(value):
         raise Misfit(f"field {name!r} has masked elements\nexpected: an array without a mask\n"
                      f"found:    {value.mask.sum()} of {value.size} are masked\n"
@@ -314,7 +314,7 @@ def plain(name: str, value: Any) -> np.ndarray:
 
 
 def fit(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype, whose: str) -> np.ndarray:
-    """A value as an array of this shape, which may be cast to this dtype. Misfit if not."""
+    """Return a value as an array of this shape, which may be cast to this dtype. Misfit if not."""
     try:
         a = plain(name, value)
     except ValueError as error:
@@ -345,7 +345,7 @@ def _of_dtype(found: np.dtype, wanted: np.dtype, declared: bool) -> str:
 
 
 def _of_shape(found: tuple[int, ...], wanted: tuple[int, ...], declared: bool) -> str:
-    """What makes such an array of such a one."""
+    """Return what turns an array of the one shape into one of the other."""
     if len(found) == len(wanted) == 3 and found[2:] == wanted[2:] and wanted[2] in COLOURS:
         return (f"data.image.resize(picture, {wanted[:2]}) makes all equally large"
                 + f"; or declare {found} in spmd.feed" * declared)
@@ -360,7 +360,8 @@ def _of_shape(found: tuple[int, ...], wanted: tuple[int, ...], declared: bool) -
 def failure(
     error: BaseException, position: int, example: str, place: Place, fatal: bool = False
 ) -> Failure:
-    """Of what an operation raised: the user's innermost line, in the pipeline's file if it can be.
+    """Return the Failure of what an operation raised, with the user's innermost line, in the
+    pipeline's file if it can be.
 
     place: of the pipeline, for what no line of the user raises.
     """
@@ -384,7 +385,8 @@ def failure(
 
 
 def source_failure(error: BaseException, pipeline: str, place: Place) -> SourceFailed:
-    """Of what a source raised that was asked how many examples it has, or which they are."""
+    """Return the error for what a source raised that was asked how many examples it has, or which
+    they are."""
     found = failure(error, 0, "", place)
     return SourceFailed(
         f"the source of pipeline {pipeline} does not say how many examples it has, or which",

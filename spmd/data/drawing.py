@@ -30,7 +30,7 @@ class EndOfStream(Exception):
 
 
 class Drawn:
-    """Examples by position. A key says which one it is, whatever the source is."""
+    """Find examples by position. A key says which one it is, whatever the source is."""
 
     def __init__(self, source: ExampleSource, settings: Settings) -> None:
         self.source, self.settings = source, settings
@@ -38,16 +38,17 @@ class Drawn:
     length: int | None = None  # of an epoch, asked for once; None: not known yet
 
     def total(self) -> int | None:
-        """How many positions there are, or None: no end, or not known yet."""
+        """Return how many positions there are, or None: no end, or not known yet."""
         epochs = self.settings.epochs
         return None if self.length is None or epochs is None else self.length * epochs
 
     def digest(self) -> str:
-        """Equal where two workers draw the same, as far as the source's own digest cannot tell."""
+        """Return a hash that is equal where two workers draw the same, as far as the source's own
+        digest cannot tell."""
         return str(self.length)
 
     def keys(self, first: int, count: int) -> Sequence[int]:
-        """Of the positions first, first + 1, …"""
+        """Return the keys of the positions first, first + 1, …"""
         raise NotImplementedError
 
     def get(self, key: int) -> Any:
@@ -61,7 +62,7 @@ class Drawn:
 
 
 class ByNumber(Drawn):
-    """Of a source whose examples have numbers; the key is one."""
+    """Find examples of a source whose examples have numbers; the key is one."""
 
     def __init__(self, source: ExampleSource, settings: Settings) -> None:
         super().__init__(source, settings)
@@ -71,8 +72,8 @@ class ByNumber(Drawn):
         self._blocks: dict[int, list[int]] = {}  # keys of BLOCK positions, the oldest first
 
     def keys(self, first: int, count: int) -> Sequence[int]:
-        """Where they are drawn, those of many positions take little more time than that of one:
-        they are kept for the next call."""
+        """Return the keys of positions. Where they are drawn, those of many positions take little
+        more time than that of one: they are kept for the next call."""
         assert self.length is not None
         if self.settings.shuffle is False and self.settings.sampling == "once":
             return [position % self.length for position in range(first, first + count)]
@@ -109,7 +110,8 @@ class ByNumber(Drawn):
 
 
 class ByReading(Drawn):
-    """Of a source that is read from its begin: a pass for each epoch, shuffled in windows.
+    """Find examples of a source that is read from its begin, in a pass for each epoch, shuffled in
+    windows.
 
     The key is the position. Positions behind the last one asked for are read on to. What was read
     last is kept, as ranks do not ask in order; further back, a pass begins anew.
@@ -130,7 +132,8 @@ class ByReading(Drawn):
         self._pass: Iterator[tuple[str, Any]] | None = None
 
     def digest(self) -> str:
-        """Of the first examples: what reads on in another order elsewhere begins with others."""
+        """Return a hash of the first examples: what reads on in another order elsewhere begins with
+        others."""
         found = Digest("read")
         for place in range(COMPARED):
             one = self._find(0, place)
@@ -165,7 +168,8 @@ class ByReading(Drawn):
         return found
 
     def _find(self, epoch: int, place: int) -> tuple[str, Any] | None:
-        """What an epoch has at this place: read on to it. None: the pass ends before."""
+        """Return the name and the example at a place of an epoch, reading on to it; None if the
+        pass ends before."""
         number, at = divmod(place, self.window)
         if (epoch, number) not in self._kept:
             if epoch != self._epoch or number * self.window < self._read:
@@ -176,7 +180,7 @@ class ByReading(Drawn):
         return window[at] if at < len(window) else None
 
     def _read_window(self) -> bool:
-        """The next window of the pass, or what is left of it. False: nothing is."""
+        """Read the next window of the pass, or what is left of it; return False if nothing is."""
         if self._pass is None:
             self._pass = iter(self.source.begin())
         try:
@@ -213,7 +217,7 @@ class ByReading(Drawn):
 
 
 class ByActing(Drawn):
-    """Of environments: the key is the position; place and turn follow from it."""
+    """Find what environments show: the key is the position; place and turn follow from it."""
 
     def __init__(self, source: ExampleSource, settings: Settings) -> None:
         super().__init__(source, settings)

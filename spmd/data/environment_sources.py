@@ -21,7 +21,8 @@ from spmd.data.source_tools import Digest, caller
 
 
 class Observed:
-    """What an environment shows: `obs`, `reward`, `terminated`, `truncated`, `done`, `first`.
+    """An observation of an environment: `obs`, `reward`, `terminated`, `truncated`, `done`,
+    `first`.
 
     done: the episode ends with this. first: it begins with this; the reward is 0 then. turn: how
     many actions led here. place: which environment it is, from 0.
@@ -68,11 +69,13 @@ class _Environments(ExampleSource):
         return Digest("environments").add(self.said, self.count).text()
 
     def ready(self, first: int, count: int) -> bool:
-        """Is there an action for each environment that must act, or is it a turn to begin at?"""
+        """Return whether there is an action for each environment that must act, or it is a turn to
+        begin at."""
         return not any(self._waits(p) for p in range(first, first + count))
 
     def _waits(self, position: int) -> bool:
-        """It waits for an action if what leads to it was shown here, and no action has come."""
+        """Return whether an environment waits for an action: what leads to it was shown here, and
+        no action has come."""
         turn, place = divmod(position, self.count)
         shown = self._shown.get(place)
         come = self._actions.get(place, (-1, None))[0]
@@ -91,7 +94,7 @@ class _Environments(ExampleSource):
             self._actions[place] = (turn + 1, one if len(one) > 1 else next(iter(one.values())))
 
     def at(self, position: int, seed: int) -> Observed:
-        """What is shown at a position; again, if it was asked for already.
+        """Return what is shown at a position; return it again, if it was asked for already.
 
         An environment whose last turn was not shown here, as another worker had it, begins anew.
         """
@@ -155,11 +158,12 @@ def _row(tree: Any, k: int) -> Any:
 
 
 def _nothing() -> None:
-    """What closes an environment without a method for it."""
+    """Do nothing to close an environment that has no method for it."""
 
 
 def environments(make: str | Callable[[], Any], count: int, /, **options: Any) -> ExampleSource:
-    """A source of environments: each place of a batch is one, and the batch has `count` places.
+    """Return a source of environments: each place of a batch is one, and the batch has `count`
+    places.
 
     make: a function that makes an environment with gymnasium's API, called with `options`, or the
     name of one that gymnasium registers. An example has `obs`, `reward`, `terminated`, `truncated`,

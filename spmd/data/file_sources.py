@@ -21,7 +21,8 @@ END_BYTES = 4096  # the first and the last of each
 
 
 class FileExample:
-    """A file: its `path`, its `label` (None if nothing gives one), and its `bytes`, read now."""
+    """An example is a file: its `path`, its `label` (None if nothing gives one), and its `bytes`,
+    read now."""
 
     __slots__ = ("_source", "label", "path")
 
@@ -76,8 +77,8 @@ class _Files(ExampleSource):
         return short(self._paths()[index])
 
     def digest(self) -> str:
-        """Names below their common folder, sizes, and both ends of some files: copies on other
-        machines have other times, and to read all takes long."""
+        """Return a hash of names below their common folder, sizes, and both ends of some files:
+        copies on other machines have other times, and to read all takes long."""
         paths = self._paths()
         common = os.path.commonpath({os.path.dirname(p) for p in paths}) if paths else ""
         found, sizes = Digest("files"), []
@@ -99,15 +100,16 @@ class _Files(ExampleSource):
 
 
 def _below(common: str, path: str) -> str:
-    """As os.path.relpath, in a tenth of the time where there is nothing to do."""
+    """Return a path below a folder as os.path.relpath does, in a tenth of the time where there is
+    nothing to do."""
     begin = os.path.join(common, "")
     plain = path.startswith(begin) and "//" not in path and "/." not in path
     return path[len(begin):] if plain else os.path.relpath(path, common)
 
 
 def _ends(path: str, size: int) -> bytes:
-    """The first and the last bytes of a file; none of one that this process may not read, which
-    is a bad example."""
+    """Return the first and the last bytes of a file; none of one that this process may not read,
+    which is a bad example."""
     try:
         with open(path, "rb", buffering=0) as file:
             return b"".join(os.pread(file.fileno(), END_BYTES, at)
@@ -130,7 +132,8 @@ def files(
     pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], /, *,
     label: str | Callable[[str], Any] | None = None,
 ) -> ExampleSource:
-    """A source of files: by a pattern, with `*`, `?`, `[…]` and `**` as in glob, or by a list.
+    """Return a source of files: by a pattern, with `*`, `?`, `[…]` and `**` as in glob, or by a
+    list.
 
     An example has `path`, `bytes`, `name` and `label`. Files of a pattern are sorted by path;
     a list keeps its order. label="folder" counts the folders in which files lie, by name, from 0

@@ -106,7 +106,7 @@ def _drawn_part(
 
 
 def flip(image: Any, axis: int = 1) -> np.ndarray:
-    """Mirror a picture: axis 1 swaps left and right, axis 0 top and bottom.
+    """Mirror a picture along an axis: 1 swaps left and right, 0 top and bottom.
 
     ::
 
@@ -144,7 +144,7 @@ def resize(image: Any, size: tuple[int, int], method: str = "bilinear") -> np.nd
 def _resized(
     image: Any, size: tuple[int, int], how: int, part: tuple[int, int, int, int] | None = None
 ) -> np.ndarray:
-    """part: (top, left, height, width) of what is resized; without it, all of the picture."""
+    """Resize a picture, or a part of it. part: (top, left, height, width) of what is resized."""
     height, width = size = _size(size)
     share, box = 1, None
     if is_raw(image):
@@ -177,7 +177,7 @@ def rotate(
 
 
 def _by_planes(image: Any, change: Any, one: bool = False) -> np.ndarray:
-    """Through Pillow: colours at once if it can, else channel by channel."""
+    """Change a picture by Pillow: all colours together if it can, else channel by channel."""
     image = _picture(image)
     if image.dtype == np.bool_ or (image.dtype.kind in "iu" and image.dtype != np.uint8) or (
             image.dtype.kind not in "uf"):

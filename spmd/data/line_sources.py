@@ -50,7 +50,7 @@ class TextLine:
 
 
 class _LineIndex:
-    """Where lines of a file begin."""
+    """An index of where lines of a file begin."""
 
     def __init__(self, file: PlainFile) -> None:
         self.file = file
@@ -66,7 +66,7 @@ class _LineIndex:
         self.starts = np.concatenate([np.zeros(1, np.int64), *starts])
 
     def get(self, index: int) -> bytes:
-        """A line with its end."""
+        """Return a line with its end."""
         place, rest = divmod(index, STRIDE)
         start = int(self.starts[place])
         end = int(self.starts[place + 1]) if place + 1 < len(self.starts) else self.size
@@ -93,7 +93,7 @@ class _Lines(ExampleSource):
         return int(self._index()[1][-1])
 
     def _find(self, index: int) -> tuple[int, int]:
-        """Which file, and which line of it."""
+        """Return which file an example is in, and which line of it."""
         begins = self._index()[1]
         number = bisect_right(begins, index) - 1
         return number, index - begins[number]
@@ -122,7 +122,7 @@ class _Lines(ExampleSource):
 def lines(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], /, *, encoding: str = "utf-8"
 ) -> ExampleSource:
-    """A source of the lines of text files, one after the other.
+    """Return a source of the lines of text files, one after the other.
 
     An example has `text`, without the end of the line, `number` and `path`. Only an index of the
     files is kept in memory, 8 bytes for 32 lines; each process reads through them once for it.
@@ -205,7 +205,8 @@ class _Csv(ExampleSource):
         return text if at else text.removeprefix(csv_fields.MARK)
 
     def _read(self) -> tuple[np.ndarray, int, dict[str, Any]]:
-        """Where every 32nd row begins, how many there are, and the types of their columns."""
+        """Return where every 32nd row begins, how many there are, and the types of their
+        columns."""
         count, starts = 0, []
         names: list[str] = []
         types: list[str] = []
@@ -271,7 +272,7 @@ class _Csv(ExampleSource):
 
 
 def _widened(kind: str, value: str) -> str:
-    """The type of a column, one more value seen."""
+    """Return the type of a column, one more value seen."""
     if "_" in value:  # Python would read numbers with it, no other program does
         return "str"
     if kind == "int":
@@ -307,7 +308,7 @@ def csv(
     path: str | os.PathLike[str], /, *, header: bool | list[str] = True,
     types: dict[str, Any] | None = None, delimiter: str = ",", encoding: str = "utf-8",
 ) -> ExampleSource:
-    """A source of the rows of a CSV table, quoted as RFC 4180 has it.
+    """Return a source of the rows of a CSV table, quoted as RFC 4180 has it.
 
     An example has a field for each column. header: True if the first row names the columns; False
     calls them column0, column1, …; a list of names is taken as it is. types: column -> a type, a

@@ -46,7 +46,7 @@ class _Iterator(ExampleSource):
 
 
 def iterator(function: Callable[[], Iterable[Any]], /) -> ExampleSource:
-    """A source of the examples that function() yields, one after the other, until it ends.
+    """Return a source of the examples that function() yields, one after the other, until it ends.
 
     The function is called anew for each epoch, and by each worker, and gives the same examples in
     the same order each time: no unseeded random numbers, no order that a set or a folder happens to
@@ -82,7 +82,7 @@ class _Several(ExampleSource):
         self._lengths = once_made(self._asked_lengths)
 
     def _asked_lengths(self) -> list[int] | None:
-        """None if one is not known."""
+        """Return the lengths of the sources; None if one is not known."""
         found = [source.length() for source in self.sources]
         if 0 in found:
             raise self.sources[found.index(0)].empty()
@@ -96,7 +96,8 @@ class _Several(ExampleSource):
         return self.sources[source].get(number)
 
     def get_many(self, indices: list[int]) -> Any:
-        """Rows where each source gives Rows with the same fields of the same shape and dtype."""
+        """Return Rows where each source gives Rows with the same fields of the same shape and
+        dtype; else a list."""
         found = [self._find(index) for index in indices]
         if not found or not self._one_table():
             return super().get_many(indices)
@@ -146,7 +147,7 @@ class _Concatenated(_Several):
 
 
 def concatenate(*sources: ExampleSource) -> ExampleSource:
-    """A source of all examples of several sources, one source after the other.
+    """Return a source of all examples of several sources, one source after the other.
 
     ::
 
@@ -171,7 +172,7 @@ class _Mixed(_Several):
         return None if self._lengths() is None else int(self._n())
 
     def _total(self) -> int:
-        """How many places there are until the first source, or the last, is used up."""
+        """Return how many places there are until the first source, or the last, is used up."""
         lengths = self._lengths()
         assert lengths is not None
         places = [self._place(k, n - 1 if self.stop == "last" else n)
@@ -179,7 +180,7 @@ class _Mixed(_Several):
         return max(places) + 1 if self.stop == "last" else min(places)
 
     def _place(self, source: int, number: int) -> int:
-        """Where this example of a source stands, counted on without an end."""
+        """Return the place of this example of a source, counted on without an end."""
         turn, rest = divmod(number, self.counts[source])
         first = np.flatnonzero(np.array(self.pattern) == source)
         return turn * len(self.pattern) + int(first[rest])
@@ -219,7 +220,7 @@ class _Mixed(_Several):
 def mix(
     *sources: ExampleSource, weights: Sequence[float] | None = None, stop: str = "first"
 ) -> ExampleSource:
-    """A source in which the examples of several sources alternate, by weight.
+    """Return a source in which the examples of several sources alternate, by weight.
 
     weights: how often each comes, in any unit; all alike without them. They are rounded so that
     the pattern repeats after about 1000 examples at most. stop="first" ends an epoch when the first
@@ -255,7 +256,7 @@ def _checked(sources: Sequence[Any], what: str) -> Sequence[ExampleSource]:
 
 
 def _whole_weights(weights: list[float]) -> list[int]:
-    """Integers in about these proportions, each 1 or more: exact ones if they are small."""
+    """Return integers in about these proportions, each 1 or more: exact ones if they are small."""
     scale = 1.0
     if not all(w == int(w) for w in weights) or sum(weights) > LONGEST_PATTERN:
         scale = LONGEST_PATTERN / sum(weights)
@@ -265,7 +266,8 @@ def _whole_weights(weights: list[float]) -> list[int]:
 
 
 def _pattern(counts: list[int]) -> tuple[list[int], list[int]]:
-    """Which source stands at each place of a pattern, and how often it stood there before."""
+    """Return which source stands at each place of a pattern, and how often it stood there
+    before."""
     places = sorted(
         ((2 * k + 1) / (2 * count), source, k)
         for source, count in enumerate(counts) for k in range(count))

@@ -17,8 +17,8 @@ MOST = 1 << 16  # bytes of one array that are looked at
 
 
 def copied(example: Any) -> Any:
-    """With arrays of its own, also in lists, tuples and dicts: a source may write the next example
-    to the memory of this one."""
+    """Return an example with arrays of its own, also in lists, tuples and dicts: a source may write
+    the next example to the memory of this one."""
     if isinstance(example, np.ndarray):
         return example.copy()
     if type(example) in (list, tuple):
@@ -31,7 +31,8 @@ def copied(example: Any) -> Any:
 
 
 def add_example(found: Digest, example: Any) -> None:
-    """What is in it, as far as two processes see it alike: of other objects only their class."""
+    """Add the content of an example to a digest, as far as two processes see it alike: of other
+    objects only their class."""
     found.add(type(example).__name__)
     if isinstance(example, np.ndarray):
         plain = "" if example.dtype.hasobject else example.reshape(-1)[

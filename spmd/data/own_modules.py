@@ -41,7 +41,8 @@ _all: dict[str, OwnModules] = {}  # by their package, a name that nobody else ha
 
 
 class FoundModule(NamedTuple):
-    """text: None where it is compiled, or a folder. locations: where parts of a package lie."""
+    """A module that was found. text: None where it is compiled, or a folder. locations: where parts
+    of a package lie."""
 
     file: str
     text: str | None
@@ -49,8 +50,8 @@ class FoundModule(NamedTuple):
 
 
 class OwnModules:
-    """file, text: of the pipeline; folder: where its modules lie. travelled: name, file and text of
-    each module that came with it; None: they are read there."""
+    """The modules of one pipeline. file, text: of the pipeline; folder: where its modules lie.
+    travelled: name, file and text of each module that came with it; None: they are read there."""
 
     def __init__(self, file: str, text: str, folder: str,
                  travelled: Iterable[Mapping[str, str]] | None = None) -> None:
@@ -71,7 +72,7 @@ class OwnModules:
         sys.modules[self.package], _all[self.package] = parent, self
 
     def close(self) -> None:
-        """Nobody uses the pipeline any more."""
+        """Forget the modules: nobody uses the pipeline any more."""
         _all.pop(self.package, None)
         for name in [n for n in sys.modules if n.partition(".")[0] == self.package]:
             del sys.modules[name]
@@ -107,7 +108,7 @@ class OwnModules:
     # ---- which modules are its own
 
     def has(self, top: str) -> bool:
-        """Is a module of this name its own, or a shared one?"""
+        """Return whether a module of this name is the pipeline's own, not a shared one."""
         if top not in self._is_own:
             self._is_own[top] = self._decided(top)
         return self._is_own[top]
@@ -140,7 +141,7 @@ class OwnModules:
         return [p for p in map(os.path.abspath, [self.folder, *added]) if not _is_library(p)]
 
     def is_free(self, top: str) -> bool:
-        """Is there no shared module of its name, for which it could be taken?"""
+        """Return whether there is no shared module of its name, for which it could be taken."""
         if top not in self._is_free:
             shared = [p for p in self._shared if os.path.abspath(p) not in self._own_folders()]
             self._is_free[top] = top not in sys.stdlib_module_names and not _is_there(
@@ -148,7 +149,7 @@ class OwnModules:
         return self._is_free[top]
 
     def find(self, name: str) -> FoundModule | None:
-        """One of its own, by its whole name; its text is read once."""
+        """Return one of its own modules, by its whole name; its text is read once."""
         if self._found.get(name) is None:
             parent, _, tail = name.rpartition(".")
             above = self.find(parent) if parent else None
@@ -167,7 +168,8 @@ class OwnModules:
         return self._compiled(folders, tail)
 
     def _compiled(self, folders: list[str], tail: str) -> FoundModule | None:
-        """What cannot travel as text is read where the file lies."""
+        """Return a compiled module, which cannot travel as text, from where the file lies; None if
+        there is none."""
         found = _on_disk(folders, tail)
         return found if found and found.file and found.text is None else None
 
@@ -193,7 +195,7 @@ class OwnModules:
     # ---- import
 
     def spec(self, name: str) -> ModuleSpec | None:
-        """For Python's import, of one of its own modules."""
+        """Return the spec of one of its own modules, for Python's import."""
         found = self.find(name)
         if found is None:
             return None
@@ -209,7 +211,7 @@ class OwnModules:
 
     def _import(self, name: str, globals: Mapping[str, Any] | None = None,
                 locals: Any = None, fromlist: Sequence[str] | None = (), level: int = 0) -> Any:
-        """As builtins.__import__, for the code of this pipeline."""
+        """Import a module as builtins.__import__ does, for the code of this pipeline."""
         package = (globals or {}).get("__package__") or ""
         if level and package.partition(".")[0] == self.package:
             name = resolve_name("." * level + name, package)[len(self.package) + 1 :]
@@ -245,8 +247,8 @@ class OwnModules:
 
 
 class ShownNames:
-    """Whose modules go by their plain names: those of the pipeline whose code began last and runs.
-    Threads may run several; imports do not depend on it, only who asks by name."""
+    """The plain names in sys.modules belong to the pipeline whose code began last and runs. Threads
+    may run several; imports do not depend on it, only who asks by name."""
 
     def __init__(self) -> None:
         self.running: list[OwnModules] = []
@@ -364,8 +366,8 @@ def _locations(file: str) -> list[str] | None:
 
 
 def _on_disk(folders: Iterable[str], tail: str) -> FoundModule | None:
-    """As Python finds it: a package, a compiled module, a text; a mere folder where nothing else
-    is."""
+    """Return a module as Python finds it: a package, a compiled module, a text; a mere folder where
+    nothing else is."""
     plain = []
     for folder in folders:
         base = os.path.join(folder, tail)
@@ -388,7 +390,7 @@ def _text(file: str) -> str:
 
 
 def _imported(name: str, text: str, is_package: bool) -> Iterator[str]:
-    """All modules that a text may import: those that its statements name."""
+    """Return all modules that a text may import: those that its statements name."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):

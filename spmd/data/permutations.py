@@ -23,7 +23,7 @@ LARGEST = 2**62  # examples: what is computed with them stays below 2**63
 
 
 def scrambled(words: Words) -> Words:
-    """64 bits for 64 bits, one to one: neighbours get words that look independent."""
+    """Map 64 bits to 64 bits, one to one: neighbours get words that look independent."""
     words = words + np.uint64(GOLDEN)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -31,7 +31,7 @@ def scrambled(words: Words) -> Words:
 
 
 def keyed(seed: int, *words: Words | int) -> Words:
-    """A word that follows from a seed and other words, each an integer or an array of them.
+    """Return a word that follows from a seed and other words, each an integer or an array of them.
 
     Their order counts: what is there is scrambled once more before the next word comes in.
     """
@@ -43,15 +43,15 @@ def keyed(seed: int, *words: Words | int) -> Words:
 
 @lru_cache(64)
 def round_keys(seed: int, epoch: int, window: int, rounds: int) -> list[Words]:
-    """The words of one permutation, of a single element each."""
+    """Return the words of one permutation, of a single element each."""
     return [keyed(seed, epoch, window, k) for k in range(rounds)]
 
 
 def permuted(
     n: int, positions: Positions, seed: int, epoch: Words | int = 0, window: Words | int = 0
 ) -> Positions:
-    """Where a random permutation of n, one for each seed, epoch and window, puts
-    these positions below n.
+    """Return where a random permutation of n, one for each seed, epoch and window, puts these
+    positions below n.
 
     ::
 
@@ -80,7 +80,7 @@ def permuted(
 
 
 def once(n: int, positions: Positions, seed: int, shuffle: bool | int) -> Positions:
-    """Each of n examples once an epoch: the example at each position of the stream.
+    """Return the example at each position of the stream: each of n examples once an epoch.
 
     shuffle: False for their own order, True for a permutation, or the length of a window: then
     each window of so many examples is permuted by itself, and near ones stay near.

@@ -39,7 +39,7 @@ def pillow() -> Any:
 
 @cache
 def faster() -> Any:
-    """simplejpeg, or None where it is not installed."""
+    """Return simplejpeg, or None where it is not installed."""
     try:
         return import_module("simplejpeg")
     except ImportError:
@@ -47,7 +47,7 @@ def faster() -> Any:
 
 
 def is_raw(image: Any) -> TypeGuard[Raw]:
-    """The bytes of a file, not decoded yet?"""
+    """Return the bytes of a file, not decoded yet?"""
     return isinstance(image, Raw)
 
 
@@ -93,7 +93,7 @@ def size_of(raw: Raw | str | os.PathLike[str]) -> tuple[int, int]:
 def decoded(
     raw: Raw | str | os.PathLike[str], mode: str = "RGB", at_least: tuple[int, int] | None = None
 ) -> tuple[np.ndarray, int]:
-    """The picture, and which share of its size it has: 1, 2, 4 or 8 pixels are one in it."""
+    """Return the picture, and which share of its size it has: 1, 2, 4 or 8 pixels are one in it."""
     with _reading(raw):
         if mode == "RGB" and is_raw(raw) and raw[:3] == JPEG and faster():
             found = _sooner(raw, at_least)
@@ -122,7 +122,8 @@ def _check_holds(mode: str, opened: Any) -> None:
 
 
 def _sooner(raw: Any, at_least: tuple[int, int] | None) -> tuple[np.ndarray, int] | None:
-    """By simplejpeg. None: Pillow is to read it, or to say why it cannot be read."""
+    """Decode by simplejpeg; return None if Pillow is to read the picture, or to say why it cannot
+    be read."""
     library = faster()
     try:
         height, width, colours, _ = library.decode_jpeg_header(raw)

@@ -48,8 +48,8 @@ def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
 
 
 def load_beside(path: str, known: Iterable[Pipeline]) -> Pipeline:
-    """The same, for a run that has taken the pipelines `known`: it takes one text of a file, and of
-    its modules, whoever writes to them meanwhile."""
+    """Return the same, for a run that has taken the pipelines `known`: it takes one text of a file,
+    and of its modules, whoever writes to them meanwhile."""
     file, name = file_and_name(path)
     for own in [one.own for one in known if one.own]:
         if os.path.abspath(own.file) == os.path.abspath(file):
@@ -72,7 +72,7 @@ def _address(said: str) -> str:
 
 
 def chosen(found: dict[str, Pipeline], file: str, name: str = "") -> Pipeline:
-    """The one that is meant. UsageError if it is not clear which."""
+    """Return the one that is meant. UsageError if it is not clear which."""
     if name and name in found:
         return found[name]
     if not name and len(found) == 1:
@@ -88,7 +88,7 @@ def chosen(found: dict[str, Pipeline], file: str, name: str = "") -> Pipeline:
 
 
 def is_loading() -> bool:
-    """Whether the file of a pipeline runs just now, to find what is in it."""
+    """Return whether the file of a pipeline runs just now, to find what is in it."""
     return bool(_loading)
 
 

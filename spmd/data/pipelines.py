@@ -90,7 +90,8 @@ class Pipeline:
         return self._of_source(self.source.length)
 
     def _of_source(self, ask: Callable[[], Any]) -> Any:
-        """What the source says of itself. SourceFailed, with the user's line, if it raises."""
+        """Return what the source says of itself. SourceFailed, with the user's line, if it
+        raises."""
         try:
             return ask()
         except SpmdError:
@@ -146,7 +147,8 @@ class Pipeline:
         return draw.name(draw.keys(position, 1)[0])
 
     def namer(self, first: int, count: int) -> Callable[[int], str]:
-        """The same for many positions: what names those from first on, at little cost for each."""
+        """Return the same for many positions: what names those from first on, at little cost for
+        each."""
         draw = self._drawn()
         keys = draw.keys(first, max(count, 1))
 
@@ -164,7 +166,8 @@ class Pipeline:
         return self._of_source(self.source.found_by) == "acting"
 
     def ready(self, first: int, count: int) -> bool:
-        """Can these positions be computed now? Not before the actions that lead to them."""
+        """Return whether these positions can be computed now: not before the actions that lead to
+        them."""
         return not self.acts or self.source.ready(first, count)  # type: ignore[attr-defined]
 
     def send(self, first: int, actions: Mapping[str, Any]) -> None:
@@ -177,7 +180,8 @@ class Pipeline:
         self.source.send(first, actions)  # type: ignore[attr-defined]
 
     def check_batch(self, batch: int) -> None:
-        """UsageError for a feed of another batch than there are environments: each place is one."""
+        """Raise UsageError for a feed of another batch than there are environments: each place is
+        one."""
         count = getattr(self.source, "count", batch)
         if self.acts and count != batch:
             raise UsageError(
@@ -255,7 +259,7 @@ class Pipeline:
             first += batch
 
     def _there(self, first: int, count: int) -> int:
-        """How many of these positions the stream has, as far as that is known."""
+        """Return how many of these positions the stream has, as far as that is known."""
         total = self._drawn().total()
         return count if total is None else max(0, min(count, total - first))
 
@@ -320,7 +324,8 @@ class Pipeline:
                 return
 
     def _batch(self, begin: int) -> tuple[int, Any]:
-        """How many examples the batch from here on has, and its arrays, or why there are none."""
+        """Return how many examples the batch from here on has, and its arrays, or why there are
+        none."""
         if self._last is not None and self._last[0] == begin:
             return self._last[1:]
         draw = self._drawn()
@@ -362,7 +367,7 @@ def _nobody(position: int) -> None:
 
 
 def _stacked(results: Any, count: int) -> dict[str, Any]:
-    """A list of examples as a dict of arrays."""
+    """Return a list of examples as a dict of arrays."""
     if len(results) != count or not all(isinstance(r, Mapping) for r in results):
         raise Misfit(f"the pipeline returned another list than one of examples\n"
                      f"expected: {count} dicts\nfound:    {len(results)} values")
@@ -387,7 +392,7 @@ def _stacked(results: Any, count: int) -> dict[str, Any]:
 
 
 def _code(function: Any) -> CodeType:
-    """Where a function stands; of an object that is called, its method."""
+    """Return the code of a function; of an object that is called, that of its method."""
     plain = inspect.unwrap(function)
     code = getattr(plain, "__code__", None) or getattr(type(plain).__call__, "__code__", None)
     if not isinstance(code, CodeType):
@@ -398,7 +403,8 @@ def _code(function: Any) -> CodeType:
 
 
 def _takes_random(function: Callable[..., Any], place: Place) -> bool:
-    """Does it have a parameter rng? UsageError for one that cannot be called with an example."""
+    """Return whether a function has a parameter rng. UsageError for one that cannot be called with
+    an example."""
     parameters = list(inspect.signature(function).parameters.values())
     needed = [p.name for p in parameters if p.default is p.empty and p.kind in (
         p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

@@ -183,8 +183,8 @@ def stack(arrays: Sequence[Any], length: int | Sequence[int] | None = None, valu
 
 
 def _wide(x: np.ndarray) -> tuple[np.ndarray, np.dtype]:
-    """In which dtype floats are computed, and that of the result: those of 16 bits hold few sums
-    and differences."""
+    """Return the dtype in which floats are computed, and that of the result: those of 16 bits hold
+    few sums and differences."""
     return x.astype(np.float32) if x.dtype.itemsize <= 2 else x, x.dtype
 
 
@@ -201,7 +201,8 @@ def _is_of(value: Any, dtype: np.dtype) -> bool:
 
 
 def _typed(x: Any, value: Any) -> np.ndarray:
-    """As an array; an empty list, whose numbers NumPy takes for floats, has the type of `value`."""
+    """Return x as an array; an empty list, whose numbers NumPy takes for floats, has the type of
+    `value`."""
     return np.asarray(x, np.asarray(value).dtype if isinstance(x, list) and not x else None)
 
 

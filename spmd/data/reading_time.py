@@ -41,7 +41,7 @@ def source_limit(timeout: float | None) -> float | None:
 
 
 def source_in_time(pipeline: Pipeline) -> AbstractContextManager[None]:
-    """Around what asks its source which examples there are."""
+    """Limit the time in which a source is asked which examples there are."""
     return read_in_time(
         f"the source of pipeline {pipeline.name}", pipeline.file,
         source_limit(pipeline.settings.timeout),
@@ -50,8 +50,9 @@ def source_in_time(pipeline: Pipeline) -> AbstractContextManager[None]:
 
 @contextmanager
 def read_in_time(what: str, file: str, limit: float | None, longer: str) -> Iterator[None]:
-    """file: of the user, in which it mostly stands. longer: what to try where it needs more time.
-    Of a launcher's processes the first one says that it is slow."""
+    """Limit the time in which code of a user is read. file: of the user, in which it mostly stands.
+    longer: what to try where it needs more time. Of a launcher's processes the first one says that
+    it is slow."""
     reader = threading.get_ident()
 
     def tell() -> None:
@@ -96,7 +97,7 @@ def _ended_after(limit: float | None, file: str) -> Iterator[None]:
 
 
 def _place(frame: FrameType | None, file: str) -> Place:
-    """The innermost line of that file, else the innermost that is not ours."""
+    """Return the innermost line of that file, else the innermost that is not ours."""
     other = None
     while frame is not None:
         name, line = frame.f_code.co_filename, frame.f_lineno

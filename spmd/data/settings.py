@@ -6,6 +6,7 @@ Always holds: every value is what JSON can say; a wrong one is refused with what
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
@@ -19,7 +20,9 @@ POLICIES = ("stop", "skip")
 QUEUES = ("fifo", "lifo")
 PULLS = ("turn", "random", "all")
 CODECS = ("auto", "none", "lz4", "zstd")
+_RANKS = re.compile(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")
 LARGEST_SEED = 2**64 - 1
+MOST_RANKS = 1 << 20
 
 # What says which examples there are and in what order: constant while a pipeline runs.
 FIXED = frozenset({"sampling", "seed", "epochs", "shuffle", "image"})
@@ -51,6 +54,11 @@ class Settings:
     cost_per_hour: float | None = None
     energy_per_hour: float | None = None
     pull: str = "turn"
+    ranks: int | list[int] | None = None
+    device: str = ""
+    takes: dict[str, float] = field(default_factory=dict)
+    serves: dict[str, str] = field(default_factory=dict)
+    first: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings as a dict that JSON can write; `read` reads it again."""
@@ -77,7 +85,8 @@ class Settings:
 
 
 def read(given: Mapping[str, Any], place: Place | None = None) -> Settings:
-    """Settings of what a user gives. UsageError, which names the setting, for a wrong one."""
+    """Return the Settings that a user gives. UsageError, which names the setting, for a wrong
+    one."""
     _check(given, place)
     found = Settings(**{name: _plain(value) for name, value in given.items()})
     _check_together(found, place)
@@ -85,7 +94,7 @@ def read(given: Mapping[str, Any], place: Place | None = None) -> Settings:
 
 
 def _plain(value: Any) -> Any:
-    """A tuple as the list that JSON makes of it, a number of NumPy as Python's."""
+    """Return a tuple as the list that JSON makes of it, a number of NumPy as Python's."""
     if isinstance(value, tuple | list):
         return [_plain(v) for v in value]
     if isinstance(value, dict):
@@ -146,7 +155,7 @@ ELSEWHERE = {
 
 
 def _near(value: Any, remedy: str) -> str:
-    """A word that was nearly right, before anything else."""
+    """Return a word that was nearly right, before anything else."""
     words = (*SAMPLINGS, *POLICIES, *QUEUES, *CODECS, *PULLS)
     near = nearest(value, words)
     return f"{near!r}; {remedy}" if near else remedy
@@ -171,6 +180,34 @@ def _workers(value: Any) -> bool:
     several = isinstance(value, list) and bool(value)
     return value is None or _whole(value, 1) or (
         several and all(isinstance(v, str) and v for v in value))
+
+
+def ranks_in(text: str) -> Callable[[int], bool]:
+    """Return what tells whether a rank is among those that a text names.
+
+    Raises ValueError for another text.
+
+    ::
+
+        >>> [k for k in range(9) if ranks_in("0-2,7")(k)]
+        [0, 1, 2, 7]
+    """
+    ranges = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ranges.append((int(first), int(last if dash else first)))
+    return lambda rank: any(low <= rank <= high for low, high in ranges)
+
+
+def _names_ranks(value: Any) -> bool:
+    return isinstance(value, str) and bool(_RANKS.fullmatch(value))
+
+
+def _ranks(value: Any) -> bool:
+    if isinstance(value, list):
+        return len(value) == 2 and all(_whole(v, 1, MOST_RANKS) for v in value) and (
+            value[0] <= value[1])
+    return value is None or _whole(value, 1, MOST_RANKS)
 
 
 def _rates(value: Any) -> bool:
@@ -227,6 +264,23 @@ RULES: dict[str, Rule] = {
         "the most that its workers may cost in an hour", "cost_per_hour=None is no limit"),
     "energy_per_hour": _positive(
         "the most joules that its workers may take in an hour", "energy_per_hour=None is no limit"),
+    "ranks": (
+        _ranks, "a number from 1, (least, most), or None",
+        "ranks=(2, 8): `feed submit` starts so many, too",
+    ),
+    "device": (lambda v: isinstance(v, str) and v.isprintable() and len(v) <= 64,
+               "a kind of device", "device='gpu', as `feed worker --device` names it"),
+    "takes": (
+        _rates, "a dict: kind of device -> examples per second that a rank takes, above 0",
+        "takes={'gpu': 9000.0}",
+    ),
+    "serves": (
+        lambda v: isinstance(v, dict) and all(k and _names_ranks(r) for k, r in v.items()),
+        "a dict: agent, host or address of a worker -> the ranks that it comes first for",
+        "serves={'nodea': '0-3', 'nodeb': '4-7'}",
+    ),
+    "first": (lambda v: v == "" or _names_ranks(v), "ranks, as '0-3,8'",
+              "first='0' is served first where workers are too few; '': all ranks alike"),
     "pull": _one_of(PULLS, "'turn' asks the workers of a rank one after the other"),
 }
 

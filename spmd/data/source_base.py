@@ -45,7 +45,8 @@ class ExampleSource:
         return f"example {index}"
 
     def digest(self) -> str:
-        """Return a hash: equal if two processes read the same examples, as far as it shows."""
+        """Return a hash that is equal if two processes read the same examples, as far as it
+        shows."""
         raise NotImplementedError
 
     def begin(self) -> Iterator[tuple[str, Any]]:
@@ -76,7 +77,8 @@ class ExampleSource:
         return "reading" if self.length() is None else "number"
 
     def at(self, position: int, seed: int) -> Any:
-        """What there is at a position of the stream, for sources that are found by acting."""
+        """Return what there is at a position of the stream, for sources that are found by
+        acting."""
         raise NotImplementedError
 
     def empty(self) -> InputError:
@@ -86,7 +88,7 @@ class ExampleSource:
             "source.where(…) or .take(…) leave none?")
 
     def wrong(self, message: str, expected: str, found: str, remedy: str = "") -> InputError:
-        """What is to be raised when the data is not what it should be."""
+        """Return the error to raise when the data is not what it should be."""
         return InputError(
             message, place=self.place, expected=expected, found=found, remedy=remedy)
 
@@ -107,7 +109,7 @@ class ExampleSource:
         return _Part(self, _size(n, 'skip', self.place), None)
 
     def where(self, chosen: Any) -> ExampleSource:
-        """Choose examples: `chosen` is an array of truth values, one per example, or of numbers.
+        """Choose examples by an array: `chosen` has truth values, one per example, or numbers.
 
         By what is in them: `where([s.get(k).split == "train" for k in range(s.length())])` of s.
 
@@ -243,7 +245,7 @@ def _size(n: Any, what: str, place: Place | None) -> int:
 
 
 def _numbers(source: ExampleSource, chosen: Any) -> Any:
-    """The numbers of examples that a mask, or an array of numbers, chooses."""
+    """Return the numbers of examples that a mask, or an array of numbers, chooses."""
     n = source.counted("where")
     found = np.asarray(chosen)
     if found.dtype == np.bool_ and found.shape == (n,):
@@ -285,7 +287,7 @@ def _split(
 
 
 def _dealt(n: int, begin: int, end: int, seed: int) -> Any:
-    """The numbers below n that a permutation has at the places from begin to end, in order.
+    """Return the numbers below n that a permutation has at the places from begin to end, in order.
 
     The fewer places are computed, these or the others, and not all at once.
     """

@@ -39,7 +39,8 @@ def relative_to(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def absolute(path: str | os.PathLike[str], pattern: bool = False) -> str:
-    """A path, or a pattern of paths, as it is meant where the source is made, wherever it is read.
+    """Return a path, or a pattern of paths, as it is meant where the source is made, wherever it is
+    read.
 
     A relative one begins at the folder of the file that names it: all workers find that one. In a
     session or a notebook it begins at the current folder.
@@ -53,7 +54,7 @@ def absolute(path: str | os.PathLike[str], pattern: bool = False) -> str:
 
 
 def caller() -> Place | None:
-    """The user's line that calls into this package."""
+    """Return the user's line that calls into this package."""
     frame = sys._getframe(1)
     while frame and os.path.dirname(os.path.abspath(frame.f_code.co_filename)) == HERE:
         if frame.f_back is None:
@@ -63,7 +64,8 @@ def caller() -> Place | None:
 
 
 def once_made(make: Callable[[], Any]) -> Callable[[], Any]:
-    """What make() gives, made when it is first asked for, once in each process."""
+    """Return a function that returns what make() gives, made when it is first asked for, once in
+    each process."""
     kept: list[Any] = []
     lock = Lock()
 
@@ -105,7 +107,7 @@ class Record:
         return iter(self._fields)
 
     def keys(self) -> Any:
-        """The names of its fields: dict(example) has them all."""
+        """Return the names of its fields: dict(example) has them all."""
         return self._fields.keys()
 
     def __repr__(self) -> str:
@@ -125,7 +127,8 @@ class Digest:
         return self
 
     def add_samples(self, size: int, read: Any) -> Digest:
-        """Of size bytes, all of a mebibyte or less, else 16 parts of it from begin to end."""
+        """Add samples of `size` bytes: all of a mebibyte or less, else 16 parts of it from begin to
+        end."""
         part = 1 << 16
         self.add(size)
         starts = range(0, size, part) if size <= 16 * part else (
@@ -166,8 +169,8 @@ class PlainFile:
         return self._fd
 
     def check_unchanged(self) -> None:
-        """ChangedFile if somebody has written to it since it was first opened: what is known of
-        where examples lie is not true any more."""
+        """Raise ChangedFile if somebody has written to it since it was first opened: what is known
+        of where examples lie is not true any more."""
         now = os.fstat(self._open())
         was = self._was or now
         if (now.st_size, now.st_mtime_ns) != (was.st_size, was.st_mtime_ns):
@@ -204,7 +207,7 @@ def unreadable(wrong: Wrong, path: str, error: OSError) -> InputError:
 
 
 def short(path: str) -> str:
-    """A path as a message shows it: from the current folder, where that is shorter."""
+    """Return a path as a message shows it: from the current folder, where that is shorter."""
     try:
         relative = os.path.relpath(path)
     except (OSError, ValueError):

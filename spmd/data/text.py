@@ -27,7 +27,7 @@ WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 
 def normalise(text: str, *, lower: bool = True, accents: bool = True) -> str:
-    """Normalise a text: Unicode NFKC, small letters, single spaces.
+    """Normalise a text to Unicode NFKC, small letters, single spaces.
 
     accents=False takes the accents off; lower=False keeps capitals.
 

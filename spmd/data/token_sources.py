@@ -107,7 +107,8 @@ class _Windows(ExampleSource):
 def windows(
     tokens: Any, /, length: int, *, stride: int | None = None, dtype: Any = None
 ) -> ExampleSource:
-    """A source of parts of running text: `length` tokens each, one `stride` behind the other.
+    """Return a source of parts of running text: `length` tokens each, one `stride` behind the
+    other.
 
     tokens: an array with one dim; the path of a .npy file; or of any other file, whose bytes are
     numbers of `dtype` (uint8 without it: the bytes of a text). Files are mapped, so they may be

@@ -61,7 +61,8 @@ class Vocabulary:
         return word in self._numbers
 
     def __getitem__(self, word: str) -> int:
-        """The number of a word. InputError if it has none, and nothing stands for unknown ones."""
+        """Return the number of a word. InputError if it has none, and nothing stands for unknown
+        ones."""
         found = self._numbers.get(word, self.unknown)
         if found < 0:
             raise InputError("a word is not in the vocabulary", found=repr(word),
@@ -91,8 +92,8 @@ class Vocabulary:
     def read(
         cls, path: str | os.PathLike[str], unknown: str | None = "<unknown>"
     ) -> Vocabulary:
-        """Of a text with a word a line. unknown: which of them stands for others, if it is there;
-        None: no word does."""
+        """Read a vocabulary from a text with a word a line. unknown: which of them stands for
+        others, if it is there; None: no word does."""
         with open(path, encoding="utf-8", newline="\n") as file:
             words = file.read().removesuffix("\n").split("\n")
         return cls(words, unknown)

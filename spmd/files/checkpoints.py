@@ -48,7 +48,7 @@ def set_name(point: int, turn: int, nonce: str) -> str:
 
 
 def complete(folder: str) -> list[str]:
-    """The names of the complete sets of a folder, from the first to the last."""
+    """Return the names of the complete sets of a folder, from the first to the last."""
     try:
         names = os.listdir(folder)
     except OSError as error:
@@ -59,7 +59,8 @@ def complete(folder: str) -> list[str]:
 
 
 def remove(folder: str, name: str) -> None:
-    """A set: first of all it is no complete one any more. What others put there stays."""
+    """Remove a set so that it is no complete one from the beginning. What others put there
+    stays."""
     path = os.path.join(folder, name)
     try:
         inside = os.listdir(path)
@@ -222,7 +223,7 @@ def _sync(folder: str) -> None:
 
 
 def read_index(path: str) -> dict[str, Any]:
-    """What a complete set says of itself. InputError for one that is damaged."""
+    """Return what a complete set says of itself. InputError for one that is damaged."""
     file = os.path.join(path, INDEX)
     try:
         with open(file, "rb") as opened:
@@ -273,7 +274,8 @@ def _metadata(header: bytes) -> dict[str, Any]:
 
 
 class StoredPart(NamedTuple):
-    """What the index says of a part: its name, bytes, check sums of its header and its elements."""
+    """A row of the index about a part: its name, bytes, check sums of its header and its
+    elements."""
 
     name: str
     size: int
@@ -281,7 +283,7 @@ class StoredPart(NamedTuple):
     elements: int
 
     def is_sound(self) -> bool:
-        """No other file than one of the set's, and numbers."""
+        """Return whether it names no other file than one of the set's, and has numbers."""
         return bool(PART.fullmatch(self.name)) and all(type(n) is int for n in self[1:])
 
 
@@ -319,7 +321,8 @@ class MappedPart:
 
 
 def _piece(one: StoredArray, name: str, rank: int, offset: list[int], extent: list[int]) -> Any:
-    """One of a part's pieces, if what is said of it is what is stored. ValueError."""
+    """Return one of a part's pieces; raise ValueError unless what is said of it is what is
+    stored."""
     sound = npy.is_shape(offset) and npy.is_shape(extent) and len(offset) == len(extent)
     pair = one.shape == (*extent, 2)  # of complex128
     if not sound or not (pair or one.shape == tuple(extent)):

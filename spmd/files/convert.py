@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
 
 def converted(file: InputFile, given: npy.Elements, dtype: str) -> npy.Elements | None:
-    """The same array with elements of another dtype: in memory, in the order of the file. None
-    where something would be lost by that.
-    """
+    """Return the same array with elements of another dtype: in memory, in the order of the file.
+    None where something would be lost by that."""
     if not np.can_cast(numpy_dtype(given.dtype), numpy_dtype(dtype)):
         return None
     made = npy.Elements(0, dtype, given.shape)
@@ -36,7 +35,8 @@ def _convert(
     file: InputFile, given: npy.Elements, made: npy.Elements, low: int, high: int, processes: int,
     available: int,
 ) -> mmap.mmap:
-    """What bytes low to high of the converted array are made of is read, and converted."""
+    """Read what bytes low to high of the converted array are made of, and convert it into
+    memory."""
     old, new = numpy_dtype(given.dtype), numpy_dtype(made.dtype)
     old = old.newbyteorder() if given.swapped else old
     first, last = low // new.itemsize, -(-high // new.itemsize)
@@ -60,8 +60,8 @@ def _convert(
 
 
 def casts(old: str, new: str) -> bool:
-    """Whether every element of one dtype is one of another, with nothing lost. old: may be the name
-    of a dtype that programs do not have, as that of objects."""
+    """Return whether every element of one dtype is one of another, with nothing lost. old: may be
+    the name of a dtype that programs do not have, as that of objects."""
     return old in dtypes.BY_NAME and bool(np.can_cast(numpy_dtype(old), numpy_dtype(new)))
 
 

@@ -34,7 +34,8 @@ CODES = {"bool": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "ui
 
 
 class CsvTable:
-    """A CSV file: where its rows are. blocks: (first byte, bytes, rows before, lines before)."""
+    """An index of a CSV file that says where its rows are. blocks: (first byte, bytes, rows before,
+    lines before)."""
 
     def __init__(self, file: InputFile) -> None:
         self.file = file
@@ -204,19 +205,19 @@ def _blank_lines(raw: bytes) -> int:
 
 
 def members(file: InputFile) -> dict[str, tuple[CsvTable, int]]:
-    """The columns of a table by name. InputError for a file that is none."""
+    """Return the columns of a table by name. InputError for a file that is none."""
     table = CsvTable(file)
     return {name: (table, k) for k, name in enumerate(table.names)}
 
 
 def whole(file: InputFile, found: dict[str, tuple[CsvTable, int]]) -> TableElements:
-    """All columns, as the rows of a 2-D array."""
+    """Return all columns, as the rows of a 2-D array."""
     table, _ = next(iter(found.values()))
     return _elements(file, table, -1)
 
 
 def elements(file: InputFile, member: tuple[CsvTable, int]) -> TableElements:
-    """One column."""
+    """Return one column as an array."""
     return _elements(file, *member)
 
 

@@ -14,7 +14,8 @@ import re
 from contextlib import suppress
 
 from codegen.errors import InputError, OutputError, UsageError
-from spmd.files import ZARR, npy
+from codegen.suggest import meant
+from spmd.files import ZARR, is_series, npy
 from spmd.files.whole import ENDING, no_folder, whole
 
 TYPE_CHECKING = False
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 METADATA, ATTRIBUTES = ".zarray", ".zattrs"  # files of a zarr array
+# What a run leaves of these that is killed while it writes them.
+LEFT = re.compile(rf"\.({re.escape(METADATA)}|{re.escape(ATTRIBUTES)})\.\d+\.[0-9a-f]{{8}}\.part")
 MARK = "spmd_save"  # in the attributes of an array that is ours, which a later run may replace
 
 
@@ -35,6 +38,70 @@ def check_apart(paths: Mapping[str, str]) -> None:
                 raise UsageError(f"frames of {other} and {name} cannot have the same files",
                                  expected="a path for each", found=paths[name],
                                  remedy=f"-o '{name}={name}/{{}}.npy', or -o {name}={name}.zarr")
+
+
+def check_path(name: str, given: str, dtype: str) -> None:
+    """Raise UsageError for a path that is no series of files, and for a dtype that zarr does not
+    know. name: of the save, or ""."""
+    text = f"-o {name}={given}" if name else given
+    if given.endswith(ZARR):
+        if dtype == "bfloat16":
+            raise UsageError(f"save {name}: zarr knows no bfloat16", found=text,
+                             expected="another dtype, or .npy files",
+                             remedy=f"-o '{name}=frames/{{}}.npy'")
+        return
+    base = os.path.basename(given)
+    folder, numbers = os.path.dirname(given), (0, 1, 12345)
+    try:
+        files = [os.path.join(folder, base.format(k)) for k in numbers]
+    except (ValueError, LookupError, AttributeError):
+        files = []
+    numbered = [frame_number(given, file) for file in files] == [*numbers]
+    if not numbered or not given.endswith(".npy") or "{" in folder:
+        raise UsageError(f"save {name} needs a file for each frame, or one that holds all",
+                         expected="frames/{}.npy, with {} for the number of a frame; or "
+                         "FILE.zarr", found=text,
+                         remedy=f"-o '{name}=frames/{{}}.npy', -o {name}=FILE.zarr")
+
+
+def check_paths(manifest: Mapping[str, Any], given: Mapping[str, str]) -> None:
+    """Raise UsageError for a name that the program saves nothing under, for a path that is none of
+    frames, and for two saves with one path."""
+    rows = {row["name"]: row for row in manifest["saves"]}
+    for name, path in given.items():
+        if name not in rows:
+            output = any(row["name"] == name for row in manifest["outputs"])
+            raise UsageError(f"the program saves nothing under {name!r} while it runs",
+                             expected=", ".join(rows) or
+                             f'spmd.save("{name}", …) in a loop that may have turns',
+                             found=f"{name}={path}",
+                             remedy=f"-o {name}={name}.npy: it is an output" if output else
+                             meant(name, rows))
+        if not isinstance(path, str) or not is_series(path):
+            raise UsageError(f"{name} is saved as many frames", found=f"{path!s}",
+                             expected="frames/{}.npy, with {} for the number of a frame; or "
+                             "FILE.zarr", remedy=f"-o '{name}=frames/{{}}.npy'")
+        check_path(name, path, rows[name]["dtype"])
+    check_apart(given)
+
+
+def no_place(path: str) -> str:
+    """Return why a series cannot have this path: its folder cannot be made, or is one of others.
+    Else return ""."""
+    folder, is_zarr = _affixes(path)[0], path.endswith(ZARR)
+    if is_zarr and os.path.lexists(folder) and MARK not in _attributes(folder) and (
+            not os.path.isdir(folder) or not all(map(LEFT.fullmatch, os.listdir(folder)))):
+        return "it is there, and nothing that spmd.save has written"
+    return no_folder(folder)
+
+
+def _attributes(folder: str) -> dict[str, Any]:
+    """Return what a zarr array says of itself; of anything else nothing."""
+    found = None
+    with suppress(OSError, ValueError):
+        with open(os.path.join(folder, ATTRIBUTES), "rb") as file:
+            found = json.loads(file.read())
+    return found if isinstance(found, dict) else {}
 
 
 def frame_number(path: str, file: str) -> int | None:
@@ -80,29 +147,8 @@ class FrameFiles:
         self.head = b"" if self.is_zarr else npy.header(dtype, shape)
         self.open: dict[int, int] = {}  # descriptors, by the numbers of frames
         self.others: Callable[[], int] | None = None  # frames of which all others wrote their parts
-        self._check()
+        check_path(name, given, dtype)
         self.folder = os.path.realpath(given if self.is_zarr else os.path.dirname(given) or ".")
-
-    def _check(self) -> None:
-        text = f"-o {self.name}={self.given}" if self.name else self.given
-        if self.is_zarr and self.dtype == "bfloat16":
-            raise UsageError(f"save {self.name}: zarr knows no bfloat16", found=text,
-                             expected="another dtype, or .npy files",
-                             remedy=f"-o '{self.name}=frames/{{}}.npy'")
-        if self.is_zarr:
-            return
-        base = os.path.basename(self.given)
-        folder, numbers = os.path.dirname(self.given), (0, 1, 12345)
-        try:
-            files = [os.path.join(folder, base.format(k)) for k in numbers]
-        except (ValueError, LookupError, AttributeError):
-            files = []
-        is_series = [frame_number(self.given, file) for file in files] == [*numbers]
-        if not is_series or not self.given.endswith(".npy") or "{" in folder:
-            raise UsageError(f"save {self.name} needs a file for each frame, or one that holds all",
-                             expected="frames/{}.npy, with {} for the number of a frame; or "
-                             "FILE.zarr", found=text,
-                             remedy=f"-o '{self.name}=frames/{{}}.npy', -o {self.name}=FILE.zarr")
 
     # ---- names -----------------------------------------------------------------------------------
 
@@ -167,25 +213,16 @@ class FrameFiles:
     def _remove_leftovers(self) -> None:
         """Remove what runs have left that were killed: parts of frames and of metadata."""
         mine = re.escape(f".{self.name}.") + r"[0-9a-f]{8}\.\d+\.(part|done)"
-        if self.is_zarr:
-            mine += rf"|\.({re.escape(METADATA)}|{re.escape(ATTRIBUTES)})\.\d+\.[0-9a-f]{{8}}\.part"
         for entry in os.listdir(self.folder):
-            if re.fullmatch(mine, entry):
+            if re.fullmatch(mine, entry) or (self.is_zarr and LEFT.fullmatch(entry)):
                 os.unlink(os.path.join(self.folder, entry))
 
     def _make_folder(self) -> None:
-        attributes, found = {MARK: {"name": self.name}}, None
-        if self.is_zarr and os.path.lexists(self.folder):
-            with suppress(OSError, ValueError):
-                with open(os.path.join(self.folder, ATTRIBUTES), "rb") as file:
-                    found = json.loads(file.read())
-            ours = isinstance(found, dict) and MARK in found
-            if not ours and (not os.path.isdir(self.folder) or os.listdir(self.folder)):
-                raise self.failed("it is there, and nothing that spmd.save has written")
-        if why := no_folder(self.folder):
+        if why := no_place(self.given):
             raise self.failed(why)
         os.makedirs(self.folder, exist_ok=True)
-        if self.is_zarr and found != attributes:
+        attributes = {MARK: {"name": self.name}}
+        if self.is_zarr and _attributes(self.folder) != attributes:
             self._write(ATTRIBUTES, attributes)
 
     def _describe(self, frames: int) -> None:

@@ -29,7 +29,7 @@ MAP_NORESERVE = 0x4000  # of Linux; Python's mmap has no name for it
 
 
 def archive_format(path: str) -> Any:
-    """The module that reads and lays out files of many arrays; None for a .npy file."""
+    """Return the module that reads and lays out files of many arrays; None for a .npy file."""
     formats = zip(NAMED, (npz, safetensors, csv_tables, parquet), strict=True)
     return next((module for ending, module in formats if path.endswith(ending)), None)
 
@@ -86,23 +86,23 @@ class InputFile:
         self._fd, self._users = fd, [1]
 
     def shared(self, name: str) -> InputFile:
-        """The same file for another input: it is closed when all of them are."""
+        """Return the same file for another input: it is closed when all of them are."""
         other = object.__new__(InputFile)
         other.__dict__.update(self.__dict__, name=name, label=self.path)
         self._users[0] += 1
         return other
 
     def descriptor(self) -> int:
-        """The number of the open file, for who opens it once more."""
+        """Return the number of the open file, for who opens it once more."""
         return self._fd
 
     def read(self, at: int, count: int) -> bytes:
-        """These bytes, as far as there are so many. Not from the mapping: another process may have
-        cut the file short, and there is no message for that."""
+        """Read these bytes, as far as there are so many. Not from the mapping: another process may
+        have cut the file short, and there is no message for that."""
         return os.pread(self._fd, max(0, min(count, self.length - at)), at)
 
     def read_all(self, at: int, count: int) -> bytes:
-        """These bytes, all of them."""
+        """Return these bytes, all of them."""
         found = self.read(at, count)
         if len(found) < count:
             raise self.wrong(
@@ -146,7 +146,7 @@ class InputFile:
 
 
 class InputArray:
-    """An input's elements: buffer[start] is the first byte, `strides` are in bytes.
+    """The elements of an input: buffer[start] is the first byte, `strides` are in bytes.
 
     swapped: their byte order is not this machine's. buffer: the mapped file; of a compressed
     member, and of elements that are converted, memory that is filled when it is first used: all of
@@ -168,8 +168,8 @@ class InputArray:
         self._reserved = (0, elements.end, 1, self.available)
 
     def convert(self, dtype: str, dims: int) -> None:
-        """From now on the elements are of this dtype, where nothing is lost by that; else they stay
-        as they are. dims: of what the program declares."""
+        """Convert the elements to this dtype, where nothing is lost by that; else they stay as they
+        are. dims: of what the program declares."""
         if isinstance(self._given, TableElements):
             self._use(self._given.typed(dtype, dims))
         elif self.dtype != dtype:
@@ -228,8 +228,8 @@ class InputArray:
 
 
 def _open(file: InputFile, members: dict[str, Any], member: str, name: str) -> InputArray:
-    """The array for input `name` in FILE.npy, or a member of FILE.npz or FILE.safetensors, or a
-    column of a table.
+    """Return the array for input `name` in FILE.npy, or a member of FILE.npz or FILE.safetensors,
+    or a column of a table.
 
     Member "": that of the input's name, or the only one; of a table, all columns. Raises InputError
     for whatever is wrong with the file.
@@ -265,7 +265,8 @@ class _Archives:
         self.files: dict[str, tuple[InputFile, dict[str, Any]]] = {}
 
     def file(self, path: str, name: str) -> tuple[InputFile, dict[str, Any]]:
-        """For input `name`. InputError for a damaged one, OutputError for one that is not there."""
+        """Return the open file for input `name`, and its members. InputError for a damaged one,
+        OutputError for one that is not there."""
         if path not in self.files:
             file, archive = InputFile(path, name), archive_format(path)
             self.files[path] = file, {}
@@ -282,8 +283,8 @@ class _Archives:
 def open_inputs(
     named: dict[str, str], whole: list[str], known: list[str] | None = None
 ) -> dict[str, InputArray]:
-    """The inputs that were given, by name: files for one input, for a tree of them, and files for
-    all their members.
+    """Return the inputs that were given, by name: files for one input, for a tree of them, and
+    files for all their members.
 
     An input that is named takes its own file. known: the inputs there are; None: any.
     """
@@ -344,8 +345,9 @@ def _columns_of_one(members: Collection[str], known: list[str] | None) -> str:
 def _members_of_tree(
     archives: _Archives, name: str, path: str, prefix: str, leaves: list[str]
 ) -> dict[str, tuple[str, str]]:
-    """The members of a file for the inputs of a tree: those named like them, or like what stands
-    behind the tree's name; with a prefix those that have it instead. Neither more nor less."""
+    """Return the members of a file for the inputs of a tree: those named like them, or like what
+    stands behind the tree's name; with a prefix those that have it instead. Neither more nor
+    less."""
     if archive_format(path) is None:
         raise UsageError(f"input {name} is a tree of {len(leaves)} arrays", found=path,
                          expected="a .safetensors or .npz file")

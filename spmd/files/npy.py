@@ -73,7 +73,7 @@ def element_count(shape: Iterable[int]) -> int:
 
 
 class Elements:
-    """Where the elements of an array lie: from byte `start`, neighbours `strides` bytes apart.
+    """The place of an array's elements: from byte `start`, neighbours `strides` bytes apart.
 
     end: behind the last of them, in C order. swapped: their byte order is not this machine's.
     inflate(low, high, processes, available): the bytes that `start` counts in, where those of the
@@ -107,7 +107,7 @@ class Frame:
 
 
 def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> Frame:
-    """A file of the one array (its name, dtype, shape)."""
+    """Return a file of the one array (its name, dtype, shape)."""
     _, dtype, shape = arrays[0]
     head = header(dtype, shape)
     return Frame(len(head) + element_count(shape) * SIZES[dtype], [(0, head)], [len(head)])
@@ -116,7 +116,7 @@ def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> Frame:
 def elements(
     read: Callable[[int, int], bytes], start: int, length: int, wrong: Wrong
 ) -> Elements:
-    """What the `length` bytes of a .npy file say of its elements; they begin at byte `start`.
+    """Return what the `length` bytes of a .npy file, from byte `start` on, say of its elements.
 
     read(at, count): bytes of the header. Raises what wrong(what, expected, found) makes.
     """
@@ -163,7 +163,8 @@ def truncated(wrong: Wrong, expected: int, found: int) -> InputError:
 
 
 def parse_literal(text: str) -> dict[str, Any]:
-    """The Python literal of a .npy header: a dict of strings, numbers, truth values and tuples.
+    """Return the Python literal of a .npy header: a dict of strings, numbers, truth values and
+    tuples.
 
     Read as JSON: `ast` costs every rank more time than its whole input. ValueError.
     """
@@ -190,7 +191,7 @@ def _apart(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """The head of a .npy file: elements follow at a multiple of 64 bytes, in C order."""
+    """Return the head of a .npy file: elements follow at a multiple of 64 bytes, in C order."""
     text = f"{{'descr': '{descr_of(dtype)}', 'fortran_order': False, 'shape': {shape!r}, }}"
     length = -(-(10 + len(text) + 1) // 64) * 64 - 10
     return (

@@ -50,7 +50,8 @@ class NpzMember:
 
 
 def members(file: InputFile) -> dict[str, NpzMember]:
-    """The members of an archive by name, as NumPy names them. InputError for a damaged one."""
+    """Return the members of an archive by name, as NumPy names them. InputError for a damaged
+    one."""
     at, end, count = _directory(file)
     first = at
     found: dict[str, NpzMember] = {}
@@ -76,7 +77,7 @@ def members(file: InputFile) -> dict[str, NpzMember]:
 
 
 def _directory(file: InputFile) -> tuple[int, int, int]:
-    """Where the directory begins, a bound of its end, and how many members it has."""
+    """Return where the directory begins, a bound of its end, and how many members it has."""
     tail = file.read(max(0, file.length - END.size - MANY), END.size + MANY)
     at = tail.rfind(END_MARK)
     while at >= 0 and (
@@ -128,7 +129,7 @@ def _widened(file: InputFile, extra: bytes, fields: list[int]) -> list[int]:
 
 
 def _check_apart(file: InputFile, found: dict[str, NpzMember], directory: int) -> None:
-    """No two members share bytes; every member knows where the next one begins."""
+    """Check that no two members share bytes; tell every member where the next one begins."""
     end = directory
     for name, member in sorted(found.items(), key=lambda item: item[1].at, reverse=True):
         member.end = end
@@ -142,7 +143,8 @@ def _check_apart(file: InputFile, found: dict[str, NpzMember], directory: int) -
 
 
 def elements(file: InputFile, member: NpzMember) -> npy.Elements:
-    """Where a member's elements lie: in the file, or, for a compressed member, once inflated."""
+    """Return where a member's elements lie: in the file, or, for a compressed member, once
+    inflated."""
     start = _start(file, member)
     if member.flags & ENCRYPTED or member.method not in (STORED, DEFLATED):
         how = "an encrypted member" if member.flags & ENCRYPTED else f"method {member.method}"
@@ -178,7 +180,7 @@ def _whole(file: InputFile, member: NpzMember, found: npy.Elements, start: int) 
 
 
 def _start(file: InputFile, member: NpzMember) -> int:
-    """The first byte of a member's content, after its local header."""
+    """Return the first byte of a member's content, after its local header."""
     if member.at + LOCAL.size > file.length:
         raise npy.truncated(file.wrong, member.at + LOCAL.size, file.length)
     mark, _, _, method, *_, name, extra = LOCAL.unpack(file.read_all(member.at, LOCAL.size))
@@ -217,7 +219,7 @@ def _inflate(
     file: InputFile, start: int, member: NpzMember, low: int, high: int, processes: int,
     available: int,
 ) -> mmap.mmap:
-    """The content of a deflated member, in memory of this process: its bytes low to high.
+    """Return the content of a deflated member, in memory of this process: its bytes low to high.
 
     The rest is looked at for the checksum only. Pages that nothing is written to take no memory.
     """
@@ -241,7 +243,7 @@ def _inflate(
 
 
 def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> npy.Frame:
-    """An archive of arrays (name, dtype, shape), stored one after the other."""
+    """Return an archive of arrays (name, dtype, shape), stored one after the other."""
     pieces: list[tuple[int, bytes]] = []
     starts, spans, entries, at = [], [], [], 0
     sums: list[tuple[int, int, tuple[int, ...]]] = []
@@ -265,7 +267,7 @@ def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> npy.Frame:
 
 
 def _needs(wide: bool) -> int:
-    """The version of the format that a reader must know."""
+    """Return the version of the format that a reader must know."""
     return 45 if wide else 20
 
 
@@ -274,7 +276,8 @@ def _flags(raw: bytes) -> int:
 
 
 def _local(raw: bytes, size: int, at: int) -> bytes:
-    """The header of a member at byte `at`, so long that the content begins at a multiple of 64."""
+    """Return the header of a member at byte `at`, so long that the content begins at a multiple of
+    64."""
     wide = size >= WIDE
     extra = pack("<2H2Q", SIZES_ID, 16, size, size) if wide else b""
     unpadded = LOCAL.size + len(raw) + len(extra) + 6
@@ -288,7 +291,7 @@ def _local(raw: bytes, size: int, at: int) -> bytes:
 
 
 def _entry(raw: bytes, size: int, at: int) -> bytes:
-    """The directory's row of a member."""
+    """Return the directory's row of a member."""
     wide = [n for n in (size, size, at) if n >= WIDE]
     extra = pack(f"<2H{len(wide)}Q", SIZES_ID, 8 * len(wide), *wide) if wide else b""
     made, readable = 3 << 8 | _needs(bool(wide)), 0o644 << 16  # as on Unix
@@ -300,7 +303,8 @@ def _entry(raw: bytes, size: int, at: int) -> bytes:
 
 
 def _end(count: int, size: int, start: int) -> bytes:
-    """What follows the directory: where it begins; twice, if 32 bits do not hold that."""
+    """Return the record behind the directory, which says where that begins; twice, if 32 bits do
+    not hold it."""
     few = min(count, MANY)
     end = END.pack(END_MARK, 0, 0, few, few, min(size, WIDE), min(start, WIDE), 0)
     if count < MANY and size < WIDE and start < WIDE:

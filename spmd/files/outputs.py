@@ -70,14 +70,15 @@ def check_ending(name: str, path: str) -> None:
 
 
 def program_file(path: str) -> str:
-    """FILE.py of FILE.py:NAME; another path as it is."""
+    """Return FILE.py of FILE.py:NAME; another path as it is."""
     return path.partition(":")[0] if ".py:" in path else path
 
 
 def open_outputs(
     named: dict[str, str], whole: list[str], outputs: list[Array]
 ) -> list[OutputFile | None]:
-    """For each output (name, dtype, shape) the file that takes it; None where there is none.
+    """Return, for each output (name, dtype, shape), the file that takes it; None where there is
+    none.
 
     named: by output, FILE.npy or FILE.npz[:MEMBER] or FILE.safetensors[:MEMBER]. whole: a file for
     all the others. Raises UsageError where files or members are taken twice.
@@ -209,7 +210,7 @@ class OutputFile:
         return self.part
 
     def _unnamed(self) -> int:
-        """A file in the target's directory that is gone when it is closed; -1: not there."""
+        """Return a file in the target's directory that is gone when it is closed; -1: not there."""
         try:
             fd = os.open(os.path.dirname(self.path), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
         except OSError:
@@ -218,7 +219,7 @@ class OutputFile:
         return fd
 
     def attach(self, part: str) -> mmap.mmap:
-        """The whole file, mapped for writing."""
+        """Return the whole file, mapped for writing."""
         try:
             fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -278,7 +279,7 @@ class OutputFile:
                     data[place : place + 4] = crc.to_bytes(4, "little")
 
     def reading(self, name: str, dtype: str) -> str:
-        """How NumPy reads an output of a type that it does not know; "" where it does."""
+        """Return how NumPy reads an output of a type that it does not know; "" where it does."""
         if dtype != "bfloat16" or self.given.endswith(".safetensors"):
             return ""
         member = f"[{self.members[name]!r}]" if archive_format(self.given) else ""

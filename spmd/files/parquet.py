@@ -42,7 +42,8 @@ def arrow() -> tuple[Any, Any]:
 
 
 class ParquetTable:
-    """An open table: names and types of its columns, and how many rows each row group has."""
+    """A table that is open: names and types of its columns, and how many rows each row group
+    has."""
 
     def __init__(self, file: InputFile) -> None:
         self.file, (_, reader) = file, arrow()

@@ -37,7 +37,7 @@ class StoredArray:
 
 
 def members(file: InputFile) -> dict[str, StoredArray]:
-    """The arrays of a file by name. InputError for a damaged one."""
+    """Return the arrays of a file by name. InputError for a damaged one."""
     size = int.from_bytes(file.read(0, 8), "little")
     if file.length < 8:
         raise file.wrong("is not a .safetensors file", "8 bytes and more", f"{file.length} bytes")
@@ -68,7 +68,7 @@ def members(file: InputFile) -> dict[str, StoredArray]:
 
 
 def _parsed(file: InputFile, raw: bytes) -> dict[str, Any]:
-    """The header. Whatever is wrong with its JSON is an InputError."""
+    """Return the header of a file. Whatever is wrong with its JSON is an InputError."""
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
@@ -87,7 +87,7 @@ def _parsed(file: InputFile, raw: bytes) -> dict[str, Any]:
 
 
 def _member(file: InputFile, name: str, row: Any, base: int) -> StoredArray:
-    """One entry of the header, whose offsets count from byte `base`."""
+    """Return one entry of the header, whose offsets count from byte `base`."""
     try:
         code, shape, (begin, end) = row["dtype"], row["shape"], row["data_offsets"]
         sound = npy.is_shape(shape) and npy.is_shape((begin, end)) and begin <= end
@@ -107,7 +107,7 @@ def _member(file: InputFile, name: str, row: Any, base: int) -> StoredArray:
 
 
 def elements(file: InputFile, member: StoredArray) -> npy.Elements:
-    """Where the elements of an array lie in the file."""
+    """Return where the elements of an array lie in the file."""
     if member.code not in DTYPES:
         raise file.wrong(
             "holds a type that programs do not have", ", ".join(DTYPES), repr(member.code)
@@ -116,7 +116,7 @@ def elements(file: InputFile, member: StoredArray) -> npy.Elements:
 
 
 def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> npy.Frame:
-    """A file of arrays (name, dtype, shape). UsageError for what the format cannot hold.
+    """Return a file of arrays (name, dtype, shape). UsageError for what the format cannot hold.
 
     It allows no gaps: the array that comes first begins at a multiple of 64 bytes, and those of the
     largest elements come first, so that every element lies at a multiple of its size.

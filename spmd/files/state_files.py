@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 def open_state(path: str, wanted: Mapping[str, Form], program: str) -> dict[str, InputArray]:
-    """The arrays of a file, of the dtypes and shapes that are wanted. Raises InputError for one
-    that holds the state of another program or is damaged, OutputError for one that is not there."""
+    """Return the arrays of a file, of the dtypes and shapes that are wanted. Raises InputError for
+    one that holds the state of another program or is damaged, OutputError for one that is not
+    there."""
     file = InputFile(path, "", "state")
     archive = archive_format(path)
     opened: dict[str, InputArray] = {}

@@ -20,7 +20,7 @@ ENDING = ".part"  # of the other name
 
 
 def part_of(path: str) -> str:
-    """A name in the same folder that nobody else takes."""
+    """Return a name in the same folder that nobody else takes."""
     folder, base = os.path.split(path)
     return os.path.join(folder, f".{base}.{os.getpid()}.{os.urandom(4).hex()}{ENDING}")
 
@@ -65,7 +65,7 @@ class whole:
 
 
 def write_whole(path: str, data: bytes) -> None:
-    """Writes these bytes. Raises OutputError."""
+    """Write these bytes to a file. Raises OutputError."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise OutputError(f"cannot write {path}: it exists and is not a file")
     try:
@@ -90,7 +90,8 @@ def keep_mode(fd: int, path: str) -> None:
 
 
 def refuse_replacing(given: str, sources: dict[str, str]) -> None:
-    """sources: what a command reads, by path. Raises UsageError where a file to write is of it."""
+    """Refuse to write a file that the command also reads. sources: what it reads, by path. Raises
+    UsageError where a file to write is of it."""
     for path, what in sources.items():
         try:
             same = os.path.samefile(given, path)
@@ -103,7 +104,7 @@ def refuse_replacing(given: str, sources: dict[str, str]) -> None:
 
 
 def check_place(path: str, what: str) -> None:
-    """Refuses before anything is computed what cannot be written. Raises OutputError."""
+    """Refuse, before anything is computed, a path that cannot be written. Raises OutputError."""
     folder = os.path.dirname(os.path.abspath(path))
     if not os.access(folder, os.W_OK | os.X_OK) or os.path.isdir(path):
         raise OutputError(f"{what}: cannot write {path}", expected="a file in a directory that may "

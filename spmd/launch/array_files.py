@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def versions_of(opened: Mapping[str, InputArray]) -> Versions:
-    """Where each array comes from, and what tells two files apart."""
+    """Return the path of each array, and its version, which tells two files apart."""
     return {name: (array.path, array.version) for name, array in opened.items()}
 
 
@@ -35,7 +35,8 @@ def compare(
     processes: Processes, opened: Mapping[str, InputArray], everyones: list[Versions],
     holder: str, what: str,
 ) -> None:
-    """All processes were given the same arrays: the same files, or others of equal elements.
+    """Check that all processes were given the same arrays: the same files, or others of equal
+    elements.
 
     holder: "rank" or "process", of whom messages speak. what: the arrays are.
     """
@@ -84,7 +85,8 @@ def no_memory(name: str, file: InputArray, what: str) -> EnvironmentFault:
 
 
 def _span(job: Job, number: int, file: InputArray) -> tuple[int, int]:
-    """The bytes of an input's buffer, low to high, that the hosted ranks' parts lie between."""
+    """Return the bytes of an input's buffer, low to high, that the hosted ranks' parts lie
+    between."""
     low, high = file.start, file.start
     for rank in range(job.setup.first, job.setup.first + job.setup.count):
         offset, extent, _ = job.shard(number, rank)
@@ -98,7 +100,7 @@ def _span(job: Job, number: int, file: InputArray) -> tuple[int, int]:
 
 
 def mapped(path: str) -> mmap.mmap:
-    """A whole file, mapped for writing by all."""
+    """Return a whole file, mapped for writing by all."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return mmap.mmap(fd, 0)

@@ -135,7 +135,8 @@ class Meeting:
         return mate is not None and mate.what == presence.COMPUTES
 
     def _is_lost(self, k: int, waited: float) -> bool:
-        """It can come no more. Whoever was stopped may be let go on within the limit."""
+        """Return whether a process can come no more. One that was stopped may be let go on within
+        the limit."""
         mate, limit = self._mate(k), self.group.limit
         if mate is None or mate.has_ended:
             return waited > SHARE * limit and (mate is not None or self._all_here())
@@ -147,7 +148,7 @@ class Meeting:
         return waited - max(0.0, self.stopped.setdefault(k, waited)) > SHARE * limit
 
     def _all_here(self) -> bool:
-        """Whether the launcher says that all of its processes were started on this host."""
+        """Return whether the launcher says that all of its processes were started on this host."""
         count = launchers.launcher()[1]
         local = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
         return any(os.environ.get(name) == str(count) for name in local)
@@ -170,7 +171,7 @@ class Meeting:
         return self.samples >= SAMPLES
 
     def _doing(self, k: int) -> str:
-        """What is known of a process that has not come."""
+        """Return in words what is known of a process that has not come."""
         mate = self._mate(k)
         if self._has_ended(k):
             return "has ended"

@@ -67,8 +67,9 @@ class Launch:
         self, face: Face, settings: dict[str, Any], given: dict[str, tuple[int, ...]],
         only: Any = None,
     ) -> Setup:
-        """What these scalars, and inputs of these shapes by name, make of the image on its mesh,
-        for a call of this face. only: names of the outputs that are asked for; None: all."""
+        """Return the setup for a call of this face: what these scalars, and inputs of these shapes
+        by name, make of the image on its mesh. only: names of the outputs that are asked for; None:
+        all."""
         options = self.options
         self.face = face
         settings, mesh, ranks = patched_in(
@@ -106,19 +107,20 @@ class Launch:
                      self.options, hosts)
 
     def mine(self, setup: Setup, said: dict[str, Any]) -> dict[str, Any]:
-        """What this process brings to `agreed`: it and `said` must be alike in all of them."""
+        """Return what this process brings to `agreed`: the processes must have equal values of it,
+        and of `said`."""
         said = {"mesh": self.sizes, **said}
         return mine(self.checked.digest, said, setup.first, setup.count)
 
     def agreed(self, prepare: Callable[[], dict[str, Any]]) -> tuple[Setup, list[dict[str, Any]]]:
-        """Every process prepares and brings what is `mine`; the setup, and what all brought."""
+        """Prepare, in every process, and bring what is `mine`; return the setup, and what all
+        brought."""
         met = self.processes.meet(prepare)
         return self.setup(agree(self.processes, met, self.options.transport)), met
 
     def loaded(self, setup: Setup, put: Callable[[Job], None] = lambda _: None) -> Job:
-        """The job; loaded anew only where scalars that memory depends on have changed. What is
-        kept, or gone on from, is compared: then the inputs are put here.
-        """
+        """Return the job; loaded anew only where scalars that memory depends on have changed. What
+        is kept, or gone on from, is compared: then the inputs are put here."""
         job = self.placed(setup)
         job.want(self.computed)
         if self.times is not None and not job.keeps_times:
@@ -133,15 +135,15 @@ class Launch:
         return job
 
     def placed(self, setup: Setup) -> Job:
-        """The job, in memory."""
+        """Return the job, in memory."""
         if self.job is None or not self.fits(setup):
             self.end(goes_on=True)
             self.job = Job(self.checked, setup, self.processes, self.options.time_limit)
         return self.job
 
     def with_state(self, setup: Setup, given: SavedState | None) -> Job:
-        """The job with a state: what is given, or what the program makes of it. Feeds, checkpoints
-        and frames have no part in that; nothing is timed."""
+        """Return the job with a state: what is given, or what the program makes of it. Feeds,
+        checkpoints and frames have no part in that; nothing is timed."""
         if given is not None:
             job = self.placed(setup)
             given.put(job)
@@ -195,7 +197,7 @@ class Launch:
             raise
 
     def kept(self) -> None:
-        """What there is to do for feeds and checkpoints once all ranks have run."""
+        """Finish feeds, frames and checkpoints once all ranks have run."""
         if self.feeds is not None:
             self.feeds.ran()
         if self.saving is not None:

@@ -41,17 +41,18 @@ class WholeRing:
         self._waits = False
 
     def put_whole(self, k: int, batches: int, arrays: Mapping[str, Any]) -> None:
-        """The batches from k on, one behind the other."""
+        """Put the batches from k on, one behind the other."""
         rows = self.feed.batch
         for i in range(batches):
             part = {name: a[i * rows : (i + 1) * rows] for name, a in arrays.items()}
             self.put(k + i, [(0, rows, part)])
 
     def fill_ahead(self, batches: int) -> None:
-        """It tells of every batch."""
+        """Do nothing, since this ring tells of every batch."""
 
     def put(self, k: int, pieces: Sequence[tuple[int, int, Mapping[str, Any]]]) -> None:
-        """As of FeedRing: rows of no piece are zeros."""
+        """Put batch k together from pieces of rows, as FeedRing does; rows of no piece are
+        zeros."""
         whole = {f.name: np.zeros(f.shape, f.dtype) for f in self.feed.fields}
         for first, rows, given in pieces:
             for name, array in whole.items():
@@ -83,7 +84,8 @@ class WholeRing:
         return 0.0, 0.0
 
     def take(self) -> dict[str, np.ndarray] | None:
-        """The next batch; None at the end of the stream. Raises what the supply failed at."""
+        """Return the next batch; None at the end of the stream. Raises what the supply failed
+        at."""
         with self._changed:
             self._waits = True
             while self.taken not in self._there and self._last != self.taken and self.error is None:
@@ -102,14 +104,14 @@ class WholeRing:
 
 
 class EagerFeed:
-    """What --feed names, for a run as plain NumPy."""
+    """A feed that --feed names, for a run as plain NumPy."""
 
     masks = True  # its batches have the field mask, where one is declared
 
     def __init__(self, name: str, given: str, beside: list[Supply] | None = None,
                  mates: list[Pipeline] | None = None) -> None:
-        """beside, mates: supplies of the other feeds of the run, and pipelines of files; its own
-        come to them."""
+        """Note what is given for the feed. beside, mates: supplies of the other feeds of the run,
+        and pipelines of files; its own come to them."""
         self.name, self.given = name, given
         self.mates: list[Pipeline] = [] if mates is None else mates
         self.beside: list[Supply] = [] if beside is None else beside
@@ -118,7 +120,7 @@ class EagerFeed:
 
     def batches(self, batch: int, fields: Mapping[str, tuple[Any, Any]]
                 ) -> Iterator[dict[str, np.ndarray]]:
-        """Whole batches. fields: shape of one example, and dtype."""
+        """Return an iterator over whole batches. fields: shape of one example, and dtype."""
         given: str | Pipeline = self.given
         if "@" not in self.given:
             given = load_beside(self.given, self.mates)
@@ -131,7 +133,7 @@ class EagerFeed:
         return self._open
 
     def close(self) -> None:
-        """Ends its workers, wherever the program has stopped taking."""
+        """End the feed's workers, wherever the program has stopped taking."""
         if self._open is not None:
             self._open.close()
 
@@ -162,7 +164,8 @@ class EagerFeed:
 
 @contextmanager
 def eager_feeds(given: Any) -> Iterator[Any]:
-    """What `run --eager --feed` gives, for program.eager(feed=…): closed behind the run."""
+    """Yield the feeds that `run --eager --feed` gives, for program.eager(feed=…); close them behind
+    the run."""
     one = isinstance(given, str)
     beside: list[Supply] = []
     mates: list[Pipeline] = []

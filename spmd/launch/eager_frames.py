@@ -16,7 +16,7 @@ from spmd.files.frames import FrameFiles, check_apart
 
 
 class EagerFrames:
-    """What takes the frames of one run."""
+    """Write the frames of one eager run to files."""
 
     def __init__(self, paths: Mapping[str, str]) -> None:
         check_apart(paths)

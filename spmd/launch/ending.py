@@ -26,7 +26,8 @@ LEFT = "_spmd_left"  # the attribute of an exception that has left an open job
 
 
 def end_all_on_error() -> None:
-    """From now on an exception that nobody catches ends all processes, as `python -m mpi4py` does.
+    """Let an exception that nobody catches end all processes from now on, as `python -m mpi4py`
+    does.
 
     The others would wait for this one for ever, in their next exchange or in MPI_Finalize. What is
     `Elsewhere` is said by that process. Of a `sys.exit` only mpi4py's runner is told. In threads
@@ -67,7 +68,7 @@ def end_all(error: SystemExit) -> NoReturn:
 
 
 def leave_together() -> None:
-    """At the end of a script: waits until the others of this host have come to theirs.
+    """Wait, at the end of a script, until the others of this host have come to theirs.
 
     For launchers with a PMIx server, such as Open MPI's. When a job is aborted while a process
     waits in MPI_Finalize, PMIx 5 may take one wait off its list twice: then the launcher prints
@@ -95,7 +96,7 @@ class Other:
         self.asked, self.samples = time.monotonic(), 0
 
     def may_come(self) -> bool:
-        """Whether it has not come to the end of its script, as far as it shows what it does.
+        """Return whether it has not come to the end of its script, as far as it shows what it does.
 
         The user's own MPI_Finalize is such an end too.
         """

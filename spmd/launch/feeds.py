@@ -54,14 +54,14 @@ class OpenFeed:
 
 
 def said_of(one: OpenFeed) -> dict[str, Any]:
-    """What a checkpoint knows the stream of a feed by, the text of what computes it, and settings
-    that have part in it; "" where nothing is known."""
+    """Return what a checkpoint knows the stream of a feed by, the text of what computes it, and
+    settings that have part in it; "" where nothing is known."""
     asked = {what: getattr(one.supply, what, None) for what in ("order", "text", "settings")}
     return {what: ask() if ask else "" for what, ask in asked.items()}
 
 
 def _that_differ(kept: Any, now: Any) -> tuple[str, str]:
-    """Settings of a pipeline that are other ones than those kept, as texts; "" for none."""
+    """Return the settings of a pipeline that differ from those kept, as texts; "" for none."""
     if not isinstance(kept, dict) or not isinstance(now, dict):
         return "", ""
     names = [name for name in kept if name in now and kept[name] != now[name]]
@@ -70,7 +70,7 @@ def _that_differ(kept: Any, now: Any) -> tuple[str, str]:
 
 
 class Feeds:
-    """What a launch does for feeds, in one process."""
+    """The feeds of a launch, in one process."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.processes = launch, launch.processes
@@ -91,7 +91,7 @@ class Feeds:
     # ---- before a run ----------------------------------------------------------------------------
 
     def give(self, given: Any) -> None:
-        """What the feeds are given from now on. Raises UsageError for what does not fit."""
+        """Note what the feeds are given from now on. Raises UsageError for what does not fit."""
         names = [row["name"] for row in self.rows]
         if given is None:
             return
@@ -126,7 +126,7 @@ class Feeds:
                 f"--feed {'' if only else missing[0] + '='}FILE.py on the command line")
 
     def begin(self, job: Job, resumed: dict[str, Any] | None) -> None:
-        """Before each run, in all processes together: rings for a new job, batches into them."""
+        """Prepare a run, in all processes together: rings for a new job, batches into them."""
         self.error = None
         if job is not self.job:
             self.processes.together(lambda: self._open(job))
@@ -150,7 +150,8 @@ class Feeds:
         job.look_feeds = self.look
 
     def _open(self, job: Job) -> None:
-        """Rings. A feed goes on where the job before this one had come to."""
+        """Make the rings of a job's feeds. A feed goes on where the job before this one had come
+        to."""
         self.close(goes_on=True)
         self.job = job
         for number, row in enumerate(self.rows):
@@ -182,7 +183,8 @@ class Feeds:
     def _starts(
         self, mine: list[OpenFeed], resumed: dict[str, Any] | None
     ) -> dict[str, tuple[int, int]]:
-        """By feed: the batch that the supply begins at, and how many the checkpoint has taken."""
+        """Return, by feed, the batch that the supply begins at, and how many the checkpoint has
+        taken."""
         found = {}
         for one in mine:
             name = one.feed.name
@@ -204,7 +206,8 @@ class Feeds:
         return found
 
     def _compare(self, one: OpenFeed, resumed: dict[str, Any] | None) -> None:
-        """The stream that a checkpoint goes on with is the one that it has taken batches of."""
+        """Check that the stream with which a checkpoint goes on is the one that it has taken
+        batches of."""
         if resumed is None:
             return
         kept, now = resumed["feeds"][one.feed.name], said_of(one)
@@ -223,7 +226,8 @@ class Feeds:
                 "the checkpoint was kept; examples from here on are computed by that of now")
 
     def _supply(self, feed: FedFeed) -> Supply:
-        """Of what was given. All processes come here; those of a pipeline meet in it."""
+        """Return the supply of what was given for a feed. All processes come here; those of a
+        pipeline meet in it."""
         given, first = self.given[feed.name], self.processes.number == 0
         mine: Supply | None = self.processes.together(
             lambda: supply_of(given, feed, speaks=first), shared=False)
@@ -328,8 +332,8 @@ class Feeds:
         self.ended.add(one.feed.name)
 
     def _counts(self) -> dict[str, tuple[int, float, float, int]]:
-        """By feed: batches taken; seconds that the rank waited that did most, and in all; how
-        often it was told that there are no more."""
+        """Return for each feed: batches taken; seconds that the rank waited that did most, and in
+        all; how often it was told that there are no more."""
         assert self.job is not None
         found, n = {}, ffi.new("int64_t[4]")
         for one in self.open:
@@ -341,8 +345,8 @@ class Feeds:
         return found
 
     def cursors(self) -> dict[str, dict[str, Any]]:
-        """Of the set at hand: by feed, batches that were taken, where a stream has to begin, and
-        what it is a stream of."""
+        """Return the cursors of the set at hand, by feed: batches that were taken, where a stream
+        has to begin, and what it is a stream of."""
         assert self.job is not None
         found, n = {}, ffi.new("int64_t[2]")
         for one in self.open:
@@ -351,7 +355,7 @@ class Feeds:
         return found
 
     def finish(self) -> None:
-        """The supplies end."""
+        """End the supplies, whose rings stay."""
         for one in self.open:
             if one.supply is not None:
                 one.supply.finish()
@@ -371,9 +375,9 @@ class Feeds:
 
 def served(given: Any, feed: FedFeed, processes: Processes, ranks: tuple[int, ...],
            before: Supply | None = None, beside: Iterable[Supply] = ()) -> Supply:
-    """The supply of a pipeline, its file, or PIPELINE@ADDRESS. All processes of a job come here.
-    ranks: those of this process. before: whose stream goes on. beside: of other feeds of the run.
-    EnvironmentFault where packages are missing."""
+    """Return the supply of a pipeline, its file, or PIPELINE@ADDRESS. All processes of a job come
+    here. ranks: those of this process. before: whose stream goes on. beside: of other feeds of the
+    run. EnvironmentFault where packages are missing."""
     connect = processes.together(lambda: import_module(CONNECT), shared=False)
     found: Supply = connect.supply_for(given, feed=feed, processes=processes, ranks=ranks,
                                        before=before, beside=beside)
@@ -381,7 +385,7 @@ def served(given: Any, feed: FedFeed, processes: Processes, ranks: tuple[int, ..
 
 
 def is_copied(held: list[list[tuple[int, int]]]) -> bool:
-    """Do two processes hold the same row? held: ranges of rows of each process."""
+    """Return whether two processes hold the same row. held: ranges of rows of each process."""
     end, owner = 0, -1
     for first, last, process in sorted((*rows, k) for k, mine in enumerate(held) for rows in mine):
         if first < min(end, last) and process != owner:
@@ -392,7 +396,7 @@ def is_copied(held: list[list[tuple[int, int]]]) -> bool:
 
 
 def described(number: int, row: dict[str, Any], job: Job, asked: bool) -> FedFeed:
-    """A feed as the manifest says it, for the sizes of this job. Raises UsageError."""
+    """Return a feed as the manifest says it, for the sizes of this job. Raises UsageError."""
 
     def fields(rows: list[dict[str, Any]]) -> list[FeedField]:
         return [FeedField(f["name"], f["dtype"], job.setup.shape(f)) for f in rows]

@@ -41,12 +41,12 @@ class HeldInterrupts:
                 self._handler = None
 
     def hold(self) -> None:
-        """From now on SIGINT waits, if this context holds it."""
+        """Let SIGINT wait from now on, if this context holds it."""
         if self._handler is not None:
             signal.signal(signal.SIGINT, self._note)
 
     def release(self) -> None:
-        """From now on SIGINT has its handler, which hears of one that has come before."""
+        """Give SIGINT its handler back, which hears of one that has come before."""
         handler = self._handler
         if handler is not None:
             signal.signal(signal.SIGINT, handler)

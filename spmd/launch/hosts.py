@@ -25,7 +25,7 @@ PRETENDED = "SPMD_PRETEND_HOSTS"
 
 
 def mine(digest: str, settings: dict[str, Any], first: int, count: int) -> dict[str, Any]:
-    """What this process, host of so many ranks, brings to `agree`. settings: by name."""
+    """Return what this process, host of so many ranks, brings to `agree`. settings: by name."""
     return {
         "ranks": range(first, first + count),
         "digest": digest,
@@ -38,7 +38,8 @@ def mine(digest: str, settings: dict[str, Any], first: int, count: int) -> dict[
 
 
 def place() -> tuple[str, ...]:
-    """Equal for two processes that can reach each other's memory: kernel and process table."""
+    """Return a key that is equal for two processes that can reach each other's memory: kernel and
+    process table."""
     parts = [os.uname().nodename]
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -50,7 +51,7 @@ def place() -> tuple[str, ...]:
 
 
 class Hosts:
-    """Where the processes of a job are. Lists have one entry per process.
+    """A map of the processes of a job to hosts and arenas. Lists have one entry per process.
 
     names: of their hosts; hosts: their numbers. arenas: the number of the arena whose memory each
     of them shares. first: rank of each, and behind the last one the number of ranks. cores: usable
@@ -85,20 +86,20 @@ class Hosts:
         return len(set(self.arenas)) > 1
 
     def ranks_of(self, processes: list[int]) -> int:
-        """How many ranks these processes host."""
+        """Return how many ranks these processes host."""
         return sum(self.first[k + 1] - self.first[k] for k in processes)
 
     def together_with(self) -> list[int]:
-        """The processes of this one's arena."""
+        """Return the processes of this one's arena."""
         return [k for k, arena in enumerate(self.arenas) if arena == self.arenas[self.number]]
 
     def beside(self) -> list[int]:
-        """The processes of this one's host, pretended or not."""
+        """Return the processes of this one's host, pretended or not."""
         return [k for k, host in enumerate(self.hosts) if host == self.hosts[self.number]]
 
 
 def agree(processes: Processes, everyones: list[dict[str, Any]], transport: str = "auto") -> Hosts:
-    """Every process holds the same image and settings; where they are.
+    """Check that every process holds the same image and settings; return where they are.
 
     Raises AgreementError or EnvironmentFault in process 0, `Elsewhere` in the others.
     """
@@ -137,7 +138,7 @@ def _compare(everyones: list[dict[str, Any]]) -> None:
 
 
 def _different(key: str, one: dict[str, Any], other: dict[str, Any]) -> str:
-    """What one process holds that the other does not, by name."""
+    """Return in words what one process holds that the other does not."""
     value = one[key]
     if not isinstance(value, dict):
         return f"{key} {value}"
@@ -145,7 +146,7 @@ def _different(key: str, one: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def hosted(ranks: int, processes: Processes) -> tuple[int, int]:
-    """The first rank of this process and how many it hosts."""
+    """Return the first rank of this process and how many it hosts."""
     if ranks < processes.count:
         raise MeshError(
             f"{processes.count} processes were started for {ranks_text(ranks)}",

@@ -38,11 +38,12 @@ class Supply(Protocol):
     """
 
     def begin(self, feed: FedFeed, rings: list[FeedRing], start: int) -> None:
-        """Fills the rings from batch `start` on, on threads of its own; what goes wrong there goes
+        """Fill the rings from batch `start` on, on threads of its own; what goes wrong there goes
         to `fail` of a ring."""
 
     def finish(self) -> None:
-        """From now on no ring is touched. May be begun again, at a batch that was not taken."""
+        """Stop: from now on no ring is touched. It may be begun again, at a batch that was not
+        taken."""
 
 
 class IterableSupply:
@@ -99,7 +100,7 @@ class IterableSupply:
         self.stream, self.next, self.held, self.ended, self.reply = stream, 0, {}, None, None
 
     def _check_told(self, feed: FedFeed, rings: list[FeedRing], start: int) -> None:
-        """What ranks send reaches the iterable, all of it. Raises UsageError."""
+        """Check that all that ranks send reaches the iterable. Raises UsageError."""
         if not isinstance(self.stream, Generator):
             raise whole_batches.untold(feed.name)
         rows = {row for ring in rings for row in range(*ring.rows)}
@@ -191,7 +192,7 @@ class IterableSupply:
     # ---- batches ---------------------------------------------------------------------------------
 
     def _batch(self, feed: FedFeed, k: int, depth: int) -> dict[str, np.ndarray] | None:
-        """Whole batch k. None: there is none."""
+        """Return the whole batch k, or None if there is none."""
         if k in self.held:
             return self.held[k]
         assert self.stream is not None
@@ -205,7 +206,7 @@ class IterableSupply:
         return self.held.get(k)
 
     def _read(self, feed: FedFeed) -> Any:
-        """What the iterable gives; `ended` is set where that is no batch."""
+        """Return the next item of the iterable; set `ended` where there is none."""
         assert self.stream is not None
         try:
             reply, self.reply = self.reply, None
@@ -255,7 +256,7 @@ class IterableSupply:
 
 
 def _rows(feed: FedFeed, given: Any) -> int | None:
-    """How many rows a batch has, by its first field; None where it has none."""
+    """Return how many rows a batch has, by its first field; None where it has none."""
     for field in feed.fields:
         if isinstance(given, Mapping) and field.name in given and field.name != MASK:
             shape = getattr(given[field.name], "shape", None)
@@ -266,7 +267,7 @@ def _rows(feed: FedFeed, given: Any) -> int | None:
 
 
 def _converted(where: str, field: FeedField, value: Any, rows: int | None) -> np.ndarray:
-    """An array of the declared dtype, cast as workers cast what a pipeline gives."""
+    """Return an array of the declared dtype, cast as workers cast what a pipeline gives."""
     try:
         array: np.ndarray = dtypes.as_numpy(value)
     except SpmdError as error:  # it says what is wrong with the value, and what to do
@@ -291,7 +292,7 @@ def _converted(where: str, field: FeedField, value: Any, rows: int | None) -> np
 
 
 def _theirs(feed: FedFeed, k: int, error: Exception) -> InputError:
-    """What an iterable has raised, with the line in which it did."""
+    """Return the error for what an iterable has raised, with the line in which it did."""
     place, step = None, error.__traceback__
     while step is not None:
         if is_user_file(step.tb_frame.f_code.co_filename):
@@ -303,7 +304,7 @@ def _theirs(feed: FedFeed, k: int, error: Exception) -> InputError:
 
 
 def supply_of(given: Any, feed: FedFeed, speaks: bool) -> Supply | None:
-    """The supply of something that Python itself can iterate; None: another one is meant."""
+    """Return the supply of something that Python itself can iterate; None: another one is meant."""
     if all(callable(getattr(given, name, None)) for name in ("begin", "finish")):
         supply: Supply = given
         return supply

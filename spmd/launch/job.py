@@ -202,7 +202,7 @@ class Job:
         return (*arena_address(self._arena), self._read_constants(checked)), self._make_board()
 
     def _processes(self) -> tuple[Any, ...]:
-        """The processes of the job for the engine, and what must live as long."""
+        """Return the processes of the job for the engine, and what must live as long."""
         hosts = self.setup.hosts
         first, arena = ffi.new("int64_t[]", hosts.first), ffi.new("int64_t[]", hosts.arenas)
         mpi = self.transport.settings if self.transport else ffi.NULL
@@ -217,11 +217,11 @@ class Job:
         return to[0]
 
     def rank_bytes(self) -> int:
-        """What each rank takes, at most: with copies for checkpoints, where some are kept."""
+        """Return the most bytes of a rank, with copies for checkpoints where some are kept."""
         return int(lib.spmd_job_rank_bytes(self._job)) + self.setup.room_bytes
 
     def host_bytes(self) -> int:
-        """What all ranks of this host take together."""
+        """Return the bytes that all ranks of this host take together."""
         return self.rank_bytes() * self.setup.hosts.ranks_of(self.setup.hosts.here)
 
     def _check_addresses(self) -> None:
@@ -338,8 +338,8 @@ class Job:
         return True
 
     def replace(self, pairs: list[int]) -> None:
-        """Of each pair of buffers, what the run has left in the second is in the first from now
-        on: states get their new values, and nothing is copied. No undo() reaches the run then."""
+        """Exchange each pair of buffers: what the run has left in the second is in the first from
+        now on, so states get their values, uncopied. No undo() reaches the run then."""
         if pairs or any(entry["updates"] for entry in self.manifest["entries"]):
             self._check(lib.spmd_job_replace(self._job, pairs, len(pairs) // 2))
 
@@ -373,7 +373,7 @@ class Job:
             self._check_array(lib.spmd_job_gather(self._job, array, k, into.pointer), row["name"])
 
     def array(self, array: int) -> dict[str, Any]:
-        """The row of the manifest of an input or an output."""
+        """Return the row of the manifest of an input or an output."""
         kind, first = ("inputs", 0) if array < self.outputs else ("outputs", self.outputs)
         row: dict[str, Any] = self.manifest[kind][array - first]
         return row
@@ -415,7 +415,7 @@ class Job:
             raise self._failure()
 
     def finish(self, call: Any) -> None:
-        """After a run: copies the outputs of a spmd_call; states get their new values."""
+        """Copy the outputs of a spmd_call after its run; states get their new values."""
         self._check_array(lib.spmd_call_finish(self._job, call), "of a call")
 
     def follow(self, calls: list[Any]) -> bool:
@@ -480,8 +480,8 @@ class Job:
         return state
 
     def _await_frames(self, look: Callable[[], None]) -> None:
-        """After a failure: take the frames that the rank that has failed had made before, to which
-        others still come."""
+        """Take, after a failure, the frames that the failed rank had made before, to which others
+        still come."""
         end, owes = time.monotonic() + LAST_FRAMES_S, True
         while owes:
             owes = bool(lib.spmd_job_owes_frames(self._job)) and time.monotonic() < end
@@ -515,18 +515,18 @@ class Job:
         )
 
     def row(self, operation: int) -> dict[str, Any]:
-        """The row of the manifest's table of operations, {} for none."""
+        """Return the row of the manifest's table of operations, {} for none."""
         rows = self.manifest["operations"]
         return rows[operation] if 0 <= operation < len(rows) else {}
 
     def state(self, rank: int) -> Any:
-        """Where a rank of this arena is: a spmd_rank_state."""
+        """Return where a rank of this arena is, as a spmd_rank_state."""
         state = ffi.new("spmd_rank_state *")
         self._check(lib.spmd_job_watch(self._job, rank, state))
         return state
 
     def superstep(self) -> int:
-        """How many exchanges the first hosted rank has completed."""
+        """Return how many exchanges the first hosted rank has completed."""
         return int(self.state(self.setup.first).superstep)
 
     def close(self) -> None:
@@ -562,7 +562,7 @@ class Job:
 
 
 def arena_address(arena: Any) -> tuple[str, int]:
-    """Where the other processes of this host find an arena, and how they know it again."""
+    """Return where the other processes of this host find an arena, and how they know it again."""
     return f"/proc/{os.getpid()}/fd/{lib.spmd_arena_fd(arena)}", lib.spmd_arena_nonce(arena)
 
 

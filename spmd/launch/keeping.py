@@ -43,7 +43,8 @@ SEE_SECONDS = 5.0  # until a file of one host is seen by another
 
 
 def interval(every: Any) -> tuple[int, int]:
-    """Turns, or nanoseconds, that `every` means; the other one is 0. Raises UsageError."""
+    """Return the turns, or nanoseconds, that `every` means; the other one is 0. Raises
+    UsageError."""
     if type(every) is int and every > 0:
         return every, 0
     if isinstance(every, str):
@@ -62,7 +63,7 @@ def interval(every: Any) -> tuple[int, int]:
 
 
 class Keeping:
-    """What a launch does for checkpoints, in one process."""
+    """The checkpoints of a launch, in one process."""
 
     def __init__(self, launch: Launch) -> None:
         options = launch.options
@@ -82,7 +83,7 @@ class Keeping:
     # ---- before a run ----------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuses, before anything is loaded, what can be refused."""
+        """Refuse, before anything is loaded, what can be refused."""
         if self.to and self.every is None:
             raise UsageError("--checkpoint does not say how often", expected="--every TURNS, or "
                              "--every SECONDSs", found="no --every",
@@ -100,7 +101,7 @@ class Keeping:
                              found="none", remedy="leave --checkpoint out")
 
     def begin(self, job: Job, put: Callable[[Job], None]) -> None:
-        """Before each run; in all processes together."""
+        """Prepare a run; in all processes together."""
         self.job, self.runs = job, self.runs + 1
         shares = self.processes.meet(lambda: self._inputs(job, put))
         self.inputs = {name: None if share is None else
@@ -136,7 +137,8 @@ class Keeping:
         return found
 
     def _open(self) -> tuple[str, str, str]:
-        """Process 0: where sets go, what they are called by, and the one to go on from."""
+        """Return, in process 0, where sets go, what they are called by, and the set to go on
+        from."""
         chosen = ""
         again = bool(self.to and self.source
                      and os.path.realpath(self.to) == os.path.realpath(self.source))
@@ -157,7 +159,7 @@ class Keeping:
         return self.folder.path, nonce, chosen
 
     def _newest(self, again: bool) -> str:
-        """The last complete set, by its path."""
+        """Return the last complete set, by its path."""
         assert self.source is not None
         names = complete(self.source)
         if names:
@@ -170,7 +172,8 @@ class Keeping:
         return ""
 
     def _see(self) -> None:
-        """All hosts write to one folder: what process 0 has marked."""
+        """Raise OutputError unless all hosts write to one folder: they see the mark of process
+        0."""
         end = time.monotonic() + SEE_SECONDS
         while self.path and not os.path.isfile(mark_of(self.path, self.nonce)):
             if time.monotonic() > end:
@@ -182,7 +185,8 @@ class Keeping:
     # ---- what sets hold --------------------------------------------------------------------------
 
     def arrays(self, job: Job, point: int) -> dict[str, tuple[int, dict[str, Any]]]:
-        """What a point carries, by names that differ: the number of each for the engine."""
+        """Return the arrays that a point carries, by names that differ: the engine's number and the
+        row of each."""
         manifest = self.launch.manifest
         points = manifest["points"]
         number = len(manifest["inputs"]) + len(manifest["outputs"])
@@ -230,8 +234,8 @@ class Keeping:
         self.bytes = sum(len(p.data) for p in pieces)
 
     def _pieces(self, job: Job, point: int) -> list[Piece]:
-        """What this process has to write of a set: of what several ranks have, the first of them
-        writes it."""
+        """Return the pieces of a set that this process writes; of several ranks that hold one part,
+        the first writes it."""
         made = []
         offset, extent = ffi.new("int64_t[8]"), ffi.new("int64_t[8]")
         address, size = ffi.new("void **"), ffi.new("int64_t *")
@@ -284,7 +288,7 @@ class Keeping:
     # ---- after it --------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """All processes have run: the last set is completed, and what it took is said."""
+        """Complete the last set, once all processes have run, and say what it took."""
         job = self.job
         assert job is not None
         job.look = None
@@ -328,13 +332,14 @@ class Keeping:
                 f"writing took {self.seconds / each * 1e3:.1f} ms meanwhile")
 
     def say_how_to_go_on(self) -> None:
-        """To whoever has interrupted the run."""
+        """Print, for whoever has interrupted the run, how to go on from the last set."""
         if self.sets and self.first:
             self._complete()
             print(self._last_words(self.last_turn), file=sys.stderr)
 
     def _may_leave(self, turn: int) -> None:
-        """There is a complete set of this turn to go on from: a signal under a launcher says so."""
+        """Let a signal under a launcher say that there is a complete set of this turn to go on
+        from."""
         if self.processes.count > 1:
             leaving.say(self._last_words(turn))
 

@@ -53,7 +53,8 @@ def _found() -> tuple[int, int, str, str]:
 
 
 def variables() -> tuple[str, str]:
-    """The variables that hold this process's number and how many there are; "" for no launcher."""
+    """Return the variables that hold this process's number and how many there are; "" for no
+    launcher."""
     for mark, number, count, _, _ in _LAUNCHERS:
         if mark in os.environ and os.environ.get(count, "").isdigit():
             return number, count
@@ -61,7 +62,8 @@ def variables() -> tuple[str, str]:
 
 
 def launcher() -> tuple[int, int, str]:
-    """This process's number, how many there are and who started them, from the environment."""
+    """Return this process's number, how many there are and who started them, from the
+    environment."""
     return _found()[:3]
 
 
@@ -185,7 +187,8 @@ def install(family: str) -> str:
 
 
 def family_of(version: str) -> str:
-    """The family of a library, by what MPI_Get_library_version or `mpirun --version` says."""
+    """Return the family of a library, by what MPI_Get_library_version or `mpirun --version`
+    says."""
     if "Open MPI" in version or "OpenRTE" in version or "PRRTE" in version:
         return OPEN_MPI
     signs = ("MPICH", "HYDRA", "Intel(R) MPI", "MVAPICH")

@@ -36,12 +36,11 @@ def begin(waits: bool = False) -> None:
 
 
 def end_all_from_now_on(processes: Processes) -> None:
-    """MPI has started: a signal for one process, an earlier one too, ends the job.
+    """Let a signal for one process, an earlier one too, end the job, now that MPI has started.
 
-    Of MPICH. Its launcher kills the others when one has ended, and says that they were killed;
-    the code of a job that a process has aborted is that of the process. Open MPI's launcher
-    always says 1, and an abort makes it talk.
-    """
+    This is done under MPICH only. Its launcher kills the others when one has ended, and says that
+    they were killed; the code of a job that a process has aborted is that of the process. Open
+    MPI's launcher always says 1, and an abort makes it talk."""
     if processes.count > 1 and family_of(processes.mpi().Get_library_version()) == MPICH:
         heard, told = os.pipe()
         start_new_thread(_end_all, (processes, heard))
@@ -52,8 +51,8 @@ def end_all_from_now_on(processes: Processes) -> None:
 
 
 def told_to_end() -> int:
-    """The signal that this process was told to end by, or hears of soon; 0: none. Then another that
-    has ended is not lost."""
+    """Return the signal that this process was told to end by, or hears of soon; 0: none. Then
+    another that has ended is not lost."""
     end = time.monotonic() + GRACE_S
     while not (number := int(lib.spmd_leave_told())) and time.monotonic() < end:
         time.sleep(0.01)
@@ -66,7 +65,7 @@ def at_the_end() -> None:
 
 
 def say(words: str) -> None:
-    """What this process, once it is told to end, says first: a line."""
+    """Set the line that this process prints first when it is told to end."""
     lib.spmd_leave_words(f"{words}\n".encode())
 
 

@@ -31,20 +31,23 @@ Limits = dict[str, dict[str, int]]  # by class and name; 0: the engine's own
 
 
 class FoundLimits:
-    """limits: None for the engine's own. path: of the file they are from, or would be; "" where
-    there is to be none. fault: why they are not from it although it is there, or was named."""
+    """The limits of this machine. limits: None for the engine's own. path: of the file they are
+    from, or would be; "" where there is to be none. fault: why they are not from it although it is
+    there, or was named."""
 
     def __init__(self, limits: Limits | None = None, path: str = "", fault: str = "") -> None:
         self.limits, self.path, self.fault = limits, path, fault
 
 
 def machine() -> dict[str, Any]:
-    """What decides which limits are good. Whether a process may use all cores does not count."""
+    """Return the facts on which good limits depend: processor and number of cores. Whether a
+    process may use all cores does not count."""
     return {"processor": _processor(), "cores": os.cpu_count() or 1}
 
 
 def _processor() -> str:
-    """As the system names it. Only the beginning of a file that may have a part for every core."""
+    """Return the processor's name, as the system says it. It reads only the beginning of a file
+    that may have a part for every core."""
     words: dict[str, str] = {}
     try:
         file = os.open("/proc/cpuinfo", os.O_RDONLY | os.O_CLOEXEC)
@@ -62,7 +65,7 @@ def _processor() -> str:
 
 
 def folder() -> str:
-    """The user's cache directory for us; "" where there is none."""
+    """Return the user's cache directory for us; "" where there is none."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.join(os.path.expanduser("~"), ".cache")
@@ -70,7 +73,7 @@ def folder() -> str:
 
 
 def place() -> str:
-    """The path of this machine's file; "" where there is to be none."""
+    """Return the path of this machine's file; "" where there is to be none."""
     chosen = os.environ.get(CHOSEN, "")
     if chosen:
         return "" if chosen == "off" else os.path.abspath(chosen)
@@ -80,7 +83,7 @@ def place() -> str:
 
 
 def find() -> FoundLimits:
-    """What is kept for this machine."""
+    """Read the limits that are kept for this machine."""
     path = os.environ.get(CHOSEN, "")
     try:
         path = place()
@@ -94,7 +97,7 @@ def find() -> FoundLimits:
 
 
 def read(path: str) -> Limits:
-    """The limits in a file. ValueError: it is malformed, or another machine's."""
+    """Return the limits in a file. ValueError: it is malformed, or another machine's."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # no FIFO holds us up
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -125,7 +128,7 @@ def _is_limits(value: Any) -> bool:
 
 
 def write(path: str, limits: Limits) -> None:
-    """Keeps them for later runs; whoever reads meanwhile sees the old file or the new one."""
+    """Keep limits for later runs; whoever reads meanwhile sees the old file or the new one."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     text = json.dumps({"version": VERSION, "machine": machine(), "limits": limits}, indent=1)
     with whole(path) as file:
@@ -155,5 +158,5 @@ def _has_files(inside: str) -> bool:
 
 
 def rows(limits: Limits | None) -> list[dict[str, int]]:
-    """For spmd_settings: by enum spmd_class."""
+    """Return the rows of spmd_settings for these limits, by enum spmd_class."""
     return [(limits or {}).get(kind, {}) for kind in CLASSES]

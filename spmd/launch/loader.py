@@ -25,7 +25,7 @@ CONSTANTS = ".spmd.constants"
 
 
 def read(path: str) -> bytes:
-    """The bytes of an image file. Raises ImageError for what is no regular file."""
+    """Return the bytes of an image file. Raises ImageError for what is no regular file."""
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
@@ -39,7 +39,7 @@ def read(path: str) -> bytes:
 
 
 def check(data: bytes) -> Checked:
-    """The image in these bytes, if it may run here. Raises ImageError or VersionError."""
+    """Return the image in these bytes, if it may run here. Raises ImageError or VersionError."""
     return Checked(reader.read(data))
 
 
@@ -64,7 +64,7 @@ class named:
 
 
 def open_file(path: str) -> Checked:
-    """The checked image in a file; what is wrong with it is said with its path."""
+    """Return the checked image in a file; what is wrong with it is said with its path."""
     with named(path):
         return check(read(path))
 
@@ -78,7 +78,7 @@ class Checked:
         self.digest = image.digest
 
     def load(self, first: int, count: int, sizes: list[int], words: list[int]) -> Loaded:
-        """The local program of these ranks, as machine code in this process."""
+        """Return the local program of these ranks, as machine code in this process."""
         data = reader.patch(self.image, first, count, list(sizes), list(words))
         proof = {
             symbol: data[offset : offset + size]
@@ -92,7 +92,7 @@ class Checked:
         return Loaded(data, proof, [(row["source"], row["routine"]) for row in rows], left_out)
 
     def constants(self) -> memoryview:
-        """The section that the machine code reads constants in; empty if there is none."""
+        """Return the section that the machine code reads constants in; empty if there is none."""
         offset, size = self.image.sections.get(CONSTANTS, (0, 0))
         return memoryview(self.image.data)[offset : offset + size]
 
@@ -126,7 +126,8 @@ class Loaded:
             raise
 
     def close(self) -> None:
-        """Unload. The descriptor is closed last: its number names the mapping until then."""
+        """Unload the machine code. The descriptor is closed last: its number names the mapping
+        until then."""
         if self._handle != ffi.NULL:
             lib.spmd_library_close(self._handle)
             os.close(self._file)
@@ -136,7 +137,7 @@ class Loaded:
 def _open(
     data: bytes, proof: dict[bytes, bytes], left_out: tuple[int, int]
 ) -> tuple[Any, int]:
-    """The bytes, loaded: the dynamic linker's handle and the descriptor to close after it."""
+    """Load the bytes; return the dynamic linker's handle and the descriptor to close after it."""
     held: list[int] = []  # open until the end: a number names one file only
     reasons: list[str] = []
     try:
@@ -176,7 +177,7 @@ def _is_proved(handle: Any, proof: dict[bytes, bytes]) -> bool:
 
 
 def places() -> Iterator[str]:
-    """Where an image can be put to be loaded: in memory (""), else in a directory."""
+    """Yield the places from which an image can be loaded: memory (""), then directories."""
     yield ""
     chosen = (os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP"))
     yield from filter(os.path.isdir, dict.fromkeys([*chosen, "/tmp", "/var/tmp", "/dev/shm"]))
@@ -186,8 +187,9 @@ def places() -> Iterator[str]:
 def private_file(
     data: bytes | memoryview, place: str, left_out: tuple[int, int] = (0, 0)
 ) -> tuple[int, str]:
-    """A private file that holds the bytes, and its path. In memory it is sealed for good. What is
-    left out, from an offset on so many bytes, is a hole: it reads as zeros and takes no memory."""
+    """Return a private file that holds the bytes, and its path. In memory it is sealed for good.
+    What is left out, from an offset on so many bytes, is a hole: it reads as zeros and takes no
+    memory."""
     if place:
         path = os.path.join(os.path.abspath(place), f"spmd-{os.urandom(8).hex()}")
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -52,7 +52,8 @@ class Mate:
         return self.state in STOPPED
 
     def where(self) -> tuple[bool, str, int]:
-        """Whether its main thread is inside MPI, and the user's line that it is at, "" unknown."""
+        """Return whether its main thread is inside MPI, and the user's line that it is at, ""
+        unknown."""
         if not self.can_say or self.is_stopped or self.has_ended:
             return False, "", 0
         try:
@@ -76,7 +77,8 @@ def _words(path: str) -> tuple[int, ...]:
 
 
 def _answer(file: Any, at: int, words: int) -> bytes:
-    """What was appended, once it is whole: lines of Python, then `words` bytes of addresses."""
+    """Wait for what is appended to the file, and return it once it is whole: lines of Python, then
+    `words` bytes of addresses; b"" if it does not come in time."""
     deadline = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline:
         text = os.pread(file.fileno(), 1 << 16, at)
@@ -101,20 +103,21 @@ def _parsed(answer: bytes, pid: int, words: int) -> tuple[bool, str, int]:
 
 
 def user_place(frames: list[tuple[str, int]]) -> tuple[str, int]:
-    """The innermost of these that is the user's own: neither Python's, nor ours, nor installed."""
+    """Return the innermost of these that is the user's own: neither Python's, nor ours, nor
+    installed."""
     users = (frame for frame in frames if is_user_file(frame[0]))
     return next(users, frames[0] if frames else ("", 0))
 
 
 def line_text(file: str, line: int) -> str:
-    """script.py:12: comm.Barrier()"""
+    """Return a line of a file as text, such as script.py:12: comm.Barrier()."""
     linecache.checkcache(file)
     text = linecache.getline(file, line).strip()
     return f"{os.path.basename(file)}:{line}" + (f": {text}" if text else "")
 
 
 def mates() -> dict[int, Mate]:
-    """The processes of this launcher on this host, by number; this one too."""
+    """Return the processes of this launcher on this host, by number; this one too."""
     number, _ = variables()
     if not number:
         return {}
@@ -130,7 +133,8 @@ def mates() -> dict[int, Mate]:
 
 
 def _mate(number: int, pids: list[int]) -> Mate:
-    """Of the processes that a launcher's process has started, the one that has begun."""
+    """Return the mate among the processes that a launcher's process has started: the one that has
+    begun."""
     for pid in pids:
         folder = f"/proc/{pid}/fd"
         try:
@@ -154,7 +158,8 @@ def _variable(pid: int, needle: bytes) -> str:
 
 
 def _launcher(pid: int, needle: bytes) -> int:
-    """The nearest ancestor that was not started as one of several: the launcher's own process."""
+    """Return the nearest ancestor that was not started as one of several: the launcher's own
+    process."""
     while pid > 1 and _variable(pid, needle):
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:

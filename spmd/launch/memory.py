@@ -6,7 +6,7 @@ import resource
 
 
 def bytes_text(count: int) -> str:
-    """12,345 bytes as people read them: "12.1 KiB"."""
+    """Return bytes as people read them: "12.1 KiB" for 12,345."""
     size = float(count)
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":

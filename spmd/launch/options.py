@@ -23,7 +23,8 @@ TIME_LIMIT = 5.0  # seconds of silence until a process counts as lost
 
 
 class Option:
-    """A row. read: its text on the command line. known: all that it can be. form: in Python."""
+    """A row describes one option. read: its text on the command line. known: all that it can be.
+    form: in Python."""
 
     def __init__(self, default: Any, help: str, read: Callable[[str], Any], metavar: str,
                  known: tuple[str, ...], form: str) -> None:
@@ -130,11 +131,11 @@ class Options(_Declared):
 
     @property
     def checks(self) -> tuple[str, ...]:
-        """What `check` names. Raises UsageError."""
+        """The names of the checks that `check` asks for. Raises UsageError."""
         return checks_of(self.check)
 
     def agreed(self, spelling: Callable[[str], str] = str) -> dict[str, Any]:
-        """What all processes of a job must be given alike, by name."""
+        """Return, by name, what all processes of a job must be given alike."""
         names = ("algorithm", "barrier", "transport", "time_limit", "checkpoint", "every", "resume")
         said = {spelling(name): getattr(self, name) for name in names}
         return {**said, spelling("save"): sorted((self.save or {}).items())}
@@ -146,10 +147,10 @@ OPTIONS: dict[str, Option] = {
 
 
 def flag(name: str) -> str:
-    """time_limit as the command line has it: --time-limit."""
+    """Return an option's name on the command line: --time-limit for time_limit."""
     return f"--{name.replace('_', '-')}"
 
 
 def chosen(given: dict[str, Any]) -> Options:
-    """The options among arguments of a command line."""
+    """Return the options among arguments of a command line."""
     return Options(**{name: given[name] for name in OPTIONS if name in given})

@@ -34,7 +34,7 @@ ENDED, STOPPED = ("X", "Z"), ("T", "t")
 
 
 def state_of(pid: int) -> str:
-    """One letter; "X" where there is no such process any more."""
+    """Return the state of a process in one letter; "X" where there is no such process any more."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0].decode()
@@ -64,12 +64,13 @@ class StartWatch:
         lib.spmd_start_begin(self.given)
 
     def end(self) -> None:
-        """They have come."""
+        """End the watch, since the processes have come."""
         lib.spmd_start_end()
 
 
 def watch_the_end(processes: Processes, mates: dict[int, int], limit: float) -> None:
-    """From now on, also in MPI_Finalize, whoever of this host is stopped for too long is named.
+    """Watch from now on, also in MPI_Finalize: whoever of this host is stopped for too long is
+    named.
 
     mates: the number that the system gives each of the other processes of this host.
     """
@@ -117,7 +118,8 @@ class Patience:
             start_new_thread(self._run, ())
 
     def end(self) -> None:
-        """All have come to the last meeting; what they wait in now is MPI_Finalize."""
+        """End the watch: all have come to the last meeting; what they wait in now is
+        MPI_Finalize."""
         self.trusted = True
         if self.limit and self.mates:
             watch_the_end(self.processes, self.mates, self.limit)

@@ -47,7 +47,7 @@ def begin() -> None:
 
 
 def is_forked() -> bool:
-    """Whether this process is a copy that `fork` made of one that had begun."""
+    """Return whether this process is a copy that `fork` made of one that had begun."""
     return _owner not in (0, os.getpid())
 
 

@@ -69,18 +69,18 @@ class Processes:
             unname_memory()
 
     def mpi(self) -> Any:
-        """The module mpi4py.MPI, where there is a communicator."""
+        """Return the module mpi4py.MPI, where there is a communicator."""
         return library()
 
     def all_gather(self, value: Any) -> list[Any]:
-        """One value per process, in every process."""
+        """Return one value per process, in every process."""
         if self.count == 1:
             return [value]
         with self.waiting:
             return list(self.comm.allgather(value))
 
     def to_first(self, value: Any) -> list[Any]:
-        """One value per process, in process 0; nothing in the others."""
+        """Return one value per process, in process 0; nothing in the others."""
         if self.count == 1:
             return [value]
         with self.waiting:
@@ -130,18 +130,19 @@ class Processes:
         raise Elsewhere(met[speaker][0], met[speaker][2])
 
     def refuse(self, error: SpmdError) -> NoReturn:
-        """What all processes have found wrong: the first one says it."""
+        """Raise an error that all processes have found: the first process prints it, the others
+        leave."""
         if self.number:
             raise Elsewhere(error.exit_code, str(error)) from None
         self.met = error
         raise error
 
     def from_first(self, step: Callable[[], Any]) -> Any:
-        """Process 0's result of `step`, in every process; it alone runs it."""
+        """Return process 0's result of `step`, in every process; it alone runs it."""
         return self.meet(step if self.number == 0 else lambda: None)[0]
 
     def abort(self, code: int, quiet: bool = False) -> None:
-        """Ends every process of the job at once, where there are others.
+        """End every process of the job at once, where there are others.
 
         quiet: MPI, too, says nothing of it.
         """
@@ -167,7 +168,8 @@ class Processes:
         os._exit(error.exit_code)
 
     def finish(self) -> None:
-        """The last meeting. MPI_Finalize would hold up whoever looks for those who do not come."""
+        """Wait in the last meeting of all processes. MPI_Finalize would hold up whoever looks for
+        those who do not come."""
         if self.patience:
             self.patience.may_leave = True
             self.comm.Barrier()
@@ -176,7 +178,7 @@ class Processes:
 
 
 def say(text: str) -> None:
-    """On standard error, whether anybody reads it or not."""
+    """Print on standard error, whether anybody reads it or not."""
     try:
         print(text, file=sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -201,7 +203,8 @@ def _until_read(*streams: TextIO) -> None:
 def disagreement(
     what: str, holder: str, odd: list[int], *, expected: str, found: str, remedy: str
 ) -> AgreementError:
-    """What ranks or processes of one job should have alike, and which of them have it otherwise."""
+    """Return the error for ranks or processes of one job that differ in what they should have
+    alike."""
     which = holder if len(odd) == 1 else {"rank": "ranks", "process": "processes"}[holder]
     return AgreementError(f"{what}: {which} {listed(odd)} differ{'s' if len(odd) == 1 else ''}",
                           expected=expected, found=found, remedy=remedy)

@@ -79,7 +79,7 @@ def _fitting(
 
 
 def _refill(job: Job, part: MappedPart, piece: Any, number: int, row: dict[str, Any]) -> None:
-    """What hosted ranks have of a piece goes to their rooms."""
+    """Copy what hosted ranks have of a piece to their rooms."""
     name, _, rank, offset, extent, start = piece
     box = [ffi.new("int64_t[8]", numbers) for numbers in (offset, extent)]
     base = ffi.from_buffer("char[]", part.file.data)
@@ -138,12 +138,13 @@ def _compare(keeping: Keeping, job: Job, path: str, index: dict[str, Any]) -> No
 
 
 def computes(job: Job) -> list[str]:
-    """The names of the outputs that a run computes."""
+    """Return the names of the outputs that a run computes."""
     return [row["name"] for row, wanted in zip(job.manifest["outputs"], job.wanted) if wanted]
 
 
 def _say_what_differs(keeping: Keeping, index: dict[str, Any]) -> None:
-    """What is not as it was, and may be meant."""
+    """Print which scalars, inputs and states differ from those of the checkpoint, which may be
+    meant."""
     for name, value in keeping.launch.face.own(keeping.launch.scalars).items():
         if (was := index["scalars"].get(name)) != value:
             print(f"spmd: scalar {name} was {was} when it was kept, now it is {value}",

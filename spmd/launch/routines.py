@@ -25,8 +25,8 @@ _openblas: Any = None
 
 
 def address(source: str, name: str) -> Any:
-    """Where a routine begins. Raises ImageError for a source that is not known, EnvironmentFault
-    where the library is missing, or lacks the routine."""
+    """Return the address of a routine. Raises ImageError for a source that is not known,
+    EnvironmentFault where the library is missing, or lacks the routine."""
     if source not in SOURCES:
         raise ImageError(f"the image calls {name} of {source}, which this runtime does not know",
                          expected=f"a routine of {' or '.join(SOURCES)}",
@@ -45,8 +45,9 @@ def _of_openblas(name: str) -> Any:
 
 
 def _of_numpy(name: str) -> Any:
-    """The loop of a ufunc for some types, or what it is handed last: "fft._pocketfft_umath.irfft
-    Dd->d", and "data" behind it. They lie in the ufunc as numpy/ufuncobject.h declares it."""
+    """Return the loop of a ufunc for some types, or what it is handed last:
+    "fft._pocketfft_umath.irfft Dd->d", and "data" behind it. They lie in the ufunc as
+    numpy/ufuncobject.h declares it."""
     where, types, *data = name.split(" ")
     module, _, attribute = where.rpartition(".")
     try:
@@ -67,7 +68,7 @@ def _of_numpy(name: str) -> Any:
 
 
 def _of_engine(name: str) -> Any:
-    """What images call of the engine by name; the rest is in the table that ranks are handed."""
+    """Return a function of the engine that images call by name."""
     if name != "keep":
         raise ImageError(f"the engine has no routine {name}", expected="keep", found=name)
     return ffi.cast("void *", ffi.addressof(lib, "spmd_keep"))
@@ -78,7 +79,7 @@ SOURCES = {"openblas": _of_openblas, "numpy": _of_numpy, "engine": _of_engine}
 
 
 def openblas() -> str:
-    """The file of OpenBLAS, which is opened once, single-threaded."""
+    """Return the file of OpenBLAS, which is opened once, single-threaded."""
     global _openblas
     path = _openblas_path()
     if _openblas is None:
@@ -94,7 +95,7 @@ def openblas() -> str:
 
 
 def _openblas_path() -> str:
-    """The library of the package scipy_openblas32, found without importing it (or NumPy)."""
+    """Return the library of the package scipy_openblas32, found without importing it (or NumPy)."""
     for folder in sys.path:
         place = os.path.join(folder or ".", "scipy_openblas32", "lib")
         if os.path.isdir(place):

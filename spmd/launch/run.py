@@ -59,7 +59,7 @@ def run(asked: argparse.Namespace, processes: Processes) -> int:
 
 
 def _run(asked: argparse.Namespace, processes: Processes, document: TextIO | None) -> int:
-    """document: what takes the profile as JSON, and nothing else."""
+    """Run an image, or a program, and return the exit code."""
     if asked.checkpoint or asked.resume:
         asked.check = (*asked.check, POINTS)
     checked, parameters = _image(asked, processes)
@@ -91,7 +91,8 @@ def _run(asked: argparse.Namespace, processes: Processes, document: TextIO | Non
 def _image(
     asked: argparse.Namespace, processes: Processes
 ) -> tuple[loader.Checked, dict[str, Any]]:
-    """The image, and those of the settings that are parameters of a program built for this run."""
+    """Return the image, and those of the settings that are parameters of a program built for this
+    run."""
     opened = _same_image(asked, processes)
 
     def build() -> tuple[bytes, dict[str, Any]]:
@@ -109,7 +110,8 @@ def _image(
 
 
 def _same_image(asked: argparse.Namespace, processes: Processes) -> loader.Checked | None:
-    """The image that every process was given; None where it is a program that is to be built."""
+    """Return the image that every process was given; None where it is a program that is to be
+    built."""
     opened: list[loader.Checked] = []
 
     def come() -> str:
@@ -214,8 +216,8 @@ class Run(Launch):
         })
 
     def _states(self, setup: Setup, saved_state: Any) -> Versions:
-        """The files of the state: the one that is read is opened, the other one can be written.
-        saved_state: the module."""
+        """Return the files of the state: the one that is read is opened, the other one can be
+        written. saved_state: the module."""
         asked = self.asked
         versions: Versions = {}
         saved_state.check_has_state(self.manifest["program"], self.face.number is not None, asked)
@@ -234,7 +236,7 @@ class Run(Launch):
         return versions
 
     def compare_files(self, met: list[dict[str, Any]]) -> None:
-        """All processes were given the same arrays."""
+        """Check that all processes were given the same arrays."""
         files, states = ([theirs[what] for theirs in met] for what in ("files", "states"))
         array_files.compare(self.processes, self.opened, files, self.holder, "input")
         if self.state is not None:
@@ -271,8 +273,8 @@ class Run(Launch):
         array_files.put(job, self.opened, numbers, "input")
 
     def _room(self, job: Job, number: int) -> tuple[str, int]:
-        """Where output `number` of the entry goes: a path that every process can open, and its
-        first byte."""
+        """Return where output `number` of the entry goes: a path that every process can open, and
+        its first byte."""
         _, output = self.face.outputs[number]
         file = self.files[number]
         if file is not None:

@@ -37,8 +37,8 @@ class SavedState:
         self.opened: dict[str, InputArray] = {}
 
     def open(self, setup: Setup) -> Versions:
-        """In each process alone. InputError for the state of another program, and for a damaged
-        file; OutputError for one that is not there."""
+        """Open the state's file, in each process alone. InputError for the state of another
+        program, and for a damaged file; OutputError for one that is not there."""
         wanted = {name: (row["dtype"], setup.shape(row)) for name, (_, row) in self.rows.items()}
         check_ending(self.path)
         self.opened = open_state(self.path, wanted, self.manifest["program"])
@@ -48,8 +48,8 @@ class SavedState:
         array_files.compare(processes, self.opened, everyones, holder, "state")
 
     def put(self, job: Job) -> None:
-        """Into the memory of the ranks, in all processes together: what is converted is whole in
-        all of them before one of them puts anything."""
+        """Put the state into the memory of the ranks, in all processes together: what is converted
+        is whole in all of them before one of them puts anything."""
         numbers = {name: number for name, (number, _) in self.rows.items()}
 
         def convert() -> None:
@@ -96,7 +96,7 @@ class WrittenState:
         self.file: OutputFile | None = None
 
     def check(self, setup: Setup) -> None:
-        """Refuses, in each process alone, what can be refused before anything is computed."""
+        """Refuse, in each process alone, what can be refused before anything is computed."""
         check_ending(self.path)
         if not self.rows:
             raise UsageError(f"state: nothing to write to {self.path}",
@@ -108,7 +108,7 @@ class WrittenState:
         self.file.check()
 
     def write(self, job: Job) -> None:
-        """In all processes together."""
+        """Write the state, in all processes together."""
         file, several = self.file, job.setup.hosts.count > 1
         assert file is not None
         try:

@@ -15,15 +15,13 @@ from contextlib import suppress
 from functools import partial
 from struct import pack, unpack
 
-from codegen.errors import InputError, OutputError, UsageError
-from codegen.suggest import meant
+from codegen.errors import InputError, OutputError
 from spmd.engine import ffi, lib
-from spmd.files import is_series
-from spmd.files.frames import FrameFiles, check_apart
+from spmd.files.frames import FrameFiles, check_paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from typing import Any
 
     from spmd.launch.course import Launch
@@ -32,26 +30,6 @@ if TYPE_CHECKING:
 LATE_NS = 1e9  # for which a rank waits before it is said
 SEE_SECONDS = 5.0  # until a file of one host is seen by another
 NONE_HERE = 1 << 62  # frames of a process whose ranks write none
-
-
-def check_paths(manifest: dict[str, Any], given: Mapping[str, str]) -> None:
-    """Raises UsageError for a name that the program saves nothing under, for a path that is none of
-    frames, and for two saves with one path."""
-    known = [row["name"] for row in manifest["saves"]]
-    for name, path in given.items():
-        if name not in known:
-            output = any(row["name"] == name for row in manifest["outputs"])
-            raise UsageError(f"the program saves nothing under {name!r} while it runs",
-                             expected=", ".join(known) or
-                             f'spmd.save("{name}", …) in a loop that may have turns',
-                             found=f"{name}={path}",
-                             remedy=f"-o {name}={name}.npy: it is an output" if output else
-                             meant(name, known))
-        if not isinstance(path, str) or not is_series(path):
-            raise UsageError(f"{name} is saved as many frames", found=f"{path!s}",
-                             expected="frames/{}.npy, with {} for the number of a frame; or "
-                             "FILE.zarr", remedy=f"-o '{name}=frames/{{}}.npy'")
-    check_apart(given)
 
 
 class _Series:
@@ -67,7 +45,7 @@ class _Series:
 
 
 class Saving:
-    """What a launch does for frames, in one process."""
+    """The frames that a launch saves, in one process."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.processes = launch, launch.processes

@@ -15,7 +15,7 @@ CLEAR = "\r\x1b[K"
 
 
 class Saying:
-    """Of one run."""
+    """Print what the program says in one run."""
 
     def __init__(self) -> None:
         self.live = sys.stderr is not None and sys.stderr.isatty()
@@ -44,7 +44,7 @@ class Saying:
             self.shown = False
 
     def _printed(self, line: str) -> None:
-        """One line of print, or a part of one."""
+        """Print one line, or a part of one."""
         error = line.startswith(ERROR)
         line = line.removeprefix(ERROR)
         if line.endswith(OPEN + "\n"):

@@ -27,7 +27,7 @@ LINE = 64  # bytes at whose multiples arrays of a checkpoint begin: SPMD_LINE
 
 
 class Setup:
-    """What a launch binds: mesh axes, scalars, ranks of this process, threads.
+    """The values that a launch binds: mesh axes, scalars, ranks of this process, threads.
 
     sizes: of each mesh axis. scalars: by name. hosts: None while they are not known.
     """
@@ -60,20 +60,20 @@ class Setup:
         return setup
 
     def _room_bytes(self) -> int:
-        """At most, of a rank: what copies of what one of the points carries take."""
+        """Return the most bytes that copies of what one of the points carries take of a rank."""
         buffers = self.manifest["buffers"]
         return max((sum(-(-int(evaluate(buffers[array["buffer"]]["bytes"], self.values)) // LINE)
                         for array in carried) * LINE
                     for carried in self.manifest["points"] or ()), default=0)
 
     def _frame_bytes(self, saved: Mapping[str, str]) -> int:
-        """At most, of a rank: what frames take that wait to be written."""
+        """Return the most bytes that frames that wait to be written take of a rank."""
         buffers, each = self.manifest["buffers"], lib.SPMD_FRAME_BYTES // self.count
         return sum(2 * int(evaluate(buffers[row["buffer"]]["bytes"], self.values)) + each
                    for row in self.manifest["saves"] if row["name"] in saved)
 
     def shape(self, array: dict[str, Any]) -> tuple[int, ...]:
-        """The global extents of an input or output: a row of the manifest."""
+        """Return the global extents of an input or output: a row of the manifest."""
         return tuple(int(evaluate(extent, self.values)) for extent in array["shape"])
 
     def owners(self, layout: list[list[str]]) -> list[int]:

@@ -54,7 +54,7 @@ class Constants:
 
 
 def held(digest: str, content: memoryview, path: str = "") -> Constants:
-    """The constants of the image with this digest, whose section they are. path: of another
+    """Return the constants of the image with this digest, whose section they are. path: of another
     process's, whose pages are taken if they hold the same. Raises EnvironmentFault where there is
     no place for them."""
     with _turn:
@@ -67,7 +67,7 @@ def held(digest: str, content: memoryview, path: str = "") -> Constants:
 
 
 def _file(content: memoryview) -> int:
-    """A private file that holds the bytes."""
+    """Return a private file that holds the bytes."""
     reasons: list[str] = []
     for place in places():
         try:
@@ -85,7 +85,7 @@ def _file(content: memoryview) -> int:
 
 
 def _attached(digest: str, content: memoryview, path: str) -> Constants | None:
-    """Another process's constants; None where they cannot be had, or are others."""
+    """Return another process's constants; None where they cannot be had, or are others."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -45,7 +45,8 @@ def factorings(number: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 
 def balanced_sizes(number: int, fixed: list[int | None]) -> tuple[int, ...] | None:
-    """Axis sizes as MPI_Dims_create makes them: free ones as equal as possible, not increasing.
+    """Return axis sizes as MPI_Dims_create makes them: free ones as equal as possible, not
+    increasing.
 
     None where the fixed ones do not divide the number.
     """
@@ -101,8 +102,8 @@ def _fixed_sizes(manifest: dict[str, Any], sizes: dict[str, int]) -> list[int | 
 
 
 def axis_sizes(manifest: dict[str, Any], ranks: int, given: dict[str, int]) -> dict[str, int]:
-    """The size of every mesh axis by name, for so many ranks; 1 of each where they form no mesh,
-    which bind_mesh says."""
+    """Return the size of every mesh axis by name, for so many ranks; 1 of each where they form no
+    mesh, which bind_mesh says."""
     sizes = balanced_sizes(ranks, _fixed_sizes(manifest, given))
     names = [axis["name"] for axis in manifest["mesh"]]
     return dict(zip(names, sizes or [1] * len(names), strict=True))
@@ -112,7 +113,7 @@ def bind_mesh(
     manifest: dict[str, Any], ranks: int | None, given: dict[str, int], scalars: dict[str, Any],
     processes: int = 1,
 ) -> tuple[int, ...]:
-    """The size of every mesh axis. ranks: None takes what --mesh says, else one per process.
+    """Return the size of every mesh axis. ranks: None takes what --mesh says, else one per process.
 
     Raises MeshError, which says which sizes would work; UsageError for an axis that is not there.
     """
@@ -163,7 +164,7 @@ def bind_mesh(
 
 
 def _dims_in(manifest: dict[str, Any], formula: Any) -> list[str]:
-    """The named dims, whose extents inputs say, in a formula."""
+    """Return the named dims, whose extents inputs say, in a formula."""
     names = names_in(formula)
     return [name for name in bounded_dims(manifest) if name in names]
 
@@ -171,7 +172,8 @@ def _dims_in(manifest: dict[str, Any], formula: Any) -> list[str]:
 def suggestion(
     manifest: dict[str, Any], ranks: int, scalars: dict[str, Any], wanted: list[int | None] | None
 ) -> str:
-    """What would work: other ranks for the wanted mesh, other meshes, other numbers of ranks."""
+    """Return a text with what would work: other ranks for the wanted mesh, other meshes, other
+    numbers of ranks."""
     names = [axis["name"] for axis in manifest["mesh"]]
     fixed = [axis["size"] for axis in manifest["mesh"]]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def come(limit: float) -> tuple[Processes, StartWatch | None]:
-    """All processes of the launcher; MPI is started.
+    """Return all processes of the launcher; MPI is started.
 
     limit: seconds, of --time-limit; how long they may take to come goes by it. 0: for ever.
     """
@@ -36,7 +36,7 @@ def come(limit: float) -> tuple[Processes, StartWatch | None]:
 def agree(
     processes: Processes, start: StartWatch | None, said: Callable[[], str], limit: float
 ) -> None:
-    """Every process says the same command; what is wrong with one ends all of them."""
+    """Check that every process says the same command; what is wrong with one ends all of them."""
     met = processes.meet(lambda: (said(), (os.getpid(), place())))
     if start:
         start.end()

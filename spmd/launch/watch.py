@@ -33,7 +33,7 @@ class Watch:
         start_new_thread(self._run, ())
 
     def end(self) -> None:
-        """From now on the other processes may leave. Returns when the thread has ended."""
+        """Let the other processes leave from now on. Returns when the thread has ended."""
         if os.getpid() != self.job.owner:
             return  # forked: there is no such thread
         atexit.unregister(self.end)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import ShapeError
-from codegen.places import user_place
+from spmd import ShapeError
+from spmd.extend import user_place
 from spmd.nn.shared import constant, erf, floats, in_float32
 
 
@@ -43,7 +43,7 @@ def sigmoid(x: Any) -> Any:
 
 @in_float32
 def log_sigmoid(x: Any) -> Any:
-    """log(sigmoid(x)), without overflow."""
+    """Return log(sigmoid(x)), computed without overflow."""
     return -softplus(-floats(x, "log_sigmoid"))
 
 
@@ -147,7 +147,8 @@ hard_swish = hard_silu
 
 @in_float32
 def glu(x: Any, axis: int = -1) -> Any:
-    """The first half of a dim times the sigmoid of its second half. ShapeError for odd extents."""
+    """Return the first half of a dim times the sigmoid of its second half. ShapeError for odd
+    extents."""
     if x.shape[axis] % 2:
         raise ShapeError("spmd.nn.glu halves a dim", place=user_place(),
                          expected=f"an even extent of dim {axis}", found=str(x.shape[axis]))
@@ -176,7 +177,8 @@ def softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
 
 @in_float32
 def log_softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
-    """log(softmax(x)), without underflow. where: which elements take part; others are -inf.
+    """Return log(softmax(x)), computed without underflow. where: which elements take part; others
+    are -inf.
 
     >>> spmd.nn.log_softmax(np.array([0.0, 1000.0]))
     array([-1000.,     0.])

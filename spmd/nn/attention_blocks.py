@@ -14,10 +14,7 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr
-from codegen.trace.array import as_array
-from codegen.trace.number import expr_of, number
+from spmd.extend import as_array, maximum, minimum
 
 SCORES = 1 << 18  # of a block, in all heads and examples: a megabyte
 LEAST, MOST, UNKNOWN = 64, 512, 128  # positions of a block
@@ -56,7 +53,8 @@ class KeyPart:
 
 
 def size_of_blocks(batch: Any) -> int:
-    """How many positions a block has, where scores of this many heads and examples are made."""
+    """Return how many positions a block has, where scores of this many heads and examples are
+    made."""
     if not isinstance(batch, int):
         return UNKNOWN
     return max(LEAST, min(MOST, math.isqrt(SCORES // max(batch, 1)) // 16 * 16))
@@ -78,11 +76,11 @@ class _Cut:
         self.size = _up(extent, max(self.count, 1)) if isinstance(extent, int) else size
 
     def of(self, k: Any, x: Any, dim: int) -> Any:
-        """Block k of an array, a view; the array itself where it has one element for all."""
+        """Return block k of an array, a view; the array itself where it has one element for all."""
         if is_one(x.shape[dim]):
             return x
         first = k * self.size
-        last = first + _least(self.size, self.extent - first)
+        last = first + minimum(self.size, self.extent - first)
         return as_array(x)[(..., slice(first, last), *(slice(None),) * (-1 - dim))]
 
 
@@ -94,11 +92,11 @@ class ScoreBlocks:
         self.rows, self.columns = (_Cut(x.shape[-2], how.size) for x in (q, part.key))
 
     def reached(self, i: Any) -> Any:
-        """How many blocks of keys the queries of block i see some of."""
+        """Return how many blocks of keys the queries of block i see some of."""
         if not self.how.causal:
             return self.columns.count
         seen = (i + 1) * self.rows.size + self.part.first_query - self.part.first_key
-        return _least(self.columns.count, _most(_up(seen, self.columns.size), 0))
+        return minimum(self.columns.count, maximum(_up(seen, self.columns.size), 0))
 
     def row(self, x: Any, i: Any) -> Any:
         return self.rows.of(i, x, -2)
@@ -107,11 +105,12 @@ class ScoreBlocks:
         return self.columns.of(j, x, -2)
 
     def both(self, x: Any, i: Any, j: Any) -> Any:
-        """Of what has a dim of queries and one of keys, or of one of them."""
+        """Return the part for blocks i and j of an array with a dim of queries and one of keys, or
+        with one of them; None for None."""
         return None if x is None else self.columns.of(j, self.rows.of(i, x, -2), -1)
 
     def scores(self, q: Any, i: Any, j: Any) -> Any:
-        """Of block i of the queries, which are q, and block j of the keys."""
+        """Return the scores of block i of the queries, which are q, and block j of the keys."""
         seen = self.both(self.part.mask, i, j)
         if self.how.causal:
             query = self.row(_places(self.rows.extent, self.part.first_query), i)
@@ -125,7 +124,8 @@ class ScoreBlocks:
 
 
 def begun(q: Any, v: Any) -> tuple[Any, Any, Any]:
-    """Of no keys yet: the largest score of each query, the sum of powers, that of values."""
+    """Return the state before any keys: the largest score of each query, the sum of powers, that of
+    values."""
     column = np.zeros_like(q[..., :1], dtype=dtype_of_sums(q))
     return column - np.inf, column, column + np.zeros(v.shape[-1], column.dtype)
 
@@ -209,25 +209,10 @@ def is_one(extent: Any) -> bool:
 
 
 def _places(extent: Any, first: Any) -> Any:
-    """Where rows stand, as a column."""
+    """Return the positions of rows, as a column."""
     places = np.arange(extent) if isinstance(extent, int) else spmd.arange(extent)
     return places[:, None] + first
 
 
 def _up(a: Any, b: Any) -> Any:
     return (a + (b - 1)) // b
-
-
-def _most(a: Any, b: Any) -> Any:
-    return number(expr.maximum(formula(a), formula(b)))
-
-
-def _least(a: Any, b: Any) -> Any:
-    return number(expr.minimum(formula(a), formula(b)))
-
-
-def formula(x: Any) -> Expr:
-    """Of an extent, a position or a number of blocks."""
-    found = expr_of(x)
-    assert found is not None, x
-    return found

@@ -12,12 +12,8 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen.errors import DtypeError, ShapeError
-from codegen.places import user_place
-from codegen.trace.array import Array
-from codegen.trace.derive.derivatives import custom_vjp
-from codegen.trace.number import expr_of
-from codegen.trace.ranks.communicate import members
+from spmd import Array, DtypeError, ShapeError, custom_vjp
+from spmd.extend import RankGroup, is_local, is_proved_equal, user_place
 from spmd.nn.attention_blocks import Scores, dtype_of_sums, is_one, size_of_blocks, wide
 from spmd.nn.attention_layouts import axes_of, is_split, over_ranks
 from spmd.nn.attention_rings import backward, forward
@@ -124,14 +120,14 @@ def _attended(
     if not isinstance(q, Array):
         return _eager(q, k, v, mask, bias, how, ranks)
     if ranks is not None:
-        return _made_again(q, k, v, mask, bias, how, members(ranks, "ranks= of attention")[1])
+        return _made_again(q, k, v, mask, bias, how, RankGroup(ranks, "ranks= of attention").axes)
     short, around = _is_short(q, k, how.size), False
-    if not q.context.rank_view:
+    if not is_local(q):
         keys = axes_of(k, -2)
         around = bool(keys) and (not short or bool(set(keys) & set(axes_of(q, -2))))
     if short and not around:
         return _plain(q, k, v, mask, bias, how)
-    if not q.context.rank_view and is_split(q, k, v):
+    if not is_local(q) and is_split(q, k, v):
         return over_ranks(q, k, v, mask, bias, how)
     return _made_again(q, k, v, mask, bias, how, ())
 
@@ -139,7 +135,8 @@ def _attended(
 def _eager(
     q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores, ranks: Any
 ) -> Any:
-    """Of NumPy's arrays; in a shard_map of an eager run, ranks gather all keys."""
+    """Compute attention of NumPy's arrays; in a shard_map of an eager run, ranks gather all
+    keys."""
     if ranks is not None:
         k, v = (spmd.all_gather(x, ranks, x.ndim - 2, tiled=True) for x in (k, v))
         lengths = spmd.all_gather(np.full(1, q.shape[-2]), ranks, tiled=True)
@@ -160,7 +157,7 @@ def _is_short(q: Any, k: Any, size: int) -> bool:
 def _made_again(
     q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores, axes: Any
 ) -> Any:
-    """By blocks of scores, which the way back makes again."""
+    """Compute attention by blocks of scores, which the way back makes again."""
 
     def kept(q: Any, k: Any, v: Any, *biases: Any) -> Any:
         extras = mask, (biases[0] if biases else None)
@@ -178,17 +175,17 @@ def _in_groups(x: Any, shared: Any) -> Any:
 
 
 def _of_scores(x: Any, heads: Any, shared: Any, ndim: int) -> Any:
-    """A mask or a bias, as wide as it is, with dims as scores have them."""
+    """Return a mask or a bias, as wide as it is, with dims as scores have them."""
     if x is None:
         return None
     x = x.reshape((*(1,) * (ndim - x.ndim), *x.shape))
-    return x[..., None, :, :] if expr_of(x.shape[-3]) == 1 else _grouped(x, shared)
+    return x[..., None, :, :] if is_proved_equal(x.shape[-3], 1) else _grouped(x, shared)
 
 
 def _grouped(x: Any, shared: Any) -> Any:
     """(…, heads, length, size) to (…, key heads, heads of each, length, size)."""
     heads = x.shape[-3]
-    if expr_of(heads) is expr_of(shared):
+    if is_proved_equal(heads, shared):
         return x[..., None, :, :]
     if isinstance(shared, int) and shared == 1:
         return x[..., None, :, :, :]
@@ -209,7 +206,7 @@ def _but_hidden(x: Any, mask: Any) -> Any:
 
 
 def _plain(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any:
-    """All scores at once."""
+    """Compute attention with all scores in one array."""
     scores = wide(q) @ np.swapaxes(wide(k), -1, -2) * how.scale
     if bias is not None:
         scores = scores + bias
@@ -222,7 +219,7 @@ def _plain(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any:
 
 
 def _softmax(scores: Any, seen: Any, some_see_nothing: bool) -> Any:
-    """Of what is seen; 0 in rows that see nothing."""
+    """Return the softmax of the scores that are seen; 0 in rows that see nothing."""
     if seen is not None:
         scores = np.where(seen, scores, scores.dtype.type(-np.inf))
     most = np.max(constant(scores), -1, keepdims=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import spmd
-from codegen.trace.array import Array
-from codegen.trace.derive.derivatives import custom_vjp
+from spmd import Array, custom_vjp
 from spmd.nn.attention_blocks import Scores, is_one
 from spmd.nn.attention_rings import backward, forward
 
@@ -19,7 +18,7 @@ Layout = tuple[Axes, ...]
 
 
 def axes_of(x: Any, dim: int) -> Axes:
-    """The mesh axes that split a dim of a global array."""
+    """Return the mesh axes that split a dim of a global array."""
     return _layout(x)[dim]
 
 
@@ -66,7 +65,8 @@ def over_ranks(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any
 
 
 def _scores_layout(q: Any, k: Any, v: Any) -> Layout:
-    """The axes that split examples and heads, then queries, then keys: all different ones."""
+    """Return the axes that split examples and heads, then queries, then keys: all different
+    ones."""
     used: set[str] = set()
 
     def first_of(*entries: Axes) -> Axes:
@@ -83,7 +83,7 @@ def _scores_layout(q: Any, k: Any, v: Any) -> Layout:
 
 
 def _fitting(x: Any, layout: Layout) -> Layout:
-    """The layout, for what has one element for all of some dims."""
+    """Return the layout, for what has one element for all of some dims."""
     return tuple(() if is_one(e) else axes for e, axes in zip(x.shape, layout))
 
 
@@ -93,7 +93,7 @@ def _missing(layout: Layout, other: Layout) -> Axes:
 
 
 def _layout(x: Any) -> Layout:
-    """Of dims with more than one element."""
+    """Return the layout of x, without the axes of dims that have one element."""
     return tuple(() if is_one(n) else axes for n, axes in zip(x.shape, _entries(x)))
 
 

@@ -11,12 +11,8 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen.errors import ShapeError
-from codegen.places import user_place
-from codegen.symbolic import expr
-from codegen.trace.array import Array
-from codegen.trace.number import number
-from codegen.trace.ranks.communicate import at_member, members, pieces
+from spmd import Array, ShapeError
+from spmd.extend import RankGroup, is_proved_at_most, user_place
 from spmd.nn.attention_blocks import (
     KeyPart,
     Scores,
@@ -24,7 +20,6 @@ from spmd.nn.attention_blocks import (
     begun,
     dtype_of_sums,
     ended,
-    formula,
     visit,
 )
 
@@ -50,11 +45,12 @@ def forward(
         return travelling, visit(how, q, ring.arrived(step, travelling, extras), state)
 
     travelling = ring.padded(k), ring.padded(v)
-    return ended(spmd.fori_loop(1, number(ring.size), turn, (travelling, state))[1])
+    return ended(spmd.fori_loop(1, ring.group.size, turn, (travelling, state))[1])
 
 
 def backward(how: Scores, kept: Any, g: Any, axes: Any, rows: Any = ()) -> tuple[Any, ...]:
-    """Cotangents of what forward was given: of queries, keys, values and, if there is one, a bias.
+    """Return the cotangents of what forward was given: of queries, keys, values and, if there is
+    one, a bias.
 
     kept: queries, keys, values, (mask, bias), and what forward returned.
     """
@@ -97,53 +93,49 @@ def _around(
     dq, dk, dv, *dbias = slopes
     dq, dk, dv, dbias = step(0, ring.part(0, k, v, extras), dq, dk, dv, dbias)
     travelling = tuple(ring.padded(x) for x in (k, v, dk, dv))
-    dq, dbias, travelling = spmd.fori_loop(1, number(ring.size), one, (dq, dbias, travelling))
+    dq, dbias, travelling = spmd.fori_loop(1, ring.group.size, one, (dq, dbias, travelling))
     dk, dv = (ring.here(0, x) for x in spmd.ppermute(travelling[2:], axes, shift=1))
     return dq, dk, dv, *dbias
 
 
 def _first(q: Any, rows: Any) -> Any:
-    """Where a rank's first query stands, whose positions are split over rows."""
+    """Return the position of a rank's first query, where positions are split over rows."""
     if not rows:
         return 0
-    context, axes = members(rows, "spmd.nn.attention")
-    return number(pieces(context, axes, q.extents[-2], "spmd.nn.attention")[0][0])
+    return RankGroup(rows, "spmd.nn.attention").start(q.shape[-2])
 
 
 class _Ring:
-    """Whose keys are with this rank after so many steps, how many they are, where they stand."""
+    """The ring says whose keys are with this rank after so many steps, how many they are, where
+    they stand."""
 
     def __init__(self, q: Array, k: Array, axes: Any) -> None:
-        self.context, self.axes = members(axes, "spmd.nn.attention")
-        mesh = self.context.mesh
-        self.size, self.me = mesh.size(self.axes), mesh.position(self.axes)
-        self.extent = k.extents[-2]
-        (self.offset, _), _ = pieces(self.context, self.axes, self.extent, "spmd.nn.attention")
-        (first, _), _ = pieces(self.context, self.axes, q.extents[-2], "spmd.nn.attention")
-        self.first_query = number(first)
-        self.most = at_member(self.context, self.axes, self.extent, expr.const(0))
-        if not expr.nonneg(self.most - self.extent):
+        self.group = RankGroup(axes, "spmd.nn.attention")
+        self.extent = k.shape[-2]
+        self.offset = self.group.start(self.extent)
+        self.first_query = self.group.start(q.shape[-2])
+        self.most = self.group.at(self.extent, 0)
+        if not is_proved_at_most(self.extent, self.most):
             raise ShapeError("spmd.nn.attention: the parts of the ranks are no blocks of a dim",
                              place=user_place(), found=f"{self.extent} positions on a rank",
                              expected="balanced blocks, the larger ones first")
 
     def _of(self, step: Any, e: Any) -> Any:
-        """A formula of this rank's, as the rank has it whose keys are here."""
-        owner = (self.me - formula(step)) % self.size
-        return number(at_member(self.context, self.axes, e, owner))
+        """Return a formula of this rank's, as the rank has it whose keys are here."""
+        return self.group.at(e, (self.group.position - step) % self.group.size)
 
     def padded(self, x: Any) -> Any:
-        """As long as the longest part of a rank."""
-        room = spmd.zeros((*x.shape[:-2], number(self.most), x.shape[-1]), x.dtype)
+        """Return x, padded with zeros to the length of the longest part of a rank."""
+        room = spmd.zeros((*x.shape[:-2], self.most, x.shape[-1]), x.dtype)
         room[..., : x.shape[-2], :] = x
         return room
 
     def here(self, step: Any, x: Any) -> Any:
-        """A view of what is no padding."""
+        """Return a view of what is no padding."""
         return x[..., : self._of(step, self.extent), :]
 
     def columns(self, step: Any, x: Any) -> Any:
-        """What of a mask or a bias is for the keys that are here."""
+        """Return the columns of a mask or a bias for the keys that are here."""
         if x is None or (isinstance(x.shape[-1], int) and x.shape[-1] == 1):
             return x
         first = self._of(step, self.offset)
@@ -152,7 +144,7 @@ class _Ring:
     def part(self, step: Any, k: Any, v: Any, extras: Extras) -> KeyPart:
         mask, bias = (self.columns(step, x) for x in extras)
         return KeyPart(k, v, mask, bias, self.first_query, self._of(step, self.offset),
-                    number(self.most))
+                    self.most)
 
     def arrived(self, step: Any, travelling: Any, extras: Extras) -> KeyPart:
         k, v = (self.here(step, x) for x in travelling)

@@ -8,12 +8,8 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen.errors import ShapeError
-from codegen.places import user_place
-from codegen.symbolic import expr
-from codegen.trace.array import as_array, is_traced
-from codegen.trace.expecting import expect
-from codegen.trace.number import expr_of
+from spmd import ShapeError
+from spmd.extend import as_array, expect, is_proved_at_most, is_traced, user_place
 from spmd.nn.attention_heads import attention
 
 
@@ -76,8 +72,7 @@ def _check_room(at: Any, new: Any, capacity: Any) -> None:
         if isinstance(capacity, int) and int(end) > capacity:
             raise ShapeError(text, place=user_place(), found=f"{new} new after {at}",
                              expected=f"at most {capacity} positions", remedy="a larger capacity")
-    elif (e := expr_of(end)) is None or not expr.nonneg(expr.const(capacity) - e):
-        holds = as_array(end) <= capacity
-        expect(holds.context, holds.read(), f"{text}\n  expected: at most {capacity} positions\n"
-               "  found:    ", as_array(new).read(), " new after ", as_array(at).read(),
+    elif not is_proved_at_most(end, capacity):
+        expect(as_array(end) <= capacity, f"{text}\n  expected: at most {capacity} positions\n"
+               "  found:    ", as_array(new), " new after ", as_array(at),
                "\n  try:      a larger capacity")

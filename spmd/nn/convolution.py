@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import DtypeError, ShapeError, UsageError
-from codegen.trace import api
+from spmd import DtypeError, ShapeError, UsageError
+from spmd.extend import convolve
 
 __all__ = ["conv", "conv_transpose"]
 
@@ -21,7 +21,7 @@ Pairs = Sequence[tuple[int, int]]
 
 def conv(x: Any, w: Any, b: Any = None, strides: Any = 1, padding: Any = "SAME", dilation: Any = 1,
          groups: int = 1) -> Any:
-    """A convolution, as networks have it: w is not turned round.
+    """Return a convolution, as networks have it: w is not turned round.
 
     - x: `(batch, *spatial, in)` with one, two or three spatial dims.
     - w: `(*window, in / groups, out)`; b: (out,), is added.
@@ -58,13 +58,14 @@ def conv(x: Any, w: Any, b: Any = None, strides: Any = 1, padding: Any = "SAME",
             found=f"x {x.shape}, w {w.shape}, groups {groups}")
     grouped = _grouped(x, groups)
     start = [-before for before, _ in pads]
-    y = _convolve("y", grouped, _windows(w, groups), start, steps, apart, places)
+    y = convolve("y", grouped, _windows(w, groups), start, steps, apart, places)
     return _biased(y.reshape(*y.shape[:-2], w.shape[-1]), b, dtype)
 
 
 def conv_transpose(x: Any, w: Any, b: Any = None, strides: Any = 1, padding: Any = "SAME",
                    dilation: Any = 1, groups: int = 1) -> Any:
-    """A transposed convolution: the result is `strides` times as long as x along spatial dims.
+    """Compute a transposed convolution, whose result is `strides` times as long as x along spatial
+    dims.
 
     The arguments are those of conv. x is spread, with strides - 1 zeros between its elements, and
     then convolved: so jax.lax.conv_transpose has it, and flax. padding: "SAME" (n * stride places),
@@ -98,7 +99,7 @@ def conv_transpose(x: Any, w: Any, b: Any = None, strides: Any = 1, padding: Any
               for e, s, k, (before, behind) in zip(x.shape[1:-1], steps, wide, pads)]
     start = [before - (k - 1) for k, (before, _) in zip(wide, pads)]
     turned = np.swapaxes(_windows(np.flip(w, tuple(range(n))), groups), -1, -2)
-    y = _convolve("x", turned, _grouped(x, groups), start, steps, apart, places)
+    y = convolve("x", turned, _grouped(x, groups), start, steps, apart, places)
     return _biased(y.reshape(*y.shape[:-2], w.shape[-1]), b, dtype)
 
 
@@ -106,7 +107,7 @@ def conv_transpose(x: Any, w: Any, b: Any = None, strides: Any = 1, padding: Any
 
 
 def numbers(what: str, given: Any, n: int) -> tuple[int, ...]:
-    """One for each spatial dim."""
+    """Return one number for each spatial dim."""
     found = tuple(given) if isinstance(given, (tuple, list)) else (given,) * n
     if len(found) != n or any(not isinstance(s, (int, np.integer)) or s < 1 for s in found):
         raise UsageError(f"{what} is {given!r}", expected=f"a number from 1 on, or {n} of them")
@@ -115,7 +116,7 @@ def numbers(what: str, given: Any, n: int) -> tuple[int, ...]:
 
 def pairs(padding: Any, extents: Sequence[int], window: Sequence[int], strides: Sequence[int],
           dilation: Sequence[int]) -> Pairs:
-    """How many zeros stand before and behind along each spatial dim."""
+    """Return how many zeros stand before and behind along each spatial dim."""
     n = len(extents)
     if isinstance(padding, str):
         if padding.upper() == "VALID":
@@ -135,17 +136,14 @@ def pairs(padding: Any, extents: Sequence[int], window: Sequence[int], strides: 
 
 
 def places_of(extent: int, window: int, stride: int, dilation: int, pad: tuple[int, int]) -> int:
-    """At how many places along a dim a window fits."""
+    """Return at how many places along a dim a window fits."""
     return max((extent + sum(pad) - (window - 1) * dilation - 1) // stride + 1, 0)
 
 
 # ---- their parts ---------------------------------------------------------------------------------
 
-_convolve: Any = api.convolve
-
-
 def _operands(what: str, x: Any, w: Any) -> tuple[Any, Any, Any]:
-    """Both in the type in which they are multiplied, and the type of the result."""
+    """Return both operands in the type in which they are multiplied, and the type of the result."""
     n = np.ndim(w) - 2
     if not 1 <= n <= 3 or np.ndim(x) != n + 2:
         raise ShapeError(
@@ -176,7 +174,8 @@ def _biased(y: Any, b: Any, dtype: Any) -> Any:
 
 
 def _transposed_padding(padding: str, window: int, stride: int) -> tuple[int, int]:
-    """Of what was spread; windows with their gaps, as jax.lax.conv_transpose counts them."""
+    """Return the zeros before and behind what was spread; windows count with their gaps, as
+    jax.lax.conv_transpose counts them."""
     if padding.upper() == "VALID":
         return window - 1, stride - 1 + max(window - stride, 0)
     if padding.upper() != "SAME":

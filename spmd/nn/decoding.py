@@ -12,12 +12,8 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen.errors import ShapeError, UsageError
-from codegen.places import user_place
-from codegen.trace.array import as_array, is_traced
-from codegen.trace.control.conversion import given
-from codegen.trace.expecting import expect
-from codegen.user import pytree
+from spmd import ShapeError, UsageError
+from spmd.extend import as_array, called_with, expect, is_traced, map_tree, user_place
 from spmd.nn.activations import log_softmax, softmax
 from spmd.nn.shared import floats
 
@@ -60,8 +56,7 @@ def _check_temperature(temperature: Any) -> None:
     text, remedy = "the temperature is not positive", "np.argmax(logits, -1) for the likeliest"
     if is_traced(temperature):
         value = as_array(temperature)
-        expect(value.context, (value > 0).read(), f"{text}: ", value.read(),
-               f"\n  expected: a number > 0\n  try:      {remedy}")
+        expect(value > 0, f"{text}: ", value, f"\n  expected: a number > 0\n  try:      {remedy}")
     elif not np.all(np.asarray(temperature) > 0):
         raise UsageError(text, place=user_place(), expected="a number > 0",
                          found=str(temperature), remedy=remedy)
@@ -72,7 +67,7 @@ def _at_least(logits: Any, least: Any) -> Any:
 
 
 def _best(logits: Any, k: int) -> Any:
-    """The k-th largest of each lane."""
+    """Return the k-th largest of each lane."""
     return np.sort(logits, axis=-1)[..., -k:][..., :1]
 
 
@@ -87,7 +82,8 @@ def beam_search(
     step: Callable[[Any, Any, Any], tuple[Any, Any]], state: Any, first: Any, steps: int,
     beams: int, end: int | None = None,
 ) -> tuple[Any, Any]:
-    """The likeliest sequences that a search finds which keeps `beams` of them after each step.
+    """Return the likeliest sequences that a search finds which keeps `beams` of them after each
+    step.
 
     - step: `logits, state = step(k, tokens, state)`: from the tokens (batch, beams) of step k to
       the logits (batch, beams, vocabulary) of the next.
@@ -102,7 +98,7 @@ def beam_search(
     if not isinstance(beams, (int, np.integer)) or beams < 1:
         raise UsageError("spmd.nn.beam_search keeps one sequence at least", place=user_place(),
                          expected="beams: an integer from 1 on", found=repr(beams))
-    step = given(step, "the step of spmd.nn.beam_search", "k", "tokens", "state")
+    step = called_with(step, "the step of spmd.nn.beam_search", "k", "tokens", "state")
     batch = first.shape[0]
     last = first[:, None] + np.zeros((1, beams), first.dtype)
     done = last != last
@@ -122,7 +118,7 @@ def beam_search(
             alone = np.where(np.arange(size) == end, 0.0, -np.inf)
             costs = np.where(done[..., None], alone, costs)
         scores, parent, last = _best_of(scores[..., None] + costs, beams, last.dtype)
-        state, done, found = pytree.map_tree(lambda x: _followed(x, parent), (state, done, found))
+        state, done, found = map_tree(lambda x: _followed(x, parent), (state, done, found))
         found = np.where(np.arange(steps) == k, last[..., None], found)
         done = done if end is None else done | (last == end)
         return last, done, scores, found, state
@@ -132,8 +128,9 @@ def beam_search(
 
 
 def _best_of(totals: Any, beams: int, dtype: Any) -> tuple[Any, Any, Any]:
-    """Of totals (batch, beams, vocabulary) the largest, which beam and which token each is. The
-    largest of each beam come first: where the vocabulary is split, these are all that travel."""
+    """Return the largest totals (batch, beams, vocabulary), and which beam and which token each is.
+    The largest of each beam come first: where the vocabulary is split, these are all that
+    travel."""
     batch, _, size = totals.shape
     few = min(beams, size) if isinstance(size, int) else beams
     best, tokens = (x.reshape((batch, beams * few)) for x in spmd.top_k(totals, few))
@@ -143,6 +140,6 @@ def _best_of(totals: Any, beams: int, dtype: Any) -> tuple[Any, Any, Any]:
 
 
 def _followed(x: Any, parent: Any) -> Any:
-    """Of x (batch, beams, …) what belongs to the beam that each one follows."""
+    """Return, of x (batch, beams, …), what belongs to the beam that each one follows."""
     at = parent.reshape((*parent.shape, *[1] * (x.ndim - 2)))
     return np.take_along_axis(x, at, axis=1)

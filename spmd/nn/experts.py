@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import ShapeError, UsageError
-from codegen.places import user_place
-from codegen.trace.derive.derivatives import custom_vjp
-from codegen.user.half_types import widened
+from spmd import ShapeError, UsageError, custom_vjp
+from spmd.extend import user_place, widened
 from spmd.nn.activations import one_hot, softmax
 from spmd.nn.shared import constant
 
@@ -75,8 +73,8 @@ def mixture_of_experts(
 
 
 def _best(liked: Any, chances: Any, k: int) -> tuple[Any, Any]:
-    """The chances of the k that are liked most along the last dim, and which they are: (groups, k,
-    tokens) each. Chances themselves may all be rounded to 0."""
+    """Return the chances of the k that are liked most along the last dim, and which they are:
+    (groups, k, tokens) each. Chances themselves may all be rounded to 0."""
     gates, chosen, left = [], [], np.maximum(constant(liked), np.finfo(liked.dtype).min)
     for _ in range(k):
         chosen.append(np.argmax(left, -1))
@@ -108,7 +106,7 @@ def _first(x: Any) -> Any:
 
 
 def _relaid(x: Any, layout: Any, before: Any) -> Any:
-    """x in another layout; its cotangent goes back the same way."""
+    """Return x in another layout; its cotangent goes back the same way."""
     move = custom_vjp(lambda x: x.relayout(layout))
     # The cotangent is laid as x is, before it goes back: so it travels once.
     move.defvjp(lambda x: (x.relayout(layout), None),

@@ -15,11 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import UsageError
-from codegen.ops import Map
-from codegen.places import user_place
-from codegen.trace.array import Array, wrap
-from spmd import random
+from spmd import Array, UsageError, random
+from spmd.extend import scalar_function, user_place
 
 Initializer = Callable[..., Any]
 
@@ -39,7 +36,7 @@ def ones(seed: Any, shape: Any, dtype: Any = np.float32, layout: Any = None) -> 
 
 
 def constant(value: float) -> Initializer:
-    """This number everywhere."""
+    """Return an initializer with this number everywhere."""
     return lambda seed, shape, dtype=np.float32, layout=None: (
         zeros(seed, shape, dtype, layout) + value)
 
@@ -77,10 +74,9 @@ def truncated_normal(stddev: float = 1e-2, lower: float = -2.0, upper: float = 2
 
 
 def _quantile(chance: Any) -> Any:
-    """Of the standard normal distribution."""
+    """Return the quantile of the standard normal distribution."""
     if isinstance(chance, Array):
-        return math.sqrt(2) * wrap(chance.context, chance.context.emit_one(
-            Map("erfinv"), (2 * chance - 1).read()))
+        return math.sqrt(2) * scalar_function("erfinv", 2 * chance - 1)
     return np.vectorize(statistics.NormalDist().inv_cdf, otypes=[np.float64])(chance)
 
 

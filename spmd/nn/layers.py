@@ -9,12 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import spmd
-from codegen.errors import DtypeError, ShapeError, UsageError
-from codegen.places import user_place
-from codegen.trace.array import Array
-from codegen.trace.derive.derivatives import custom_vjp
-from codegen.trace.number import Number
-from spmd import random
+from spmd import Array, DtypeError, ShapeError, UsageError, custom_vjp, random
+from spmd.extend import differs_from_run_to_run, is_local, user_place
 from spmd.nn.shared import check_dim, in_float32
 
 
@@ -43,8 +39,8 @@ def dense(x: Any, w: Any, b: Any = None, axes: int = 1) -> Any:
 
 
 def _product(x: Any, w: Any, axes: int) -> Any:
-    """The product, with split dims of w before others: dims that are taken as one, as the product
-    takes w's later ones, stay split by the first of them."""
+    """Return the product, with split dims of w before others: dims that are taken as one, as the
+    product takes w's later ones, stay split by the first of them."""
     later = list(range(axes, w.ndim))
     split = w.layout if isinstance(w, Array) and w.layout else (None,) * w.ndim
     order = sorted(later, key=lambda d: not split[d])
@@ -59,7 +55,7 @@ def _product(x: Any, w: Any, axes: int) -> Any:
 def _summed(x: Any, w: Any, axes: int) -> Any:
     """tensordot; where only the run knows how many rows x has along a dim, that one is not taken as
     one with others: nobody knows then which part of both a rank has."""
-    if not any(isinstance(e, Number) and e.expr.has_extents for e in x.shape[: x.ndim - axes]):
+    if not any(differs_from_run_to_run(e) for e in x.shape[: x.ndim - axes]):
         return np.tensordot(x, w, axes)
     inner, later = math.prod(w.shape[:axes]), w.shape[axes:]
     made = x.reshape((*x.shape[: x.ndim - axes], inner)) @ w.reshape((inner, math.prod(later)))
@@ -84,7 +80,7 @@ def embedding(ids: Any, table: Any) -> Any:
         raise DtypeError("spmd.nn.embedding takes integers", place=user_place(),
                          expected="the numbers of rows", found=str(ids.dtype),
                          remedy="ids.astype(np.int32)")
-    if not isinstance(table, Array) or table.context.rank_view:
+    if not isinstance(table, Array) or is_local(table):
         return table[ids]
     axes = (table.layout or ((),))[0]
     axes = (axes,) if isinstance(axes, str) else axes
@@ -99,7 +95,8 @@ def _axes(x: Array) -> set[str]:
 
 
 def _of_split(ids: Any, table: Array, axes: tuple[str, ...]) -> Any:
-    """Of a table whose rows are split over these axes: what each rank has, and 0, summed up."""
+    """Look ids up in a table whose rows are split over these axes: ranks sum what each has, and 0
+    for the rest."""
     rows, layout = table.shape[0], table.layout
     ids = ids.astype(np.int64)
     at = np.where(ids < 0, ids + rows, ids).clip(0, rows - 1)

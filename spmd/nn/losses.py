@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import DtypeError, ShapeError
-from codegen.places import user_place
+from spmd import DtypeError, ShapeError
+from spmd.extend import user_place
 from spmd.nn.activations import log_sigmoid, log_softmax
 from spmd.nn.shared import constant, floats, in_float32
 
 
 @in_float32
 def softmax_cross_entropy(logits: Any, labels: Any) -> Any:
-    """What it costs to guess labels with the probabilities softmax(logits), in nats.
+    """Return the cost, in nats, of guessing labels with the probabilities softmax(logits).
 
     - logits: (…, classes), any floats.
     - labels: (…) integers, the classes; or (…, classes) floats, their probabilities.
@@ -75,7 +75,7 @@ def _array(x: Any) -> Any:
 
 @in_float32
 def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
-    """What it costs to guess labels, 0 or 1 or a probability, with sigmoid(logits), in nats.
+    """Return the cost, in nats, of guessing labels, 0 or 1 or a probability, with sigmoid(logits).
 
     >>> spmd.nn.sigmoid_binary_cross_entropy(np.array([0.0, 50.0]), np.array([1, 0])).round(4)
     array([ 0.6931, 50.    ])
@@ -93,7 +93,7 @@ def _cost(chances: Any, logarithms: Any) -> Any:
 
 @in_float32
 def squared_error(predictions: Any, targets: Any = None) -> Any:
-    """(predictions - targets)². Without targets: of the predictions."""
+    """Return (predictions - targets)², or predictions² without targets."""
     error = predictions if targets is None else predictions - targets
     return error * error
 
@@ -122,7 +122,8 @@ def huber_loss(predictions: Any, targets: Any = None, delta: float = 1.0) -> Any
 
 @in_float32
 def log_cosh(predictions: Any, targets: Any = None) -> Any:
-    """log(cosh(error)): half of the square of small errors, the size of large ones."""
+    """Return log(cosh(error)), which is half of the square of small errors, the size of large
+    ones."""
     error = predictions if targets is None else predictions - targets
     return np.logaddexp(error, -error) - np.log(2.0).astype(error.dtype)
 
@@ -146,7 +147,8 @@ def kl_divergence(log_predictions: Any, targets: Any) -> Any:
 
 @in_float32
 def cosine_similarity(predictions: Any, targets: Any, epsilon: float = 0.0) -> Any:
-    """The cosine of the angle between vectors, along the last dim. epsilon: their least length."""
+    """Return the cosine of the angle between vectors, along the last dim. epsilon: their least
+    length."""
     def unit(x: Any) -> Any:
         squares = np.sum(x * x, -1, keepdims=True)
         return x / np.sqrt(np.maximum(squares, epsilon * epsilon))
@@ -156,7 +158,7 @@ def cosine_similarity(predictions: Any, targets: Any, epsilon: float = 0.0) -> A
 
 @in_float32
 def cosine_distance(predictions: Any, targets: Any, epsilon: float = 0.0) -> Any:
-    """1 - cosine_similarity."""
+    """Return 1 - cosine_similarity, a number from 0 to 2."""
     return 1 - cosine_similarity(predictions, targets, epsilon)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen.user.half_types import half_type_of, narrowed, widened
+from spmd.extend import half_type_of, narrowed, widened
 from spmd.nn.shared import floats, in_float32
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import DtypeError, ShapeError
+from spmd import DtypeError, ShapeError
 from spmd.nn.convolution import conv, numbers, pairs, places_of
 from spmd.nn.shared import in_float32
 
@@ -21,7 +21,7 @@ __all__ = ["adaptive_avg_pool", "avg_pool", "max_pool"]
 
 def max_pool(x: Any, window: Any, strides: Any = None, padding: Any = "VALID",
              dilation: Any = 1) -> Any:
-    """The largest element of each window, in each channel; NaN where one is in it.
+    """Return the largest element of each window, in each channel; NaN where one is in it.
 
     - x: `(batch, *spatial, channels)`.
     - window: a number, or one for each spatial dim; strides: the window's, unless you say them.
@@ -53,7 +53,7 @@ def max_pool(x: Any, window: Any, strides: Any = None, padding: Any = "VALID",
 @in_float32
 def avg_pool(x: Any, window: Any, strides: Any = None, padding: Any = "VALID",
              count_include_pad: bool = True) -> Any:
-    """The mean of each window, in each channel.
+    """Return the mean of each window, in each channel.
 
     The arguments are those of max_pool. count_include_pad: whether zeros beyond the ends of x count
     as elements, as in flax; without them a window at the edge has the mean of what lies in x.
@@ -111,7 +111,7 @@ def adaptive_avg_pool(x: Any, places: Any) -> Any:
 
 
 def _spatial(what: str, x: Any) -> int:
-    """How many spatial dims there are."""
+    """Return how many spatial dims there are."""
     if not 1 <= np.ndim(x) - 2 <= 3:
         raise ShapeError(f"spmd.nn.{what} of {np.shape(x)}",
                          expected="(batch, *spatial, channels), 1 to 3 spatial dims")
@@ -119,14 +119,14 @@ def _spatial(what: str, x: Any) -> int:
 
 
 def _within(extent: int, window: int, stride: int, pad: tuple[int, int]) -> Any:
-    """How many elements of each window lie within a dim."""
+    """Return how many elements of each window lie within a dim."""
     first = np.arange(places_of(extent, window, stride, 1, pad)) * stride - pad[0]
     return np.minimum(first + window, extent) - np.maximum(first, 0)
 
 
 def _parts(what: str, x: Any, window: Any, strides: Any, padding: Any, dilation: Any,
            beyond: Any) -> Iterator[Any]:
-    """For each place in a window what stands there, of all windows."""
+    """Yield, for each place in a window, what stands there of all windows."""
     n = _spatial(what, x)
     wide, apart = numbers("window", window, n), numbers("dilation", dilation, n)
     steps = wide if strides is None else numbers("strides", strides, n)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen.errors import UsageError
-from codegen.places import user_place
+from spmd import UsageError
+from spmd.extend import user_place
 from spmd.nn.activations import sigmoid
 from spmd.nn.layers import dense
 from spmd.nn.shared import in_float32
@@ -31,7 +31,7 @@ def _needs(p: Parameters, cell: str, *names: str) -> None:
 
 @in_float32
 def rnn_cell(p: Parameters, state: Any, x: Any, activation: Callable[..., Any] = np.tanh) -> Any:
-    """The next state, activation(x @ w + state @ u + b) (J. Elman, 1990).
+    """Return the next state, activation(x @ w + state @ u + b) (J. Elman, 1990).
 
     - x: (…, in). state: (…, hidden).
     - p: "w" (in, hidden), "u" (hidden, hidden), "b" (hidden).

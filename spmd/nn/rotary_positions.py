@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import ShapeError, UsageError
-from codegen.places import user_place
+from spmd import ShapeError, UsageError
+from spmd.extend import user_place
 from spmd.nn.shared import floats
 
 

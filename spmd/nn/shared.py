@@ -12,17 +12,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from codegen.errors import DtypeError, ShapeError
-from codegen.ops import Map
-from codegen.places import user_place
-from codegen.trace.array import Array, wrap
-from codegen.trace.derive.marks import stop_gradient
-from codegen.user.absent import Absent, computed
-from codegen.user.half_types import half_type_of, is_half, narrowed, widened
-from codegen.user.pytree import leaves
+from spmd import Array, DtypeError, ShapeError, stop_gradient
+from spmd.extend import (
+    half_type_of,
+    is_array,
+    is_half,
+    leaves,
+    narrowed,
+    scalar_function,
+    user_place,
+    widened,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
-_ARRAYS = (Array, Absent, np.ndarray)
 
 
 def constant(x: Any) -> Any:
@@ -31,9 +33,9 @@ def constant(x: Any) -> Any:
 
 
 def floats(x: Any, what: str) -> Any:
-    """An array of floats, of numbers. DtypeError for anything else."""
-    array = x if isinstance(x, _ARRAYS) else np.asarray(x)
-    if array.dtype.kind in "iub" and not isinstance(x, _ARRAYS):
+    """Return an array of floats, of numbers. DtypeError for anything else."""
+    array = x if is_array(x) else np.asarray(x)
+    if array.dtype.kind in "iub" and not is_array(x):
         array = array.astype(np.float64)  # Python's own numbers
     if array.dtype.kind in "iubcO":
         raise DtypeError(f"spmd.nn.{what} of {array.dtype}", place=user_place(),
@@ -65,9 +67,4 @@ def check_dim(what: str, name: str, found: Any, expected: Any, of: str) -> None:
 
 def erf(x: Any) -> Any:
     """The error function, also where SciPy is not there."""
-    if isinstance(x, Array):
-        return wrap(x.context, x.context.emit_one(Map("erf"), x.read()))
-    if isinstance(x, Absent):
-        return computed(erf, (x,), {}, x.needs)
-    x = np.asarray(x)
-    return np.vectorize(math.erf, otypes=[x.dtype])(x)
+    return scalar_function("erf", x, lambda x: np.vectorize(math.erf, otypes=[x.dtype])(x))

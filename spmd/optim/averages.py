@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from codegen.user import half_types
-from codegen.user.half_types import half_type_of, narrowed
+from spmd import extend
+from spmd.extend import half_type_of, narrowed
 from spmd.optim.transformation import (
     GradientTransformation,
     counted,
@@ -42,9 +42,8 @@ def zeros(params: Any, dtype: Any = None) -> Any:
 
 
 def kept(tree: Any, before: Any) -> Any:
-    """A state in the element types that it had, so that a loop carries it: gradients may be wider
-    than parameters, and numbers wider than both.
-    """
+    """Return a state in the element types that it had, so that a loop carries it: gradients may be
+    wider than parameters, and numbers wider than both."""
     return map_trees(lambda x, old: in_type(x, old.dtype), tree, before)
 
 
@@ -57,14 +56,15 @@ def second_moment(updates: Any, before: Any, decay: Any) -> Any:
 
 
 def unbiased(moment: Any, decay: Any, count: Any) -> Any:
-    """A moment that began with zeros, over the sum of its weights: Adam, section 3 (2014)."""
+    """Return a moment that began with zeros, over the sum of its weights: Adam, section 3
+    (2014)."""
     weight = in_types(1 - decay**count)
     return map_trees(lambda m: m / weight(m.dtype), moment)
 
 
 def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None
           ) -> GradientTransformation:
-    """Momentum: the updates, plus `decay` times the sum before.
+    """Add momentum to updates: the result is the updates plus `decay` times the result before.
 
     - nesterov: looks a step ahead (Sutskever et al., 2013).
     - accumulator_dtype: the element type of the sum; by default that of the parameter, float32 for
@@ -117,9 +117,10 @@ def ema(decay: Any, debias: bool = True, accumulator_dtype: Any = None) -> Gradi
 
 
 def incremental_update(new_tensors: Any, old_tensors: Any, step_size: Any) -> Any:
-    """A step from the old tree towards the new one: `step_size * new + (1 - step_size) * old`."""
+    """Return a step from the old tree towards the new one: `step_size * new + (1 - step_size) *
+    old`."""
     def between(new: Any, old: Any) -> Any:
-        half, (new, old) = half_type_of((new, old)), half_types.widened((new, old))
+        half, (new, old) = half_type_of((new, old)), extend.widened((new, old))
         return narrowed(step_size * new + (1.0 - step_size) * old, half)
 
     return map_trees(between, new_tensors, old_tensors)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from codegen.errors import UsageError
-from codegen.places import user_place
+from spmd import UsageError
+from spmd.extend import user_place
 from spmd.optim.some_leaves import empty, masked
 from spmd.optim.transformation import (
     CountState,
@@ -59,7 +59,8 @@ def chain(*args: GradientTransformation) -> GradientTransformation:
 
 
 def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransformation:
-    """As `chain`, of pairs of a name and a transformation: the state is a dict by these names."""
+    """Chain pairs of a name and a transformation, as `chain` does: the state is a dict by these
+    names."""
     names = [name for name, _ in args]
     if len(set(names)) < len(names):
         raise UsageError("named_chain: one name is given twice", place=user_place(),

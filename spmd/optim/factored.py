@@ -33,12 +33,11 @@ def scale_by_factored_rms(
     factored: bool = True, decay_rate: Any = 0.8, step_offset: Any = 0,
     min_dim_size_to_factor: int = 128, epsilon: Any = 1e-30,
 ) -> GradientTransformation:
-    """Updates as Adafactor's: over the root of an average of squares, which of an array whose two
-    longest dims have at least so many elements is the product of those along the two.
-    """
+    """Scale updates as Adafactor does: over the root of an average of squares, which of an array
+    whose two longest dims have at least so many elements is the product of those along the two."""
 
     def dims(p: Any) -> tuple[int, int] | None:
-        """The second longest dim, and the longest one."""
+        """Return the second longest dim, and the longest one."""
         if not factored or np.ndim(p) < 2:
             return None
         order = [int(k) for k in np.argsort([int(n) for n in np.shape(p)], kind="stable")]

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from codegen.errors import UsageError
-from codegen.places import user_place
+from spmd import UsageError
+from spmd.extend import user_place
 from spmd.optim.transformation import (
     GradientTransformation,
     counted,
@@ -33,8 +33,8 @@ def inject_hyperparams(
     inner_factory: Callable[..., GradientTransformation], static_args: str | Iterable[str] = (),
     hyperparam_dtype: Any = None,
 ) -> Callable[..., GradientTransformation]:
-    """The same optimizer, whose numbers are in `state.hyperparams`, 0-d arrays by name: those of
-    schedules as they were in the last step, the others as the program sets them.
+    """Return the same optimizer, whose numbers are in `state.hyperparams`, 0-d arrays by name:
+    those of schedules as they were in the last step, the others as the program sets them.
 
     - inner_factory: such as spmd.optim.adam.
     - static_args: names of numbers that stay as they are, as all that is no number does.
@@ -127,6 +127,6 @@ def _is_number(x: Any) -> bool:
 
 
 def _widest(tree: Any) -> Any:
-    """The widest float of the leaves; float32 at least, as 0.999 is 1 in bfloat16."""
+    """Return the widest float of the leaves; float32 at least, as 0.999 is 1 in bfloat16."""
     return np.result_type(np.float32, *[x.real.dtype for x in leaves_of(tree)
                                         if x.dtype.kind in "fc"])

@@ -14,7 +14,7 @@ from spmd.optim.transformation import in_type, leaves_of, map_trees, sums_of_par
 
 
 def all_finite(tree: Any) -> Any:
-    """Whether no element of any array in a tree is infinite or NaN."""
+    """Return whether no element of any array in a tree is infinite or NaN."""
     elsewhere = sums_of_parts.get()
     if elsewhere is not None:
         return elsewhere(tree, lambda x: np.sum(~np.isfinite(x)), False) == 0
@@ -22,14 +22,14 @@ def all_finite(tree: Any) -> Any:
 
 
 class _Scaling:
-    """What both have: a factor of losses, by which gradients are divided."""
+    """Both kinds of scales have this: a factor of losses, by which gradients are divided."""
 
     def scale(self: Any, tree: Any) -> Any:
-        """A loss, or a tree of arrays, times the factor."""
+        """Return a loss, or a tree of arrays, times the factor."""
         return map_trees(lambda x: x * in_type(self.loss_scale, x.dtype), tree)
 
     def unscale(self: Any, tree: Any) -> Any:
-        """A tree of gradients over the factor, in float32 or wider."""
+        """Return a tree of gradients over the factor, in float32 or wider."""
         def divided(x: Any) -> Any:
             wide = np.result_type(x.dtype, np.float32)
             return x.astype(wide) / in_type(self.loss_scale, wide)
@@ -53,7 +53,7 @@ class StaticLossScale(_Scaling, _Static):
     """A factor that stays. Made by `static_loss_scale`."""
 
     def adjust(self, grads_finite: Any) -> StaticLossScale:
-        """Itself."""
+        """Return itself, since the factor stays."""
         return self
 
 
@@ -61,9 +61,8 @@ class DynamicLossScale(_Scaling, _Dynamic):
     """A factor that grows while gradients are finite. Made by `dynamic_loss_scale`."""
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
-        """The next one: greater after `period` steps that were all finite, smaller after one that
-        was not.
-        """
+        """Return the next scale: greater after `period` steps that were all finite, smaller after
+        one that was not."""
         last = self.counter == self.period - 1
         greater = self.loss_scale * self.factor
         up = np.where(np.logical_and(last, np.isfinite(greater)), greater, self.loss_scale)
@@ -74,7 +73,7 @@ class DynamicLossScale(_Scaling, _Dynamic):
 
 
 def static_loss_scale(loss_scale: float) -> StaticLossScale:
-    """A factor of the loss that stays: see dynamic_loss_scale for its use."""
+    """Return a factor of the loss that stays: see dynamic_loss_scale for its use."""
     return StaticLossScale(np.full((), loss_scale, np.float32))
 
 
@@ -82,7 +81,7 @@ def dynamic_loss_scale(
     loss_scale: float = 2.0**15, period: int = 2000, factor: float = 2.0,
     min_loss_scale: float = 1.0,
 ) -> DynamicLossScale:
-    """A factor of the loss that is multiplied by `factor` after `period` steps with finite
+    """Return a factor of the loss that is multiplied by `factor` after `period` steps with finite
     gradients, and divided by it after a step without, down to min_loss_scale.
 
     Scale the loss, unscale the gradients, skip what is not finite, adjust:

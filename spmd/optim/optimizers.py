@@ -138,7 +138,7 @@ def lion(
     learning_rate: Any, b1: Any = 0.9, b2: Any = 0.99, mu_dtype: Any = None,
     weight_decay: Any = 1e-3, mask: Any = None,
 ) -> GradientTransformation:
-    """Lion: signs of a momentum, and one state an array (Chen et al., 2023)."""
+    """Make the optimizer Lion: signs of a momentum, and one state an array (Chen et al., 2023)."""
     return chain(scale_by_lion(b1, b2, mu_dtype), add_decayed_weights(weight_decay, mask),
                  scale_by_learning_rate(learning_rate))
 
@@ -170,9 +170,8 @@ def adafactor(
     momentum: Any = None, dtype_momentum: Any = np.float32, weight_decay_rate: Any = None,
     eps: Any = 1e-30, factored: bool = True, weight_decay_mask: Any = None,
 ) -> GradientTransformation:
-    """Adafactor: second moments of a matrix as those of its rows and columns (Shazeer and Stern,
-    2018).
-    """
+    """Make the optimizer Adafactor: second moments of a matrix as those of its rows and columns
+    (Shazeer and Stern, 2018)."""
     steps = [scale_by_factored_rms(factored, decay_rate, decay_offset, min_dim_size_to_factor, eps)]
     if clipping_threshold is not None:
         steps.append(clip_by_block_rms(clipping_threshold))

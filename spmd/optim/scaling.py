@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from codegen.trace.control.conversion import convert
+from spmd.extend import converted
 from spmd.optim.averages import first_moment, kept, second_moment, unbiased, zeros
 from spmd.optim.chaining import identity
 from spmd.optim.some_leaves import empty
@@ -34,7 +34,7 @@ class MomentsState(NamedTuple):
 
 
 class AmsgradState(NamedTuple):
-    """As MomentsState; nu_max: the greatest averages of squares so far."""
+    """A MomentsState with nu_max, the greatest averages of squares so far."""
 
     count: Any
     mu: Any
@@ -73,7 +73,7 @@ def scale_by_schedule(step_size_fn: Any) -> GradientTransformation:
         return CountState(counter())
 
     def update(updates: Any, state: CountState, params: Any = None) -> Any:
-        size = in_types(convert(step_size_fn)(state.count))
+        size = in_types(converted(step_size_fn)(state.count))
         new = CountState(counted(state.count))
         return map_trees(lambda u: size(u.dtype) * u, updates), new
 
@@ -87,7 +87,7 @@ def scale_by_learning_rate(learning_rate: Any = None, *, flip_sign: bool = True
     if learning_rate is None:
         return identity()
     if callable(learning_rate):
-        return scale_by_schedule(lambda count: sign * convert(learning_rate)(count))
+        return scale_by_schedule(lambda count: sign * converted(learning_rate)(count))
     return scale(sign * learning_rate)
 
 
@@ -125,7 +125,8 @@ def scale_by_adam(
 def scale_by_amsgrad(
     b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: Any = 0.0, mu_dtype: Any = None,
 ) -> GradientTransformation:
-    """As Adam's, over the root of the greatest average of squares so far (Reddi et al., 2018)."""
+    """Scale as Adam does, over the root of the greatest average of squares so far (Reddi et al.,
+    2018)."""
 
     def init(params: Any) -> AmsgradState:
         return AmsgradState(counter(), zeros(params, mu_dtype), zeros(params), zeros(params))
@@ -144,9 +145,8 @@ def scale_by_amsgrad(
 
 def scale_by_belief(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-16, eps_root: Any = 1e-16
                     ) -> GradientTransformation:
-    """As Adam's, over the root of the average of squares of what was not expected: updates less
-    their average (Zhuang et al., 2020).
-    """
+    """Scale as Adam does, over the root of the average of squares of what was not expected: updates
+    less their average (Zhuang et al., 2020)."""
 
     def init(params: Any) -> MomentsState:
         return MomentsState(counter(), zeros(params), zeros(params))
@@ -164,7 +164,7 @@ def scale_by_belief(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-16, eps_root: 
 
 
 def scale_by_lion(b1: Any = 0.9, b2: Any = 0.99, mu_dtype: Any = None) -> GradientTransformation:
-    """Updates as Lion's: signs (Chen et al., 2023)."""
+    """Scale updates as Lion does: take signs (Chen et al., 2023)."""
 
     def init(params: Any) -> FirstMomentState:
         return FirstMomentState(counter(), zeros(params, mu_dtype))

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import UsageError
-from codegen.places import user_place
-from codegen.trace.control.conversion import convert
+from spmd import UsageError
+from spmd.extend import converted, user_place
 from spmd.optim.transformation import Schedule
 
 
@@ -102,7 +101,7 @@ def _check_positive(what: str, name: str, value: int) -> None:
 
 def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     """One schedule after the other; each counts from the boundary where it begins."""
-    ours = [convert(s) for s in schedules]
+    ours = [converted(s) for s in schedules]
 
     def schedule(count: Any) -> Any:
         value = ours[0](count)

@@ -11,11 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from codegen.errors import UsageError
-from codegen.places import user_place
-from codegen.trace.control.conversion import convert
-from codegen.trace.state import flatten
-from codegen.user.named import held, rebuilt
+from spmd import UsageError
+from spmd.extend import converted, flatten, items, rebuilt, user_place
 from spmd.optim.transformation import (
     EmptyState,
     GradientTransformation,
@@ -41,18 +38,18 @@ def empty(_: Any) -> EmptyState:
 
 
 def set_to_zero() -> GradientTransformation:
-    """Updates of zeros: what it is for stays as it is."""
+    """Replace updates by zeros, so that parameters stay as they are."""
     return GradientTransformation(
         empty, lambda updates, state, params=None: (map_trees(np.zeros_like, updates), state))
 
 
 def _said(what: Any, tree: Any) -> Any:
-    """A tree in the structure of another, of what is said of its leaves, or by a function of it."""
-    return _spread(convert(what)(tree) if callable(what) else what, tree, "the tree")
+    """Return what is said of the leaves of a tree, or what a function says, in its structure."""
+    return _spread(converted(what)(tree) if callable(what) else what, tree, "the tree")
 
 
 def _spread(said: Any, tree: Any, path: str) -> Any:
-    parts, mine = held(said), held(tree)
+    parts, mine = items(said), items(tree)
     if parts is None:
         return map_trees(lambda _: said, tree)
     if mine is None or {key for key, _ in parts} != {key for key, _ in mine}:
@@ -136,7 +133,7 @@ def partition(transforms: Mapping[Any, GradientTransformation], param_labels: An
 
 
 def _check_labelled(tree: Any, labels: Any) -> None:
-    """UsageError where a leaf has no label: its gradient would pass as its update."""
+    """Raise UsageError where a leaf has no label: its gradient would pass as its update."""
     structure, leaves = flatten(tree)
     bare = [path for path, x, label in zip(structure.paths(), leaves, flatten(labels)[1],
                                            strict=True) if x is not None and label is None]
@@ -154,7 +151,8 @@ def freeze(mask: Any) -> GradientTransformation:
 
 def selective_transform(optimizer: GradientTransformation, *, freeze_mask: Any
                         ) -> GradientTransformation:
-    """The optimizer where the mask is False; the others stay as they are, and have no state."""
+    """Return the optimizer where the mask is False; the others stay as they are, and have no
+    state."""
 
     def labels(params: Any) -> Any:
         return map_trees(lambda m: "freeze" if m else "train", _said(freeze_mask, params))

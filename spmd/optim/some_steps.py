@@ -30,8 +30,8 @@ class MultiStepsState(NamedTuple):
 
 
 class MultiSteps:
-    """Gradient accumulation: an optimizer that steps at every k-th call, with the mean of k
-    gradients. Updates of the other calls are zeros.
+    """Accumulate gradients, and step at every k-th call with the mean of k gradients. Updates of
+    the other calls are zeros.
 
     - opt: the optimizer.
     - every_k_schedule: k, or a function of the number of steps so far.
@@ -90,7 +90,7 @@ class MultiSteps:
         return found, MultiStepsState(gone, steps, new, grads)
 
     def has_updated(self, state: MultiStepsState) -> Any:
-        """Whether the last call made a step."""
+        """Return whether the last call made a step."""
         return np.logical_and(state.mini_step == 0, state.gradient_step > 0)
 
     def gradient_transformation(self) -> GradientTransformation:
@@ -109,9 +109,8 @@ class ApplyIfFiniteState(NamedTuple):
 
 def apply_if_finite(inner: GradientTransformation, max_consecutive_errors: int
                     ) -> GradientTransformation:
-    """An optimizer that makes no step where a gradient is infinite or NaN: updates are zeros, and
-    its state stays. More than so many in a row are let through.
-    """
+    """Return an optimizer that makes no step where a gradient is infinite or NaN: updates are
+    zeros, and its state stays. More than so many in a row are let through."""
 
     def init(params: Any) -> ApplyIfFiniteState:
         return ApplyIfFiniteState(counter(), np.ones((), np.bool_), counter(), inner.init(params))

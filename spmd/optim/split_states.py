@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import UsageError
-from codegen.places import user_place
+from spmd import UsageError
+from spmd.extend import user_place
 from spmd.optim.transformation import GradientTransformation, map_trees
 
 
 def sharded(tx: GradientTransformation, axis: str) -> GradientTransformation:
-    """The same optimizer, with its state and its work split over a mesh axis: that of the data,
-    along which parameters are replicated.
+    """Return the same optimizer, with its state and its work split over a mesh axis: that of the
+    data, along which parameters are replicated.
 
     - tx: any transformation; its results are the same, up to rounding of norms.
     - axis: the mesh axis. Each array is split along its longest dim that is not split yet, into
@@ -65,7 +65,8 @@ def sharded(tx: GradientTransformation, axis: str) -> GradientTransformation:
 
 
 def _split(x: Any, axis: str) -> tuple[Any, ...] | None:
-    """The layout of an array that the axis splits too; None where it cannot, or does already."""
+    """Return the layout of an array that the axis splits too; None where it cannot, or does
+    already."""
     layout = getattr(x, "layout", None)
     if layout is None:
         layout = (None,) * np.ndim(x)

@@ -13,11 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import spmd
-from codegen.errors import UsageError
-from codegen.places import user_place
-from codegen.trace.control.conversion import convert
-from codegen.trace.state import fill, flatten
-from codegen.user.half_types import is_half
+from spmd import UsageError
+from spmd.extend import converted, filled, flatten, is_half, user_place
 
 Schedule = Callable[[Any], Any]
 
@@ -58,12 +55,13 @@ class CountState(NamedTuple):
 
 
 def map_trees(f: Callable[..., Any], first: Any, *rest: Any) -> Any:
-    """The structure of the first tree, with f(leaf, ...) of the leaves of all of them."""
+    """Return the structure of the first tree, with f(leaf, ...) of the leaves of all of them."""
     return map_to(1, lambda *leaves: (f(*leaves),), first, *rest)[0]
 
 
 def map_to(n: int, f: Callable[..., Sequence[Any]], first: Any, *rest: Any) -> list[Any]:
-    """n such trees: f gives n values. UsageError where the trees differ in structure."""
+    """Return n trees like the first one, of the n values that f gives for each leaf. UsageError
+    where the trees differ in structure."""
     tree, leaves = flatten(first)
     columns = [leaves]
     for other in rest:
@@ -78,8 +76,7 @@ def map_to(n: int, f: Callable[..., Sequence[Any]], first: Any, *rest: Any) -> l
         by_path = dict(zip(theirs, others, strict=True))  # dicts may have another order
         columns.append([by_path[path] for path in mine])
     made = [None if row[0] is None else f(*row) for row in zip(*columns)]
-    return [fill(tree, iter([None if m is None else m[k] for m in made]), fresh=True)
-            for k in range(n)]
+    return [filled(tree, [None if m is None else m[k] for m in made]) for k in range(n)]
 
 
 def _shown(paths: Sequence[str]) -> str:
@@ -91,7 +88,7 @@ def leaves_of(tree: Any) -> list[Any]:
 
 
 def in_type(x: Any, dtype: Any) -> Any:
-    """A number or an array in an element type; Python's numbers adapt anyway."""
+    """Return a number or an array in an element type; Python's numbers adapt anyway."""
     return x.astype(dtype) if hasattr(x, "astype") else x
 
 
@@ -120,13 +117,13 @@ def counter() -> Any:
 
 
 def counted(count: Any) -> Any:
-    """One more; the greatest int32 stays."""
+    """Return one more; the greatest int32 stays."""
     return np.minimum(count, np.int32(2**31 - 2)) + np.int32(1)
 
 
 def value_at(x: Any, count: Any) -> Any:
-    """A number, or what a schedule says of it at a step."""
-    return convert(x)(count) if callable(x) else x
+    """Return a number: x itself, or the value of the schedule x at the step `count`."""
+    return converted(x)(count) if callable(x) else x
 
 
 def needs_params(params: Any, what: str) -> None:
@@ -158,8 +155,8 @@ sums_of_parts: ContextVar[Callable[[Any, Callable[[Any], Any], bool], Any] | Non
 
 
 def global_norm(updates: Any) -> Any:
-    """The square root of the sum of the squares of all elements of all arrays in a tree; float32
-    where these are of half types.
+    """Return the square root of the sum of the squares of all elements of all arrays in a tree;
+    float32 where these are of half types.
 
     Arrays that the same axes split are added up first: one exchange for each set of axes.
     """
@@ -175,6 +172,6 @@ def global_norm(updates: Any) -> Any:
 
 
 def _axes(x: Any) -> frozenset[Any]:
-    """Those that split an array, as far as its layout is known by now."""
+    """Return the axes that split an array, as far as its layout is known by now."""
     dims = (d if isinstance(d, tuple) else (d,) for d in getattr(x, "layout", None) or ())
     return frozenset(axis for dim in dims for axis in dim if axis is not None)

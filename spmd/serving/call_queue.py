@@ -24,7 +24,7 @@ from spmd.serving.joined_calls import CallPlace, ModelCall, Result, results_of
 BRIEF_S = 1e-3  # calls of at most so long are made by the event loop itself
 TRIED_S = 0.02  # what takes longer in the thread is not tried in the event loop
 MOST_KNOWN = 1024  # keys of calls, of which is known how long they take
-WATCH_S = 0.01  # whether the client goes is asked of calls that take longer
+WATCH_S = 0.1  # whether the client goes is asked of calls that take longer
 TELL_S = 1e-3  # so long after the last ones, results are handed over though other calls wait
 MOST_LOST = 3  # places that a call may be lost with: it may be what ends them
 
@@ -104,6 +104,15 @@ def _tell(ended: list[tuple[Waiting, Any, BaseException | None]]) -> None:
         ended[0][0].future.get_loop().call_soon_threadsafe(end)
 
 
+def _calls_of(batch: list[Waiting]) -> list[ModelCall]:
+    return [waiting.call for waiting in batch if waiting.call is not None]
+
+
+def _kind_of(calls: list[ModelCall]) -> Hashable:
+    """Return what is equal for calls that take about as long as these, which are made as one."""
+    return calls[0].key, sum(call.rows for call in calls).bit_length()
+
+
 class CallQueue:
     """A queue of at most so many waiting calls. wait: seconds that the first of them waits for
     others with which it is joined; here: whether there is a job in this process that makes them,
@@ -117,8 +126,8 @@ class CallQueue:
         # of calls that nobody watches so far: their seconds, and what waits for their client to go
         self._fresh: dict[Waiting, tuple[float, Gone]] = {}
         self._look: asyncio.TimerHandle | None = None
-        # seconds that a row takes in calls of a key
-        self._row_took: dict[Hashable, float] = {}
+        # seconds that calls take, by their key, and by the power of two below their rows
+        self._took: dict[Hashable, float] = {}
         self._waiting: deque[Waiting] = deque()
         self.running = 0  # calls, joined ones as one
         self._changed = threading.Condition()
@@ -180,6 +189,34 @@ class CallQueue:
                                    expected="a replica that has joined", found="none",
                                    remedy="python -m spmd serve --join ADDRESS starts one")
 
+    async def made(self, call: ModelCall, seconds: float, gone: Gone = None) -> Any:
+        """Add a call; return what it returned, or raise what it raised: see result()."""
+        if self._begin_at_once(call):
+            value, error = self._made_here([call])[0]
+            if error is not None:
+                raise error
+            return value
+        return await self.result(self.add(call), seconds, gone)
+
+    def _begin_at_once(self, call: ModelCall) -> bool:
+        """Begin a call that is brief, and waits neither for others nor to be joined with them."""
+        if self._waiting or call.rows < call.most or not self._is_brief([call]):
+            return False
+        with self._changed:
+            if not self._here or self._closed or self.draining or not self._is_free(None):
+                return False
+            self.running += 1
+            self._running_here = True
+        return True
+
+    def _made_here(self, calls: list[ModelCall]) -> list[Result]:
+        """Make a call in the event loop, joined if these are several, which has begun."""
+        with brief_calls:
+            results = self._results(calls, None, here=True)
+        with self._changed:
+            self._end(None)
+        return results
+
     def add(self, call: ModelCall) -> Waiting:
         """Add a call. Raises FullError, and what check_ready does."""
         self.check_ready()
@@ -234,12 +271,9 @@ class CallQueue:
         self._wakes = False
         end = time.monotonic() + BRIEF_S
         while begun := self._begin_brief():
-            with brief_calls():
-                results = self._results(begun, None, here=True)
+            results = self._made_here([call for _, call in begun])
             for (waiting, _), result in zip(begun, results):
                 waiting.end(*result)
-            with self._changed:
-                self._end(None)
             if time.monotonic() > end and not self._wakes:  # requests that have come are read first
                 self._wakes = True
                 asyncio.get_running_loop().call_soon(self._wake)
@@ -249,43 +283,39 @@ class CallQueue:
         """Take the next call out of the queue, if it is brief. Else leave it to the thread."""
         with self._changed:
             batch = self._ready(None) if self._here else []
-            if batch and self._is_brief(batch) and not self._seconds_more(batch):
+            if batch and self._is_brief(_calls_of(batch)) and not self._seconds_more(batch):
                 return self._taken(batch, None)
             if self._waiting:
                 self._changed.notify_all()
             return []
 
-    def _is_brief(self, batch: list[Waiting]) -> bool:
+    def _is_brief(self, calls: list[ModelCall]) -> bool:
         """Return whether the call of these is known to be short. What independent rows take depends
         on how many they are, not on what is in them."""
-        calls = [waiting.call for waiting in batch if waiting.call is not None]
-        seconds = self._row_took.get(calls[0].key, math.inf)
-        return seconds * max(1, sum(call.rows for call in calls)) < BRIEF_S
+        return self._took.get(_kind_of(calls), math.inf) < BRIEF_S
 
-    def _results(self, begun: list[Begun], place: CallPlace | None, here: bool) -> list[Result]:
+    def _results(self, calls: list[ModelCall], place: CallPlace | None, here: bool
+                 ) -> list[Result]:
         """Make a call at a place, joined if these are several, and note how long it takes. here:
         in the event loop."""
-        calls = [call for _, call in begun]
-        began, key = time.monotonic(), calls[0].key
+        began = time.monotonic()
         results = results_of(calls, place)
-        if key is not None and place is None:
-            seconds = time.monotonic() - began
-            self._note(key, seconds, max(1, sum(call.rows for call in calls)), here)
+        if calls[0].key is not None and place is None:
+            self._note(_kind_of(calls), time.monotonic() - began, here)
         return results
 
-    def _note(self, key: Hashable, seconds: float, rows: int, here: bool) -> None:
+    def _note(self, kind: Hashable, seconds: float, here: bool) -> None:
         """Note how long a call took. Other programs may have had the core meanwhile, and in the
         thread it waited for the event loop: so that a call is long is believed slowly here, and
         what the thread has found is tried here now and then."""
-        took = seconds / rows
-        known = self._row_took.get(key, took)
+        known = self._took.get(kind, seconds)
         if here:
-            took = min(took, 4 * known)
+            seconds = min(seconds, 4 * known)
         elif seconds < TRIED_S:
-            took = 0.9 * min(took, known)
-        if len(self._row_took) >= MOST_KNOWN:
-            self._row_took.clear()
-        self._row_took[key] = took
+            seconds = 0.9 * min(seconds, known)
+        if len(self._took) >= MOST_KNOWN:
+            self._took.clear()
+        self._took[kind] = seconds
 
     def _late(self, waiting: Waiting, seconds: float) -> DeadlineError:
         found = "a call that still runs: its result is dropped"
@@ -309,14 +339,20 @@ class CallQueue:
     def _begin(self, place: CallPlace | None, waits: bool) -> list[Begun]:
         """Take the first call out of the queue, and those behind it that are joined with it. Wait,
         where it waits, until one may begin at this place, or that has left, or the queue is closed.
+        A brief one is left to the event loop, which would else never have one while others wait.
         """
         while not self._ends(place):
             batch = self._ready(place)
             seconds = self._seconds_more(batch) if batch else None
-            if seconds == 0:
+            brief = seconds == 0 and place is None and self._is_brief(_calls_of(batch))
+            if seconds == 0 and not brief:
                 return self._taken(batch, place)
             if not waits:
                 break
+            if brief:
+                seconds = None
+                with suppress(RuntimeError):  # the loop has ended
+                    batch[0].future.get_loop().call_soon_threadsafe(self._wake)
             self._changed.wait(seconds)
         return []
 
@@ -326,9 +362,11 @@ class CallQueue:
 
     def _ready(self, place: CallPlace | None) -> list[Waiting]:
         """Return the calls that the next one at a place is made of; none while it must wait."""
-        may_begin = self._waiting and not self._paused and not (place is None
-                                                                and self._running_here)
-        return self._joined() if may_begin else []
+        return self._joined() if self._waiting and self._is_free(place) else []
+
+    def _is_free(self, place: CallPlace | None) -> bool:
+        """Return whether a call may begin at a place now."""
+        return not (self._paused or (place is None and self._running_here))
 
     def _end(self, place: CallPlace | None) -> None:
         """A call that was taken has ended."""
@@ -390,7 +428,7 @@ class CallQueue:
                 ended, told = [], time.monotonic()
             if not begun:
                 continue
-            results = self._results(begun, place, here=False)
+            results = self._results([call for _, call in begun], place, here=False)
             with self._changed:
                 self._end(place)
                 ended += [(waiting, *result) for (waiting, call), result in zip(begun, results)

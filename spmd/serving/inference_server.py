@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 from spmd import __version__
-from spmd.serving.call_queue import CallQueue, GoneError, Waiting
+from spmd.serving.call_queue import CallQueue, GoneError
 from spmd.serving.infer_messages import InferRequest
-from spmd.serving.joined_calls import ModelCall
 from spmd.serving.model_repository import ModelRepository
 from spmd.serving.refusals import GONE, status_of
 from spmd.serving.request_metrics import RequestMetrics
@@ -24,6 +22,31 @@ from spmd.serving.served_models import Answer, ServedModel
 
 Gone = Callable[[], Awaitable[Any]]
 EXTENSIONS = ("binary_tensor_data", "model_repository", "generate")
+
+
+class CountedRequest:
+    """A request for a model, while it lasts: it is counted by what becomes of it inside."""
+
+    def __init__(self, server: InferenceServer, name: str, version: str | None) -> None:
+        self._server, self._name, self._version = server, name, version
+
+    def __enter__(self) -> ServedModel:
+        self._began = time.perf_counter()
+        try:
+            model = self._server.repository.callable_model(self._name, self._version)
+            self._server.queue.check_open()
+            return model
+        except Exception as error:
+            self._count(status_of(error))
+            raise
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        self._count(200 if error is None else
+                    status_of(error) if isinstance(error, Exception) else GONE)
+
+    def _count(self, status: int) -> None:
+        label = self._name if self._name in self._server.repository.models else ""
+        self._server.metrics.count(label, status, time.perf_counter() - self._began)
 
 
 class InferenceServer:
@@ -51,27 +74,15 @@ class InferenceServer:
 
     # ---- calls
 
-    @contextmanager
-    def request(self, name: str, version: str | None) -> Iterator[ServedModel]:
-        """Give the model of a request; count the request by what becomes of it inside."""
-        began, status = time.perf_counter(), GONE
-        label = name if name in self.repository.models else ""
-        try:
-            model = self.repository.callable_model(name, version)
-            self.queue.check_open()
-            yield model
-            status = 200
-        except Exception as error:
-            status = status_of(error)
-            raise
-        finally:
-            self.metrics.count(label, status, time.perf_counter() - began)
+    def request(self, name: str, version: str | None) -> CountedRequest:
+        """Return a context that gives the model of a request, or raises why it has none."""
+        return CountedRequest(self, name, version)
 
     async def infer(self, model: ServedModel, asked: InferRequest, version: str | None,
                     gone: Gone | None = None) -> Answer:
         """Make a call. gone: returns once the client does not wait any more."""
-        waiting = self._added(model, model.prepared(asked, version))
-        answer: Answer = await self.queue.result(waiting, self._seconds(asked), gone)
+        call = self.metrics.timed(model.name, model.prepared(asked, version))
+        answer: Answer = await self.queue.made(call, self._seconds(asked), gone)
         return answer
 
     async def stream(self, model: ServedModel, asked: InferRequest, version: str | None,
@@ -80,7 +91,8 @@ class InferenceServer:
         """Make a call; give each frame that it saves, then its answer. A call
         whose frames nobody waits for is ended: state is as it was before."""
         frames = SentFrames(self.most_bytes)
-        waiting = self._added(model, model.prepared(asked, version, frames))
+        call = self.metrics.timed(model.name, model.prepared(asked, version, frames))
+        waiting = self.queue.add(call)
         result = asyncio.ensure_future(self.queue.result(waiting, self._seconds(asked),
                                                          gone))
         result.add_done_callback(lambda ended: frames.end(
@@ -92,9 +104,6 @@ class InferenceServer:
             yield answer
         finally:
             result.cancel()
-
-    def _added(self, model: ServedModel, call: ModelCall) -> Waiting:
-        return self.queue.add(self.metrics.timed(model.name, call))
 
     def _seconds(self, asked: InferRequest) -> float:
         return min(asked.timeout or self.timeout, self.timeout)

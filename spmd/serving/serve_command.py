@@ -25,6 +25,7 @@ from spmd.launch.options import OPTIONS
 from spmd.launch.processes import Processes
 from spmd.report import is_shortage
 from spmd.serving.call_queue import CallQueue
+from spmd.serving.joined_writes import JoinedWrites
 from spmd.serving.model_repository import LOAD, ModelRepository
 from spmd.serving.refusals import Access
 from spmd.serving.served_job import JobSource, Opening, OpenJob, open_job
@@ -33,6 +34,7 @@ from spmd.texts import MOST_SECONDS
 
 try:
     import uvicorn
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     from spmd.serving.inference_server import InferenceServer
     from spmd.serving.web_application import WebApplication
@@ -126,15 +128,23 @@ def _replicas_asked(asked: argparse.Namespace
                          "replicas, save the state there, and load it here: --allow load")
     from spmd.serving.served_replicas import Replicas, keys_for  # may be missing: an extra
 
-    keys = keys_for(asked.replicas, asked.keys)
+    keys, allowed = keys_for(asked.replicas, asked.keys)
 
     def begin(queue: CallQueue, repository: ModelRepository) -> Replicas:
-        replicas = Replicas(asked.replicas, keys, queue, repository.job, has_own=asked.ranks != 0)
+        replicas = Replicas(asked.replicas, keys, allowed, queue, repository.job,
+                            has_own=asked.ranks != 0)
         repository.swap = replicas.swap
         print(f"replicas join at {replicas.address}")
         return replicas
 
     return begin
+
+
+class _JoiningProtocol(HttpToolsProtocol):
+    """HTTP whose answers leave in one piece, where they are short."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(JoinedWrites(transport))  # type: ignore[arg-type]
 
 
 class _DrainingServer(uvicorn.Server):
@@ -172,11 +182,12 @@ class _DrainingServer(uvicorn.Server):
 def _served(server: InferenceServer, listening: socket.socket, tokens: list[str],
             asked: argparse.Namespace) -> int:
     access = Access(tokens)
+    pages = WebApplication(server)
     config = uvicorn.Config(
-        WebApplication(server).guarded(access), log_level="critical", access_log=False,
-        lifespan="off", ws="none", server_header=False, date_header=False,
-        ssl_certfile=asked.tls_cert, ssl_keyfile=asked.tls_key,
-        timeout_graceful_shutdown=CLOSING_S)
+        pages.guarded(access), log_level="critical", access_log=False,
+        lifespan="off", ws="none", http=_JoiningProtocol, proxy_headers=False,
+        server_header=False, date_header=False, ssl_certfile=asked.tls_cert,
+        ssl_keyfile=asked.tls_key, timeout_graceful_shutdown=CLOSING_S)
     service = None if asked.grpc_port is None else _grpc_service(server, access)
 
     async def begin() -> Stop:
@@ -197,7 +208,10 @@ def _served(server: InferenceServer, listening: socket.socket, tokens: list[str]
     gc.collect()
     gc.freeze()  # what is there stays: to look at all of it again would take 10 ms
     runs = _DrainingServer(config, server.queue, begin)
-    runs.run(sockets=[listening])
+    try:
+        runs.run(sockets=[listening])
+    finally:
+        pages.close()
     return 128 + runs.ended_by
 
 

@@ -164,15 +164,17 @@ class ServedJob:
         """Call an entry, or the program where it is None. Returns the version that was called, and
         what it has returned. frames: takes what the call saves. Raises what the call raises, and
         Refusal where this version is gone."""
-        with self._turns.during(lambda: self._turns.take(waits=True)):
+        self._turns.take(waits=True)
+        try:
             job = self.check(version)
             called = job.opened
             assert called is not None  # the queue makes no call here
             call = entry_of(called, entry)
-            if frames is None:
-                return job.version, call(**arguments)
-            frames.version = job.version
+            if frames is not None:
+                frames.version = job.version
             return job.version, call._saving_into(frames, arguments)
+        finally:
+            self._turns.leave()
 
     def replace(self, job: OpenJob | None) -> None:
         """Put another job, or none, into the place of the one that is there, once the call that

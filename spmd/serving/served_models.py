@@ -18,8 +18,7 @@ from codegen.suggest import meant
 from codegen.user import named
 from spmd.faces import Face, faces_of
 from spmd.image import Image
-from spmd.serving import tensors
-from spmd.serving.infer_messages import InferRequest, infer_request, parted
+from spmd.serving.infer_messages import InferRequest
 from spmd.serving.joined_calls import CallPlace, JoinedRows, ModelCall, Outputs
 from spmd.serving.sent_frames import SentFrames
 from spmd.serving.served_job import ServedJob
@@ -28,7 +27,6 @@ from spmd.streaming import check_saves
 
 PLATFORM = "spmd"
 HEAD = ("model_name", "model_version", "id")  # in answers of `generate`, beside outputs
-GENERATE_KEYS = ("id", "parameters")  # of a body of `generate`, beside inputs and scalars
 
 
 class Answer(NamedTuple):
@@ -49,6 +47,7 @@ class ServedModel:
         self.saves = face.saves
         self._face = face
         self._scalars = frozenset(face.settable())
+        self._names = frozenset(face.names())
         self._outputs = [array["name"] for _, array in face.outputs]
         self._rows = JoinedRows.of(face)
 
@@ -72,7 +71,8 @@ class ServedModel:
         """Return the call that a request asks for: it gives each output that is there. version: of
         the only job that may be called; frames: takes what the call saves. Raises UsageError, as
         the call would, for a name that the model does not know."""
-        self._face.check_names(request.arrays)
+        if not request.arrays.keys() <= self._names:
+            self._face.check_names(request.arrays)
         wanted = request.wanted
         arguments: dict[str, Any] = {
             name: _number(array) if name in self._scalars else array
@@ -109,19 +109,11 @@ class ServedModel:
         called, value = self.job.call(entry, arguments, version, frames)
         return called, outputs_of(self._face, value)
 
-    def generate_request(self, body: bytes) -> InferRequest:
-        """Return the request that a body of `generate` is: inputs and scalars by name, numbers and
-        lists, beside GENERATE_KEYS. Raises InputError, and UsageError for a name that the
-        model does not know."""
-        head, _ = parted(body, None)
-        values = {name: value for name, value in head.items() if name not in GENERATE_KEYS}
-        self._face.check_names(values)
-        rows = {row["name"]: row for row in self.metadata()["inputs"]}
-        arrays = {}
-        for name, value in values.items():
-            datatype = rows[name]["datatype"] if name in rows else "INT64"  # of the build: refused
-            arrays[name] = tensors.from_nested(name, tensors.checked_dtype(name, datatype), value)
-        return infer_request({k: head[k] for k in GENERATE_KEYS if k in head}, arrays)
+    def datatypes(self) -> dict[str, str]:
+        """Return the datatypes of inputs and scalars by name, and one for each parameter of the
+        build, which a call refuses."""
+        return {**dict.fromkeys(self._face.manifest["parameters"], "INT64"),
+                **{row["name"]: row["datatype"] for row in self.metadata()["inputs"]}}
 
     def check_generates(self, streams: bool) -> None:
         """Raise UsageError where `generate` cannot answer for the model: an output or a save is

@@ -19,7 +19,7 @@ from typing import Any
 from codegen.errors import EnvironmentFault, PeerError, SpmdError, VersionError
 from spmd import __version__
 from spmd.feeding.host.machine import host_name
-from spmd.feeding.messages.keys import KEYS, Keys, keys_of, zmq
+from spmd.feeding.messages.keys import KEYS, AllowedKeys, Keys, keys_of, zmq
 from spmd.feeding.messages.sockets import SENT, Lines, received, send_to
 from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode
 from spmd.feeding.starting.serving import checked_listen, reached_at
@@ -42,12 +42,14 @@ SAID = ("opened", "made", "saved", "parting")  # by a replica that is known
 LINGER_MS = 500  # for the last words to be sent
 
 
-def keys_for(listen: str, folder: str) -> Keys:
-    """Return the keys of a server at which replicas join. folder: of keys, "" for the usual one.
-    Raises UsageError where other machines could join, and no folder is given."""
+def keys_for(listen: str, folder: str) -> tuple[Keys, AllowedKeys]:
+    """Return the keys of a server at which replicas join, and those of replicas. folder: of keys,
+    "" for the usual one. Raises UsageError where other machines could join, and no folder is
+    given."""
     folder = folder or os.environ.get(KEYS, "")
     checked_listen(listen, folder, "--replicas")
-    return keys_of(folder, scheduler=True)
+    keys = keys_of(folder, scheduler=True)
+    return keys, AllowedKeys(keys.allowed, folder)
 
 
 class Replica:
@@ -123,11 +125,12 @@ class Replica:
 
 
 class Replicas:
-    """All replicas of a server. job: what is served; has_own: the server has ranks of its own,
-    which take a part of this machine's cores; number: of the job that replicas are called with."""
+    """All replicas of a server. allowed: keys of replicas; job: what is served; has_own: the server
+    has ranks of its own, which take a part of this machine's cores; number: of the job that
+    replicas are called with."""
 
-    def __init__(self, listen: str, keys: Keys, queue: CallQueue, job: ServedJob, *, has_own: bool
-                 ) -> None:
+    def __init__(self, listen: str, keys: Keys, allowed: AllowedKeys, queue: CallQueue,
+                 job: ServedJob, *, has_own: bool) -> None:
         self.job, self._queue, self._has_own = job, queue, has_own
         self._numbers = itertools.count(1)
         self.number = next(self._numbers)
@@ -135,7 +138,7 @@ class Replicas:
         self._known: dict[bytes, Replica] = {}
         self._outbox: deque[tuple[bytes, list[Any]]] = deque()
         self._bell, self._ends, self._beat = os.eventfd(0, os.EFD_NONBLOCK), False, 0.0
-        self._lines = Lines(keys)
+        self._lines = Lines(keys, lambda key: key in allowed.now())
         try:
             self._router = self._lines.router(listen, keys.server_secret, keys.server)
         except BaseException as error:
@@ -216,8 +219,19 @@ class Replicas:
             self._send()
             if time.monotonic() - self._beat > BEAT_S:
                 self._beat = time.monotonic()
+                self._end_strangers(poller)
                 with self.changed:
                     self._tell_shares()
+
+    def _end_strangers(self, poller: zmq.Poller) -> None:
+        """End the lines of keys that are not allowed any more. All others join again then."""
+        router = self._router
+        with suppress(zmq.ZMQError):  # the port is not free yet: it is tried again
+            router = self._lines.without_strangers(router)
+        if router is not self._router:
+            poller.unregister(self._router)
+            poller.register(router, zmq.POLLIN)
+            self._router = router
 
     def _send(self) -> None:
         while self._outbox:

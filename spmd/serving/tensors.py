@@ -66,11 +66,13 @@ def from_bytes(name: str, dtype: np.dtype, shape: tuple[int, ...], data: memoryv
     if len(data) != needed:
         raise InputError(f"tensor {name} has the wrong number of bytes",
                          expected=f"{needed}, of {dtype} {shape}", found=str(len(data)))
-    array = np.frombuffer(data, dtype) if needed else np.empty(0, dtype)
-    if dtype.kind == "b" and needed and array.view(np.uint8).max() > 1:
+    if not needed:
+        return np.empty(shape, dtype)
+    array: np.ndarray = np.ndarray(shape, dtype, data)
+    if dtype.kind == "b" and array.view(np.uint8).max() > 1:
         raise InputError(f"tensor {name} has bytes that are no BOOL", expected="0 or 1",
                          found=str(array.view(np.uint8).max()))
-    return (array if array.flags.aligned else array.copy()).reshape(shape)
+    return array if array.flags.aligned else array.copy()
 
 
 def from_list(name: str, dtype: np.dtype, shape: tuple[int, ...], data: Any) -> np.ndarray:

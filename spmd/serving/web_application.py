@@ -7,40 +7,29 @@ would have raised.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from codegen.errors import InputError, SpmdError, UsageError
+from codegen.errors import SpmdError, UsageError
 from spmd.serving import tensors
-from spmd.serving.call_queue import DrainingError
-from spmd.serving.infer_messages import (
-    HEADER,
-    KIND,
-    InferRequest,
-    message,
-    parameters_of,
-    parted,
-    read_request,
-)
+from spmd.serving.infer_messages import KIND, InferRequest, parameters_of, parted
+from spmd.serving.infer_route import InferRoute, Shortcut, answer_head, asked_model
 from spmd.serving.inference_server import InferenceServer
+from spmd.serving.json_process import JsonProcess
 from spmd.serving.refusals import Access, Refusal, said, status_of
+from spmd.serving.request_bodies import RequestBodies
 from spmd.serving.sent_frames import SentFrame
 from spmd.serving.served_models import Answer
 
-LENGTH = HEADER.lower().encode()
-BODY_S = 30.0  # for a whole body to come
-LOOK_S = 0.5  # without a piece of it, then whether the server ends is asked
 RETRY_S = 5  # later a client may ask again
 HEALTH = ("/v2/health/live", "/v2/health/ready")
 MODEL = "/v2/models/{model}"
@@ -74,11 +63,14 @@ class WebApplication:
 
     def __init__(self, server: InferenceServer) -> None:
         self.server = server
+        self._bodies = RequestBodies(server.most_bytes, server.queue.check_open)
+        self._json = JsonProcess()
 
     def guarded(self, access: Access) -> ASGIApp:
         """Return the application, for requests that may have access."""
-        rows: list[tuple[str, str, Callable[[Request], Any]]] = [
-            ("POST", "/infer", self._infer), ("POST", "/generate", self._generate),
+        infer = InferRoute(self.server, self._bodies, self._json, refused)
+        rows: list[tuple[str, str, Callable[..., Any]]] = [
+            ("POST", "/infer", infer), ("POST", "/generate", self._generate),
             ("POST", "/generate_stream", self._generate_stream),
             ("GET", "/ready", self._model_ready), ("GET", "", self._metadata)]
         routes = [Route(f"{MODEL}{version}{path}", act, methods=[method])
@@ -90,7 +82,11 @@ class WebApplication:
             ("GET", "/metrics", self._metrics))]
         app = Starlette(routes=routes, exception_handlers={
             Refusal: _answer, SpmdError: _answer, HTTPException: _no_such_page})
-        return _Lingering(_Guarded(app, access), self._piece)
+        return _Lingering(_Guarded(Shortcut(app, infer), access), self._bodies)
+
+    def close(self) -> None:
+        """End the process that reads and writes long JSON."""
+        self._json.close()
 
     # ---- what is there
 
@@ -109,10 +105,10 @@ class WebApplication:
         return _Json(self.server.repository.index(ready is True))
 
     async def _metadata(self, request: Request) -> Response:
-        return _Json(self.server.repository.model(*_asked_model(request)).metadata())
+        return _Json(self.server.repository.model(*asked_model(request.scope)).metadata())
 
     async def _model_ready(self, request: Request) -> Response:
-        name, version = _asked_model(request)
+        name, version = asked_model(request.scope)
         self.server.check_ready(name, version)
         return _Json({"name": name, "ready": True})
 
@@ -133,27 +129,15 @@ class WebApplication:
         await self.server.unload(name)
         return _Json({"name": name, "state": "UNAVAILABLE"})
 
+    async def _body(self, request: Request) -> bytes:
+        return await self._bodies.read(dict(request.scope["headers"]), request.receive)
+
     async def _object(self, request: Request) -> dict[str, Any]:
         """Return the JSON object of a body that may be left out."""
         body = await self._body(request)
         return parted(body, None)[0] if body.strip() else {}
 
     # ---- calls
-
-    async def _infer(self, request: Request) -> Response:
-        name, version = _asked_model(request)
-        try:
-            with self.server.request(name, version) as model:
-                asked = read_request(await self._body(request), header_of(
-                    request.scope["headers"], LENGTH))
-                answer = await self.server.infer(model, asked, version, request.receive)
-                head = _head(name, answer.version, asked)
-                body, length = message(head, "outputs", answer.outputs)
-        except Exception as error:
-            return refused(error)
-        if length is None:
-            return Response(body, media_type="application/json")
-        return Response(body, media_type="application/octet-stream", headers={HEADER: str(length)})
 
     async def _generate(self, request: Request) -> Response:
         """Answer with the outputs of a call, and lists of what it has saved."""
@@ -189,64 +173,14 @@ class WebApplication:
         self, request: Request, streams: bool
     ) -> AsyncGenerator[tuple[SentFrame | Answer, InferRequest], None]:
         """Give each frame of a call, then its answer; with each, the request."""
-        name, version = _asked_model(request)
+        name, version = asked_model(request.scope)
         with self.server.request(name, version) as model:
-            asked = model.generate_request(await self._body(request))
+            asked = await self._json.named(await self._body(request), model.datatypes())
             model.check_generates(streams)
             call = self.server.stream(model, asked, version, request.receive)
             async with aclosing(call) as parts:
                 async for part in parts:
                     yield part, asked
-
-    async def _body(self, request: Request) -> bytes:
-        """Return the body of a request. Raises Refusal for one that is too long, or compressed, or
-        whose rest does not come."""
-        headers = request.scope["headers"]
-        coding = header_of(headers, b"content-encoding") or "identity"
-        if coding != "identity":
-            raise Refusal(415, InputError("the body is compressed", found=coding, expected="a body "
-                                          "without Content-Encoding"), {"Connection": "close"})
-        length = header_of(headers, b"content-length") or ""
-        if length.isdigit() and int(length[:19]) > self.server.most_bytes:
-            raise self._too_long(length)
-        parts, size, more, end = [], 0, True, time.monotonic() + BODY_S
-        try:
-            while more:
-                piece = await self._piece(request.receive, end)
-                if piece["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                parts.append(piece.get("body", b""))
-                size, more = size + len(parts[-1]), piece.get("more_body", False)
-                if size > self.server.most_bytes:
-                    raise self._too_long(f"{size} or more")
-        except (TimeoutError, ClientDisconnect):
-            raise Refusal(400, InputError(
-                "the body ended too early", found=f"{size} bytes",
-                expected=f"{length or 'all'} bytes within {BODY_S:g} s"),
-                {"Connection": "close"}) from None
-        return b"".join(parts)
-
-    async def _piece(self, receive: Receive, end: float) -> Message:
-        """Wait for the next piece of a body. Raises TimeoutError once the clock is past end, and
-        DrainingError where the server ends meanwhile: a call would be refused then."""
-        while (left := end - time.monotonic()) > 0:
-            try:
-                async with asyncio.timeout(min(LOOK_S, left)):
-                    return await receive()
-            except TimeoutError:
-                self.server.queue.check_open()
-        raise TimeoutError
-
-    def _too_long(self, size: str) -> Refusal:
-        return Refusal(413, InputError(
-            "the body is too long", expected=f"at most {self.server.most_bytes} bytes",
-            found=f"{size} bytes", remedy="binary tensors, which are shorter than JSON; or "
-            "--max-body SIZE of spmd serve"), {"Connection": "close"})
-
-
-def header_of(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
-    """Return the header of a request that has this name, in small letters; None: there is none."""
-    return next((value.decode("latin-1") for key, value in headers if key == name), None)
 
 
 async def _answer(_: Request, error: Exception) -> Response:
@@ -263,22 +197,11 @@ async def _no_such_page(request: Request, error: Exception) -> Response:
         getattr(error, "headers", None)))
 
 
-def _asked_model(request: Request) -> tuple[str, str | None]:
-    """Return the model and the version that a path names; None: any version."""
-    return request.path_params["model"], request.path_params.get("version")
-
-
-def _head(name: str, version: str, asked: InferRequest) -> dict[str, Any]:
-    """Return what an answer begins with."""
-    head = {"model_name": name, "model_version": version}
-    return head if asked.id is None else {**head, "id": asked.id}
-
-
 def _for_json(request: Request, part: SentFrame | Answer, asked: InferRequest) -> dict[str, Any]:
     """Return the JSON object that a frame, or an answer of `generate`, is."""
     arrays = [(name, array) for name, array, _ in part.outputs] if isinstance(part, Answer) else [
         (part.name, part.array)]
-    return {**_head(request.path_params["model"], part.version, asked),
+    return {**answer_head(request.path_params["model"], part.version, asked),
             **{name: tensors.as_nested(name, array) for name, array in arrays}}
 
 
@@ -325,11 +248,10 @@ class _Guarded:
 
 class _Lingering:
     """An application that drops what it has not read of a body before its answer ends: a client
-    that still sends when the connection closes never reads the answer. piece: waits for the next
-    piece of a body."""
+    that still sends when the connection closes never reads the answer."""
 
-    def __init__(self, app: ASGIApp, piece: Callable[[Receive, float], Awaitable[Message]]) -> None:
-        self._app, self._piece = app, piece
+    def __init__(self, app: ASGIApp, bodies: RequestBodies) -> None:
+        self._app, self._bodies = app, bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         unread = scope["type"] == "http"
@@ -345,10 +267,7 @@ class _Lingering:
                 await send(message)
                 return
             await send({**message, "more_body": True})
-            end = time.monotonic() + BODY_S
-            with suppress(TimeoutError, DrainingError):
-                while unread:
-                    await self._piece(receiving, end)
+            await self._bodies.drop(receive)
             await send({"type": "http.response.body", "body": b""})
 
         await self._app(scope, receiving, sending)

@@ -13,7 +13,7 @@ from codegen.functions import FUNCTIONS, SPECIAL
 from codegen.ops import OPS, Defined, Kind, Map
 from codegen.oracle import interpret
 from codegen.partials import FLAT, OTHERWISE, PARTIALS
-from codegen.trace.derive.back_through import RULES
+from codegen.trace.derive.reverse import RULES
 from tests.codegen import derived_cases
 from tests.codegen.derived_cases import CASES, POINTS, X
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from codegen.image import link, target
+from tests.conftest import PATIENCE
 
 KINDS = {f"i{8 * size}": np.dtype(f"i{size}") for size in (1, 2, 4, 8)}
 BY = {kind: [c for c in (1, 7, 100, 641, 10**9 + 7, 2**63 - 1) if c <= np.iinfo(dtype).max]
@@ -31,7 +32,7 @@ def test_division_by_positive_constants(level: str, tmp_path: Path) -> None:
     file.write_text('#include "spmd_support.h"\n' + "".join(loops))
     command = [*link.compiler(), *link.FLAGS, "-fvisibility=default", *link.WARNINGS, "-shared",
                f"-march={level}", f"-I{link.include_dir()}", str(file), "-o", f"{file}.so", "-lm"]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=5 * PATIENCE)
     library = ctypes.CDLL(f"{file}.so")
     for kind, dtype in KINDS.items():
         info = np.iinfo(dtype)

@@ -17,6 +17,7 @@ import pytest
 from codegen.emit.image import lane_lines
 from codegen.functions import FUNCTIONS
 from codegen.image import link, target
+from tests.conftest import PATIENCE
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 NAMES = sorted(n for n, row in FUNCTIONS.items() if n == "hypot" or (row.header and row.header_for))
@@ -65,7 +66,7 @@ def libraries(once: Callable[..., Path], users_cc: None) -> dict[str, ctypes.CDL
             command = [*link.compiler(), *link.FLAGS, "-fvisibility=default", *link.WARNINGS,
                        f"-march={level}", f"-I{CSRC}", "-shared", *says, str(file),
                        "-o", str(library), "-lm"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=5 * PATIENCE)
             assert done.returncode == 0, done.stderr
             library.with_name(f"elementary_{level}.txt").write_text(done.stdout + done.stderr)
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import spmd
+from benchmarks.growth import HEAD, KINDS
 from codegen.compile import lower
 from codegen.emit import cutting
 from spmd.source import find_program
-from tests.figures_growth import HEAD, KINDS
 
 COUNTS = {"updates of slices": 3, "shifted reads": 3, "nested loops": 10}
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import spmd
+from benchmarks.pipeline_memory import unequal
 from codegen.compile import lower, through
 from codegen.errors import InternalError
 from codegen.image import manifest
@@ -26,7 +27,6 @@ from codegen.plan.overlays import overlays
 from codegen.plan.stored import stored_values
 from spmd import show
 from spmd.image import Image
-from tests.figures_pipeline_memory import unequal
 
 WIDTHS = (100, 400, 900, 200)
 

@@ -18,6 +18,7 @@ from codegen.emit.image import lane_lines
 from codegen.functions import FUNCTIONS, Function
 from codegen.functions import SPECIAL as OF_SCIPY
 from codegen.oracle.common import value_text
+from tests.conftest import PATIENCE
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 FLAGS = (
@@ -48,7 +49,7 @@ def compiled(once: Callable[..., Path]) -> Callable[[str, str], ctypes.CDLL]:
             file = library.with_name(f"{name}.c")
             file.write_text(source)
             command = ["cc", *FLAGS, f"-I{CSRC}", str(file), "-o", str(library), "-lm"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=5 * PATIENCE)
             assert done.returncode == 0, done.stderr
 
         return ctypes.CDLL(str(once(f"{name}.so", make)))
@@ -428,7 +429,7 @@ def test_rows_equal_numpy(sorts: ctypes.CDLL, name: str) -> None:
 
 # ---- text ----------------------------------------------------------------------------------------
 
-PRINT = """#include "spmd_support.h"
+PRINT = """#include "spmd_print.h"
 int64_t text_f64(const char *spec, double x, char *out, int64_t n)
 { char *at = out; spmd_print_f64(&at, out + n, spec, x); return at - out; }
 int64_t text_c128(const char *spec, double re, double im, char *out, int64_t n)

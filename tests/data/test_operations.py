@@ -9,22 +9,21 @@ import pkgutil
 import unicodedata
 from collections import Counter
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 import matplotlib.colors
 import numpy as np
 import pytest
-import sklearn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
 from scipy import ndimage
-from sklearn import preprocessing
 
 import spmd
 from spmd import data
 
-PHOTO = Path(sklearn.__file__).parent / "datasets" / "images" / "china.jpg"
+PHOTO = Path(find_spec("sklearn").origin).parent / "datasets" / "images" / "china.jpg"
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +252,8 @@ NUMBERS = rng().normal(size=(7, 5)).astype(np.float32)
 
 
 def test_scales_beside_sklearn():
+    from sklearn import preprocessing  # a second, and not for each worker
+
     x = NUMBERS.copy()
     x[3] = 0
     for norm in ("l1", "l2", "max"):

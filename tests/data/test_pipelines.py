@@ -24,6 +24,9 @@ WRONG = {
     "compress": ("gzip", "'zstd'"), "user": (3, "a name"),
     "priority": (-2, "from 0"), "image": (1, "image file"), "estimated_seconds": (-1, "seconds"),
     "rates": ({"cpu": 0}, "above 0"), "cost": (float("nan"), "above 0"), "energy": (True, "joules"),
+    "ranks": ((4, 2), "(least, most)"), "device": (3, "a kind of device"),
+    "takes": ({"cpu": 0}, "a rank takes"), "serves": ({"nodea": "all"}, "agent, host or address"),
+    "first": ("3-", "as '0-3,8'"),
 }
 
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "engine.h"
+#include "here.h"
 #include "images.h"
 #include "led.h"
 #include "supply.h"
@@ -265,6 +266,7 @@ int main(void)
         wrong += check_fed(s, 4);
     }
     wrong += check_led(&data_image);
+    wrong += check_here(&data_image);
     wrong += check_failure(&stuck_image, "no rank can advance");
     wrong += check_failure(&collide_image, "both send to rank 0");
     printf("%lld wrong\n", (long long)wrong);

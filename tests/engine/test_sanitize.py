@@ -14,7 +14,7 @@ from tests.conftest import PATIENCE
 from tests.engine.harness import ENGINE, HERE, compile_c
 
 LIMIT_S = 5 * PATIENCE
-NAMES = ("driver", "images", "near", "mixed", "kept", "fed", "led", "supply")
+NAMES = ("driver", "images", "near", "mixed", "kept", "fed", "led", "here", "supply")
 DRIVER = [str(HERE / f"{name}.c") for name in NAMES]
 
 

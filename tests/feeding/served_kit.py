@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections import namedtuple
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,9 @@ def {name}(examples):
     time.sleep({seconds} * len(examples))
     return {{"x": np.array(examples, np.int64)}}
 """
+
+
+SAMPLE = re.compile(r'([a-z_:][a-z0-9_:]*)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*)\})? (\S+)')
 
 
 def command_of(pid: int) -> str:
@@ -143,11 +147,13 @@ class Rank:
 class ServedProcess:
     """`feed serve` in a process, and what tests start beside it."""
 
+    LISTEN = "tcp://127.0.0.1:*"
+
     def __init__(self, folder: Path, *arguments: str):
         self.folder, self.arguments = folder, arguments
         self.keys_folder = str(make_folder(folder / "keys"))
         self.keys = read_folder(self.keys_folder)
-        self.address, self.page, self.started, self.ranks = "tcp://127.0.0.1:*", "", [], []
+        self.address, self.page, self.started, self.ranks = self.LISTEN, "", [], []
         self.start()
 
     def start(self):
@@ -181,6 +187,24 @@ class ServedProcess:
         return self.command("worker", "--connect", self.address, "--keys", self.keys_folder,
                             "--processes", str(processes), *more,
                             log=self.folder / f"worker-{len(self.started)}.log")
+
+    def get(self, path, **headers):
+        """What its page gives: headers and text."""
+        request = urllib.request.Request(self.page + path, headers=headers)
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return answer.headers, answer.read().decode()
+
+    def metrics(self):
+        """What Prometheus reads, by metric and labels."""
+        kinds, samples = {}, {}
+        for line in self.get("metrics")[1].splitlines():
+            if line.startswith("# TYPE "):
+                kinds.update([line.split()[2:4]])
+            elif not line.startswith("#"):
+                name, labels, value = SAMPLE.fullmatch(line).groups()
+                assert name in kinds
+                samples[name, labels] = float(value)
+        return samples
 
     def client(self):
         return Client(self.address, self.keys_folder, PATIENCE)

@@ -61,6 +61,17 @@ def test_a_job_on_several_agents_is_not_passed_on_those_that_it_waits_for():
     assert waits == {"1": "it needs 6 ranks, and free are host-a 1 of 4, host-b 1 of 4"}
 
 
+def test_a_job_whose_frames_one_agent_has_waits_for_one_that_has_room():
+    agents = [agent("a", 4), agent("b", 4)]
+    assert place_jobs([job(1, 4, 8, has_frames=True)], agents)[0] == [start("1", a=4)]
+    starts, waits = place_jobs([job(1, 6, has_frames=True), job(2, 8)], agents)
+    assert starts == [start("2", a=4, b=4)], "it holds up nobody"
+    assert waits["1"] == (
+        "it needs 6 ranks on one agent, where its frames lie, and agents offer host-a 4, host-b 4; "
+        "try: --ranks 4, or frames beside checkpoints in a folder that all agents see: --options "
+        '"--checkpoint /FOLDER --resume /FOLDER"')
+
+
 def test_the_preferred_kind_and_as_many_ranks_as_there_is_room_for():
     agents = [agent("a", 8), agent("b", 2, device="gpu")]
     assert place_jobs([job(1, 1, 6)], agents)[0] == [start("1", a=6)]

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from spmd.feeding.messages.scheduler_answers import Refused
 from spmd.feeding.messages.wire import new_id
 from tests.conftest import LAUNCH_ENVIRONMENT, PATIENCE, ROOT, until
 from tests.feeding.served_kit import ServedProcess, command_of
+from tests.linked_hosts import CUTS
 
 pytestmark = pytest.mark.slow  # it waits for processes of its own
 
@@ -77,14 +79,15 @@ def image(tmp_path_factory):
 
 
 class Submitting(ServedProcess):
-    """A scheduler, an agent with two workers, and one with slots, whose jobs lie in a folder."""
+    """A scheduler, an agent with two workers, and one with slots, whose jobs lie in a folder.
+    offers: options of the latter."""
 
-    def __init__(self, folder, image, slots=4):
+    def __init__(self, folder, image, *offers, slots=4):
         super().__init__(folder)
         self.image, self.jobs = image, folder / "jobs"
         self.jobs.mkdir()
         self.worker(2)
-        self.agent = self.offers(slots)
+        self.agent = self.offers(slots, *offers)
 
     def offers(self, slots, *more):
         return self.worker(0, "--slots", str(slots), "--folder", str(self.jobs), *more)
@@ -218,9 +221,20 @@ def test_more_ranks_than_are_offered_wait_for_an_agent(served, capfd):
         assert f" 4; try: --ranks 4, or one more agent: {WORKER} --slots 2 --connect tcp" in (
             row["why"])
         assert f"{job} waits: {row['why']}" in client.status()["warnings"]
+        of = f'job="{job}",pipeline="many"'
+        samples = served.metrics()
+        assert samples["spmd_feed_job_pending", f'{of},host=""'] == 1
+        assert samples["spmd_feed_job_ranks", f'{of},host=""'] == 6
+        assert samples["spmd_feed_jobs", 'state="pending"'] == 1
+        assert {value for (name, _), value in samples.items()
+                if name == "spmd_feed_agent_slots_free"} == {4}
+        assert '["free slots", "n"]' in served.get("")[1]
         more = served.offers(6)
         assert client.fetch(job)["status"] == 0
     assert served.counted_once("many")
+    samples = until(lambda: ("spmd_feed_job_starts_total", of) not in (
+        found := served.metrics()) and found)
+    assert samples["spmd_feed_jobs", 'state="ended"'] >= 1
     more.terminate()
     assert more.wait(PATIENCE) == 0
 
@@ -262,7 +276,10 @@ def test_a_job_that_is_cancelled_ends_and_nothing_of_it_counts_any_more(served):
     (["--ranks", "2"], "which image do the ranks run?"),
     (["--ranks", "2", "--launch", "mpirun"], "does not say {ranks}"),
     (["--ranks", "2", "--image", "none.img"], "none.img"),
-    (["--ranks", "2", "-o", "u=frames/{}.npy"], "frames do not come back"),
+    (["--ranks", "2", "-o", "u=frames/{}.npy"], "the program saves nothing under 'u'"),
+    (["--ranks", "2", "--until", "loss is small"], "is no condition"),
+    (["--ranks", "2", "--until", "seen < 1"], "seen, an output, which is there at the end"),
+    (["--until", "loss < 1"], "--until is for ranks"),
     (["--ranks", "2", "-o", "w=a/x.npy", "-o", "v=x.npy"], "cannot write a/x.npy"),
     (["--ranks", "2", "-o", "w=w.txt"], "names no format"),
     (["--ranks", "2", "-i", "w=none.npy"], "none.npy: No such file"),
@@ -290,7 +307,8 @@ def test_long_files_travel_in_parts_and_none_is_taken_with_a_hole(served, tmp_pa
             client.ask("put", [b"x"], job=job, attempt=0, file="in.1", offset=5)
         with pytest.raises(Refused, match="the image of a job with pipeline parts did not come"):
             client.ask("submit_job", job=job, pipeline="parts", image="a", least=1, most=1,
-                       inputs=[], outputs=[], words=[], launch="", device="", restarts=0, feed="")
+                       inputs=[], outputs=[], words=[], launch="", device="", restarts=0, feed="",
+                       until="")
 
 
 # ---- kills
@@ -413,3 +431,76 @@ def test_a_full_disk_of_the_scheduler_is_waited_for(alone):
         resource.prlimit(alone.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
         assert client.fetch(row["name"])["status"] == 0
     assert alone.counted_once("ids")
+
+
+# ---- links that are cut
+
+
+class Linked(Submitting):
+    """A scheduler on host 0, which is the test's; workers and ranks on others."""
+
+    LISTEN = "tcp://0.0.0.0:*"
+
+    def __init__(self, folder, image, hosts, workers_at, ranks_at):
+        self.hosts, self.workers_at, self.ranks_at = hosts, workers_at, ranks_at
+        super().__init__(folder, image)
+
+    def start(self):
+        super().start()
+        self.port = self.address.rpartition(":")[2]
+        self.address = f"tcp://127.0.0.1:{self.port}"
+
+    def worker(self, processes, *more):
+        at = self.ranks_at if "--slots" in more else self.workers_at
+        here, first = self.address, self.hosts.first(at or self.ranks_at or 1)
+        with self.hosts.inside(at):
+            self.address = f"tcp://{first}:{self.port}"
+            try:
+                return super().worker(processes, *more)
+            finally:
+                self.address = here
+
+
+@pytest.fixture
+def linked(tmp_path, image, hosts):
+    """linked(1, 0): with two workers on host 1, and ranks on host 0."""
+    started = []
+
+    def start(workers_at, ranks_at):
+        started.append(Linked(tmp_path, image, hosts, workers_at, ranks_at))
+        return started[-1]
+
+    with hosts.inside(0):
+        yield start
+        for one in started:
+            one.close()
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_workers_behind_a_link_that_is_cut(linked, hosts, cut):
+    """Others compute what they had; they come back."""
+    served = linked(1, 0)
+    served.workers_at = 2
+    served.worker(1)
+    served.workers_come(3)
+    row = served.started_job("ids", seconds=0.05)
+    hosts.cut(1, cut)
+    served.workers_come(1)
+    assert served.feed("fetch", row["name"]) == 0
+    assert served.counted_once("ids")
+    hosts.mend(1)
+    served.workers_come(3)
+    assert served.feed(*served.words("more")) == 0 and served.counted_once("more")
+
+
+@pytest.mark.parametrize(("cut", "away"), [("down", 14), ("one way", 6)])
+def test_ranks_behind_a_link_that_is_cut(linked, hosts, cut, away):
+    """The job goes on, or begins anew where its agent was silent for too long; its client waits."""
+    served = linked(0, 2)
+    row = served.started_job("ids", "--restarts", 3, seconds=0.05)
+    hosts.cut(2, cut)
+    ended = threading.Timer(away, hosts.mend, [2])
+    ended.start()
+    assert served.feed("fetch", row["name"]) == 0
+    ended.join()
+    assert served.counted_once("ids")

@@ -242,9 +242,6 @@ def test_strangers_and_malformed_frames_are_counted_and_harm_nobody(served):
     plain.destroy(0)
 
 
-SAMPLE = re.compile(r'([a-z_:][a-z0-9_:]*)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*)\})? (\S+)')
-
-
 def test_page_metrics_and_status(served):
     served.worker(1)
     served.submit("numbers", 0.0005, user='a"b\\c')
@@ -252,25 +249,14 @@ def test_page_metrics_and_status(served):
     served.rank("numbers", seconds=0.1)
     until(lambda: served.status()["consumers"] and served.status()["consumers"][0]["batches"] > 3)
 
-    def get(path, **headers):
-        request = urllib.request.Request(served.page + path, headers=headers)
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-            return answer.headers, answer.read().decode()
-
+    get = served.get
     headers, html = get("")
     assert html.startswith("<!doctype html>") and "prefers" in html or "light-dark" in html
     assert not re.search(r"""(src|href)=["']?http|@import|url\(""", html), "nothing from outside"
     assert "default-src 'none'" in headers["Content-Security-Policy"]
     assert json.loads(get("status.json")[1])["pipelines"][0]["name"] == "numbers"
     until(lambda: json.loads(get("history.json")[1]).get("numbers"))
-    kinds, samples = {}, {}
-    for line in get("metrics")[1].splitlines():
-        if line.startswith("# TYPE "):
-            kinds.update([line.split()[2:4]])
-        elif not line.startswith("#"):
-            name, labels, value = SAMPLE.fullmatch(line).groups()
-            assert name in kinds
-            samples[name, labels] = float(value)
+    samples = served.metrics()
     assert samples["spmd_feed_workers", None] == 1
     assert samples["spmd_feed_pipeline_workers", r'pipeline="numbers",user="a\"b\\c"'] == 1
     assert any(name == "spmd_feed_consumer_starved_ratio" for name, _ in samples)

@@ -172,8 +172,24 @@ def test_who_starves_with_enough_workers_gets_more():
         one.rate(k / 2, {"taken": 500 * k, "busy_s": 0.4 * k, "waited_s": 0.1 * k, "queued": 0})
         one.adapt(k / 2, True)
     find_rates([one], k / 2)
-    assert 1250 * 1.1 < one.row(0.0, []).rate <= 1250 * 1.5
+    assert 1250 * 1.1 < one.row(0.0, [], {}).rate <= 1250 * 1.5
     assert one.ranks() == "rank 3"
+
+
+def test_what_a_kind_of_device_takes_counts_until_it_is_measured():
+    said = {"consumer": IDS[0], "pipeline": "images", "rows": [0, 100], "host": "a",
+            "ranks": [0, 1], "stream": None, "feed": "feed", "device": "gpu", "blocks": 2}
+    one = KnownConsumer(b"", said, 1, 0.0)
+    settings = {"takes": {"gpu": 700.0}, "serves": {"nodea": "1,5-8", "nodeb": "2-9"}, "first": "1"}
+    assert not one.row(0.0, [], {"takes": {"cpu": 9.0}}).rate
+    row = one.row(0.0, [], settings)
+    assert row.rate == 1400.0, "two ranks, each with rows of its own"
+    assert (row.preferred, row.first) == (frozenset({"nodea"}), True)
+    assert not one.row(0.0, [], {"first": "2-9"}).first
+    for k in range(4):
+        one.rate(k / 2, {"taken": 500 * k, "busy_s": 0.4 * k, "waited_s": 0.0, "queued": 0})
+    find_rates([one], 2.0)
+    assert one.row(0.0, [], settings).rate == pytest.approx(1250.0)
 
 
 @pytest.mark.parametrize(("waits", "limits", "advice"), [

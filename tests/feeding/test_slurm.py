@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
+import spmd
 from tests.conftest import ROOT, here, run, until
+from tests.feeding import test_jobs
 from tests.feeding.slurm_kit import Cluster, DoesNotStart, missing
 from tests.pages import blocks
 
@@ -140,3 +143,62 @@ def test_a_job_that_is_cancelled_leaves_nothing(cluster, job):
     cluster.wait_for(job.number, OVER)
     assert job.left() == []
     assert examples(cluster.said(job.number)) == []
+
+
+# ---- submitted jobs whose launcher is srun
+
+
+@pytest.fixture
+def submitting(cluster, mpi_of_slurm, tmp_path, monkeypatch):
+    """A scheduler, workers, and an agent whose jobs start on two nodes."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "counts.py").write_text(test_jobs.PROGRAM)
+    np.save(tmp_path / "shift.npy", np.int64(0))
+    spmd.build(str(tmp_path / "counts.py")).save(tmp_path / "counts.img")
+    launch = f"srun --mpi={mpi_of_slurm} --nodes=2 --mem=100 --job-name=ours -n {{ranks}}"
+    one = test_jobs.Submitting(tmp_path, tmp_path / "counts.img", "--launch", launch)
+    yield one
+    one.close()
+    until(lambda: not any("slurmstepd" in left for left in cluster.left()))
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_srun_starts_the_ranks_of_a_submitted_job(cluster, submitting, capfd):
+    assert submitting.feed(*submitting.words("ids", ranks=4)) == 0
+    assert submitting.counted_once("ids")
+    assert "batch 5\n" in capfd.readouterr().out
+    wrong = "srun --partition=none -n {ranks}"
+    assert submitting.feed(*submitting.words("no", "--launch", wrong)) == 1
+    said = capfd.readouterr().err
+    assert "invalid partition" in said and "srun ended with status 1" in said, said
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_submitted_job_that_slurm_cancels(cluster, submitting, restarts):
+    """It ends, or begins anew, as its submitter has said; nothing of it is left."""
+    row = submitting.started_job("ids", "--restarts", restarts, seconds=0.03, ranks=4)
+    nodes = cluster.run("squeue", "-h", "--name=ours", "-o", "%i %T %D").split()
+    assert nodes[1:] == ["RUNNING", "2"]
+    cluster.run("scancel", nodes[0])
+    with submitting.client() as client:
+        found = client.fetch(row["name"])
+    if restarts:
+        assert (found["status"], found["attempt"]) == (0, 2), found
+        assert submitting.counted_once("ids")
+    else:
+        assert found["status"] and "srun ended with status" in found["why"], found
+        assert not (submitting.folder / "ids.npy").exists()
+    until(lambda: cluster.run("squeue", "-h", "--name=ours") == "")
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_a_submitted_job_that_is_cancelled_is_none_of_slurm_any_more(cluster, submitting):
+    row = submitting.started_job("ids", seconds=0.03, ranks=4)
+    assert submitting.feed("cancel", row["name"]) == 0
+    until(lambda: cluster.run("squeue", "-h", "--name=ours") == "")
+    until(lambda: not any("spmd run" in left for left in cluster.left()))

@@ -39,7 +39,8 @@ FACTS = {"order": "0", "environments": 4, "gives": [FIELD]}
 JOB_ARGUMENT = {"name": "w", "member": "a", "file": "w.npz", "number": 3, "path": "/a/w.npz"}
 JOB = {"image": "train.img", "least": 2, "most": 4, "inputs": [JOB_ARGUMENT],
        "outputs": [JOB_ARGUMENT], "words": ["--check", "nan"],
-       "launch": "mpirun -n {ranks}", "device": "gpu", "restarts": 2, "feed": "train"}
+       "launch": "mpirun -n {ranks}", "device": "gpu", "restarts": 2, "feed": "train",
+       "until": "loss < 0.1"}
 
 # One message of each kind, every field filled.
 ERROR = {"kind": "InputError", "text": "input x"}
@@ -68,9 +69,12 @@ EXAMPLES = {
     "parted": {},
     "consume": {"consumer": A, "run": "r", "pipeline": "images", "feed": "feed", "rows": [0, 4],
                 "batch": 8, "fields": [FIELD], "host": "h", "ranks": [0, 1], "device": "cpu",
-                "stream": B, "version": 1, "text": "0"},
+                "stream": B, "version": 1, "text": "0", "blocks": 2,
+                "idle": False},
     "rate": {"consumer": A, "taken": 3, "busy_s": 1.5, "waited_s": 0, "queued": 2},
     "lost": {"consumer": A, "worker": B, "why": "w"}, "done": {"consumer": A},
+    "hold": {}, "held": {"consumer": A, "batches": 3},
+    "end_feed": {"batches": 4}, "end_early": {"job": A, "attempt": 1},
     "reached": {"consumer": A, "worker": B},
     "workers": {"name": "images", "version": 3, "settings": PIPELINE["settings"],
                 "workers": [{**PROCESS, "share": 0.5, "behind": 1}], "how": "turn"},
@@ -83,7 +87,9 @@ EXAMPLES = {
     "submit_job": {"job": A, "pipeline": "images", **JOB}, "job": {"name": "images/3"},
     "start_job": {"job": A, "attempt": 1, "name": "images/3", "pipeline": "images", "ranks": 4,
                   "places": [["nodea", 3], ["nodeb", 1]], "part": 1, **JOB}, "end_job": {"job": A},
-    "job_ended": {"job": A, "attempt": 1, "status": 0, "why": "", "files": {"out.0": 8}},
+    "yield_job": {"job": A},
+    "job_ended": {"job": A, "attempt": 1, "status": 0, "why": "", "files": {"out.0": 8},
+                  "yields": False},
     "cancel_job": {"name": "images/3", "by": "ada at nodea"},
     "answer": {"value": {"rows": [1, None, True]}},
     "refused": {"text": "no", "code": 65},

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import spmd
+from benchmarks import research_kernels
 from codegen.compile import lower
 from codegen.passes.settle import settled
 from codegen.plan.text import plan_text
-from tests import figures_prk
 
 SMALL = {
     "stencil": {"n": 23, "r": 2}, "transpose": {"n": 37}, "nstream": {"n": 1001},
@@ -19,22 +19,22 @@ SMALL = {
 
 
 @pytest.mark.filterwarnings("ignore::spmd.LayoutWarning")  # a product reads all of b
-@pytest.mark.parametrize("name", figures_prk.KERNELS)
+@pytest.mark.parametrize("name", research_kernels.KERNELS)
 def test_they_find_what_the_c_finds(name: str) -> None:
-    image = spmd.build(getattr(figures_prk, name), **SMALL[name])
+    image = spmd.build(getattr(research_kernels, name), **SMALL[name])
     for ranks in (1, 2, 5):
         image.run(ranks=ranks, steps=3)
 
 
 def test_few_points_go_to_all_ranks_and_the_table_stays() -> None:
-    plan = plan_text(settled(lower(figures_prk.random.graph({})).plan))
+    plan = plan_text(settled(lower(research_kernels.random.graph({})).plan))
     assert plan.count("all_gather") == plan.count("; 256 looked at before") == 2
     assert "reduce_scatter" not in plan
 
 
 def test_an_element_that_follows_from_another_one_is_one_statement() -> None:
     """In place, and C sees that it reads what it wrote in the turn before."""
-    text = lower(figures_prk.synch_p2p.graph({})).source.text
+    text = lower(research_kernels.synch_p2p.graph({})).source.text
     assert "x_2[e2 + i_2 + 1] = x_2[e2 + i_2] + x_2[e3 + i_2] - x_2[e3 + i_2 - 1];" in text
 
 

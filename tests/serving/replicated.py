@@ -55,15 +55,15 @@ class Scaled:
             spmd.save("at", y)
         return y
 """
-WEIGHTS = range(2, 7)
+LOAD = "/v2/repository/models/scaled/load"
 
 
-def folder_of(path: Path, built: Callable[..., Path]) -> Path:
-    """A folder with scaled.img, and states w2.safetensors to w6.safetensors, and a damaged one."""
+def folder_of(path: Path, built: Callable[..., Path], states: int = 5) -> Path:
+    """A folder with scaled.img, states w2.safetensors, w3.safetensors, …, and a damaged one."""
     path.mkdir()
     (path / "scaled.img").write_bytes(built(ROWS).read_bytes())
     with spmd.load(path / "scaled.img").open() as scaled:
-        for k in WEIGHTS:
+        for k in range(2, 2 + states):
             scaled.load({"w": np.full(2, float(k))})
             scaled.save(path / f"w{k}.safetensors")
     (path / "half.safetensors").write_bytes((path / "w2.safetensors").read_bytes()[:-5])

@@ -11,10 +11,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from spmd.feeding.host.children import PR_SET_PDEATHSIG
-from tests.conftest import PATIENCE, Launch, until
+from tests.conftest import PATIENCE, Launch, here, until
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 
@@ -108,6 +109,14 @@ def in_threads(count: int, work: Callable[[], Any]) -> Iterator[list[Any]]:
     finally:
         for thread in threads:
             thread.join(PATIENCE)
+
+
+def built_in(folder: Path, program: str) -> Path:
+    """The image of a program in a folder, for those that pytest does not run."""
+    source, image = folder / "scaled.py", folder / "scaled.img"
+    source.write_text(program)
+    assert here("build", source, "-o", image) == 0
+    return image
 
 
 def tensor(name: str, datatype: str, shape: list[int], data: list[Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.client
 import json
 import math
 import re
@@ -20,6 +22,7 @@ import pytest
 
 import spmd
 from spmd import SpmdError
+from spmd.serving.joined_writes import MOST_JOINED, JoinedWrites
 from spmd.serving.serve_command import CLOSING_S
 from tests.conftest import PATIENCE, Finished, at_some_pace, until
 from tests.serving.serving_kit import JSON_LENGTH, Server, in_threads, serving, tensor
@@ -259,6 +262,32 @@ def test_an_answer_before_the_end_of_a_body_is_read(path, status, server):
     for _ in range(3):
         answer = server.asked("POST", f"/v2/{path}", body, Connection="close")
         assert answer.status == status, answer.error
+
+
+def test_an_answer_that_is_only_a_head_is_sent(server):
+    """No body follows it, on a connection that stays."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    for path in ("/v2/health/ready", "/v2", "/v2/health/live"):
+        connection.request("HEAD", path)
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (200, b"")
+    connection.close()
+
+
+def test_heads_leave_with_what_follows_them():
+    head, long, sent = b"HTTP/1.1 200 OK\r\n\r\n", bytes(MOST_JOINED + 1), []
+
+    class Sent:
+        write = staticmethod(sent.append)
+
+    async def write() -> None:
+        joined = JoinedWrites(Sent())
+        for data in (head, b"short", head, long, b"more", head, head, head):
+            joined.write(data)
+        await asyncio.sleep(0)
+
+    asyncio.run(write())
+    assert sent == [head + b"short", head, long, b"more", head + head, head]
 
 
 def test_a_page_that_is_not_there(server):

@@ -6,11 +6,9 @@ import http.client
 import itertools
 import json
 import os
-import random
+import shutil
 import signal
 import sys
-import threading
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ import pytest
 import spmd
 from spmd.feeding.messages.keys import make_folder
 from tests.conftest import PATIENCE, Launch, run, until
-from tests.serving.replicated import folder_of, has, replica, with_replicas
+from tests.serving.replicated import LOAD, folder_of, has, replica, with_replicas
 from tests.serving.serving_kit import in_threads, serving, tensor
 
 
@@ -31,8 +29,6 @@ def folder(once: Any, built: Any) -> Path:
 
 
 X = {"inputs": [tensor("x", "FP64", [1, 2], [1, 2])]}
-TURNS = 3000  # of a call that takes some time
-LOAD = "/v2/repository/models/scaled/load"
 
 
 def test_a_replica_answers_where_the_server_has_no_ranks(folder):
@@ -59,73 +55,6 @@ def test_a_replica_answers_where_the_server_has_no_ranks(folder):
             launch.process.send_signal(signal.SIGTERM)
             assert launch.finish().code == 143
             has(server, 0)
-
-
-def scaled(x: list[float], connection: http.client.HTTPConnection) -> Any:
-    """What a server answers to rows, on a connection that stays."""
-    body = json.dumps({"inputs": [tensor("x", "FP64", [len(x), 2], np.repeat(x, 2).tolist()),
-                                  tensor("turns", "INT64", [], [TURNS])]})
-    connection.request("POST", "/v2/models/scaled.scale/infer", body)
-    answer = connection.getresponse()
-    return answer.status, json.loads(answer.read())
-
-
-def test_replicas_that_are_killed_while_states_are_loaded(folder):
-    """Ten thousand requests of several clients: each has an answer, which is that of its rows, and
-    of one state; after the first answer of a state, no request is answered by an earlier one."""
-    clients, each, losses = 10, 1000, 5
-    answers: list[tuple[float, float, str]] = []
-    versions: dict[str, float] = {}
-    wrong: list[Any] = []
-
-    def ask(number: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
-        chance = random.Random(number)
-        for k in range(each):
-            x = [number + 10.0 * k + row / 4 for row in range(chance.randrange(1, 4))]
-            began = time.monotonic()
-            status, found = scaled(x, connection)
-            if status != 200:
-                wrong.append((status, found))
-                continue
-            y, w = (row["data"] for row in found["outputs"])
-            answers.append((began, time.monotonic(), found["model_version"]))
-            if len(set(w)) != 1 or y != (np.repeat(x, 2) * w[0]).tolist() or (
-                    versions.setdefault(found["model_version"], w[0]) != w[0]):
-                wrong.append((x, found))
-        connection.close()
-
-    with with_replicas(folder / "scaled.img", "--ranks", 1, "--allow", "load") as (
-            server, address), ExitStack() as stack:
-        def start() -> Launch:
-            return stack.enter_context(replica(address, "--ranks", 1))
-
-        replicas = [start(), start()]
-        has(server, 2)
-        threads = [threading.Thread(target=ask, args=(k,)) for k in range(clients)]
-        for thread in threads:
-            thread.start()
-        in_order = [server.asked("GET", "/v2/models/scaled.scale").json["versions"][0]]
-        for k in range(losses):
-            has(server, 2)
-            time.sleep(0.1)
-            os.kill(replicas[k % 2].process.pid, signal.SIGKILL)
-            replicas[k % 2] = start()
-            found = server.asked("POST", LOAD, {"parameters": {"state": f"w{2 + k}.safetensors"}})
-            in_order.append(found.json["version"])
-        for thread in threads:
-            thread.join(PATIENCE)
-        metrics = server.asked("GET", "/metrics").body.decode()
-    assert wrong == [] and len(answers) == clients * each
-    place = {version: k for k, version in enumerate(in_order)}
-    assert set(versions) == set(place) and len(place) == 1 + losses
-    first = [min(ended for _, ended, version in answers if place[version] == k)
-             for k in range(len(place))]
-    assert not [row for row in answers if any(
-        row[0] > ended and place[row[2]] < k for k, ended in enumerate(first))]
-    rows = [line for line in metrics.splitlines()
-            if line.startswith('spmd_replica_calls_total{replica="')]
-    assert len(rows) == 2 and all(float(row.rpartition(" ")[2]) > 10 for row in rows), rows
 
 
 def values(answer: Any) -> tuple[str, list[float]]:
@@ -202,6 +131,38 @@ def test_a_replica_that_may_not_join(folder, tmp_path, spmd_command):
     spmd_command("serve", "--join", address).expect(
         75, f"no server that takes replicas answers at {address}", "nobody listens there",
         "spmd serve IMAGE --replicas")
+
+
+def test_a_key_that_is_taken_out_of_the_folder(folder, tmp_path, spmd_command):
+    """Its replica has no line from then on, and cannot join; the other one joins again, and calls
+    are made there. A key that comes counts as well."""
+    ours, hers = make_folder(str(tmp_path / "ours")), tmp_path / "hers"
+    (ours / "allowed").mkdir()
+    shutil.copytree(make_folder(str(tmp_path / "new")), hers)
+    shutil.copy(ours / "server.key", hers)
+    key = ours / "allowed" / "ada.key"
+    with with_replicas(folder / "scaled.img", "--ranks", 0, "--keys", ours) as (
+            server, address), replica(address, "--ranks", 1, "--keys", ours) as own:
+        has(server, 1)
+        shutil.copy(hers / "client.key", key)
+        with replica(address, "--ranks", 1, "--keys", hers) as stranger:
+            has(server, 2)
+            turns = itertools.count()
+            with in_threads(4, lambda: server.infer(
+                    "scaled.scale", slow(next(turns))).status) as found:
+                server.waits_for("spmd_calls_running", 2)
+                key.unlink()
+                until(lambda: server.metric("spmd_replicas") < 2)
+            assert found == [200] * 4
+            has(server, 1)
+            assert server.infer("scaled.scale", X).status == 200
+            refused = spmd_command("serve", "--join", address, "--keys", hers)
+            refused.expect(75, "has other keys than we", "it refuses our key")
+            assert server.metric("spmd_replicas") == 1 and own.process.poll() is None
+            shutil.copy(hers / "client.key", key)
+            has(server, 2)
+            stranger.process.send_signal(signal.SIGTERM)
+            stranger.finish().expect(143, "waits for the server", "it refuses our key")
 
 
 def test_servers_that_cannot_have_replicas(folder, spmd_here):

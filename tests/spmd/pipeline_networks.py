@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from examples import bert
 from examples import transformer as letters
@@ -126,6 +125,8 @@ def digit(w, h, labels):
 
 
 def digits_of(random, steps, batch, dtype):
+    from sklearn.datasets import load_digits  # a second, and not for each worker
+
     data = load_digits()
     order = random.integers(len(data.images), size=(steps, batch))
     return (data.images / 16).astype(dtype)[order], data.target.astype(np.int32)[order]

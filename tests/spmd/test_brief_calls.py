@@ -46,7 +46,7 @@ def test_calls_give_the_same(image, ranks, capfd):
     x = np.arange(4.0)
     with image.open(ranks=ranks, threads=1) as opened:
         opened.add(x=x)  # which prepares the next ones
-        with brief_calls():
+        with brief_calls:
             for k in range(2, 30):
                 found = opened.add(x=x)
                 assert list(found["total"]) == [0, k, 2 * k, 0]
@@ -71,7 +71,7 @@ def test_threads_take_turns_with_workers(image):
         for k in range(300):
             x = np.full(4, float(k % 7))
             if brief:
-                with brief_calls():
+                with brief_calls:
                     found = opened.add(x=x)
             else:
                 found = opened.add(x=x)

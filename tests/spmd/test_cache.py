@@ -166,7 +166,7 @@ def test_what_was_used_longest_ago_goes_first(folder):
 
 
 def test_parts_of_killed_builds_go(folder):
-    cache = Cache()
+    cache = Cache(most=100_000)  # so little that every put looks at the whole folder
     cache.put("a" * 64, b"a")
     for name, age in (("young", 10), ("old", 10_000)):
         path = folder / f".{name}.part"
@@ -174,6 +174,14 @@ def test_parts_of_killed_builds_go(folder):
         os.utime(path, (path.stat().st_mtime - age,) * 2)
     cache.put("b" * 64, b"b")
     assert [p.name for p in entries(folder) if p.name.endswith(".part")] == [".young.part"]
+
+
+def test_a_process_looks_seldom_at_the_whole_folder(folder, monkeypatch):
+    looks, looked = [], Cache._make_room
+    monkeypatch.setattr(Cache, "_make_room", lambda self: looks.append(looked(self)))
+    for k in range(100):
+        Cache(most=4_000_000).put(f"{k:064}", bytes([k]) * 10_000)
+    assert len(looks) == 12  # the first, and one for each 125,000 bytes of 99 times 14,096
 
 
 @pytest.mark.parametrize("how", ["a file", "others may write", "full", "read-only"])

@@ -39,7 +39,8 @@ def examples():
 def documented() -> Iterator[tuple[str, str]]:
     """Public names, with the methods of classes, and their docstrings."""
     inside = [(f"{package}.{n}", getattr(getattr(spmd, package), n))
-              for package in ("nn", "optim", "tree") for n in getattr(spmd, package).__all__]
+              for package in ("nn", "optim", "tree", "extend")
+              for n in getattr(spmd, package).__all__]
     for name, what in [*((n, getattr(spmd, n)) for n in spmd.__all__), *inside]:
         yield name, inspect.getdoc(what) or ""
         if inspect.isclass(what) and not issubclass(what, BaseException | Warning):

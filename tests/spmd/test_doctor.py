@@ -80,6 +80,7 @@ def test_packages_of_feeds(monkeypatch):
     monkeypatch.setattr(doctor, "find_spec", lambda m: None if m in lacking else find(m))
     found = {c.name: c for c in doctor.software(Check("engine", OK, ""))}
     assert found["pyzmq"].state == found["Pillow"].state == WARNING
+    assert "spmd feed (jobs), or serve --replicas needs it" in found["pyzmq"].found
     assert found["pyzmq"].remedy == "pip install pyzmq"
     assert found["Pillow"].remedy == "pip install pillow"
     assert found["lz4"].state == OK and found["lz4"].found[0].isdigit()

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import spmd
+from benchmarks.pipeline_memory import unequal
 from codegen.compile import lower
 from codegen.plan.overlays import overlays
 from spmd import optim
-from tests.figures_pipeline_memory import unequal
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -21,7 +21,7 @@ def test_a_rank_takes_memory_for_its_own_stages(mpirun, tmp_path):
     program, own = unequal(wide, narrow, rows, True)
     image = spmd.build(program)
     image.save(tmp_path / "unequal.img")
-    argv = ("-m", "tests.figures_pipeline_memory", tmp_path / "unequal.img")
+    argv = ("-m", "benchmarks.pipeline_memory", tmp_path / "unequal.img")
     held = json.loads(mpirun(4, *argv, cwd=ROOT, timeout=120).expect(0).out.splitlines()[-1])
     for stage, (mine, found) in enumerate(zip(own, held, strict=True)):
         n = wide if stage == 0 else narrow

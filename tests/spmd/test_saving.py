@@ -127,6 +127,19 @@ def test_frames_are_what_numpy_makes(image, tmp_path, where):
     check(tmp_path, {"c": SERIES["c"]}, by_numpy())
 
 
+def test_a_run_that_was_killed_as_it_began_is_no_stranger(image, tmp_path):
+    """Its folder has nothing but a part of the attributes; anything else in it is not ours."""
+    (folder := tmp_path / "c.zarr").mkdir()
+    (folder / "..zattrs.123.0123abcd.part").write_bytes(b"{")
+    image.run(ranks=2, save={"c": str(folder)})
+    check(tmp_path, {"c": "c.zarr"}, by_numpy())
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "notes").write_text("mine")
+    with pytest.raises(OutputError, match="nothing that spmd.save has written"):
+        image.run(ranks=2, save={"c": str(folder)})
+
+
 def test_nothing_is_written_that_nobody_asks_for(image, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     image.run(ranks=2)

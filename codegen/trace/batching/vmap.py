@@ -47,7 +47,7 @@ def vmap(
     f: Callable[..., Any] | None = None, in_axes: Any = 0, out_axes: Any = 0, *,
     axis_size: int | None = None,
 ) -> Any:
-    """A function of all members of a batch, made of a function of one member: as jax.vmap.
+    """Return a function of all members of a batch, made of a function of one member: as jax.vmap.
 
     - in_axes: which dim of each argument counts members: an integer (-1 is the last dim), None for
       an argument that all members share, or a tuple of these, one for each argument. An argument

@@ -58,7 +58,8 @@ _EXTRA = "__value__"  # what an arm gives as an expression
 
 @dataclass
 class _Arm:
-    """What one arm leaves behind. storages: older ones that it wrote, with their new values."""
+    """An arm records what its code left behind. storages: older ones that it wrote, with their new
+    values."""
 
     block: Block
     variables: Variables
@@ -145,7 +146,8 @@ class Branch(Capture):
         return extra
 
     def _merge_variable(self, name: str) -> _Merged | None:
-        """What a variable holds after the branch; None: nothing to do."""
+        """Merge what the arms left in a variable; return what it holds after the branch, or None if
+        no arm changes it."""
         helds = [arm.variables.get(name) for arm in self.arms]
         defined = [h for h in helds if h is not None]
         if not defined:
@@ -200,7 +202,8 @@ class Branch(Capture):
         )
 
     def _is_over(self, name: str) -> bool:
-        """Whether nobody reads a variable after the branch: then it has no value any more."""
+        """Return whether nobody reads a variable after the branch: then it has no value any
+        more."""
         if self.code.reads_later(name) or name.startswith("__") or name not in self.code.bound:
             return False
         where = f"it is of another type in each arm of the branch at {self.place}"
@@ -211,7 +214,7 @@ class Branch(Capture):
         return bool(self.context.selecting) and isinstance(self.on, Expr) and len(self.arms) == 2
 
     def _chosen(self, other: Held, then: Held) -> _Merged:
-        """The choice of a number or None in a `to` function, as a formula."""
+        """Return the choice of a number or None in a `to` function, as a formula."""
         value = choose(number(self.on, True), then.value, other.value)  # type: ignore[arg-type]
         held = hold(value)
         assert held is not None
@@ -242,7 +245,8 @@ class Branch(Capture):
         return self._result(name, path, leaves)
 
     def _select(self, exprs: Sequence[Expr]) -> Expr:
-        """The formula of the arm whose number `on` is; numbers beyond the ends are clamped."""
+        """Return the formula of the arm whose number `on` is; numbers beyond the ends are
+        clamped."""
         assert isinstance(self.on, Expr)
         if len(exprs) == 2:
             return expr.select(self.on, exprs[1], exprs[0])
@@ -271,7 +275,7 @@ class Branch(Capture):
     # ---- the op ---------------------------------------------------------------------------------
 
     def _emit(self, stored: Sequence[Storage]) -> tuple[Value, ...]:
-        """The op with one region per arm, which gives results, then storages."""
+        """Return the op with one region per arm, which gives results, then storages."""
         context = self.context
         regions: list[Region] = []
         left = []  # by each arm; only there does a view show how it is laid
@@ -314,7 +318,8 @@ class Branch(Capture):
 
 @dataclass(frozen=True)
 class _Merged:
-    """What a variable holds after the branch. things: its containers, as `fill` takes them."""
+    """A merged variable holds this after the branch. things: its containers, as `fill` takes
+    them."""
 
     held: Held
     leaves: list[Any]
@@ -385,7 +390,7 @@ def _chosen_arms(later: Sequence[Callable[[], Any]], code: Code, k: int) -> Iter
 
 
 def captured_switch(on: Expr | Value, arms: Sequence[Callable[[], Any]]) -> Any:
-    """The value of the arm whose number `on` is; arms are functions of nothing."""
+    """Return the value of the arm whose number `on` is; arms are functions of nothing."""
     context = Context.current()
     assert context is not None
     if (path := context.following) is not None:

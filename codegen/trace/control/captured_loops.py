@@ -63,7 +63,7 @@ _Constants = dict[Place | None, list[tuple[Any, ...]]]
 
 
 def _constants(block: Block) -> _Constants:
-    """The constants of a block, by the place in the source where they stand."""
+    """Return the constants of a block, by the place in the source where they stand."""
     found: _Constants = {}
     for op in walk(block.close(())):
         if isinstance(op.what, (ops.Full, ops.Const)):
@@ -104,13 +104,13 @@ class Later:
     held: dict[str, Held] = field(default_factory=dict)
 
     def hands_on(self, name: str, before: Held | None) -> bool:
-        """Whether code after the loop gets this variable, which has no value before it. The result
-        of a return is read only where a flag says that there was one."""
+        """Return whether code after the loop gets this variable, which has no value before it. The
+        result of a return is read only where a flag says that there was one."""
         return before is None and name in self.kept and (self.sure or name == RESULT)
 
 
 class Loop(Capture):
-    """One loop. Its flags are False when a pass begins."""
+    """A loop is captured by passes over its body. Its flags are False when a pass begins."""
 
     def __init__(self, context: Context, code: Code, later: Later | None = None) -> None:
         self.later = later or Later()
@@ -147,7 +147,8 @@ class Loop(Capture):
             self.begin_with_all(code.changes == "writes")
 
     def _lies_as(self, before: Settled) -> bool:
-        """Whether all that was carried lies now as it did then: inputs may have other layouts."""
+        """Return whether all that was carried lies now as it did then: inputs may have other
+        layouts."""
         had = ((self.types.get(key), t) for key, t in before.carried.items())
         return all(h is None or (h.shape, h.layout) == (t.shape, t.layout) for h, t in had)
 
@@ -184,7 +185,7 @@ class Loop(Capture):
                 self.given.append((name, j))
 
     def settled(self) -> Settled:
-        """What this loop carries, for its next capture."""
+        """Return what this loop carries, for its next capture."""
         names = memory_of(self.entry)
         aliases = {k: tuple(names.get(o, o) if isinstance(o, Storage) else o for o in others)
                    for k, others in self.aliases.items()}
@@ -205,7 +206,7 @@ class Loop(Capture):
         self.enter(block.args)
 
     def block(self) -> Block:
-        """A new block, with one argument for each value that is carried."""
+        """Return a new block, with one argument for each value that is carried."""
         paths: dict[str, list[str]] = {}
         for name, _ in self.carried:
             if name not in paths and (held := self.entry[name] or self.later.held[name]):
@@ -262,7 +263,7 @@ class Loop(Capture):
         self.sharing.begin()
 
     def end_pass(self) -> bool:
-        """Whether this pass was the last: nothing new is carried. Else all is put back."""
+        """Return whether this pass was the last: nothing new is carried. Else all is put back."""
         after = self.after()
         settled = self._compare(after) and not self.filled
         settled = self.sharing.end(_trees(after)) and settled
@@ -302,8 +303,9 @@ class Loop(Capture):
         return settled
 
     def _repeats(self, settled: bool) -> bool:
-        """Whether the pass has the constants of the one before, where there are as many; raises
-        where two passes that carry the same do not: something that nobody knows has state."""
+        """Return whether the pass has the constants of the one before, where there are as many;
+        raises where two passes that carry the same do not: something that nobody knows has
+        state."""
         assert self.open is not None
         before, self.constants = self.constants, _constants(self.open)
         again, self.again = self.again, False
@@ -383,7 +385,8 @@ class Loop(Capture):
         return settled
 
     def _laid(self, values: Sequence[Value]) -> bool:
-        """Whether the layouts of what is carried are known; reading a view may show another one."""
+        """Return whether the layouts of what is carried are known; reading a view may show another
+        one."""
         settled = True
         for (key, t), value in zip(list(self.carried.items()), values):
             if t.layout is None and value.type.layout:
@@ -459,7 +462,8 @@ class Loop(Capture):
     # ---- the op ---------------------------------------------------------------------------------
 
     def test(self, evaluate: Callable[[], Any] | None) -> Region | None:
-        """The condition region: the test holds and no flag is true. None: it has neither."""
+        """Return the region of the condition: the test holds and no flag is true. Return None if
+        the loop has neither a test nor flags."""
         flags = [f for f in self.flags if (f, 0) in self.carried]
         if evaluate is None and not flags:
             return None
@@ -501,7 +505,7 @@ class Loop(Capture):
         return reduce(lambda a, b: context.emit_one(ops.Map("logical_and"), a, b), parts)
 
     def _unless(self, parts: Sequence[Value], asks: Region) -> Value:
-        """A test that may wait for a feed: it is not made where the loop was left."""
+        """Return a test that may wait for a feed: it is not made where the loop was left."""
         context = self.context
         on = reduce(lambda a, b: context.emit_one(ops.Map("logical_and"), a, b), parts)
         with context.block() as block:
@@ -558,7 +562,8 @@ class Loop(Capture):
 
 
     def _at_entry(self, key: Key) -> Value:
-        """A carried value before the first turn; zeros where the body binds the variable first."""
+        """Return a carried value before the first turn; zeros where the body binds the variable
+        first."""
         t = self.carried[key]
         if key[0] not in self.later.held:
             return value_of(self.context, self._leaf(self.entry, key), t)

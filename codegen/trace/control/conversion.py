@@ -38,11 +38,12 @@ _codes: dict[tuple[str, types.CodeType], types.CodeType | str] = {}
 _made: dict[int, types.CodeType] = {}
 _Text = tuple[str, list[tuple[_Function, str | None]], list[types.CodeType]]
 _trees: dict[tuple[str, int], _Text] = {}
-runtime: Any = None  # what converted functions call: the module control, put here by program.py
+runtime: Any = None  # what converted functions call: see registration.py
 
 
 def convert(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with compiled control flow; itself where it is not the user's own Python."""
+    """Return the function with compiled control flow; itself where it is not the user's own
+    Python."""
     if isinstance(function, types.MethodType):
         inner = convert(function.__func__)
         return (
@@ -86,8 +87,8 @@ def why_unconverted() -> str:
 
 
 def in_a_for_statement(remedy: str = "") -> tuple[str, str]:
-    """Of what stands in no for statement that is compiled: what is behind the text of the value
-    that was found, and what to try."""
+    """Return two texts for the error about a `for` that was not compiled: what follows the value in
+    the message, and what to try."""
     if why := why_unconverted():
         return f"; {why}", "a file with the program in it, which Python runs or imports"
     return "", f"leave out the enumerate, zip, list or comprehension around it{remedy}"
@@ -111,7 +112,8 @@ def _convert_function(function: types.FunctionType) -> Callable[..., Any]:
 
 
 def rewritten(function: types.FunctionType) -> Callable[..., Any]:
-    """The function with compiled control flow, whoever wrote it; itself where it has no source."""
+    """Return the function with compiled control flow, whoever wrote it; itself where it has no
+    source."""
     code = function.__code__
     parts = (code, function.__defaults__, function.__kwdefaults__)
     known, made_of = _converted.get(function, (None, ()))
@@ -129,7 +131,7 @@ def rewritten(function: types.FunctionType) -> Callable[..., Any]:
 
 
 def _convert_code(code: types.CodeType, namespace: dict[str, Any]) -> types.CodeType | str:
-    """The rewritten code, or the reason why there is none."""
+    """Return the rewritten code, or the reason why there is none."""
     found = find(code, namespace)
     if found is None:
         return _unread(code)
@@ -149,7 +151,7 @@ def _convert_code(code: types.CodeType, namespace: dict[str, Any]) -> types.Code
 
 
 def _bind(function: types.FunctionType, code: types.CodeType) -> types.FunctionType:
-    """A function of the new code in the old one's surroundings: same cells, same globals."""
+    """Return a function of the new code in the old one's surroundings: same cells, same globals."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
     cells[RUNTIME] = types.CellType(runtime)
     closure = tuple(cells[name] for name in code.co_freevars)
@@ -164,7 +166,8 @@ def _bind(function: types.FunctionType, code: types.CodeType) -> types.FunctionT
 
 
 def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
-    """The code with its qualified name, and those of the functions in it, as in the source."""
+    """Return the code with its qualified name, and those of the functions in it, as in the
+    source."""
     consts = tuple(
         _renamed(c, old, new) if isinstance(c, types.CodeType) else c for c in code.co_consts
     )
@@ -184,7 +187,8 @@ def _register(code: types.CodeType) -> None:
 
 
 def find(code: types.CodeType, namespace: dict[str, Any]) -> tuple[_Function, str | None] | None:
-    """The node of a code object and the class around it (for private names); None: not found."""
+    """Return the node of a code object and the class around it (for private names); None: not
+    found."""
     linecache.checkcache(code.co_filename)
     text = _text(code, namespace)
     if text is None:
@@ -205,8 +209,8 @@ def find(code: types.CodeType, namespace: dict[str, Any]) -> tuple[_Function, st
 
 
 def _text(code: types.CodeType, namespace: dict[str, Any]) -> _Text | None:
-    """The text of a function's file, all functions in it, and their code; no code where they were
-    made by something that changes what it reads, as pytest changes assertions."""
+    """Return the text of a function's file, all functions in it, and their code; no code where they
+    were made by something that changes what it reads, as pytest changes assertions."""
     lines = linecache.getlines(code.co_filename, namespace)
     if not lines:
         return None
@@ -227,15 +231,15 @@ def _text(code: types.CodeType, namespace: dict[str, Any]) -> _Text | None:
 
 
 def _codes_of(tree: ast.Module, filename: str, flags: int) -> list[types.CodeType]:
-    """Of the whole file, and of each statement alone, as notebooks compile them: Python compiles a
-    call of `module.function` another way where it sees the import."""
+    """Compile the whole file, and each statement by itself, as notebooks do: Python compiles a call
+    of `module.function` another way where it sees the import."""
     parts = [tree, *(ast.Module([statement], []) for statement in tree.body)]
     made = [compile(part, filename, "exec", flags=flags, dont_inherit=True) for part in parts]
     return [code for module in made for code in codes_in(module)]
 
 
 def _same(codes: list[types.CodeType], code: types.CodeType) -> list[types.CodeType]:
-    """Those that do what this one does, wherever in the file they stand."""
+    """Return the code objects of the file that do the same as `code`, wherever they stand."""
     meant = content(code)
     return [c for c in codes if c.co_name == code.co_name and content(c) == meant]
 

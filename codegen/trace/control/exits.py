@@ -22,7 +22,8 @@ LOOPS = (ast.For, ast.While, ast.AsyncFor)
 
 
 def at(place: ast.AST, new: _Node) -> _Node:
-    """The new tree with the position of an old node wherever it has none of its own."""
+    """Give nodes of a new tree that have no position the position of an old node; return the
+    tree."""
     for node in ast.walk(new):
         if "lineno" in node._attributes and not hasattr(node, "lineno"):
             ast.copy_location(node, place)
@@ -77,7 +78,7 @@ _NONE: _Exits = frozenset()
 
 
 def _exits_of(node: ast.stmt) -> _Exits:
-    """How control may leave a statement other than at its end or by an exception."""
+    """Return how control may leave a statement other than at its end or by an exception."""
     if isinstance(node, ast.Return):
         return frozenset({"return"})
     if isinstance(node, ast.Break):
@@ -106,7 +107,7 @@ def _exits_from(block: Stmts) -> _Exits:
 
 
 def _never_ends(block: Stmts) -> bool:
-    """Whether the end of a block is never reached."""
+    """Return whether the end of a block is never reached."""
     return any(
         isinstance(s, (ast.Return, ast.Break, ast.Continue, ast.Raise))
         or (isinstance(s, ast.If) and _never_ends(s.body) and _never_ends(s.orelse))
@@ -125,7 +126,8 @@ class Lowering:
         self.returns = False
 
     def function(self, body: Stmts) -> Stmts:
-        """The body with every exit out of an `if` or a loop lowered; a plain return stays."""
+        """Return the body with every exit out of an `if` or a loop lowered; a plain return
+        stays."""
         self.returns = any("return" in _exits_of(s) for s in body if not isinstance(s, ast.Return)
                            and not self._straight(s))
         if not self.returns:
@@ -142,7 +144,8 @@ class Lowering:
         return lowered
 
     def _straight(self, node: ast.stmt) -> bool:
-        """Whether the returns in a statement stand in no `if` and no loop (with, try only)."""
+        """Return whether the returns in a statement stand in no `if` and no loop (with, try
+        only)."""
         for inner in own_nodes([node]):
             if isinstance(inner, (ast.If, ast.Match, *LOOPS)) and _exits_of(inner) & {"return"}:
                 return False
@@ -173,7 +176,7 @@ class Lowering:
         return out
 
     def _absorb(self, s: ast.If, rest: Stmts) -> tuple[ast.If, Stmts]:
-        """Moves what follows `if c: return a` into the other arm of the `if`."""
+        """Move what follows `if c: return a` into the other arm of the `if`."""
         then, other = _never_ends(s.body), _never_ends(s.orelse)
         if not rest or then == other:
             return s, rest
@@ -182,7 +185,8 @@ class Lowering:
         return ast.copy_location(ast.If(s.test, s.body + rest, s.orelse), s), []
 
     def _guard(self, exits: set[str] | _Exits, rest: Stmts, place: ast.AST) -> ast.stmt:
-        """The rest under an `if` that asks whether none of the flags of these exits is true."""
+        """Return the rest under an `if` that asks whether none of the flags of these exits is
+        true."""
         flags = []
         if "return" in exits:
             flags.append(RETURNED)
@@ -226,7 +230,8 @@ class Lowering:
         return s
 
     def _loop(self, s: ast.For | ast.While) -> Stmts:
-        """The loop with its flags: `broke` before it, `skipped` in it; its else clause after it."""
+        """Return the loop with its flags: `broke` before it, `skipped` in it; its else clause after
+        it."""
         self.numbered += 1
         loop = _Loop(self.numbered)
         exits = _exits_from(s.body)
@@ -275,7 +280,7 @@ def _loads(block: Stmts, name: str) -> bool:
 
 
 def _without(block: Stmts, name: str) -> Stmts:
-    """The block with `pass` in place of assignments to a flag that nothing reads."""
+    """Return the block with `pass` in place of assignments to a flag that nothing reads."""
 
     class Drop(ast.NodeTransformer):
         def visit_Assign(self, node: ast.Assign) -> ast.stmt:

@@ -162,7 +162,7 @@ def scan(
 
 
 def _row(x: Array, at: Any) -> Any:
-    """A row of an array; zeros of the type that it would have where there is none."""
+    """Return a row of an array; zeros of the type that it would have where there is none."""
     if x.extents[0] != 0:
         return x[at]
     return wrap(x.context, full_value(x.context, 0, x.type.dtype, x.extents[1:]), scalar=False)
@@ -171,7 +171,8 @@ def _row(x: Array, at: Any) -> Any:
 def _types_of_rows(
     context: Context, names: Names, count: Any, step: Callable[[Names, Any], Any]
 ) -> tuple[Tree, list[LeafType | None]]:
-    """What f returns for one row, once the carry is settled; nothing of it is kept."""
+    """Return the structure and the types of f's result for one row, once the types of the carry are
+    stable; the ops of this capture are dropped."""
     loop = Loop(context, Code(names, (_STATE,)))
     end = expr_of(count)
     counter = Counter(context, "k", expr.const(0), end, expr.const(1))
@@ -211,7 +212,7 @@ def _holding(init: Any, *functions: Callable[..., Any]) -> Names:
 
 
 def _by_value(x: Any) -> Any:
-    """The same tree around arrays of their own."""
+    """Return the same tree around arrays of their own."""
     tree, leaves = flatten(x)
     copies = [
         wrap(leaf.context, leaf.read(), leaf.weak, leaf.scalar) if isinstance(leaf, Array) else leaf

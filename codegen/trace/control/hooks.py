@@ -73,8 +73,8 @@ def returned(value: Any) -> Any:
 
 
 def matched(subject: Any) -> Any:
-    """What a match statement compares with types, or with True and False. Raises
-    TracedValueError."""
+    """Return the subject of a match statement, whose patterns name types, True or False; raise
+    TracedValueError if it is a value of the program."""
     if Context.current() is not None and any(
         isinstance(x, (Array, Number)) for x in pytree.leaves(subject)
     ):
@@ -125,7 +125,8 @@ def _leaving(
 
 
 def _unrolled(turns: Iterable[Any]) -> Iterable[Any]:
-    """What a loop that Python runs goes through; whoever listens hears of many turns."""
+    """Return the turns of a loop that Python runs; where somebody listens, they report that there
+    are many."""
     return turns if Context.current() is None or not is_heard() else _told_of(turns)
 
 
@@ -138,7 +139,7 @@ def _told_of(turns: Iterable[Any]) -> Iterator[Any]:
 
 
 def each(iterable: Any) -> Any:
-    """What Python iterates over in place of it."""
+    """Return what Python iterates over in place of `iterable`: a set in an order that lasts."""
     return iterable if Context.current() is None else ordered(iterable)
 
 
@@ -159,7 +160,7 @@ def _plain_while(test: Callable[[], Any]) -> Iterator[None]:
 
 
 def left(names: Names, loop_number: int, *flags: Any) -> bool:
-    """Whether a loop that Python runs was left by break or return."""
+    """Return whether a loop that Python runs was left by break or return."""
     if loop_number in names.tracing:
         return False
     return any(not is_traced(f) and f for f in flags)
@@ -209,7 +210,7 @@ def chosen(test: Any) -> Any:
 
 
 def plain(test: Any, what: str, reason: str) -> Any:
-    """A test that Python itself takes; refuses one that is known only at run time."""
+    """Return a test that Python itself takes; refuses one that is known only at run time."""
     if not is_traced(test):
         return test
     raise UnsupportedError(

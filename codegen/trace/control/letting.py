@@ -28,8 +28,8 @@ from codegen.trace.number import number
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is known of a computed integer: its least value, a formula of sizes that it does not
-    exceed, and whether it is a power of two."""
+    """Bounds of a computed integer: its least value, a formula of sizes that it does not exceed,
+    and whether it is a power of two."""
 
     least: int | None = None
     most: Expr | None = None
@@ -47,7 +47,7 @@ def as_symbol(x: Any, power: bool = True) -> Any:
 
 
 def say_position(context: Context, x: Any) -> None:
-    """From here on x, a 0-d integer that ranks agree on, is the program's position: a number that
+    """Make x, a 0-d integer that ranks agree on, the program's position from here on: a number that
     timelines and messages of lost ranks show in the program's own terms; 0 for nothing."""
     sym = Sym(context.unique("position"), "counter", None, None)
     context.emit(Let(counter=sym, key=POSITION), [as_value(context, x, dtypes.INT64)],
@@ -105,7 +105,7 @@ def _let(context: Context, value: Value, power: bool) -> Sym:
 
 
 def bounds_of(module: Module) -> dict[str, Bounds]:
-    """The bounds of the integers that `let` ops name, by the keys of the ops."""
+    """Return the bounds of the integers that `let` ops name, by the keys of the ops."""
     work = _Induction()
     work.region(module.body)
     out: dict[str, Bounds] = {}
@@ -121,7 +121,7 @@ def bounds_of(module: Module) -> dict[str, Bounds]:
 
 
 def _either(a: Bounds, b: Bounds) -> Bounds:
-    """The bounds that both integers keep."""
+    """Return the bounds that both integers keep."""
     least = None if a.least is None or b.least is None else min(a.least, b.least)
     return Bounds(least, a.most if a.most == b.most else None, a.power and b.power)
 
@@ -177,7 +177,7 @@ class _Induction:
                 self.most[argument] = bound - (fn == "lt")
 
     def _formula(self, value: Value) -> Expr | None:
-        """A value as a formula of sizes, which are the same everywhere."""
+        """Return a value as a formula of sizes, which are the same everywhere."""
         op, _ = self.made.get(value, (None, 0))
         if op is None or not isinstance(op.what, (Symbolic, Full)):
             return None

@@ -61,7 +61,8 @@ _COMPARED_BYTES = 1 << 24  # bytes of an array that are compared; of a larger on
 
 
 def is_iterator(x: Any) -> bool:
-    """Whether x gives each of its items once: a generator, a file, map, zip; no user's object."""
+    """Return whether x gives each of its items once: a generator, a file, map, zip; no user's
+    object."""
     return (
         hasattr(type(x), "__next__")
         and not isinstance(x, (Array, np.ndarray))
@@ -71,7 +72,8 @@ def is_iterator(x: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Something with state. path: how the user reaches it. items: what it held, by their steps."""
+    """A thing with state, as the body found it. path: how the user reaches it. items: what it held,
+    by their steps."""
 
     thing: Any
     path: str
@@ -80,7 +82,8 @@ class _Seen:
 
 
 class Outside:
-    """What a body can reach when it begins. what: loop, branch, shard_map, member or program.
+    """Everything that a body can reach when it begins. what: loop, branch, shard_map, member or
+    program.
 
     carried: ids of things that the body may change; of a global, (id of the namespace, name).
     """
@@ -135,7 +138,8 @@ class Outside:
             )
 
     def holder(self, thing: Any, but: Iterable[str]) -> str:
-        """The path to a holder of a thing that is not carried. but: variables to leave out."""
+        """Return the path to a holder of a thing that is not carried. but: variables to leave
+        out."""
         return next((
             step(s.path, s.thing, k) for s in self._seen if s.path not in but
             for k, v in s.items.items() if v is thing
@@ -233,7 +237,7 @@ class Outside:
         return True
 
     def put_back(self) -> None:
-        """After a failure: restores what would keep an array of the program alive."""
+        """After a failure, restore every thing that would keep an array of the program alive."""
         for seen, now in self._others():
             if self._holds_traced(_new(seen, now).values()):
                 _restore(seen.thing, seen.items, now)
@@ -248,7 +252,7 @@ class Outside:
                 yield seen, now
 
     def _filled(self, seen: _Seen, now: dict[Any, Any]) -> bool:
-        """Whether a dict or a namespace got new keys, as a cache does. In a program an
+        """Return whether a dict or a namespace got new keys, as a cache does. In a program an
         attribute may be new too, and what was None. No array of the program is kept."""
         thing, new = seen.thing, _new(seen, now)
         if self.what == "branch" and (id(thing) in self._contents or self._stored(thing)):
@@ -300,8 +304,8 @@ class Outside:
         )
 
     def drawn(self, thing: Any, place: Place | None, instead: str = "") -> UnsupportedError:
-        """For what gives another value each time that it is asked: a generator, an iterator.
-        instead: of spmd.random, what a generator's method does."""
+        """Return the error for a thing that gives another value each time that it is asked: a
+        generator, an iterator. instead: what of spmd.random stands for a generator's method."""
         drawing = isinstance(thing, GENERATORS)
         if self.what == "program":
             remedy = "; or ".join(filter(None, [instead, _DRAWN])) if drawing else (
@@ -382,7 +386,7 @@ class Variable:
 
 
 class Attributes:
-    """Those of a list, a dict or the like, of a class that has them."""
+    """Read and restore the attributes of a list, a dict or the like whose class has some."""
 
     def __init__(self, thing: Any) -> None:
         self.thing = thing
@@ -395,7 +399,7 @@ class Attributes:
 
 
 def step(path: str, thing: Any, key: Any) -> str:
-    """The text of a path to what a thing holds under a key."""
+    """Return the text of a path to what a thing holds under a key."""
     if isinstance(thing, Variable):
         return path
     if isinstance(thing, (list, tuple, dict, collections.deque)):
@@ -404,7 +408,8 @@ def step(path: str, thing: Any, key: Any) -> str:
 
 
 def of_piece(what: str, code: Code, entry: Variables) -> Outside:
-    """What a loop or a branch can reach beside the variables that it carries."""
+    """Return the outside of a loop or a branch: what it can reach beside the variables that it
+    carries."""
     names = code.names
     carried = [names.key(name) for name in code.bound]
     carried += [id(x) for held in entry.values() if held for x in held.tree.containers()]
@@ -424,7 +429,7 @@ def _alike(now: Any, before: Any) -> bool:
 
 
 def _new(seen: _Seen, now: dict[Any, Any]) -> dict[Any, Any]:
-    """What a thing holds now that it did not hold there before."""
+    """Return the entries of a thing that it did not hold when the body began."""
     return {k: v for k, v in now.items() if k not in seen.items or not _alike(v, seen.items[k])}
 
 
@@ -465,7 +470,7 @@ def _restore(thing: Any, before: dict[Any, Any], now: dict[Any, Any]) -> None:
 
 
 def items_of(thing: Any) -> dict[Any, Any] | None:
-    """What a thing holds, by key, index or attribute; None where it has no state."""
+    """Return what a thing holds, by key, index or attribute; None if it has no state."""
     if isinstance(thing, np.ndarray) and thing.dtype.hasobject and thing.dtype.names is None:
         return dict(enumerate(islice(thing.flat, _COMPARED_ITEMS)))
     if isinstance(thing, np.ndarray):
@@ -523,7 +528,8 @@ def _public(names: Any) -> dict[Any, Any]:
 
 
 def _called_by(thing: Any) -> list[Any]:
-    """The functions that a descriptor, a partial or a cache calls, and the arguments it keeps."""
+    """Return the functions that a descriptor, a partial or a cache calls, and the arguments it
+    keeps."""
     if isinstance(thing, (functools.partial, functools.partialmethod)):
         return [thing.func, *thing.args, *thing.keywords.values()]
     if isinstance(thing, (staticmethod, classmethod)):
@@ -560,7 +566,7 @@ def _flat(state: Any) -> Any:
 
 
 def _left_in(iterator: Any) -> dict[Any, Any]:
-    """Where an iterator stands, as far as it can be told without asking it for more."""
+    """Return the position of an iterator, as far as it can be told without taking an item."""
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
         if frame is None:

@@ -60,7 +60,8 @@ def turns_of(context: Context, iterable: Any) -> Turns | None:
 
 
 def _of_unknown(array: Any) -> Turns | None:
-    """Of rows of which only a run knows how many there are: Python can never run such a loop."""
+    """Return the turns over the rows of an array whose number only a run knows, which Python cannot
+    loop over; None for any other value."""
     if not isinstance(array, Array) or not array.ndim or not array.extents[0].has_extents:
         return None
     return Range(0, array.shape[0], 1), lambda turn: array[turn]
@@ -96,7 +97,8 @@ def _of_array(array: Any) -> Turns | None:
 
 
 def _has_plain_rows(x: Any) -> bool:
-    """Whether it is a NumPy array of numbers; rows of a matrix or of a masked array are another."""
+    """Return whether it is a NumPy array of numbers; rows of a matrix or of a masked array are
+    another."""
     return type(x) in (np.ndarray, np.memmap) and dtypes.from_numpy(x.dtype) is not None
 
 

@@ -76,7 +76,7 @@ def spmd_range(start: Any, stop: Any = None, step: Any = 1) -> Range:
 
 
 def step_of(bounds: Range) -> tuple[Expr, int]:
-    """The step and its sign."""
+    """Return the step and its sign."""
     e = expr_of(bounds.step)
     if e is not None:
         for sign in (1, -1):

@@ -67,7 +67,8 @@ class _Unknown(Exception):
 
 
 def digest(*roots: Any) -> str | None:
-    """The digest of all that code can read from these; None where something cannot be seen."""
+    """Return the digest of all that code can read from these; None where something cannot be
+    seen."""
     try:
         return _Walk(roots).result()
     except (_Unknown, RecursionError):
@@ -126,7 +127,7 @@ class _Walk:
                 self.visit(part)
 
     def parts(self, x: Any) -> Iterable[Any]:
-        """What an object consists of. Raises _Unknown."""
+        """Return the objects and words that an object consists of. Raises _Unknown."""
         kind = type(x)
         if isinstance(x, types.ModuleType):
             self.modules[_seen_through(x).__name__] = x
@@ -165,7 +166,8 @@ class _Walk:
             yield self.used(f.__globals__, name, chain)
 
     def used(self, namespace: dict[str, Any], name: str, chain: tuple[str, ...]) -> Any:
-        """What a function finds under a global name, or behind attributes of a module there."""
+        """Return what a function reads under a global name, or through attributes of a module under
+        that name."""
         if chain[:1] == (_IMPORT,):
             return _imported(name, namespace)
         value = namespace.get(name, getattr(builtins, name, _MISSING))
@@ -273,13 +275,14 @@ def _instance(x: Any) -> Iterator[Any]:
 
 def _holds_nothing(c: type) -> bool:
     """Bases in known modules that keep no state of their own."""
-    return c.__module__ in ("typing", "abc", "codegen.trace.ranks.layout_forms") or (
-        c.__module__ == "enum" and issubclass(c, enum.Enum)
-    )
+    return c.__module__ in (
+        "typing", "abc", "codegen.trace.ranks.layout_forms", "codegen.trace.user_operations"
+    ) or (c.__module__ == "enum" and issubclass(c, enum.Enum))
 
 
 def _root(module: str) -> types.ModuleType | None:
-    """The known package that a module's name begins with, unless it is a file of the user's."""
+    """Return the known package that a module's name begins with, unless it is a file of the
+    user's."""
     root = module.partition(".")[0]
     found = sys.modules.get(root) if root in _KNOWN else None
     if found is None or root not in _STANDARD:
@@ -290,18 +293,20 @@ def _root(module: str) -> types.ModuleType | None:
 
 @functools.cache
 def _standard() -> str:
-    """The folder of Python's own library, which sysconfig makes anew each time it is asked."""
+    """Return the folder of Python's own library, which sysconfig makes anew each time it is
+    asked."""
     return sysconfig.get_paths()["stdlib"]
 
 
 def _is_known(name: str) -> bool:
-    """Whether a dotted name in a known module reads nothing from outside."""
+    """Return whether a dotted name in a known module reads nothing from outside."""
     parts = name.split(".")
     return not any(".".join(parts[:k]) in _OUTSIDE for k in range(1, len(parts) + 1))
 
 
 def _known_name(x: Any) -> str:
-    """The name of a function or class of a known module; "" for all else. Raises _Unknown."""
+    """Return the name of a function or class of a known module; "" for all else. Raises
+    _Unknown."""
     module, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
     if isinstance(x, np.ufunc):
         module, name = "numpy", x.__name__
@@ -318,27 +323,28 @@ def _known_name(x: Any) -> str:
 
 
 def is_known(name: str) -> bool:
-    """Whether nothing but the version of a module of this name can differ."""
+    """Return whether nothing but the version of a module of this name can differ."""
     return _root(name) is not None
 
 
 def is_users_module(x: types.ModuleType) -> bool:
-    """Whether a module's attributes may be others in the next run."""
+    """Return whether a module's attributes may be others in the next run."""
     return _root(x.__name__) is None and x.__name__.partition(".")[0] not in _SHIPPED
 
 
 def is_users_class(x: type) -> bool:
-    """Whether a class is neither Python's nor of a known module."""
+    """Return whether a class is neither Python's nor of a known module."""
     return _root(module_of(x)) is None and module_of(x).partition(".")[0] not in _SHIPPED
 
 
 def uses_of(code: types.CodeType) -> _Uses:
-    """What a function and those in it use by global names: a name, and attributes read of it."""
+    """Return what a function, and the functions in it, read by global names: each name with its
+    chain of attributes."""
     return _code(code)[1]
 
 
 def _seen_through(x: types.ModuleType) -> types.ModuleType:
-    """A module, if all that can be read of it can be seen. Raises _Unknown."""
+    """Return a module, if all that can be read of it can be seen. Raises _Unknown."""
     if _root(x.__name__):
         return x if _is_known(x.__name__) else _no()  # type: ignore[return-value]
     standard = x.__name__.partition(".")[0] in sys.stdlib_module_names
@@ -346,13 +352,14 @@ def _seen_through(x: types.ModuleType) -> types.ModuleType:
 
 
 def _imported(name: str, namespace: dict[str, Any]) -> Any:
-    """What an import statement inside a function finds, where it was imported before."""
+    """Return the module that an import statement in a function yields, if it is imported
+    already."""
     module = sys.modules.get(name.partition(".")[0])
     return _no() if module is None or namespace.get("__package__") else module
 
 
 def _code(code: types.CodeType) -> tuple[bytes, _Uses]:
-    """A digest of a function's code, and what it uses by global names."""
+    """Return a digest of a function's code, and what it uses by global names."""
     if id(code) not in _codes:
         text = repr(content(code, placed=True)).encode("utf-8", "surrogatepass")
         used = [u for c in (code, *codes_in(code)) for u in _uses(c)]

@@ -86,7 +86,7 @@ class Mark:
         self, context: Context, what: str, place: Place | None,
         remedy: str = "bind a name before the loop or branch and rebind that name inside",
     ) -> None:
-        """Storages made since then are gone: nothing outside may read them."""
+        """Make storages that were made since then unreadable: nothing outside may read them."""
         gone = Gone(f"this array was made inside a {what} and is read outside it", remedy, place)
         for storage in list(context.storages):
             if storage.serial > self.serial and not isinstance(storage.content, Known):
@@ -122,7 +122,7 @@ class Capture:
         self.open = block
 
     def close(self) -> Block:
-        """The block ends; variables and storages stay as its code left them."""
+        """End the block; variables and storages stay as its code left them."""
         assert self.open is not None
         block, self.open = self.open, None
         self.context.blocks.remove(block)
@@ -131,7 +131,7 @@ class Capture:
         return block
 
     def abort(self) -> None:
-        """After an exception: drops the open block and puts everything back."""
+        """After an exception, drop the open block and put everything back."""
         if self.open is not None:
             self.close()
             self.put_back()
@@ -143,18 +143,19 @@ class Capture:
         self.mark.restore_storages()
 
     def keep(self, block: Block) -> None:
-        """The piece was plain Python after all: its ops belong to the block around it."""
+        """Add the ops to the block around: the piece was plain Python after all."""
         around = self.context.blocks[-1]
         around.ops.extend(block.ops)
         around.memo.update(block.memo)
 
     def after(self) -> Variables:
-        """What the variables hold now. UnsupportedError where something outside has changed."""
+        """Return what the variables hold now. UnsupportedError where something outside has
+        changed."""
         self.filled = self.outside.check()
         return capture(self.code)
 
     def written(self) -> list[Storage]:
-        """Storages from before the piece that it wrote."""
+        """Return the storages from before the piece that it wrote."""
         return [s for s in self.log if s in self.serials]
 
 
@@ -162,17 +163,17 @@ class Capture:
 
 
 def value_of(context: Context, leaf: Any, t: LeafType) -> Value:
-    """The value of a leaf in the element type and layout that were agreed."""
+    """Return the value of a leaf in the element type and layout that were agreed."""
     return laid_as(context, as_value(context, leaf, t.dtype), t.layout)
 
 
 def plain_type(v: Value) -> ArrayType:
-    """The type that a value has where nobody else says how it lies."""
+    """Return the type that a value has where nobody else says how it lies."""
     return replace(v.type, free=False)
 
 
 def laid_as(context: Context, value: Value, layout: Layout | None) -> Value:
-    """A global value in the layout that was agreed."""
+    """Return a global value in the layout that was agreed."""
     if not layout or context.rank_view or value.type.layout == layout:
         return value
     return context.emit_one(Relayout(to=layout), value)
@@ -183,13 +184,13 @@ def array_of(context: Context, value: Value, t: LeafType) -> Array:
 
 
 def hint(name: str, path: str) -> str:
-    """A name for a value: letters, digits and underscores."""
+    """Return a name for a value: letters, digits and underscores."""
     words = "".join(c if c.isalnum() else "_" for c in name + path)
     return "_".join(filter(None, words.split("_"))) or "x"
 
 
 def condition(x: Any, what: str) -> Expr | Value:
-    """A truth value for an `if` or a loop: an Expr of a number, or a 0-d bool value."""
+    """Return a truth value for an `if` or a loop: an Expr of a number, or a 0-d bool value."""
     found = condition_of(x)
     if found is not None:
         return found
@@ -223,7 +224,7 @@ def _instead_of(name: str, *values: Any) -> str:
 def carry_error(
     what: str, name: str, path: str, place: Place | None, expected: Any, found: Any
 ) -> CarryError:
-    """The error for a variable that changes its type in a loop, or differs between arms."""
+    """Return the error for a variable that changes its type in a loop, or differs between arms."""
     words = {"loop": ("before the loop", "after one pass"), "branch": ("one arm", "another arm")}
     first, second = words.get(what, ("before", "after"))
     shown = [str(t) if isinstance(t, LeafType) else describe(t) for t in (expected, found)]

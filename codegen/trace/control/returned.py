@@ -32,7 +32,8 @@ def outputs_of(context: Context, returned: Any, place: Place) -> tuple[list[Outp
 
 
 def _tree(x: Any, name: str, leaves: dict[str, Any], place: Place, depth: int = 0) -> Returned:
-    """Leaves by name: what is nested has names with dots, as files and `-o` know it."""
+    """Return the tree of a result and collect its leaves by name: a nested leaf has a dotted name,
+    as files and `-o` know it."""
     if depth > MOST_NESTED:
         raise _returned_error(f"containers nested more than {MOST_NESTED} deep", place)
     inside = held(x)

@@ -34,7 +34,8 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 def function_module(
     node: _Function | ast.Lambda, free: Sequence[str], class_name: str | None
 ) -> ast.Module:
-    """A module with a factory of the rewritten function; `free` are its variables from outside."""
+    """Return a module with a factory of the rewritten function; `free` are its variables from
+    outside."""
     node = _copy(node)
     _bare_arguments(node.args)
     inner: ast.stmt
@@ -55,7 +56,7 @@ def function_module(
 
 
 def _copy(node: Any) -> Any:
-    """A deep copy; the parsed file is kept for the next function."""
+    """Return a deep copy; the parsed file is kept for the next function."""
     if isinstance(node, list):
         return [_copy(n) for n in node]
     if not isinstance(node, ast.AST):
@@ -76,9 +77,9 @@ def _bare_arguments(args: ast.arguments) -> None:
 
 
 def _rewrite_function(node: Any, class_name: str | None, outer: bool = False) -> Any:
-    """A def with its body rewritten; decorators, defaults and annotations are the caller's. outer:
-    it stands in no other that is rewritten, so that it may be a program, and no helper of a kernel.
-    """
+    """Return a def with its body rewritten; decorators, defaults and annotations are the caller's.
+    outer: it stands in no other that is rewritten, so that it may be a program, and no helper of a
+    kernel."""
     if any(_last_name(d) in _COMPILED_ELSEWHERE for d in node.decorator_list):
         return node
     reason = cannot_lower(node.body)
@@ -98,7 +99,8 @@ def _rewrite_function(node: Any, class_name: str | None, outer: bool = False) ->
 
 
 def _with_names(node: _Function, body: Stmts, rewriter: _Rewriter) -> Stmts:
-    """The body with `Names` made first, and a handler that explains why a name has no value."""
+    """Return the body with `Names` made first, and a handler that explains why a name has no
+    value."""
     first = [s for s in body if isinstance(s, (ast.Global, ast.Nonlocal))]
     rest = [s for s in body if s not in first] or [ast.Pass()]
     cells = ast.Lambda(_no_arguments(), ast.Tuple([_load(n) for n in rewriter.state], ast.Load()))
@@ -146,8 +148,8 @@ def _later(value: ast.expr) -> ast.expr:
 
 
 def _texts(node: ast.expr) -> ast.expr:
-    """An expression that is printed, with its f-strings as calls, which take what only the run
-    knows."""
+    """Return an expression that is printed, with its f-strings as calls, which take what only the
+    run knows."""
     if isinstance(node, ast.IfExp):
         node.body, node.orelse = _texts(node.body), _texts(node.orelse)
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -187,7 +189,7 @@ def _text_call(node: ast.Call) -> ast.expr:
 
 
 def _is_ours(node: ast.expr) -> bool:
-    """Whether a function that is called is one of hooks.py."""
+    """Return whether a function that is called is one of hooks.py."""
     return isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == RUNTIME
 
 
@@ -222,7 +224,8 @@ class _Rewriter(ast.NodeTransformer):
         return out
 
     def _names(self, *nodes: ast.AST) -> tuple[ast.expr, ast.expr]:
-        """Constants: names that the nodes bind, and others through which they may change data."""
+        """Return, as constants, the names that the nodes bind, and those through which they may
+        change data."""
         bound = dict.fromkeys(n for n in bound_names(nodes) if n != _ITEM)
         bound |= dict.fromkeys(self.shared)
         touched = dict.fromkeys(
@@ -234,7 +237,7 @@ class _Rewriter(ast.NodeTransformer):
         )
 
     def _spelt(self, name: str) -> str:
-        """A private name as the compiler spells it."""
+        """Return a private name as the compiler spells it."""
         if self.class_name and name.startswith("__") and not name.endswith("__"):
             stripped = self.class_name.lstrip("_")
             return f"_{stripped}{name}" if stripped else name
@@ -323,14 +326,15 @@ class _Rewriter(ast.NodeTransformer):
         return _constant(tuple(self._spelt(n) for n in getattr(node, "kept", ())))
 
     def _fresh(self, node: Any) -> ast.expr:
-        """What no turn reads of before it; where a turn may be left early, what is read behind the
-        loop must last until then."""
+        """Return the variables that no turn reads from the turn before; without those that code
+        behind the loop may read after an early exit."""
         lasts = node.kept if getattr(node, "flags", ()) else ()
         return _constant(tuple(
             self._spelt(n) for n in getattr(node, "fresh", ()) if n not in lasts))
 
     def _leave(self, node: Any, flags: Sequence[str]) -> Stmts:
-        """A break under an `if` that asks for the flags; a capture of the body never takes it."""
+        """Return a break under an `if` that asks for the flags; a capture of the body never takes
+        it."""
         if not flags:
             return []
         number = ast.Constant(node.number)
@@ -353,7 +357,7 @@ class _Rewriter(ast.NodeTransformer):
         return self._stored(node, node.targets)
 
     def _returned(self, node: ast.Return | ast.Assign) -> ast.stmt:
-        """Says which of its expressions the function returns, for errors in what a program does."""
+        """Note which of its expressions the function returns, for errors in what a program does."""
         assert node.value is not None
         value = self.visit(node.value)
         node.value = at(value, _runtime("returned", value)) if self.outer else value
@@ -370,7 +374,7 @@ class _Rewriter(ast.NodeTransformer):
         return self._stored(node, node.targets)
 
     def _stored(self, node: ast.stmt, targets: Sequence[ast.expr]) -> Any:
-        """The statement, then a call that notes what it changed outside of the function."""
+        """Return the statement, then a call that notes what it changed outside of the function."""
         changed: dict[str, tuple[ast.expr, ...]] = {}
         for target in own_nodes(targets):
             if isinstance(target, (ast.Attribute, ast.Subscript)):
@@ -489,8 +493,8 @@ class _Rewriter(ast.NodeTransformer):
         return at(node, _runtime("fresh", self._operands(node)))
 
     def _operands(self, node: ast.expr) -> ast.expr:
-        """The node with its operands visited; inner operators are not wrapped, their results are
-        not kept."""
+        """Return the node with its operands visited; inner operators are not wrapped, their results
+        are not kept."""
         if isinstance(node, ast.BinOp):
             node.left, node.right = self._operands(node.left), self._operands(node.right)
             if isinstance(node.op, ast.Mod) and _is_text(node.left):
@@ -505,7 +509,8 @@ class _Rewriter(ast.NodeTransformer):
         return self._logic(node, ("and_", "or_"), self.visit)
 
     def _test(self, node: ast.expr) -> Any:
-        """An expression whose truth alone is asked: `and`, `or` in it need not give an operand."""
+        """Return an expression whose truth alone is asked: `and`, `or` in it need not give an
+        operand."""
         if isinstance(node, ast.BoolOp):
             return self._logic(node, ("both", "either"), self._test)
         return self.visit(node)
@@ -544,7 +549,8 @@ class _Rewriter(ast.NodeTransformer):
 
 
 def _as_if(node: ast.BoolOp) -> ast.If:
-    """The statement `a and b`, whose value nobody reads: `if a: b`; `a or b`: `if not a: b`."""
+    """Return the statement `a and b`, whose value nobody reads: `if a: b`; `a or b`: `if not a:
+    b`."""
     *tests, last = node.values
     test = tests[0] if len(tests) == 1 else at(node, ast.BoolOp(node.op, tests))
     if isinstance(node.op, ast.Or):
@@ -558,5 +564,5 @@ def _known(node: ast.expr, what: str) -> ast.expr:
 
 
 def _stays(node: ast.expr) -> bool:
-    """Whether an expression binds or waits, which a lambda around it would change."""
+    """Return whether an expression binds or waits, which a lambda around it would change."""
     return any(isinstance(n, _BINDS) or getattr(n, "is_async", 0) for n in own_nodes([node]))

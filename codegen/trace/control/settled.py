@@ -25,7 +25,8 @@ Path = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Settled:
-    """What a loop carries: leaves, memory, what may be one memory, variables bound inside."""
+    """A record of what a loop carries: leaves, memory, what may be one memory, variables bound
+    inside."""
 
     carried: Mapping[Key, LeafType]
     stored: Mapping[Memory | Storage, ArrayType]
@@ -41,14 +42,15 @@ class Inner:
     met: dict[Path, int] = field(default_factory=dict)  # how often, in this pass
 
     def number(self) -> tuple[Path, int]:
-        """The number of the loop that begins now: where it stands, and how often it was met."""
+        """Return the number of the loop that begins now: where it stands, and how often it was
+        met."""
         path = _path()
         self.met[path] = self.met.get(path, 0) + 1
         return path, self.met[path]
 
 
 def _path() -> Path:
-    """The positions in the user's functions that run now, the innermost first."""
+    """Return the positions in the user's functions that run now, the innermost first."""
     out = []
     frame: Any = sys._getframe(1)
     while frame is not None:

@@ -29,7 +29,7 @@ def parts(tree: Tree, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _fixed(thing: Any) -> bool:
-    """Whether nobody stores into it: a frozen dataclass."""
+    """Return whether nobody stores into it: a frozen dataclass."""
     return bool(getattr(getattr(type(thing), "__dataclass_params__", None), "frozen", False))
 
 
@@ -50,7 +50,7 @@ def holder(thing: Any, but: Iterable[str] = ()) -> str:
 
 
 def _labels(things: Iterable[Any]) -> list[int]:
-    """One number per thing: equal numbers mark the same thing."""
+    """Return one number per thing; equal numbers mark the same thing."""
     numbers: dict[int, int] = {}
     return [numbers.setdefault(id(x), len(numbers)) for x in things]
 
@@ -131,8 +131,8 @@ class Turning:
         self.began = [flatten(thing)[1] for _, thing in self.before]
 
     def end(self, after: dict[str, Tree]) -> bool:
-        """Whether what may be one at the end of a turn was known to; CarryError where what is one
-        before the turn is two after it, or the other way round."""
+        """Return whether what may be one at the end of a turn was known to; CarryError where what
+        is one before the turn is two after it, or the other way round."""
         now = [thing for name in self.entry for _, thing in parts(after[name], name)]
         twins = {(id(a), id(b)) for a, b, *_ in self.context.twins}
         twins |= {(b, a) for a, b in twins}
@@ -162,8 +162,9 @@ class Turning:
         )
 
     def _refuse_kept(self, path: str, thing: Any, now: Any, began: list[Any]) -> None:
-        """What the first turn has, and a later one no more, has no other name by which the body
-        reads it, nor one by which a store of that turn is seen later."""
+        """Raise CarryError if a thing that the first turn has, and later turns no longer have, can
+        still be reached by another name: one that the body reads, or one by which a store of that
+        turn is seen later."""
         if now is thing or _fixed(thing):
             return
         other = self.outside.holder(thing, self.known)  # the body may read it by this name
@@ -179,8 +180,8 @@ class Turning:
             )
 
     def finish(self, after: dict[str, Tree], later: dict[str, Tree]) -> dict[str, list[Any]]:
-        """What each variable is filled into after the loop: what it was where that stays, else
-        copies, the same one for what is one at the end of a turn."""
+        """Return what each variable is filled into after the loop: the old object where it stays,
+        else a copy; names that share an object at the end of a turn share the copy."""
         made: dict[int, Any] = {}
         moved: list[tuple[str, Any, Any]] = []
         out: dict[str, list[Any]] = {}

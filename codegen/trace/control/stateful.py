@@ -50,7 +50,8 @@ _TODAY = ("now", "utcnow", "today")
 
 
 def watched(context: Context, function: Any) -> Any:
-    """The function itself, or one that checks its arguments first. Raises UnsupportedError."""
+    """Return the function itself, or one that checks its arguments first. Raises
+    UnsupportedError."""
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     if isinstance(owner, GENERATORS):
         return _of_generator(context, function, owner)
@@ -103,7 +104,7 @@ def changed(context: Context, thing: Any) -> None:
 
 
 def _noted(function: Any) -> Any:
-    """setattr or delattr, which notes what it changes."""
+    """Return setattr or delattr, made to note what it changes."""
     def call(thing: Any, *args: Any) -> Any:
         if (context := Context.current()) is not None:
             changed(context, thing)
@@ -194,7 +195,8 @@ _PASSING = {
 
 
 def _of_calendar(function: Callable[..., Any]) -> Callable[..., Any]:
-    """time.localtime and its kin: of a time that is given, or, with one argument less, of now."""
+    """Return time.localtime or its kin, checked: of a time that is given, or, with one argument
+    less, of now."""
     needed = 2 if function is time.strftime else 1
 
     def call(*args: Any) -> Any:
@@ -270,12 +272,13 @@ def _passing(value: int, what: str) -> Passing:
 
 
 def identity(x: Any) -> int:
-    """id(x)."""
+    """Return id(x), marked as an int that no image may keep."""
     return _passing(id(x), "id()")
 
 
 def hashed(x: Any) -> int:
-    """hash(x)."""
+    """Return hash(x), marked as an int that no image may keep unless it is the same in every
+    process."""
     return hash(x) if _is_lasting(x) else _passing(hash(x), "hash()")
 
 
@@ -286,9 +289,9 @@ def _is_lasting(x: Any) -> bool:
 
 
 def ordered(x: Any) -> Any:
-    """What code iterates over. A set whose order differs between processes is sorted by types and
-    texts; UnsupportedError where its elements have no text of their own, and for an iterator of
-    which the run may have left items."""
+    """Return x as code iterates over it. A set whose order differs between processes is sorted by
+    types and texts; raise UnsupportedError where its elements have no text of their own, and for an
+    iterator of which the run may have left items."""
     refuse_left_early(x)
     if type(x) not in (set, frozenset) or len(x) < 2 or all(map(_is_lasting, x)):
         return x

@@ -134,7 +134,7 @@ def captured_for(
 
 
 def _weak(x: Any) -> Array:
-    """A bound as a 0-d int64 array that promotes as a Python integer."""
+    """Return a bound as a 0-d int64 array that promotes as a Python integer."""
     array: Array = as_array(x).astype(np.int64)
     array.weak = True
     return array

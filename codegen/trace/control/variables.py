@@ -62,8 +62,8 @@ def nonlocals(nodes: Sequence[ast.AST], deep: bool = True) -> Iterator[str]:
 
 
 def chain(node: ast.expr) -> tuple[str, list[Any]]:
-    """The name and the attributes and constant keys that lead to a thing: `s`, ["a", 0] of s.a[0];
-    no name where anything else does."""
+    """Return the name and the attributes and constant keys that lead to a thing: `s`, ["a", 0] of
+    s.a[0]; no name where anything else does."""
     if isinstance(node, ast.Name):
         return node.id, []
     if isinstance(node, (ast.Attribute, ast.Subscript)):
@@ -119,8 +119,8 @@ def annotate(body: Stmts) -> None:
 
 
 def _first(nodes: Sequence[ast.AST]) -> Events:
-    """For each variable what happens to it first: it is read, or bound. Left out where that is
-    not certain."""
+    """Return, for each variable, what happens to it first: it is read, or bound. It is left out
+    where that is not certain."""
     out: Events = {}
     for node in reversed(nodes):
         out.update(_events(node))
@@ -128,7 +128,7 @@ def _first(nodes: Sequence[ast.AST]) -> Events:
 
 
 def _events(node: ast.AST) -> Events:
-    """What a statement does to variables first."""
+    """Return the first event of each variable in a statement: it is read, or bound."""
     if isinstance(node, ast.If):
         arms = [_first(node.body), _first(node.orelse)]
         bound = arms[0].keys() & arms[1].keys()
@@ -147,7 +147,7 @@ def _events(node: ast.AST) -> Events:
 
 
 def _names(node: ast.AST, event: str = "") -> set[str]:
-    """The variables in a piece of code; with "read", those that it does not only bind."""
+    """Return the variables in a piece of code; with "read", those that it does not only bind."""
     found = list(ast.walk(node))
     reads = {id(n.target) for n in found if isinstance(n, ast.AugAssign)}
     return {n.id for n in found if isinstance(n, ast.Name)

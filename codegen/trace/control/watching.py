@@ -31,7 +31,7 @@ _COPIED_BYTES = 1 << 16  # of an array, that are compared as one piece of bytes
 
 
 class WatchedReads:
-    """What some roots could read when the watch began."""
+    """A watch over what some roots can read: it keeps what they could read when it began."""
 
     def __init__(self, *roots: Any) -> None:
         self._names: list[tuple[Any, str, Any]] = []  # a namespace, a name, what it meant

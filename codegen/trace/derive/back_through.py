@@ -29,7 +29,7 @@ from codegen.trace.context import Context
 from codegen.trace.control.regions import laid_as, plain_type
 from codegen.trace.derive.needed import pruned
 from codegen.trace.derive.once_more import closure, copier, run_again, saved_by
-from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse
+from codegen.trace.derive.reverse import Reverse
 from codegen.trace.expecting import expect
 from codegen.trace.view import index_value
 
@@ -102,7 +102,7 @@ class _Turns:
         return expr.floordiv(expr.symbol(self.counter) - self.what.start, self.what.step)
 
     def counter_in(self, number: Expr) -> Expr:
-        """The counter in the turn of this number."""
+        """Return the counter in the turn of this number."""
         return self.what.start + number * self.what.step
 
 
@@ -129,8 +129,8 @@ def _turns(at: Reverse, op: Op) -> _Turns:
 
 
 def _counted(at: Reverse, op: Op, most: Expr | None) -> tuple[Expr, Op]:
-    """How many turns a loop with a condition makes, at most so many; the op behind which that is
-    known: it counts them now."""
+    """Return how many turns a loop with a condition makes, at most so many; the op behind which
+    that is known: it counts them now."""
     context, body = at.context, op.regions[-1]
     with context.block() as before:
         before.apart = True  # what stands further down is not there yet
@@ -153,14 +153,14 @@ def _counted(at: Reverse, op: Op, most: Expr | None) -> tuple[Expr, Op]:
 
 
 def _symbol(at: Reverse, value: Value, most: Expr) -> Expr:
-    """An integer that the program computes, as a symbol: formulas of it stay short."""
+    """Return an integer that the program computes, as a symbol: formulas of it stay short."""
     symbol = Sym(at.context.unique("turns_counted"), "counter", expr.const(0), most)
     at.context.emit(Let(symbol, f"turns {symbol.name}"), (value,))
     return expr.symbol(symbol)
 
 
 def _parts(at: Reverse, count: Expr, size: Expr, first: Expr) -> Value:
-    """How many parts of this size there are from one turn to another one."""
+    """Return how many parts of this size there are from one turn to another one."""
     left = at.map("sub", index_value(at.context, count), index_value(at.context, first))
     left = at.map("add", left, index_value(at.context, size - 1))
     return at.map("floordiv", left, index_value(at.context, size))
@@ -169,8 +169,8 @@ def _parts(at: Reverse, count: Expr, size: Expr, first: Expr) -> Value:
 def _in_parts(
     at: Reverse, op: Op, turns: _Turns, instead: bool
 ) -> tuple[Op, list[tuple[Value, Value]], dict[Value, Value]]:
-    """The loop as loops in each other of at most so many turns, once more, or instead of it; which
-    of their values are handed on as which of the loop's; and what is copied of its body."""
+    """Return the loop as loops in each other of at most so many turns, once more, or instead of it;
+    which of their values are handed on as which of the loop's; and what is copied of its body."""
     context, most = at.context, _PARTS**_LEVELS
     inside = expr.le(turns.count, most)
     if inside != 1:
@@ -272,7 +272,7 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
 
 
 def _parts_of(at: Reverse, op: Op, turns: _Turns) -> Op:
-    """The loop in parts: behind it, where it counts its turns, else in its place."""
+    """Return the loop in parts: behind it, where it counts its turns, else in its place."""
     if op not in at.parts:
         instead = len(op.regions) == 1
         with at.context.block() as block:
@@ -293,8 +293,9 @@ def _parts_of(at: Reverse, op: Op, turns: _Turns) -> Op:
 
 
 def _without_last_turns(inner: Reverse, region: Region) -> Region:
-    """Of loops that run again only for what their turns begin with, of which only the run knows how
-    many there are, the last turn is left out: nothing begins with what it makes."""
+    """Leave out the last turn of inner loops that run again only for the values that their turns
+    begin with, and whose number of turns only the run knows: no turn begins with what the last one
+    makes."""
     ops: list[Op] = []
     stacks = set(inner.kept.values())
     read = [v for op in region.ops for v in (*op.operands, *(
@@ -312,7 +313,8 @@ def _without_last_turns(inner: Reverse, region: Region) -> Region:
 
 
 def _to_the_last(at: Reverse, op: Op, stacks: Collection[Value]) -> list[Op]:
-    """The loop without its last turn, each turn of which keeps what the next one begins with."""
+    """Return the loop without its last turn, each turn of which keeps what the next one begins
+    with."""
     context, what, body = at.context, op.what, op.regions[-1]
     assert isinstance(what, Loop) and what.counter is not None and what.stop is not None
     made = {v: o for o in body.ops for v in o.results}
@@ -349,7 +351,7 @@ def _to_the_last(at: Reverse, op: Op, stacks: Collection[Value]) -> list[Op]:
 
 
 def _in_row(at: Reverse, stack: Value, value: Value, number: Expr, like: Op) -> Value:
-    """A stack with a value in the row of this number, as another update puts one there."""
+    """Return a stack with a value in the row of this number, as another update puts one there."""
     row = at.emit(Reshape((expr.const(1), *value.type.shape)), value)
     made = at.emit(Update((number, *(expr.const(0),) * value.type.ndim), (1,) * stack.type.ndim),
                    stack, row)
@@ -369,7 +371,8 @@ def _saved_in(body: Region, turns: _Turns) -> dict[Value, Value]:
 def _turn_again(
     copies: Copier, ops: Iterable[Op], kept: Mapping[Value, Value]
 ) -> tuple[list[Op], list[Op]]:
-    """As run_again, of a turn: of what is kept of a function, the turn computes the rest once."""
+    """Copy the ops of a turn as run_again does; a function whose results are kept in part is
+    computed once for the rest."""
     every, run = list[Op](), list[Op]()
     for op in ops:
         inner = op.regions[0].ops if saved_by(op) else (op,)
@@ -381,7 +384,7 @@ def _turn_again(
 
 
 def _begun(at: Reverse, op: Op, k: int, g: Value | None) -> Value:
-    """What the way back through a loop begins with, of a carried value."""
+    """Return the cotangent of a carried value with which the way back through a loop begins."""
     g, value, a = at.of_result(op.results[k], g), op.results[k], op.regions[-1].args[k]
     have = at.shares.reach(value) - at.shares.varies(a)
     return at.brought(g, have, at.shares.after(a))
@@ -392,7 +395,7 @@ def _both(args: Sequence[Value], moving: Sequence[int], around: Sequence[Value])
 
 
 def _stack_of(context: Context, a: Value, turns: Expr, name: str) -> Value:
-    """What a carried value was, turn after turn."""
+    """Return a value for the stack that holds a carried value, with a row for each turn."""
     layout = None if context.rank_view else ((), *(a.type.layout or ()))
     return Value(name + "_turns", ArrayType(a.type.dtype, (turns, *a.type.shape), layout))
 
@@ -430,7 +433,5 @@ def _keep(at: Reverse, op: Op, turns: _Turns, kept: Mapping[Value, Value]) -> No
     context.keeps.append(Keeps(tuple(stacks), turns.most, op.place))
 
 
-RULES[Loop] = _loop
-RULES[Branch] = _branch
-ACTIVE[Loop] = _loop_active
-ACTIVE[Branch] = _branch_active
+WAYS_BACK = {Loop: _loop, Branch: _branch}
+ACTIVE_RESULTS = {Loop: _loop_active, Branch: _branch_active}

@@ -21,7 +21,7 @@ from codegen.trace.array import Array, as_value, wrap
 from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import as_called, convert
 from codegen.trace.control.regions import laid_as
-from codegen.trace.derive import back_through, exchanged, forward, mapped
+from codegen.trace.derive import forward
 from codegen.trace.derive.eagerly import Held, own_args, without
 from codegen.trace.derive.given import (
     check_function,
@@ -43,8 +43,6 @@ from codegen.trace.ranks.varying import families
 from codegen.trace.state import Tree, fill, flatten
 from codegen.user.absent import needs_of, stand_ins
 from codegen.variance import NONE, Axes
-
-assert back_through and exchanged and mapped  # their rules
 
 T = TypeVar("T")
 
@@ -256,7 +254,7 @@ def _said(
 
 
 class custom_vjp:
-    """Decorator: a function with a gradient that you write, as jax.custom_vjp.
+    """A decorator for a function with a gradient that you write, as jax.custom_vjp.
 
     `f.defvjp(fwd, bwd)`: fwd takes f's arguments and returns a pair: what f returns, and what bwd
     needs. bwd takes what it needs and the cotangents of f's result, and returns a tuple of those of
@@ -286,7 +284,7 @@ class custom_vjp:
         functools.update_wrapper(self, f)
 
     def with_copies(self, copied: Callable[[Any], Any]) -> custom_vjp:
-        """The same of copies of f and fwd; bwd runs later, and reads what holds then."""
+        """Return the same of copies of f and fwd; bwd runs later, and reads what holds then."""
         new = copy.copy(self)
         new.f, new.fwd = copied(self.f), copied(self.fwd)
         return new
@@ -336,7 +334,8 @@ class custom_vjp:
 
 
 class _Recording:
-    """What f does, from arguments that are marked as those it is differentiated by."""
+    """A recording of what f does with arguments that are marked as those it is differentiated
+    by."""
 
     def __init__(
         self, context: Context, what: str, args: Sequence[Any], numbers: Sequence[int]
@@ -376,7 +375,7 @@ class _Recording:
             self.context.recordings -= 1
 
     def leaves(self, returned: Any) -> tuple[tuple[Any, Tree], list[Value]]:
-        """The result with its structure, and the value of each of its leaves."""
+        """Return the result with its structure, and the value of each of its leaves."""
         tree, leaves = flatten(returned)
         return (returned, tree), [as_value(self.context, leaf) for leaf in leaves]
 
@@ -387,8 +386,8 @@ class _Recording:
         return every[every.index(self.last) + 1 if self.last else 0 :]
 
     def back(self, outs: Sequence[tuple[Value, Value]], like: Sequence[Value] = ()) -> list[Any]:
-        """The cotangents of the marked arguments, in their structure. like: values that vary as
-        the cotangents do that it begins with, where these are not of the outs themselves."""
+        """Return the cotangents of the marked arguments, in their structure. like: values that vary
+        as the cotangents do that it begins with, where these are not of the outs themselves."""
         context = self.context
         if (self.block not in context.blocks
                 or self.views != (context.rank_view, len(context.captured))):
@@ -436,7 +435,7 @@ class _Recording:
         self, recorded: Sequence[Op], outs: Sequence[Value], like: Sequence[Value],
         given: Sequence[Value],
     ) -> Shares:
-        """In a rank's view: of what ranks have alike, which cotangents are in shares."""
+        """Return, in a rank's view, which cotangents of what ranks have alike are in shares."""
         at, context = self.at, self.context
         if not context.rank_view:
             return at.shares

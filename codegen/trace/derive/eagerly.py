@@ -28,7 +28,7 @@ class OnlyCaptured(Exception):
 
 def mapped(runtime: Any, f: Callable[..., Any], eager: Callable[[], Any],
            traced: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """What a shard_map of f gives in an eager run. traced: the same in a program."""
+    """Return what a shard_map of f gives in an eager run. traced: the same in a program."""
     try:
         return eager()
     except OnlyCaptured:
@@ -79,7 +79,7 @@ class Held:
 
 
 def without(made: Any, needs: Sequence[str]) -> Any:
-    """A tree of arrays that follow from these inputs, which are not given."""
+    """Return a tree of arrays that follow from these inputs, which are not given."""
     if not needs:
         return made
     tree, leaves = flatten(made)
@@ -102,7 +102,8 @@ def own_args(args: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
 def eagerly(
     runtime: Any, derivative: Callable[..., Any], args: Sequence[Any], item: int | None = None
 ) -> Any:
-    """What derivative(*args) gives, or one item of it: of a program that knows all arrays."""
+    """Return derivative(*args), or one item of it, by a program that is captured and run with all
+    arrays known."""
     if runtime.index_ is not None:
         raise OnlyCaptured
     kept = _Kept()
@@ -123,7 +124,7 @@ def eagerly(
 
 
 def _version(storage: Storage) -> tuple[Any, int]:
-    """The content; and the number of writes by Python into it, where it is known."""
+    """Return the content; and the number of writes by Python into it, where it is known."""
     return storage.content, getattr(storage.content, "version", 0)
 
 

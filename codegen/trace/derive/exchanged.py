@@ -28,14 +28,15 @@ from codegen.ops.group import each
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import wrap
-from codegen.trace.derive.reverse import RULES, Reverse
+from codegen.trace.derive.reverse import Reverse
 from codegen.trace.ranks.communicate import all_to_all
 from codegen.variance import Axes
 
 
 class _Back:
-    """One exchange. members: axes along which there are several; alike: those along which what is
-    given is the same; inside: those of the members along which the cotangent is to be summed."""
+    """The way back through one exchange. members: axes along which there are several; alike: those
+    along which what is given is the same; inside: those of the members along which the cotangent is
+    to be summed."""
 
     def __init__(self, at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
         (self.x,), (self.y,), (g,) = op.operands, op.results, given
@@ -58,11 +59,11 @@ class _Back:
         return self.mesh.position(self.axes)
 
     def whole(self) -> Value:
-        """The cotangent, summed among the members where that is planned."""
+        """Return the cotangent, summed among the members where that is planned."""
         return self.at.summed(self.g, self.inside)
 
     def type(self) -> ArrayType:
-        """Of the cotangent of what is given."""
+        """Return the type of the operand's cotangent."""
         return ArrayType(self.g.type.dtype, self.x.type.shape)
 
     def folded(self, what: Kind, x: Value) -> Value:
@@ -70,12 +71,12 @@ class _Back:
         return self.at.cast(wide, x.type.dtype)
 
     def add(self, found: Value) -> None:
-        """To the cotangent of what is given, of which each member has its share."""
+        """Add to the operand's cotangent, of which each member has its share."""
         self.at.add(self.x, found, (self.beside - self.members) | self.alike)
 
     def add_all(self, found: Value) -> None:
-        """To the cotangent of what is given, where all members' uses count: those that have the
-        same are as many as they are."""
+        """Add to the operand's cotangent, where all members' uses count: those that have the same
+        are as many as they are."""
         at = self.at
         names = tuple(a for a in self.mesh.names if a in self.alike)
         if names:
@@ -118,7 +119,7 @@ def _fold(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
 
 
 def _of_extreme(back: _Back, what: Fold, g: Value) -> Value:
-    """Equal ones share it."""
+    """Return the cotangent of a maximum or minimum among members; equal ones share it."""
     at, every = back.at, back.y if back.op.what == what else back.folded(what, back.x)
     same = at.cast(at.map("eq", back.x, every), g.type.dtype)
     count = back.folded(Fold(what.axes, "add"), same)
@@ -132,8 +133,8 @@ def _of_product(back: _Back, what: Fold, g: Value) -> Value:
 
 
 def _in_blocks(back: _Back, what: Fold) -> Value:
-    """Of a scan: each member gets a block of what all were given, and of the cotangents of what
-    they got; it goes back through what it then combines alone, as one does along a dim."""
+    """Go back through a scan: each member gets a block of all members' operands and cotangents, and
+    goes back through the scan of its block as along a dim."""
     at, x = back.at, back.x
     rows, g = _turned(back, x), _turned(back, back.g)
     if what.flow == "before":  # as what the one before got
@@ -148,14 +149,14 @@ def _in_blocks(back: _Back, what: Fold) -> Value:
 
 
 def _turned(back: _Back, x: Value) -> Value:
-    """Of everybody's x, which is a row, a block of columns."""
+    """Return a block of columns of the matrix whose rows are the members' x."""
     row = wrap(back.at.context, back.at.reshaped(x, (expr.const(1), expr.product(x.type.shape))))
     rows: Value = all_to_all(row, back.axes, 1, 0, tiled=True).read()
     return rows
 
 
 def _from_last(back: _Back, what: Fold, x: Value) -> Value:
-    """A scan from the last member to the first."""
+    """Return a scan from the last member to the first."""
     p = expr.Sym("p", "var", expr.const(0), (n := back.mesh.size(back.axes)) - 1)
     turned, one = n - 1 - expr.symbol(p), expr.const(1)
     turn = Permute(back.axes, p, turned, one, turned, one, (x.type,))
@@ -187,7 +188,8 @@ def _move(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
 
 
 def _to_root(back: _Back, what: Move) -> Value:
-    """What members got of the root, back at it; zeros at others."""
+    """Return, at the root, the cotangent of what the members got from it; zeros at the other
+    members."""
     at, root, shape = back.at, what.root, back.x.type.shape
     assert root is not None
     here = expr.eq(back.me, root)
@@ -229,6 +231,4 @@ def _permute(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     back.add(at.emit(turned, back.g))
 
 
-RULES[Fold] = _fold
-RULES[Move] = _move
-RULES[Permute] = _permute
+WAYS_BACK = {Fold: _fold, Move: _move, Permute: _permute}

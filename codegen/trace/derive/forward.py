@@ -32,7 +32,8 @@ def _exchanges(op: Op) -> bool:
 
 
 class Forward:
-    """changes: by how much values change, of those that do."""
+    """Carry changes of values forward through ops. changes: by how much values change, of those
+    that do."""
 
     def __init__(self, context: Context, changes: Mapping[Value, Value]) -> None:
         self.context, self.changes = context, dict(changes)
@@ -70,7 +71,8 @@ class Forward:
         self.context.blocks[-1].ops.append(op)
 
     def _transposed(self, op: Op) -> None:
-        """The way back is linear in the cotangents: so is its own way back, in what they go to."""
+        """Find the changes of an op's results from its way back: that is linear in the cotangents,
+        so its own way back is the derivative forwards."""
         context, ops = self.context, self.context.blocks[-1].ops
         results = [v for v in op.results if v in self.at.active & self.wanted
                    and differentiable(v.type)]
@@ -95,7 +97,8 @@ class Forward:
                 self.changes[v] = found
 
     def _grown(self, op: Op) -> None:
-        """A branch, or what is computed again for its way back: with the changes of its results."""
+        """Emit a branch, or what is computed again for its way back, with the changes of its
+        results."""
         context, what = self.context, op.what
         own = len(op.results) - saved_by(op)  # what is kept for a way back stays last
         moving = [k for k, v in enumerate(op.results) if v in self.at.active]

@@ -52,7 +52,7 @@ def check_numbers(what: str, numbers: Sequence[int], args: Sequence[Any]) -> Non
 
 
 def float_of(leaf: Any, what: str, at: str) -> Array:
-    """A leaf of an argument as an array of floats. at: which one it is."""
+    """Return a leaf of an argument as an array of floats. at: which one it is."""
     if isinstance(leaf, (Array, Number, np.ndarray, np.generic, int, float, complex)):
         array = as_array(leaf)
         if differentiable(array.type):
@@ -68,7 +68,8 @@ def float_of(leaf: Any, what: str, at: str) -> Array:
 
 
 def scalar_of(context: Context, value: Any) -> Value:
-    """What a gradient is of: one float."""
+    """Return the float that a gradient is taken of; raise UsageError if it is another type, or no
+    scalar."""
     if isinstance(value, (Array, Number, float, int, np.generic)):
         out = as_value(context, value)
         if not out.type.shape and out.type.dtype.kind == "f":
@@ -90,7 +91,7 @@ def scalar_of(context: Context, value: Any) -> Value:
 
 
 def _kind(x: Any) -> str:
-    """What a message says of an object."""
+    """Return how a message describes an object: its value, or its type."""
     if isinstance(x, Array):
         return str(x.type)
     if isinstance(x, (str, int, float)):
@@ -101,7 +102,8 @@ def _kind(x: Any) -> str:
 
 
 def check_pairs(what: str, primals: Any, tangents: Any) -> None:
-    """Of a function of several arguments: tuples, one of each."""
+    """Raise UsageError unless `primals` and `tangents` are tuples with one item for each argument
+    of f."""
     for name, given in (("primals", primals), ("tangents", tangents)):
         if not isinstance(given, (tuple, list)):
             raise UsageError(f"{what}: the {name} are no tuple", place=user_place(),
@@ -116,7 +118,8 @@ def check_pairs(what: str, primals: Any, tangents: Any) -> None:
 def paired(
     context: Context, what: str, tree: Tree, values: Sequence[Value | None], given: Any
 ) -> list[tuple[Value, Value]]:
-    """Each value, with what the user gives for it in the same structure; of None nothing."""
+    """Return pairs of a value and what the user gives for it in the same structure; values that are
+    None are left out."""
     given_tree, leaves = flatten(given)
     if not given_tree.like(tree):
         raise UsageError(f"the {what} have another structure than what they are of",
@@ -131,7 +134,8 @@ def paired(
 
 
 def cotangents_of(f: Any, tree: Tree, args: Sequence[Any], found: Any) -> list[Any]:
-    """What bwd returned, leaf by leaf of the arguments."""
+    """Return the cotangents that bwd returned, for each leaf of the arguments; raise UsageError
+    where their structure differs."""
     name = getattr(f, "__name__", "f")
     if not isinstance(found, tuple) or len(found) != len(args):
         raise UsageError(f"bwd of {name} returns no cotangent for each argument",

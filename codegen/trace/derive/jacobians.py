@@ -35,8 +35,8 @@ from codegen.trace.state import fill, flatten, leaf_type
 def jacobian(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False,
 ) -> Callable[..., Any]:
-    """A function that gives all derivatives of f's results by its arguments, found from the results
-    back: as jax.jacobian, which is jax.jacrev.
+    """Return a function that gives all derivatives of f's results by its arguments, found from the
+    results back: as jax.jacobian, which is jax.jacrev.
 
     - f returns an array of real floats, or any nest of them; with has_aux, a pair of that and
       anything else, which is handed on: `jacobian, aux`.
@@ -143,7 +143,7 @@ def jacfwd(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[
 
 
 def hessian(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
-    """A function that gives all second derivatives of f's result: `jacfwd(jacobian(f))`, as
+    """Return a function that gives all second derivatives of f's result: `jacfwd(jacobian(f))`, as
     jax.hessian.
 
     f returns a real float, or arrays of them. For one of shape () and an argument of shape t the

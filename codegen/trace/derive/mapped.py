@@ -25,7 +25,7 @@ from codegen.trace.context import Block, Context
 from codegen.trace.control.regions import laid_as
 from codegen.trace.derive.needed import pruned
 from codegen.trace.derive.once_more import closure, copier
-from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse
+from codegen.trace.derive.reverse import Reverse
 from codegen.trace.derive.shares import Shares
 from codegen.trace.ranks.mapping import global_shape
 from codegen.trace.ranks.varying import axes_in
@@ -41,7 +41,8 @@ def _active(at: Reverse, op: Op) -> Iterable[Value]:
 
 @contextmanager
 def _opened(context: Context, operands: Sequence[Value]) -> Iterator[tuple[Block, list[Value]]]:
-    """A block in a rank's view, of shards of these; and what it met by closure, when it ends."""
+    """Open a block in a rank's view, with shards of these operands; note what it meets by
+    closure."""
     captured: dict[Value, Value] = {}
     more: list[Value] = []
     split = context.split
@@ -106,7 +107,7 @@ def _shard_map(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
 
 
 def _begin(inner: Reverse, value: Value, g: Value, split: Axes) -> None:
-    """With the cotangent of a result, which is split over these axes."""
+    """Begin with the cotangent of a result, which is split over these axes."""
     if value in inner.active:
         varies, split = inner.shares.varies(value), split - inner.shares.families.alone
         g = inner.shared(g, split, split | varies)  # one of those that may have made it has all
@@ -119,8 +120,8 @@ def _begin(inner: Reverse, value: Value, g: Value, split: Axes) -> None:
 def _without_exchanges(
     at: Reverse, op: Op, families: Families, copies: Copier, region: Region
 ) -> tuple[Region, list[Value]]:
-    """The way back, given what ranks got in exchanges instead of making them again; and that, which
-    the first shard_map gives as well."""
+    """Return the way back, given what ranks got in exchanges instead of making them again; and
+    that, which the first shard_map gives as well."""
     context, what, (body,), region = at.context, op.what, op.regions, pruned(region)
     assert isinstance(what, ShardMap)
     known = list(dict.fromkeys(e for v in op.operands for e in v.type.shape))
@@ -159,8 +160,8 @@ def _without_exchanges(
 def _as_result(
     value: Value, families: Families, context: Context, known: Sequence[Expr]
 ) -> tuple[ArrayType, ArrayType | None]:
-    """A value as a result of a shard_map, on one rank and whole: with one more dim, which is split
-    over the axes that split no other. None: there is no such array."""
+    """Return a value as a result of a shard_map, on one rank and whole: with one more dim, which is
+    split over the axes that split no other. None: there is no such array."""
     mesh, shape = context.mesh, value.type.shape
     own = [tuple(a.name for a in mesh.axes if a.coord_sym in e.symbols()) for e in shape]
     left = families.varies(value) - {a for entry in own for a in entry}
@@ -175,5 +176,5 @@ def _as_result(
     return wide, ArrayType(value.type.dtype, (mesh.size(layout[0]), *rest), layout)
 
 
-RULES[ShardMap] = _shard_map
-ACTIVE[ShardMap] = _active
+WAYS_BACK = {ShardMap: _shard_map}
+ACTIVE_RESULTS = {ShardMap: _active}

@@ -29,8 +29,8 @@ _PRODUCTS = (ops.MatMul, ops.Convolve)
 
 @dataclass(frozen=True)
 class Policy:
-    """What the way back through a function keeps of it: everything, products, what has names. but:
-    everything that has none of these names."""
+    """A policy says what the way back through a function keeps of it: everything, products, named
+    values. but: it keeps everything that has none of these names."""
 
     every: bool = False
     products: bool = False
@@ -38,7 +38,8 @@ class Policy:
     but: tuple[str, ...] | None = None
 
     def saved(self, recorded: Sequence[Op]) -> list[Value]:
-        """Those of what some ops make. UsageError where no op makes what a name is of."""
+        """Return the values, made by the recorded ops, that the policy keeps; raise UsageError if
+        no op makes a value of one of its names."""
         defs = {op.result: op for op in recorded if len(op.results) == 1}
         named: dict[Value, str] = {}
         for op in recorded:
@@ -65,12 +66,12 @@ class Policy:
 
 
 def _takes_time(op: Op) -> bool:
-    """Whether it computes, and is no view or number."""
+    """Return whether it computes, and is no view or number."""
     return bool(op.operands) and not op.what.is_view and not op.regions
 
 
 def _shown(value: Value, defs: dict[Value, Op]) -> Value:
-    """What is shown in other shapes, as far as ops at hand make it."""
+    """Return the value that `value` is a reshape of, as far as the ops in `defs` make it."""
     while (op := defs.get(value)) is not None and isinstance(op.what, ops.Reshape):
         if op.operands[0] not in defs:
             break
@@ -83,7 +84,7 @@ def _quoted(names: Any) -> str:
 
 
 class checkpoint_policies:
-    """Policies of spmd.remat: what a gradient keeps, as jax.checkpoint_policies:
+    """These policies of spmd.remat say what a gradient keeps, as jax.checkpoint_policies:
 
     - `nothing_saveable`: its arguments alone; what it did is computed again.
     - `everything_saveable`: all that it computes and that the way back reads.
@@ -197,7 +198,7 @@ def stop_gradient(x: Any) -> Any:
 
 
 def marked(context: Context, leaf: Any, kind: Any) -> Any:
-    """The leaf as a value of its own."""
+    """Return the leaf as a value of its own."""
     if not (is_traced(leaf) or isinstance(leaf, (Array, np.ndarray, float, complex))):
         return leaf
     array = as_array(leaf)

@@ -15,12 +15,12 @@ EFFECTS = (Print, Expect, Barrier, Let, Feeding)
 
 
 def pruned(region: Region) -> Region:
-    """The region without ops that its results do not need."""
+    """Return the region without ops that its results do not need."""
     return region.with_ops(needed(region.ops, region.results))
 
 
 def needed(ops: Sequence[Op], results: Iterable[Value]) -> list[Op]:
-    """Those of the ops that the results need, and what has an effect."""
+    """Return the ops that the results need, and those that have an effect."""
     wanted, kept = set(results), []
     for op in reversed(ops):
         if not op.results or wanted.intersection(op.results) or has_effect(op):
@@ -83,8 +83,8 @@ def _read(region: Region) -> set[Value]:
 
 
 def kept_by(region: Region, keeps: Iterable[Keeps]) -> tuple[Keeps, ...]:
-    """What ways back keep that are in a region. What is computed again begins with others' values:
-    these are kept."""
+    """Return the values of this region that ways back keep. Ops that run again read other values,
+    and these are kept."""
     made = {v: op for op in walk(region) for v in op.results}
     found = []
     for some in keeps:
@@ -97,7 +97,7 @@ def kept_by(region: Region, keeps: Iterable[Keeps]) -> tuple[Keeps, ...]:
 
 
 def opened(region: Region) -> Region:
-    """Without ops that only say how what is in them is differentiated."""
+    """Return the region without ops that only say how what is in them is differentiated."""
     instead: dict[Value, Value] = {}
 
     def through(region: Region) -> Region:

@@ -16,21 +16,22 @@ from codegen.ir import Keeps, Op, Value, free_values
 from codegen.ops import Again, Defined, Expect, Print
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_value, wrap
-from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse, moving
+from codegen.trace.derive.reverse import Reverse, moving
 
 
 def copier(
     at: Reverse, instead: Mapping[Value, Value], symbols: Mapping[Sym, Expr] | None = None,
     every: bool = False,
 ) -> Copier:
-    """Of ops once more, without what a user would see twice; every: with that too."""
+    """Return a Copier that copies ops without what a user would see twice (prints, checks); `every`
+    copies that too."""
     return Copier(at.context.unique, instead, symbols or {}, () if every else (Print, Expect))
 
 
 def run_again(
     copies: Copier, ops: Iterable[Op], kept: Mapping[Value, Value]
 ) -> tuple[list[Op], list[Op]]:
-    """Copies of some ops, and those of them that are to run: what is kept of their results is there
+    """Return copies of some ops, and those of them that are to run: results that are kept are there
     already."""
     every, run = list[Op](), list[Op]()
     for op in copies.chosen(ops):
@@ -46,13 +47,13 @@ def run_again(
 
 
 def closure(at: Reverse, op: Op) -> list[Value]:
-    """What matters of the values that an op's regions read from around it."""
+    """Return the active values that an op's regions read from around it."""
     found = (v for region in op.regions for v in free_values(region))
     return [v for v in dict.fromkeys(found) if v in at.active]
 
 
 def saved_by(op: Op) -> int:
-    """How many of the results of an op are kept of what is computed again."""
+    """Return how many of the results of an op are kept of what is computed again."""
     return op.what.kept if isinstance(op.what, Defined) and op.what.back is None else 0
 
 
@@ -94,7 +95,8 @@ def _defined(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
 
 
 def _cotangent(at: Reverse, op: Op, v: Value, g: Array | None) -> Value | None:
-    """What a user's way back gives for an operand."""
+    """Return the cotangent of an operand that a user's way back gives; None if it is not needed,
+    UsageError if its shape is another."""
     if g is None or v not in at.active:
         return None
     value = as_value(at.context, g, v.type.dtype)
@@ -108,7 +110,7 @@ _numbers = itertools.count()
 
 
 def _once_more(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
-    """What keeps nothing but its operands is computed again, and gone back through."""
+    """Go back through an op that keeps nothing but its operands: compute its region again first."""
     (region,), context = op.regions, at.context
     own = len(op.results) - saved_by(op)
     there = {v: at.emit(Again(v.type.shape, next(_numbers)), v)
@@ -140,5 +142,5 @@ def _defined_active(at: Reverse, op: Op) -> Iterable[Value]:
     return moving(op)
 
 
-RULES[Defined] = _defined
-ACTIVE[Defined] = _defined_active
+WAYS_BACK = {Defined: _defined}
+ACTIVE_RESULTS = {Defined: _defined_active}

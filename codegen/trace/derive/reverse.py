@@ -53,7 +53,7 @@ class Reverse:
     # ---- what matters -------------------------------------------------------------------------
 
     def mark(self, recorded: Iterable[Op]) -> None:
-        """Which values change with those that are active already."""
+        """Mark the values that change with those that are active already."""
         for op in recorded:
             if isinstance(op.what, ops.Full):
                 self.numbers[op.result] = op.what.value
@@ -65,13 +65,13 @@ class Reverse:
             self.active &= self.shares.reached
 
     def standing(self, op: Op) -> Op:
-        """What stands now where an op was recorded."""
+        """Return the op that now stands in the place of a recorded op."""
         while op in self.context.replaced:
             op = self.context.replaced[op]
         return op
 
     def replace(self, op: Op, new: Op, before: Sequence[Op] = ()) -> None:
-        """Another one in the place of one that stands there."""
+        """Put another op in the place of a recorded one."""
         place = self.recorded.index(op)
         self.recorded[place : place + 1] = [*before, new]
         self.context.replaced[op] = new
@@ -83,7 +83,7 @@ class Reverse:
     # ---- back ---------------------------------------------------------------------------------
 
     def pull(self, recorded: Sequence[Op]) -> None:
-        """From the cotangents of results to those of what the ops read, last op first."""
+        """Go from the cotangents of results to those of what the ops read, last op first."""
         for op in reversed(recorded):
             given = [self.taken(v) for v in op.results]
             if all(g is None for g in given):
@@ -109,11 +109,11 @@ class Reverse:
     # ---- shares -------------------------------------------------------------------------------
 
     def whole(self, value: Value, g: Value) -> Value:
-        """The cotangent of a value, all of it found, summed where that is planned."""
+        """Return the cotangent of a value, all of it found, summed where that is planned."""
         return self.summed(g, self.shares.sums(value))
 
     def summed(self, g: Value, axes: Axes) -> Value:
-        """The sum of the shares along these axes."""
+        """Return the sum of the shares along these axes."""
         if not axes:
             return g
         names = tuple(a for a in self.context.mesh.names if a in axes)
@@ -122,7 +122,8 @@ class Reverse:
         return self.cast(self.emit(ops.Fold(names, "add"), wide), dtype)
 
     def shared(self, g: Value, have: Axes, want: Axes) -> Value:
-        """A cotangent that is in shares along axes where it was not: the first rank has all."""
+        """Return a cotangent that is in shares along axes where it was not: the first rank has
+        all."""
         if have - want:
             raise InternalError(f"a cotangent in shares along {', '.join(sorted(have - want))}, "
                                 "where it was to be whole")
@@ -133,7 +134,8 @@ class Reverse:
         return self.where(first, g)
 
     def brought(self, g: Value, have: Axes, want: Axes) -> Value:
-        """From some shares to others, by a sum where that is needed."""
+        """Return a cotangent in the shares `want` from the shares `have`, by a sum where that is
+        needed."""
         return self.shared(self.summed(g, have - want), have & want, want)
 
     def where(self, holds: Expr, g: Value) -> Value:
@@ -144,8 +146,8 @@ class Reverse:
         return self.map("select", mask, g, self.full(0, g))
 
     def add(self, value: Value, part: Value, have: Axes | None = None) -> None:
-        """One more part of a cotangent. have: along which axes it is in shares; None: as what the
-        op at hand is given."""
+        """Add one more part to a cotangent. have: along which axes it is in shares; None: as what
+        the op at hand is given."""
         if part.type.dtype != value.type.dtype and value.type.dtype.kind in "fc":
             part = self.cast(part, value.type.dtype)
         part = self._as_value(value, part, have)
@@ -159,12 +161,12 @@ class Reverse:
         return self.shared(part, have, self.shares.of(value))
 
     def put(self, value: Value, whole: Value) -> None:
-        """A cotangent in the place of what was found."""
+        """Replace the cotangent of a value."""
         self.emptied.pop(value, None)
         self.found[value] = whole
 
     def add_at(self, value: Value, box: ops.Slice, part: Value) -> None:
-        """One more part of a cotangent, of the elements that a slice shows; in its memory."""
+        """Add one more part to a cotangent, at the elements that a slice shows; in its memory."""
         if value not in self.active:
             return
         part = self._as_value(value, part)
@@ -179,7 +181,7 @@ class Reverse:
         self.found[value] = self.emit(ops.Update(box.start, box.step), whole, part)
 
     def add_around(self, value: Value, box: ops.Slice, whole: Value) -> None:
-        """One more part of a cotangent: `whole`, but 0 where a slice shows it."""
+        """Add one more part to a cotangent: `whole`, but 0 where a slice shows it."""
         if value not in self.active:
             return
         alone = value not in self.found
@@ -191,19 +193,19 @@ class Reverse:
             self.emptied[value] = (box, whole)
 
     def taken(self, value: Value) -> Value | None:
-        """The cotangent, which is not kept; None where nothing was found."""
+        """Return the cotangent, which is not kept; None where nothing was found."""
         return self.found.pop(value, None)
 
     def of(self, value: Value) -> Value:
-        """The cotangent; zeros where nothing was found."""
+        """Return the cotangent; zeros where nothing was found."""
         return self.found.get(value) or self.zeros(value.type)
 
     def all_of(self, value: Value) -> Value:
-        """The cotangent, summed where that is planned; zeros where nothing was found."""
+        """Return the cotangent, summed where that is planned; zeros where nothing was found."""
         return self.whole(value, self.found[value]) if value in self.found else self.of(value)
 
     def of_result(self, value: Value, g: Value | None) -> Value:
-        """A cotangent that was found of a value, laid out as that is; zeros for None."""
+        """Return a cotangent that was found of a value, laid out as that is; zeros for None."""
         g = self.zeros(value.type) if g is None else g
         return laid_as(self.context, g, value.type.layout)
 
@@ -216,7 +218,8 @@ class Reverse:
         return self.emit(ops.Map(fn), *operands)
 
     def cast(self, x: Value, dtype: DType) -> Value:
-        """In another element type; of a complex number that becomes a real one, the real part."""
+        """Return x in another element type; the real part of a complex number that becomes a real
+        one."""
         if x.type.dtype == dtype:
             return x
         if x.type.dtype.kind == "c" and dtype.kind != "c":
@@ -224,14 +227,14 @@ class Reverse:
         return x if x.type.dtype == dtype else self.emit(ops.Map("cast", dtype=dtype), x)
 
     def full(self, value: complex, like: Value) -> Value:
-        """A number everywhere, of the shape and type of a value."""
+        """Return a number everywhere, of the shape and type of a value."""
         return self.emit(ops.Full(value, like.type.dtype, like.type.shape))
 
     def zeros(self, t: ArrayType, dtype: DType | None = None) -> Value:
         return self.emit(ops.Full(0, dtype or t.dtype, t.shape))
 
     def integer(self, e: IntLike, shape: Shape = ()) -> Value:
-        """A symbolic integer, everywhere in a shape."""
+        """Return a symbolic integer, everywhere in a shape."""
         return self.spread(index_value(self.context, expr.as_expr(e)), (), shape)
 
     def spread(self, x: Value, dims: tuple[int, ...], shape: Shape) -> Value:
@@ -239,7 +242,7 @@ class Reverse:
         return x if x.type.shape == shape else self.emit(ops.Broadcast(dims, shape), x)
 
     def clipped(self, index: Value, most: Expr) -> Value:
-        """Indices, those beyond the ends moved to them."""
+        """Return indices, with those beyond the ends moved to them."""
         shape = index.type.shape
         index = self.cast(index, dtypes.INT64)
         least = self.map("maximum", index, self.integer(0, shape))
@@ -252,7 +255,7 @@ class Reverse:
         return x if x.type.shape == shape else self.emit(ops.Reshape(shape), x)
 
     def form(self, form: Form, operands: Sequence[Value], out: Value) -> Value:
-        """A form of codegen.partials, of these operands of a function and its result."""
+        """Return a form of codegen.partials, of these operands of a function and its result."""
         if isinstance(form, int):
             return operands[form]
         if isinstance(form, float):
@@ -267,7 +270,7 @@ class Reverse:
     def times(
         self, g: Value, form: Form | None, operands: Sequence[Value], out: Value
     ) -> Value | None:
-        """A cotangent times a partial derivative."""
+        """Return a cotangent times a partial derivative."""
         if form is None:
             return None
         if isinstance(form, float) and abs(form) == 1.0:
@@ -312,7 +315,7 @@ def _refuse_feeds(op: Op) -> None:
 
 
 def read_by(op: Op) -> Iterable[Value]:
-    """What an op reads, in its regions too."""
+    """Yield the values that an op reads, in its regions too."""
     yield from op.operands
     for region in op.regions:
         yield from free_values(region)

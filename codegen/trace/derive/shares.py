@@ -24,8 +24,8 @@ _ONE = 1 << 44  # what a sum costs beside its bytes
 
 @dataclass(frozen=True)
 class _Edge:
-    """From the cotangent of a result to that of what it is made of. makes: the axes along which
-    that is in shares then; hands: those along which it is if the result's is."""
+    """An edge from the cotangent of a result to that of an operand. makes: the axes along which the
+    latter is in shares then; hands: those along which it is if the result's is."""
 
     to: Value
     makes: Axes
@@ -111,7 +111,7 @@ class _Flow:
         self.needs[value] = self.needs.get(value, NONE) | axes
 
     def reached(self, begins: Iterable[Value]) -> set[Value]:
-        """What gets a cotangent."""
+        """Return the values that get a cotangent when the way back begins at `begins`."""
         found = set(begins)
         left = list(found)
         while left:
@@ -129,9 +129,9 @@ class _Flow:
 
 
 class Shares:
-    """families: over which axes values vary. before: along which axes a value's cotangent is in
-    shares when all of it is found; summed: along which it is summed then. reached: what gets a
-    cotangent; None: not known."""
+    """A plan of the axes along which cotangents are in shares. families: over which axes values
+    vary. before: along which axes a value's cotangent is in shares when all of it is found; summed:
+    along which it is summed then. reached: what gets a cotangent; None: not known."""
 
     def __init__(self, families: Families) -> None:
         self.families = families
@@ -141,7 +141,7 @@ class Shares:
 
     @classmethod
     def none(cls, mesh: Mesh) -> Shares:
-        """Of global arrays: no cotangent is in shares."""
+        """Return the plan for global arrays, where no cotangent is in shares."""
         return cls(Families(mesh, {}, {}))
 
     @classmethod
@@ -149,8 +149,8 @@ class Shares:
         cls, families: Families, ops: Sequence[Op], outs: Mapping[Value, Axes],
         begins: Iterable[Value], active: Collection[Value],
     ) -> Shares:
-        """outs: where the way back begins, with the axes over which what it begins with varies.
-        begins: what it ends at."""
+        """Plan where shares are summed. outs: the values where the way back begins, with the axes
+        over which their cotangents vary. begins: the values at which it ends."""
         found = cls(families)
         every = frozenset(families.coords) and NONE.union(*families.coords.values())
         flow = _Flow(families, active, every)
@@ -181,18 +181,19 @@ class Shares:
         return self.of(value) - self.sums(value)
 
     def reach(self, value: Value) -> Axes:
-        """Over which axes there is one cotangent, or one share, per rank."""
+        """Return over which axes there is one cotangent, or one share, per rank."""
         return self.varies(value) | self.after(value)
 
     def same(self, made: Mapping[Value, Value]) -> None:
-        """The values of a copy are as those that they copy. made: copies by what they are of."""
+        """Note that the values of a copy are as those that they copy. made: copies by what they are
+        of."""
         for old, new in made.items():
             self.families.of[new] = self.varies(old)
             self.before[new], self.summed[new] = self.of(old), self.sums(old)
             self._reach(new, old)
 
     def passing(self, new: Value, old: Value, shared: Axes) -> None:
-        """A value of the same family, whose cotangent is handed on in these shares."""
+        """Note a value of the same family, whose cotangent is handed on in these shares."""
         self.families.of[new] = self.varies(old)
         self.before[new], self.summed[new] = shared, NONE
         self._reach(new, old)
@@ -203,7 +204,8 @@ class Shares:
 
 
 class _Cut:
-    """Along one axis. shared: values whose cotangents are in shares before they are summed."""
+    """A minimum cut for one axis: it decides which cotangents are summed along it. shared: values
+    whose cotangents are in shares before they are summed."""
 
     def __init__(self, flow: _Flow, axis: str, reached: Collection[Value]) -> None:
         self.flow, self.axis = flow, axis
@@ -228,7 +230,8 @@ class _Cut:
         return found
 
     def summed(self) -> list[Value]:
-        """The minimum cut that is next to the ends; `shared` is what is left in shares before it.
+        """Return the minimum cut that is next to the ends; `shared` is what is left in shares
+        before it.
 
         By augmenting paths, shortest first (Edmonds and Karp 1972). A value has two nodes, in and
         out, with what a sum there costs between them.
@@ -301,7 +304,7 @@ class _Cut:
                 onto[b[0]][a[0]] -= much
 
     def _from_ends(self, room: _Room, used: _Room, onto: _Onto, into: _Into) -> set[_Node]:
-        """From which nodes an end can still be reached."""
+        """Return from which nodes an end can still be reached."""
         back: dict[_Node, list[_Node]] = {}
         for v in room:
             for node in ((v, 0), (v, 1)):

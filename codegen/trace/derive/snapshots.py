@@ -26,7 +26,7 @@ _ITSELF = (Array, Number, type, enum.Enum, types.ModuleType, np.generic, str, by
 
 
 class Copies:
-    """Copies of objects. array: how a NumPy array is copied."""
+    """Copy objects with all that they can reach, each once. array: how a NumPy array is copied."""
 
     def __init__(self, array: Callable[[np.ndarray[Any, Any]], Any]) -> None:
         self._array = array

@@ -60,7 +60,7 @@ def _frexp(x: Any) -> tuple[Any, ...]:
 
 
 def _spacing(x: Any) -> Any:
-    """How far it is to the next number, away from zero."""
+    """Return how far it is to the next number, away from zero."""
     x = _float(x)
     half = x.type.dtype
     if half.size == 2:  # NumPy's of float16 goes upwards
@@ -83,7 +83,7 @@ _HALF_STEPS = {
 
 
 def _next_half(a: Any, b: Any, half: DType) -> Any:
-    """The next number of a half type after a, towards b."""
+    """Return the next number of a half type after a, towards b."""
     step, least, small, largest = _HALF_STEPS[half.name]
     a, b = (as_array(as_array(x, half), np.float32) for x in (a, b))
     up = select(b > a, np.float32(1), np.float32(-1))

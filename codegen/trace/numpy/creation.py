@@ -58,7 +58,7 @@ def _make(what: str, shape: Shape, layout: Any, make: Make) -> Array:
 
 
 def full(shape: Any, value: Any, dtype: Any = None, layout: Any = None) -> Array:
-    """An array of this shape with `value` everywhere.
+    """Return an array of this shape with `value` everywhere.
 
     shape: an int or a tuple; extents may be formulas in axis sizes. dtype: that of the value unless
     you say otherwise. layout: as of spmd.input; inside a shard_map the array is this rank's own and
@@ -97,7 +97,8 @@ def _default_type(value: Any) -> DType:
 
 
 def zeros(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
-    """An array of zeros of this shape, float64 unless you say otherwise; all else as in full.
+    """Return an array of zeros of this shape, float64 unless you say otherwise; all else as in
+    full.
 
     >>> zeros(2) + axis_index("r")
     [0. 0.], [1. 1.], [2. 2.], [3. 3.]
@@ -106,7 +107,7 @@ def zeros(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
 
 
 def ones(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
-    """An array of ones of this shape, float64 unless you say otherwise; all else as in full.
+    """Return an array of ones of this shape, float64 unless you say otherwise; all else as in full.
 
     >>> ones(2)
     [1. 1.], [1. 1.], [1. 1.], [1. 1.]
@@ -115,7 +116,8 @@ def ones(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
 
 
 def empty(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
-    """An array of this shape without values: write into it, or pass it to a kernel as its output.
+    """Return an array of this shape without values: write into it, or pass it to a kernel as its
+    output.
 
     It holds zeros until then, on every rank; all else as in full.
     """
@@ -133,9 +135,8 @@ def unwritten(shape: Any, dtype: Any, layout: Any) -> Array:
 
 
 def full_like(x: Any, value: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
-    """An array with `value` everywhere, of the shape, dtype and layout of x unless you give
-    others.
-    """
+    """Return an array with `value` everywhere, of the shape, dtype and layout of x unless you give
+    others."""
     shape = other.get("shape")
     if isinstance(x, Array):
         wide = x.is_global and layout is None and shape is None
@@ -152,12 +153,12 @@ def zeros_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> A
 
 
 def ones_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
-    """Ones of the shape, dtype and layout of x unless you give others."""
+    """Return ones of the shape, dtype and layout of x unless you give others."""
     return full_like(x, 1, dtype, layout, **other)
 
 
 def empty_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
-    """An array to be written, of the shape, dtype and layout of x: as spmd.like."""
+    """Return an array to be written, of the shape, dtype and layout of x: as spmd.like."""
     made = zeros_like(x, dtype, layout, **other)
     made.made_empty = True
     return made
@@ -236,7 +237,7 @@ def linspace(
 
 
 def _evenly(start: Any, stop: Any, count: Expr, endpoint: bool, layout: Any) -> tuple[Array, Array]:
-    """The numbers along dim 0, and their distance. The last one is `stop` to the bit."""
+    """Return the numbers along dim 0, and their distance. The last one is `stop` to the bit."""
     apply = elementwise.apply
     start, stop = (elementwise.normal(x) for x in (start, stop))
     dtype = elementwise.result_type(start, stop, 0.0)
@@ -273,7 +274,7 @@ def logspace(
 def geomspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None, axis: int = 0
 ) -> Any:
-    """Numbers of which each is a fixed multiple of the one before; both ends of one sign."""
+    """Return numbers of which each is a fixed multiple of the one before; both ends of one sign."""
     element = elementwise.result_type(as_array(start), as_array(stop), np.float64(num))
     first, last = as_array(start, element), as_array(stop, element)
     sign = elementwise.apply(np.sign, first)
@@ -291,7 +292,7 @@ def geomspace(
 
 
 def eye(n: Any, m: Any = None, k: int = 0, dtype: Any = None, layout: Any = None) -> Array:
-    """A matrix of n rows and m columns (n, if left out): ones on the k-th diagonal, zeros
+    """Return a matrix of n rows and m columns (n, if left out): ones on the k-th diagonal, zeros
     elsewhere.
 
     >>> eye(3)[1]
@@ -310,7 +311,7 @@ def eye(n: Any, m: Any = None, k: int = 0, dtype: Any = None, layout: Any = None
 
 
 def identity(n: Any, dtype: Any = None) -> Array:
-    """The identity matrix of n rows and columns, float64 unless you say otherwise."""
+    """Return the identity matrix of n rows and columns, float64 unless you say otherwise."""
     return eye(n, dtype=dtype)
 
 
@@ -344,7 +345,7 @@ def asarray(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
 def array(
     x: Any, dtype: Any = None, layout: Any = None, copy: Any = True, ndmin: int = 0, **_: Any
 ) -> Array:
-    """A new array with the elements of x: as asarray, and always a copy.
+    """Return a new array with the elements of x: as asarray, and always a copy.
 
     ndmin: dims of extent 1 are put in front until there are as many.
     """
@@ -355,7 +356,7 @@ def array(
 
 
 def _local_array(x: Any, dtype: Any) -> Array:
-    """A local array of a list that may hold arrays and numbers at its leaves."""
+    """Return a local array of a list that may hold arrays and numbers at its leaves."""
     if not (isinstance(x, (list, tuple)) and holds_traced(x)):
         made = as_array(x, dtype)
         return wrap(made.context, made.read(), scalar=False)
@@ -403,8 +404,7 @@ def dynamic_slice(x: Any, starts: Any, sizes: Any) -> Any:
 
 
 def dynamic_update_slice(x: Any, update: Any, starts: Any) -> Array:
-    """A new array: x with `update` written where the part of its shape that begins at `starts`
-    lies.
+    """Return a copy of x in which `update` is written at `starts`.
 
     starts: as of dynamic_slice. The result has the shape and dtype of x.
 

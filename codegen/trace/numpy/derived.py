@@ -28,7 +28,8 @@ Back = Callable[..., Sequence[Any]]
 
 
 def derived(back: Back) -> Callable[[F], F]:
-    """Decorator: `back` is the way back through a function of arrays, its first arguments."""
+    """Give a function of arrays its derivative: `back` is the way back to its first arguments, the
+    arrays. Use it as a decorator."""
 
     def decorate(f: F) -> F:
         signature = inspect.signature(f)
@@ -63,14 +64,14 @@ def defined(
     kwargs: dict[str, Any], saved: Callable[[Sequence[Op]], Sequence[Value]] = lambda ops: (),
     keeps: bool = False,
 ) -> Any:
-    """What f gives, as one op, with its own way back. saved: of the ops of f, what is kept for
-    that; keeps: f gives a pair, of which the second is. UsageError where f writes into arrays that
-    were there before."""
+    """Emit f as one op with its own way back; return its result. saved: of the ops of f, what is
+    kept for the way back; keeps: f returns a pair whose second item is kept. Raise UsageError where
+    f writes into arrays that were there before."""
     context.differentiated = True
     operands = [x.read() if _is_operand(x) else None for x in args]
 
     def shown(arrays: Sequence[Any]) -> list[Any]:
-        """The arguments, with these arrays."""
+        """Return the arguments with these arrays in the place of their own."""
         given = iter(arrays)
         return [next(given) if v is not None else x for x, v in zip(args, operands)]
 

@@ -18,7 +18,6 @@ from codegen.trace import array, foreign
 from codegen.trace.array import Array, is_traced, unsupported
 from codegen.trace.context import Context, refuse_constant_write
 from codegen.trace.numpy import (
-    composite,
     elementwise,
     fourier,
     polynomials,
@@ -30,7 +29,6 @@ from codegen.trace.numpy.function_table import Function, of_numpy_name, table
 from codegen.trace.numpy.masks import Chosen
 from codegen.trace.numpy.refused import CLASSES, RANDOM, REMEDIES, SHAPES_OF_DATA
 
-elementwise.COMPOSITE.update(composite.UFUNCS | special.UFUNCS)
 
 @cache
 def _by_function() -> dict[Any, Function]:
@@ -41,7 +39,7 @@ def _by_function() -> dict[Any, Function]:
 
 
 def by_name(name: str) -> Function:
-    """Our function for NumPy's of this name, or one that refuses it."""
+    """Return our function for NumPy's of this name, or one that refuses it."""
     found = table().get(name)
     return found if found is not None else _refuse(name)
 
@@ -59,7 +57,7 @@ def _refuse(name: str) -> Function:
 
 
 def ours_of(function: Any) -> Function | None:
-    """Our function for NumPy's own, where there is one."""
+    """Return our function for NumPy's own; None if there is none."""
     try:
         return _by_function().get(function)
     except TypeError:  # what is called need not be hashable
@@ -67,7 +65,7 @@ def ours_of(function: Any) -> Function | None:
 
 
 def method(name: str, x: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The ndarray method of this name."""
+    """Return the ndarray method of this name."""
     unbound = getattr(np.ndarray, name)
     if foreign.may_run(unbound, (x, *args), kwargs):
         return foreign.called(unbound, table().get(name), (x, *args), kwargs)
@@ -78,7 +76,7 @@ def method(name: str, x: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 @cache
 def _named() -> dict[int, str]:
-    """By id of NumPy's functions: their names, dotted in a submodule."""
+    """Return the names of NumPy's functions, dotted in a submodule, by their ids."""
     plain = (n for n in numpy_names() if not n.startswith(("ndarray.", "ufunc.")))
     return {id(of_numpy_name(n)): n for n in plain}
 
@@ -88,7 +86,8 @@ def _name_of(function: Any) -> str:
 
 
 def call_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Array.__array_function__: what NumPy does when one of its functions meets an Array."""
+    """Run our function in the place of NumPy's that meets an Array: this is
+    Array.__array_function__."""
     if any(isinstance(x, Chosen) for x in args):
         return NotImplemented
     if foreign.may_run(function, args, kwargs):
@@ -129,7 +128,7 @@ _OF_SEQUENCES = frozenset(
 
 
 def _one(x: Any) -> Any:
-    """A list that holds arrays of the program as one of them."""
+    """Return a list that holds arrays of the program as one of them."""
     return array.as_array(x) if isinstance(x, (list, tuple)) and _has_array(x) else x
 
 
@@ -142,7 +141,8 @@ def _has_array(x: Any) -> bool:
 def call_ufunc(
     ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Array.__array_ufunc__: a call, or ufunc.reduce, accumulate, outer, at."""
+    """Run a ufunc, or its reduce, accumulate, outer or at, on Arrays: this is
+    Array.__array_ufunc__."""
     if any(isinstance(x, Chosen) for x in inputs):
         return NotImplemented
     function = ufunc if method == "__call__" else getattr(ufunc, method)
@@ -186,7 +186,8 @@ _UNDISPATCHED = (
 
 
 def aware(function: Any) -> Function | None:
-    """What a converted call runs instead of one of these; None for other functions."""
+    """Return what a converted call runs instead of `function`; None if the function needs no
+    other."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, (np.random.RandomState, np.random.Generator)):
         return _of_random(function)
@@ -194,7 +195,8 @@ def aware(function: Any) -> Function | None:
 
 
 def elsewhere(function: Any) -> Function | None:
-    """What runs instead of a function of NumPy's or of another library; None: of neither."""
+    """Return what runs instead of a function of NumPy's or of another library; None for all
+    others."""
     if isinstance(getattr(function, "__self__", None), Array):
         return None
     if foreign.is_numpys(function):
@@ -262,7 +264,8 @@ def _of_random(function: Any) -> Function:
 
 @cache
 def _aware() -> dict[int, Function]:
-    """By id: what is called need not be hashable."""
+    """Return the replacements by the id of what they replace: what is called need not be
+    hashable."""
     return {id(f): _aware_of(f) for f in _UNDISPATCHED}
 
 
@@ -287,7 +290,8 @@ _PARTS = ("linalg", "fft", "emath", "lib.stride_tricks")  # of numpy; others are
 
 
 def numpy_names() -> Iterator[str]:
-    """Of functions of NumPy's namespace, attributes of its arrays and methods of its ufuncs."""
+    """Yield the names of NumPy's functions, of the attributes of its arrays, and of the methods of
+    its ufuncs."""
     for part in ("", *_PARTS):
         found = of_numpy_name(part) if part else np
         for name in sorted(vars(found)):
@@ -308,7 +312,7 @@ ALIASES = {
 
 
 def attribute(name: str) -> Any:
-    """A name of the namespace spmd.numpy. Raises AttributeError."""
+    """Return a name of the namespace spmd.numpy. Raises AttributeError."""
     if name == "linalg":
         return types.SimpleNamespace(
             **{k.removeprefix("linalg."): v for k, v in table().items() if k.startswith("linalg.")}
@@ -343,7 +347,7 @@ def _in_programs(ours: Function, plain: Any) -> Function:
 
 
 def _sized(name: str, plain: Any, ours: Function) -> Function:
-    """A function that takes size=, and without it is what it is in a program."""
+    """Return a function that takes size=, and without it is what it is in a program."""
 
     def call(*args: Any, size: Any = None, **options: Any) -> Any:
         if size is None:

@@ -47,7 +47,7 @@ Operand = Any  # Array, Number, Python number or NumPy array
 
 
 def same_extent(a: Expr, b: Expr) -> bool:
-    """Whether two extents are proved equal."""
+    """Return whether two extents are proved equal."""
     return a == b or expr.equal(a, b)
 
 
@@ -57,7 +57,8 @@ def shape_text(shape: Shape) -> str:
 
 
 def broadcast_shapes(shapes: Sequence[Shape], what: str = "operands") -> Shape:
-    """NumPy's rule: from the right, extents are equal or one of them is the constant 1."""
+    """Return the shape that NumPy broadcasts to: from the right, extents are equal or one of them
+    is the constant 1. Raise ShapeError where they are neither."""
     ndim = max((len(s) for s in shapes), default=0)
     out = []
     for d in range(-ndim, 0):
@@ -77,7 +78,7 @@ def _cannot_broadcast(shapes: Sequence[Shape], what: str, a: Expr, b: Expr) -> S
     symbolic = not (a.is_const and b.is_const)
     reason, remedy = f"{a} is not {b}", ""
     if symbolic:
-        reason = f"{a} and {b} are not proved equal{_example(a, b)}"
+        reason = f"{a} and {b} are not proved equal{example_of_difference(a, b)}"
         remedy = "slice both to one extent, or give the mesh axis a fixed size"
         names = sorted(s.name for s in a.symbols() | b.symbols() if s.kind == "scalar")
         if a.has_extents or b.has_extents:
@@ -94,7 +95,7 @@ def _cannot_broadcast(shapes: Sequence[Shape], what: str, a: Expr, b: Expr) -> S
 _EXAMPLES = 2000  # values that are tried for one
 
 
-def _example(a: Expr, b: Expr) -> str:
+def example_of_difference(a: Expr, b: Expr) -> str:
     """Return values, each within its bounds, for which two extents differ, as text; or ""."""
     places = islice(environments(a.symbols() | b.symbols()), _EXAMPLES)
     for values, (left, right) in tried(places, (a, b), ()):
@@ -108,7 +109,7 @@ def _example(a: Expr, b: Expr) -> str:
 
 
 def kind_of(x: Operand) -> Any:
-    """What NumPy's promotion sees: a dtype, or int, float, complex for weak operands."""
+    """Return what NumPy's promotion sees: a dtype, or int, float, complex for weak operands."""
     if isinstance(x, Array):
         if x.weak:
             return {"i": int, "u": int, "f": float, "c": complex}.get(x.type.dtype.kind, x.dtype)
@@ -129,7 +130,8 @@ def is_weak(x: Operand) -> bool:
 
 
 def _kinds_of(operands: Sequence[Operand]) -> list[Any]:
-    """kind_of each. Beside bfloat16, which NumPy does not know, weak numbers are of that type."""
+    """Return kind_of each operand. Beside bfloat16, which NumPy does not know, weak numbers are of
+    that type."""
     kinds = [kind_of(x) for x in operands]
     half = next((k for k in kinds if not isinstance(k, type) and k == "bfloat16"), None)
     return kinds if half is None else [half if k in (int, float) else k for k in kinds]
@@ -146,7 +148,8 @@ def result_type(*operands: Operand) -> DType:
 
 
 def joined_type(parts: Sequence[Any]) -> DType:
-    """Of one array of them all. No number is weak there: 1.5 beside a float32 is a float64."""
+    """Return the type of one array that holds all parts. No number is weak there: 1.5 beside a
+    float32 is a float64."""
     kinds = (dtypes.numpy_dtype(as_array(p).type.dtype) for p in parts)
     try:
         return element_type(np.result_type(*kinds))
@@ -185,7 +188,7 @@ def loop_dtypes(ufunc: np.ufunc, operands: Sequence[Operand], dtype: Any) -> lis
 
 
 def sparse() -> DtypeError:
-    """The error for a sparse matrix beside an array of a program."""
+    """Return the error for a sparse matrix beside an array of a program."""
     return DtypeError(
         "sparse matrices are no arrays of programs", expected="arrays of numbers",
         found="a matrix of scipy.sparse",
@@ -219,7 +222,7 @@ def extents_of(x: Operand) -> Shape:
 
 
 def operand_value(context: Context, x: Operand, dtype: DType, shape: Shape) -> Value:
-    """An operand in the loop's dtype and shape."""
+    """Return an operand in the loop's dtype and shape."""
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
         return full_value(context, x, dtype, shape)
     if isinstance(x, Number) and not x.truth and dtype.kind in "iu":
@@ -228,13 +231,13 @@ def operand_value(context: Context, x: Operand, dtype: DType, shape: Shape) -> V
     return broadcast_value(context, cast_value(context, value, dtype), shape)
 
 
-COMPOSITE: dict[str, Callable[..., Any]] = {}  # UFUNCS of other files, put here by dispatch.py
+COMPOSITE: dict[str, Callable[..., Any]] = {}  # of other files: registration.py
 
 
 def apply(
     ufunc: np.ufunc, *inputs: Any, out: Any = None, where: Any = True, dtype: Any = None
 ) -> Any:
-    """A ufunc on arrays. Raises DtypeError, ShapeError, UnsupportedError."""
+    """Apply a ufunc to arrays. Raises DtypeError, ShapeError, UnsupportedError."""
     if ufunc is np.matmul:
         return store(COMPOSITE["matmul"](*inputs), out)
     operands = [normal(x) for x in inputs]
@@ -278,12 +281,12 @@ def apply(
 
 
 def mapped(fn: str, x: Array) -> Array:
-    """One of FUNCTIONS that is no ufunc of NumPy's."""
+    """Apply one of FUNCTIONS that is no ufunc of NumPy's."""
     return wrap(x.context, x.context.emit_one(Map(fn), x.read()))
 
 
 def is_known(ufunc: np.ufunc) -> bool:
-    """Whether programs can call a ufunc: NumPy's own or scipy.special's."""
+    """Return whether programs can call a ufunc: NumPy's own or scipy.special's."""
     name, special = ufunc.__name__, sys.modules.get("scipy.special")
     own = ufunc in (getattr(np, name, None), getattr(special, name, None))
     return own and (name in COMPOSITE or name in BY_UFUNC)
@@ -293,7 +296,8 @@ _COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.g
 
 
 def _beyond(ufunc: np.ufunc, operands: list[Operand]) -> bool | None:
-    """What NumPy says of integers and a Python integer that their dtype cannot hold."""
+    """Return what NumPy's comparison gives for integers and a Python integer that their dtype
+    cannot hold; None for all other operands."""
     if ufunc not in _COMPARISONS or not any(type(x) is int for x in operands):
         return None
     plain = [np.zeros((), x.dtype) if isinstance(x, Array) and not x.weak else x for x in operands]
@@ -351,7 +355,7 @@ def _simple_power(operands: list[Operand]) -> tuple[np.ufunc, list[Operand]]:
 
 
 def is_negative(x: Operand) -> bool:
-    """Whether it surely is a negative integer."""
+    """Return whether it surely is a negative integer."""
     e = expr_of(x)
     return e is not None and expr.nonneg(-e - 1)
 
@@ -390,7 +394,8 @@ def store(result: Any, out: Any, where: Any = True, casting: bool = True) -> Any
 
 
 def assign(target: Array, value: Any) -> None:
-    """target[...] = value: broadcast to its shape, cast to its dtype."""
+    """Assign target[...] = value: the value is broadcast to the target's shape and cast to its
+    dtype."""
     context = target.context
     value = normal(value)
     if isinstance(value, np.integer) and target.type.dtype.kind in "iu":
@@ -420,7 +425,7 @@ def check_assignable(source: Shape, target: Shape) -> None:
 
 
 def select(mask: Any, a: Any, b: Any) -> Array:
-    """np.where(mask, a, b)."""
+    """Return np.where(mask, a, b)."""
     context = require_context("np.where")
     operands = [normal(x) for x in (mask, a, b)]
     dtype = result_type(*operands[1:])

@@ -60,7 +60,8 @@ def _real_type(array: Array, fn: str) -> tuple[DType, np.dtype[Any]]:
 
 
 def _along(fn: str, a: Any, n: Any, axis: Any, norm: Any, out: Any = None) -> Any:
-    """One of the op's four, of a dim cut or filled up with zeros to what n points need."""
+    """Transform a dim by one of the op's four functions; the dim is cut or filled up with zeros to
+    n points."""
     array = as_array(a)
     d, scale = dim_of(axis, array.ndim, f"np.fft.{fn}"), _scale(fn, norm)
     have = array.extents[d]
@@ -112,7 +113,7 @@ def _lanes(fn: str, array: Array, d: int, n: Expr, scale: str) -> Array:
 
 
 def _factor(n: Expr) -> int:
-    """The greatest divisor up to the square root, where that is worth while; else 0."""
+    """Return the greatest divisor up to the square root, where that is worth while; else 0."""
     if not n.is_const or n.value < FOUR_STEPS:
         return 0
     return next((k for k in range(isqrt(n.value), FACTOR - 1, -1) if n.value % k == 0), 0)
@@ -165,7 +166,7 @@ def ihfft(a: Any, n: Any = None, axis: Any = -1, norm: Any = None, out: Any = No
 
 
 def _lengths(array: Array, s: Any, axes: Any, to_real: bool) -> tuple[list[Any], list[Any]]:
-    """How many points along which dims."""
+    """Return how many points along which dims."""
     if axes is None:
         axes = range(-(array.ndim if s is None else len(s)), 0)
     axes = list(axes)
@@ -227,8 +228,8 @@ NAMES = frozenset(
 
 
 def ours_of(function: Any) -> Callable[..., Any] | None:
-    """Our function for one of scipy.fft that NumPy has too; how many workers it asks for, and
-    whether it may write over its operand, changes nothing here."""
+    """Return our function for one of scipy.fft that NumPy has too; how many workers it asks for,
+    and whether it may write over its operand, changes nothing here."""
     name = getattr(function, "__name__", "")
     own = getattr(sys.modules.get("scipy.fft"), name, None) if name in NAMES else None
     if own is not function or own is None:

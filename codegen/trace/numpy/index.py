@@ -41,8 +41,8 @@ from codegen.user import pytree
 
 
 def get(array: Array, key: Any) -> Any:
-    """x[key]: a view; a new array for integer arrays and for single elements; with a mask,
-    what it chooses."""
+    """Return what x[key] is in NumPy: a view; a new array for integer arrays and for single
+    elements; with a mask, a Chosen."""
     if _is_element(key):
         found = known.element(array, key if isinstance(key, tuple) else (key,))
         if found is not None:
@@ -72,13 +72,14 @@ def _is_element(key: Any) -> bool:
 
 
 def _is_unknown(key: Any) -> bool:
-    """Whether a key, or a value, is known at run time only."""
+    """Return whether a key, or a value, is known at run time only."""
     leaves = [[x.start, x.stop, x.step] if isinstance(x, slice) else x for x in pytree.leaves(key)]
     return any(map(is_traced, pytree.leaves(leaves)))
 
 
 def _known_elements(array: Array, key: Any) -> Any:
-    """What NumPy copies out of an array that is known; None where it shows a part of it."""
+    """Return the elements that NumPy copies out of an array whose content is known; None where
+    x[key] is a view, or where NumPy refuses the key."""
     items = key if isinstance(key, tuple) else (key,)
     if _is_unknown(key) or not (all(map(is_whole, items)) and len(items) == array.ndim) and all(
         map(is_basic, items)
@@ -109,7 +110,7 @@ def _assign_known(x: Array, key: Any, value: Any) -> bool:
 
 
 def set_(array: Array, key: Any, value: Any) -> None:
-    """x[key] = value."""
+    """Assign x[key] = value."""
     if _is_element(key) and isinstance(value, (int, float, complex, np.generic)):
         if known.put_element(array, key if isinstance(key, tuple) else (key,), value):
             return
@@ -161,7 +162,8 @@ class Gather:
 
 
 def _gathered(array: Array, items: Sequence[Item]) -> tuple[Array, Gather]:
-    """A view with the basic items applied, and the gather on it (integers join the arrays)."""
+    """Return a view with the basic items applied, and the gather on it (integers join the
+    arrays)."""
     context = array.context
     one = [Part(expr.const(0), 1, e) for e in array.extents]
     basic: list[Item] = []
@@ -185,7 +187,7 @@ def _gathered(array: Array, items: Sequence[Item]) -> tuple[Array, Gather]:
 
 
 def _index_array(context: Context, item: Item, extent: Expr, dim: int) -> Value:
-    """An int64 value, negative indices counted from the end."""
+    """Return an int64 value, negative indices counted from the end."""
     if isinstance(item, Whole):
         if isinstance(item.at, Expr):
             return view.index_value(context, item.at)
@@ -222,7 +224,8 @@ def from_the_end(index: Array, extent: Expr) -> Array:
 # ---- x.at[key].add(v), np.add.at(x, key, v) --------------------------------------------------
 
 def combine_at(array: Array, key: Any, value: Any, fn: str) -> None:
-    """array[key] = fn(array[key], value), duplicates of integer arrays combined one by one."""
+    """Assign array[key] = fn(array[key], value), with duplicates of integer arrays combined one by
+    one."""
     key = as_masks(known.plain(key))
     if fn == "set":
         set_(array, key, value)
@@ -241,7 +244,8 @@ def combine_at(array: Array, key: Any, value: Any, fn: str) -> None:
 
 
 class At:
-    """x.at: `x.at[key].add(v)` is a new array with v added at key; also set, mul, min, max."""
+    """x.at is of this class: `x.at[key].add(v)` is a new array with v added at key; also set, mul,
+    min, max."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -251,7 +255,7 @@ class At:
 
 
 def _combined(fn: str) -> Any:
-    """A method of AtKey."""
+    """Return a method of AtKey."""
 
     def call(self: AtKey, value: Any) -> Array:
         new: Array = self._array.copy()

@@ -39,7 +39,7 @@ ZERO = expr.const(0)
 
 def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
                 casting: Any = None) -> Array:
-    """Arrays one after the other along a dim."""
+    """Join arrays one after the other along a dim."""
     context = require_context("np.concatenate")
     if isinstance(axis, Array):
         raise UsageError("np.concatenate takes its arrays in one list", found="an array as axis",
@@ -112,7 +112,8 @@ def column_stack(arrays: Any) -> Array:
 
 
 def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **_: Any) -> Array:
-    """A copy, of windows whose extents are known while building: one shifted slice per place."""
+    """Return a copy, of windows whose extents are known while building: one shifted slice per
+    place."""
     array = as_array(x)
     what = "np.lib.stride_tricks.sliding_window_view"
     widths = window_shape if isinstance(window_shape, (tuple, list)) else (window_shape,)
@@ -135,7 +136,8 @@ def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **_: Any) -
 
 
 def extent(x: Any) -> Expr:
-    """What is added to a dim, or how wide a window is."""
+    """Return a pad width or the width of a window as a formula; raise ShapeError if it may be
+    negative."""
     e = expr_of(x)
     if e is None or expr.nonneg(-e - 1):
         raise ShapeError("pad widths are non-negative integers",
@@ -145,7 +147,7 @@ def extent(x: Any) -> Expr:
 
 
 class Joiner:
-    """np.r_ or np.c_: arrays, numbers and slices one after the other."""
+    """This is np.r_ or np.c_: a subscript joins arrays, numbers and slices one after the other."""
 
     def __init__(self, own: Any) -> None:
         self.own = own
@@ -169,7 +171,7 @@ class Joiner:
         return [*given, *numbers[len(given) :]]
 
     def _part(self, item: Any, ndim: int, first: int) -> Array:
-        """An item with `ndim` dims; those that are added stand behind dim `first`."""
+        """Return an item with `ndim` dims; those that are added stand behind dim `first`."""
         if isinstance(item, slice):
             array = _stretch(item)
         else:
@@ -184,7 +186,7 @@ class Joiner:
         return expand_dims(array, tuple(new))
 
     def _typed(self, parts: list[Array], items: Any) -> list[Array]:
-        """Numbers promote weakly."""
+        """Return the parts in their common type; numbers among the items promote weakly."""
         dtype = result_type(*(normal(i) if not isinstance(i, slice) else p
                              for i, p in zip(items, parts)))
         return [as_array(p, dtype) for p in parts]

@@ -30,8 +30,8 @@ from codegen.trace.numpy.elementwise import (
     store,
 )
 
-# Functions for split matrices, which codegen/trace/blocked.py enters: it is written with those
-# below. Each gives None where a matrix is gathered.
+# Functions for split matrices, which registration.py enters: they are written with those below.
+# Each gives None where a matrix is gathered.
 BLOCKED: dict[str, Callable[..., Any]] = {}
 
 SINGULAR = ("np.linalg.{}: the matrix is singular\n  expected: one that can be inverted\n"
@@ -44,7 +44,8 @@ _DIVERGED = ("np.linalg.{} did not converge\n  expected: a matrix of finite numb
 
 
 def _matrix(what: str, x: Any, square: bool = False) -> Array:
-    """Of a type that LAPACK computes with; integers become float64, as in NumPy."""
+    """Return x as an array of matrices, of a type that LAPACK computes with; integers become
+    float64, as in NumPy. Raise ShapeError for fewer than two dims."""
     array = as_array(x)
     if array.ndim < 2:
         raise ShapeError(f"np.linalg.{what} takes matrices", expected="2 dims or more",
@@ -67,19 +68,19 @@ def _numbers(what: str, array: Array) -> Array:
 
 
 def emitted(what: Kind, *operands: Array) -> list[Array]:
-    """The results of an op."""
+    """Return the results of an op."""
     context = operands[0].context
     made = context.emit(what, [x.read() for x in operands])
     return [wrap(context, v, scalar=not v.type.shape) for v in made]
 
 
 def _blocked(of: str, x: Array, *more: Any) -> Any:
-    """What a function for split matrices makes of one; None where it is gathered."""
+    """Return what the function for split matrices makes of x; None where x is gathered instead."""
     return BLOCKED[of](x, *more)
 
 
 def hold(info: Array, message: str, routine: str = "") -> None:
-    """The run ends where a factorisation says that it failed; first, where LAPACK's routine, if it
+    """End the run where a factorisation says that it failed; first, where LAPACK's routine, if it
     is named, did not take what it was given."""
     context, value = info.context, info.read()
     zero = context.emit_one(Full(0, value.type.dtype, ()))
@@ -97,7 +98,7 @@ def hold(info: Array, message: str, routine: str = "") -> None:
 
 
 def turned(x: Any) -> Any:
-    """Every matrix transposed."""
+    """Return x with every matrix transposed."""
     return shaping.swapaxes(x, -1, -2)
 
 
@@ -106,7 +107,7 @@ def adjoint(x: Any) -> Array:
 
 
 def spread(x: Array, lead: Sequence[Any], own: int) -> Array:
-    """With these leading dims; the last `own` stay."""
+    """Return x with these leading dims; the last `own` dims stay."""
     extents = x.extents
     shape = (*lead, *extents[len(extents) - own :])
     return wrap(x.context, broadcast_value(x.context, x.read(), shape), scalar=False)
@@ -127,7 +128,7 @@ def column(x: Any) -> Any:
 
 @derived(linear_back.cholesky)
 def cholesky(a: Any, /, *, upper: bool = False) -> Array:
-    """The factor of a matrix of which one triangle counts."""
+    """Return the factor of a matrix of which one triangle counts."""
     x = _matrix("cholesky", a, square=True)
     if (made := _blocked("cholesky", x, upper)) is not None:
         return as_array(made)
@@ -140,7 +141,7 @@ def cholesky(a: Any, /, *, upper: bool = False) -> Array:
 
 @derived(linear_back.qr)
 def qr(a: Any, mode: str = "reduced") -> Any:
-    """By reflections, with LAPACK's signs: R may have negative numbers on its diagonal."""
+    """Factor by reflections, with LAPACK's signs: R may have negative numbers on its diagonal."""
     x = _matrix("qr", a)
     if mode not in ("reduced", "complete", "r", "raw"):
         raise UnsupportedError(f"np.linalg.qr with mode={mode!r}",
@@ -158,7 +159,8 @@ def qr(a: Any, mode: str = "reduced") -> Any:
 
 def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True,
         hermitian: bool = False) -> Any:
-    """By LAPACK's gesdd, as NumPy's; of a hermitian matrix, by its eigenvalues."""
+    """Find singular values by LAPACK's gesdd, as NumPy does; of a hermitian matrix, by its
+    eigenvalues."""
     if hermitian:
         return _hermitian_svd(a, compute_uv)
     return _any_svd(a, full_matrices, compute_uv)
@@ -223,7 +225,8 @@ def _eig(what: str, a: Any, vectors: bool) -> list[Array]:
 
 @derived(linear_back.eig)
 def eig(a: Any) -> Any:
-    """Always complex: whether all eigenvalues are real is known only at run time."""
+    """Return eigenvalues and eigenvectors, always complex: whether all are real is known only at
+    run time."""
     return _named("eig")(*_eig("eig", a, True))
 
 
@@ -236,7 +239,8 @@ def eigvals(a: Any) -> Any:
 
 
 def _solved(x: Array, b: Array) -> tuple[Array, Array]:
-    """Of matrices, their leading dims broadcast; and 0 for each that is not singular."""
+    """Solve x for b, with broadcast leading dims; return the solutions, and 0 for each matrix that
+    is not singular."""
     lead = broadcast_shapes([x.extents[:-2], b.extents[:-2]], "np.linalg.solve")
     lu, pivots, info = emitted(Lu(), turned(x))
     given = spread(lu, lead, 2), spread(pivots, lead, 1), spread(turned(b), lead, 2)
@@ -252,7 +256,7 @@ def _solution(what: str, x: Array, b: Array) -> Array:
 
 
 def _pair(what: str, a: Any, b: Any) -> tuple[Array, Array]:
-    """A square matrix, and what it is solved for, of one element type."""
+    """Return a square matrix, and what it is solved for, of one element type."""
     x, y = _matrix(what, a, square=what == "solve"), as_array(b)
     dtype = dtypes.numpy_dtype(result_type(x, _numbers(what, y)))
     vector = y.ndim == 1
@@ -264,7 +268,7 @@ def _pair(what: str, a: Any, b: Any) -> tuple[Array, Array]:
 
 @derived(linear_back.solve)
 def solve(a: Any, b: Any) -> Any:
-    """By elimination with partial pivoting."""
+    """Solve by elimination with partial pivoting."""
     x, y = _pair("solve", a, b)
     made = _solution("solve", x, y)
     return shaping.squeeze(made, -1) if as_array(b).ndim == 1 else made
@@ -297,8 +301,9 @@ def tensorinv(a: Any, ind: int = 2) -> Any:
 
 
 def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
-    """By singular values. The sums of squares of the residues are given where there are more rows
-    than columns; NumPy gives none where the rank is not full, which is known only at run time."""
+    """Solve by singular values. The sums of squares of the residues are given where there are more
+    rows than columns; NumPy gives none where the rank is not full, which is known only at run
+    time."""
     x, y = _pair("lstsq", a, b)
     if x.ndim != 2:
         raise ShapeError("np.linalg.lstsq takes one matrix", expected="2 dims", found=str(x.type))
@@ -321,13 +326,13 @@ def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
 
 
 def _largest(s: Array) -> Any:
-    """Of singular values."""
+    """Return the largest of each row of singular values, with the dim kept."""
     known = s.extents[-1].is_const
     return s[..., :1] if known else _most(s, axis=-1, keepdims=True)
 
 
 def _least(x: Array, of: Array | None = None) -> Any:
-    """What counts as 0 beside 1, of singular values: a rounding for each row or column."""
+    """Return what counts as 0 beside a singular value of 1: one rounding for each row or column."""
     longest = expr.maximum(*(x if of is None else of).extents[-2:])
     eps = np.finfo(x.dtype).eps
     return eps * longest.value if longest.is_const else as_array(number(longest), x.dtype) * eps
@@ -335,7 +340,7 @@ def _least(x: Array, of: Array | None = None) -> Any:
 
 @derived(linear_back.pinv)
 def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = 0) -> Any:
-    """By singular values; those up to rcond times the largest count as 0."""
+    """Invert by singular values; those up to rcond times the largest count as 0."""
     x = _matrix("pinv", a)
     if rcond is None:
         rcond = _least(x) if rtol is None else rtol or 1e-15
@@ -350,14 +355,14 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = 0) -
 
 @derived(linear_back.slogdet)
 def slogdet(a: Any) -> Any:
-    """Of elimination: the sign of the determinant, and the logarithm of its size."""
+    """Return the sign of the determinant and the logarithm of its size, by elimination."""
     x = _matrix("slogdet", a, square=True)
     made = _blocked("slogdet", x)
     return _named("slogdet")(*(made or pivots_product(*emitted(Lu(), turned(x)))))
 
 
 def pivots_product(lu: Array, pivots: Array, info: Array) -> tuple[Array, Array]:
-    """What `slogdet` gives, of factors."""
+    """Return what `slogdet` returns, from the factors of the matrix."""
     diagonal = as_array(shaping.diagonal(lu, 0, -2, -1))
     size, regular = apply(np.absolute, diagonal), apply(np.equal, info, 0)
     kept = as_array(apply(np.not_equal, size, 0))
@@ -405,7 +410,8 @@ def cond(x: Any, p: Any = None) -> Any:
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """Of vectors or matrices along one or two dims; else the root of the sum of squares."""
+    """Return a norm of vectors or matrices along one or two dims; by default the root of the sum of
+    squares."""
     array = as_array(x)
     floats = array if array.type.dtype.kind in "fc" else as_array(array, np.float64)
     dims = tuple(range(array.ndim)) if axis is None else reducing.dims_of(axis, array.ndim, "norm")
@@ -436,7 +442,8 @@ def _vector_norm(size: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def _most(sizes: Any, axis: int, keepdims: bool = False) -> Any:
-    """The largest along a dim, of numbers that are not negative; 0 of none, as NumPy has it."""
+    """Return the largest along a dim, of numbers that are not negative; 0 of none, as NumPy has
+    it."""
     array = as_array(sizes)
     initial = 0 if may_be_empty(array.extents[axis]) else None
     return reducing.max_(array, axis=axis, keepdims=keepdims, initial=initial)
@@ -498,7 +505,7 @@ def matrix_power(a: Any, n: int) -> Any:
 
 
 def multi_dot(arrays: Any, *, out: Any = None) -> Any:
-    """In the order that multiplies least, if all extents are known while building."""
+    """Multiply in the order that multiplies least, if all extents are known while building."""
     found = [as_array(x) for x in arrays]
     if len(found) < 2:
         raise ShapeError("np.linalg.multi_dot: expected at least two arrays", found=str(len(found)),
@@ -519,7 +526,8 @@ def _ordered(chain: Sequence[Array]) -> Any:
 
     @cache
     def best(i: int, j: int) -> tuple[int, int]:
-        """The least cost of the matrices from i to j, and after which of them they are divided."""
+        """Return the least cost of the matrices from i to j, and after which of them they are
+        divided."""
         if i == j:
             return 0, i
         return min((best(i, k)[0] + best(k + 1, j)[0] + known[i] * known[k + 1] * known[j + 1], k)

@@ -66,7 +66,7 @@ def solve(args: Any, x: Any, given: Any) -> Found:
 
 
 def _as(g: Any, x: Any) -> Any:
-    """A cotangent, summed along the dims along which the operand was repeated."""
+    """Return a cotangent, summed along the dims along which the operand was repeated."""
     while g.ndim > x.ndim:
         g = np.sum(g, axis=0)
     repeated = tuple(d for d in range(x.ndim) if x.extents[d] == 1 and g.extents[d] != 1)
@@ -89,7 +89,8 @@ def cholesky(args: Any, lower: Any, given: Any, upper: bool) -> Found:
 
 
 def slogdet(args: Any, made: Any, given: Any) -> Found:
-    """Of a real matrix the sign is a step; of a complex one it turns."""
+    """Return the cotangent of the matrix. The sign of a real determinant is a step and adds
+    nothing; that of a complex one turns."""
     (a,), (sign, _), (turning, g) = args, made, given
     if a.dtype.kind == "c" and turning is not None:
         turned = 1j * (turning * sign).imag
@@ -114,7 +115,8 @@ def _cofactors_back(args: Any, made: Any, given: Any) -> Found:
 
 @derived(_cofactors_back)
 def _cofactors(a: Any) -> Any:
-    """The determinant times the inverse, transposed; of a matrix nearby where there is none."""
+    """Return the determinant times the inverse, transposed; of a matrix nearby where there is
+    none."""
     d, size = np.linalg.det(a), np.max(np.abs(a), axis=(-2, -1))
     aside = np.where(size == 0, 1, size) * np.finfo(a.dtype).eps ** _NEAR
     aside = np.where(d == 0, aside, 0).astype(a.dtype)
@@ -155,7 +157,8 @@ def eig(args: Any, made: Any, given: Any) -> Found:
 
 
 def _of_any_matrix(a: Any, v: Any, inner: Any) -> Found:
-    """inner: the cotangent of how the matrix changes, in the basis of its eigenvectors."""
+    """Return the cotangent of a matrix from `inner`: the cotangent of its change, in the basis of
+    its eigenvectors."""
     found = np.linalg.solve(_t(v), inner @ _t(v))
     return [found if as_array(a).dtype.kind == "c" else found.real]
 
@@ -214,7 +217,8 @@ def _of_those_with_values(u: Any, g: Any, s: Any) -> Any:
 
 
 def qr(args: Any, made: Any, given: Any) -> Found:
-    """Of a wide matrix, the columns that make it square say what Q is."""
+    """Return the cotangent of the matrix; of a wide one, the columns that make it square decide Q.
+    Raise UnsupportedError for modes without a derivative."""
     a, mode = args
     rows, columns = a.extents[-2:]
     wide = same_extent(expr.maximum(rows, columns), columns)

@@ -33,17 +33,17 @@ def or_(first: Any, *rest: _Later) -> Any:
 
 
 def both(first: Any, *rest: _Later) -> Any:
-    """`and` where its truth alone is asked: operands of any types."""
+    """Compute `and` where its truth alone is asked: operands of any types."""
     return _first_deciding(False, first, rest, as_truth=True)
 
 
 def either(first: Any, *rest: _Later) -> Any:
-    """`or` where its truth alone is asked."""
+    """Compute `or` where its truth alone is asked."""
     return _first_deciding(True, first, rest, as_truth=True)
 
 
 def _first_deciding(stop: bool, value: Any, rest: Sequence[_Later], as_truth: bool = False) -> Any:
-    """The first operand whose truth is `stop`, else the last one."""
+    """Return the first operand whose truth is `stop`, else the last one."""
     if not rest:
         return value
     holds = _known_truth(value)
@@ -57,7 +57,7 @@ def _first_deciding(stop: bool, value: Any, rest: Sequence[_Later], as_truth: bo
 
 
 def _known_truth(x: Any) -> bool | None:
-    """The truth of x while building; None where it is known only at run time."""
+    """Return the truth of x while building; None where it is known only at run time."""
     if not is_traced(x):
         return bool(x)
     c = condition_of(x)
@@ -65,7 +65,7 @@ def _known_truth(x: Any) -> bool | None:
 
 
 def _short_circuit(stop: bool, left: Any, right: _Later, as_truth: bool) -> Any:
-    """`left` where its truth is `stop`, else `right()`, captured in an arm of its own."""
+    """Return `left` where its truth is `stop`, else `right()`, captured in an arm of its own."""
     on = condition(left, "and, or, not")
     is_truth = isinstance(left, Array) and left.scalar and left.dtype == np.bool_
 
@@ -89,7 +89,8 @@ def _short_circuit(stop: bool, left: Any, right: _Later, as_truth: bool) -> Any:
 
 
 def truth(x: Any) -> Any:
-    """The truth of x: a bool, a Number, or a 0-d bool array. Refuses what has several elements."""
+    """Return the truth of x: a bool, a Number, or a 0-d bool array. Refuses what has several
+    elements."""
     if not is_traced(x):
         return bool(x)
     found = condition(x, "and, or, not")
@@ -106,7 +107,7 @@ def not_(x: Any) -> Any:
 
 
 def any_of(values: Sequence[Any]) -> Any:
-    """Whether one of several operands holds that all have run."""
+    """Return whether one of several operands holds that all have run."""
     held: Any = False
     for value in map(truth, values):
         a, b = condition_of(held), condition_of(value)
@@ -120,7 +121,7 @@ def any_of(values: Sequence[Any]) -> Any:
 
 
 def _in(x: Any, container: Any) -> Any:
-    """x in container, as Python asks one element after the other."""
+    """Return x in container, as Python asks one element after the other."""
     if isinstance(container, Array):
         return truth(np.any(container == x))
     refuse_left_early(container)
@@ -153,7 +154,8 @@ def ifexp(test: Any, then: _Later, other: _Later) -> Any:
 
 
 def known(value: Any, what: str) -> Any:
-    """A value that decides whether Python evaluates an operand that binds a name or waits."""
+    """Return a value that decides whether Python evaluates an operand that binds a name or
+    waits."""
     if not is_traced(value):
         return value
     raise UnsupportedError(

@@ -24,15 +24,15 @@ from codegen.trace.numpy.subscripts import refused
 
 
 def is_mask(item: Any) -> bool:
-    """Whether an item of a key is a boolean array known only at run time. UnsupportedError for
-    places that stand for no mask."""
+    """Return whether an item of a key is a boolean array known only at run time. UnsupportedError
+    for places that stand for no mask."""
     if isinstance(item, MaskPlaces):
         raise item.refused()
     return isinstance(item, Array) and item.type.dtype.kind == "b"
 
 
 def masked(array: Array, key: Any) -> Chosen | None:
-    """x[key] with one mask in the key; None where it has none."""
+    """Return x[key] for a key with one mask; None where it has none."""
     if not any(is_mask(i) for i in (key if isinstance(key, tuple) else (key,))):
         return None
     raw, _ = subscripts.expand(array, key)
@@ -75,7 +75,7 @@ class Chosen(NDArrayOperatorsMixin):
         return made
 
     def fits(self, other: Chosen) -> bool:
-        """Whether both choose the same elements, for all that is known while building."""
+        """Return whether both choose the same elements, for all that is known while building."""
         same = _same_value(self.mask.context, self.mask.read(), other.mask.read())
         return same and (self.at, self.ndim) == (other.at, other.ndim)
 
@@ -140,7 +140,7 @@ class Chosen(NDArrayOperatorsMixin):
         return out[0]
 
     def computed(self, name: str, by_name: Any, args: Any, options: Any) -> Any:
-        """A function of NumPy's with it among its arguments. by_name: our functions."""
+        """Run a function of NumPy's that has this among its arguments. by_name: our functions."""
         if name in _REDUCED:
             return reduced(name, *args, **options)
         first = next((x for x in args if isinstance(x, Chosen)), None)
@@ -162,7 +162,7 @@ class Chosen(NDArrayOperatorsMixin):
         return self.like(self.whole.astype(dtype))
 
     def copy(self) -> Chosen:
-        """As NumPy's x[mask] is one."""
+        """Return a copy of the chosen elements, as x[mask] is one in NumPy."""
         return Chosen(self.whole.copy(), self.mask, self.at)
 
     @property
@@ -171,7 +171,7 @@ class Chosen(NDArrayOperatorsMixin):
 
     @property
     def ndim(self) -> int:
-        """Of what is chosen."""
+        """The number of dims of x[mask]."""
         return self.whole.ndim - self.mask.ndim + 1
 
     @property
@@ -194,7 +194,7 @@ class Chosen(NDArrayOperatorsMixin):
         return self.like(self.whole.imag)
 
     def refused(self, remedy: str = "") -> UnsupportedError:
-        """The error where the number of elements would have to be known."""
+        """Return the error where the number of elements would have to be known."""
         return refused(remedy)
 
     def refused_output(self) -> UnsupportedError:
@@ -213,13 +213,13 @@ class Chosen(NDArrayOperatorsMixin):
 
 
 def _count(mask: Array) -> Array:
-    """How often a mask holds, as a Python integer is: beside others it takes their dtype."""
+    """Return how often a mask holds, as a Python integer is: beside others it takes their dtype."""
     return wrap(mask.context, reducing.sum_(mask).read(), weak=True, scalar=True)
 
 
 class MaskPlaces(Chosen):
-    """Where a mask holds: np.nonzero(mask)[dim]; dim None: places in the raveled mask, or rows of
-    all. indices: makes the array of all places, of which the mask chooses."""
+    """The places where a mask holds, np.nonzero(mask)[dim]; dim None: places in the raveled mask,
+    or rows of all. indices: makes the array of all places, from which the mask chooses."""
 
     def __init__(
         self, mask: Array, dim: int | None, indices: Callable[[], Array], name: str
@@ -262,7 +262,7 @@ def _no_output(text: str, remedy: str) -> UnsupportedError:
 
 
 def as_masks(key: Any) -> Any:
-    """A key with the mask itself where it has all places at which a mask holds."""
+    """Return a key with the mask itself where it has all places at which a mask holds."""
     if isinstance(key, MaskPlaces):
         return key.mask if key.mask.ndim == 1 and key.dim == 0 else key
     if not isinstance(key, tuple) or not any(isinstance(k, MaskPlaces) for k in key):
@@ -296,7 +296,7 @@ _REDUCED: dict[str, Callable[..., Any]] = {
 
 
 def reduced(name: str, chosen: Any, axis: Any = None, *args: Any, **options: Any) -> Any:
-    """A reduction of all that is chosen, or over a tuple of dims with the chosen one among them."""
+    """Reduce all that is chosen, or along a tuple of dims with the chosen one among them."""
     if not isinstance(chosen, Chosen) or options.get("where", True) is not True:
         raise refused()
     options = {k: v for k, v in options.items() if v is not np._NoValue}
@@ -320,7 +320,7 @@ def reduced(name: str, chosen: Any, axis: Any = None, *args: Any, **options: Any
 
 
 def _same_value(context: Context, a: Value, b: Value) -> bool:
-    """Whether two values are computed alike from the same values."""
+    """Return whether two values are computed alike from the same values."""
     if a is b:
         return True
     made = {v: op for block in context.blocks for op in block.ops for v in op.results}
@@ -340,6 +340,6 @@ def _same_value(context: Context, a: Value, b: Value) -> bool:
 
 
 def _alike(p: Op, q: Op) -> bool:
-    """Whether two ops do the same with their operands."""
+    """Return whether two ops do the same with their operands."""
     simple = not p.regions and not q.regions and len(p.operands) == len(q.operands)
     return simple and p.what == q.what

@@ -33,13 +33,14 @@ _REMEDIES = {
 
 
 def aware(function: Any) -> Callable[..., Any] | None:
-    """What a call of one of math's functions runs instead; None for other functions."""
+    """Return what a call of one of math's functions runs instead; None for other functions."""
     return _table().get(id(function))
 
 
 @cache
 def _table() -> dict[int, Callable[..., Any]]:
-    """By id: what is called need not be hashable."""
+    """Return the replacements by the id of math's functions: what is called need not be
+    hashable."""
     return {
         id(f): _knowing(f) for name, f in vars(math).items() if callable(f) and name[0] != "_"
     }
@@ -70,7 +71,7 @@ def _weak(x: Any) -> Any:
 
 
 def _real(x: Any) -> Array:
-    """A number as a float64."""
+    """Return a number as a float64."""
     array = as_array(x)
     if array.ndim:
         raise unsupported("a function of `math` of an array", "NumPy's of the same name: "

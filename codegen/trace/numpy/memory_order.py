@@ -16,7 +16,7 @@ from codegen.trace.control.regions import link
 
 
 def is_turned(x: Any) -> bool:
-    """Whether NumPy's array may lie in memory in another order than row by row."""
+    """Return whether NumPy's array may lie in memory in another order than row by row."""
     if not isinstance(x, Array) or x.ndim < 2:
         return False
     return x.storage.turned or any(isinstance(step, Transpose) for step in x.seen)
@@ -30,6 +30,6 @@ def kept(result: Any, *operands: Any) -> Any:
 
 
 def apart(array: Array, reshaped: Array) -> Array:
-    """A reshaped copy that may be a view in NumPy: a write to one ends the other."""
+    """Return a reshaped copy that may be a view in NumPy: a write to one ends the other."""
     link(array.storage, reshaped.storage, "transpose", user_place())
     return reshaped

@@ -29,8 +29,8 @@ _LAST = 2**63 - 1  # the place of what fills blocks up: behind all others
 
 
 def over_ranks(array: Array, d: int, axes: tuple[str, ...], signed: bool | None) -> list[Array]:
-    """The keys sorted along a split dim, and unless signed is None the places that they had; if it
-    is true, twice the place, and 1 more for an element with a sign."""
+    """Return the keys sorted along a split dim, and unless signed is None the places that they had;
+    if it is true, twice the place, and 1 more for an element with a sign."""
     context = array.context
     mesh, n = context.mesh, array.extents[d]
     size = mesh.size(axes)
@@ -67,8 +67,8 @@ def over_ranks(array: Array, d: int, axes: tuple[str, ...], signed: bool | None)
 def by_tuples(
     keys: list[Array], d: int, axes: tuple[str, ...], carried: Sequence[Array] = (),
 ) -> list[Array]:
-    """The places of elements sorted along a split dim, by the first key, then by the next; and
-    what is carried along. Equal ones stay in their order."""
+    """Return the places of elements sorted along a split dim, by the first key, then by the next;
+    and what is carried along. Equal ones stay in their order."""
     context = keys[0].context
     mesh, n = context.mesh, keys[0].extents[d]
     size = mesh.size(axes)
@@ -103,7 +103,8 @@ def _merged(axes: tuple[str, ...], rows: list[Array], what: Merge) -> list[Array
     at = expr.symbol(p)
 
     def exchanged(rows: Sequence[Array], to: Expr, sends: Expr) -> list[Array]:
-        """The one of two partners that stands first keeps the first half of both blocks."""
+        """Merge the blocks of two partners: the one that stands first keeps the first half of
+        both."""
         theirs = communicate.send_by(context, axes, p, to, sends, rows)
         side = (sends * (1 + expr.lt(to, at))).subst({p: mesh.position(axes)})
         values = [x.read() for pair in zip(rows, theirs, strict=True) for x in pair]
@@ -111,8 +112,8 @@ def _merged(axes: tuple[str, ...], rows: list[Array], what: Merge) -> list[Array
         return [wrap(context, v, scalar=False) for v in context.emit(what, values)]
 
     def swapped(distance: Expr, down: int) -> Expr:
-        """The partner at a distance: the one above or, if there is an odd number of times the
-        distance before a member, below; down 1: the other way round."""
+        """Return the position of the partner at a distance: the one above or, if there is an odd
+        number of times the distance before a member, below; down 1: the other way round."""
         odd = expr.eq(expr.mod(expr.floordiv(at, distance), expr.const(2)), 1)
         return at + distance * ((1 - 2 * odd) * (1 - 2 * down))
 

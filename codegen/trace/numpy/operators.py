@@ -81,7 +81,8 @@ def _recorded(ufunc: np.ufunc, inputs: Sequence[Any], out: Array | None) -> Any:
 
 
 def _refuse_rows(ufunc: np.ufunc, inputs: Sequence[Any]) -> None:
-    """A list times a number has so many copies of it; Python has no other operator for the two."""
+    """Refuse a list in arithmetic: a list times a number has so many copies of it, and Python has
+    no other operator for the two."""
     if not any(isinstance(x, (list, tuple)) for x in inputs):
         return
     of_python = any(isinstance(x, (Number, Array)) and is_weak(x) for x in inputs)
@@ -117,7 +118,7 @@ def _is_pythons(x: Operand) -> bool:
 
 
 def _counted(x: Operand) -> Operand:
-    """A truth value of Python's as 0 or 1, which it is in sums: True + True is 2."""
+    """Return a truth value of Python's as 0 or 1, which it is in sums: True + True is 2."""
     if not isinstance(x, Array) or x.dtype != np.bool_:
         return int(x) if type(x) is bool else x
     count = as_array(x).astype(np.int64)

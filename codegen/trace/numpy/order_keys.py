@@ -19,7 +19,7 @@ from codegen.trace.numpy.elementwise import apply, select
 
 
 def made(x: Array, what: Kind, *more: Array) -> Array:
-    """The result of an op of this kind, of x and more operands."""
+    """Return the result of an op of this kind, of x and more operands."""
     value = x.context.emit_one(what, x.read(), *(y.read() for y in more))
     return wrap(x.context, value, scalar=False)
 
@@ -33,24 +33,24 @@ def keys_of(array: Array, one_zero: bool = False) -> Array:
 
 
 def of_keys(keys: Array, dtype: DType) -> Array:
-    """The elements of which these are the keys."""
+    """Return the elements of which these are the keys."""
     return as_array(made(keys, Map("of_order_key")), dtype) if dtype.kind == "f" else keys
 
 
 def split_over(array: Array, d: int) -> tuple[str, ...]:
-    """The axes that split a dim; () for a local array."""
+    """Return the axes that split a dim; () for a local array."""
     layout = array.read().type.layout
     return layout[d] if layout and not array.read().type.free else ()
 
 
 def order_of(array: Array, d: int) -> Array:
-    """The positions of the elements of local lanes in sorted order; stable."""
+    """Return the positions of the elements of local lanes in sorted order; stable."""
     keys = array if array.type.dtype.kind == "c" else keys_of(array, one_zero=True)
     return made(keys, ArgSort(dim=d))
 
 
 def order_by(keys: Sequence[Array], d: int) -> Array:
-    """The same by the last key, of equal ones by the one before, and so on."""
+    """Return the same by the last key, of equal ones by the one before, and so on."""
     order = order_of(keys[0], d)
     for key in keys[1:]:
         placed = order_of(picking.take_along_axis(key, order, d), d)
@@ -59,19 +59,20 @@ def order_by(keys: Sequence[Array], d: int) -> Array:
 
 
 def whole_key(array: Array) -> Array:
-    """Keys as int64; zeros of both signs are equal."""
+    """Return keys as int64; zeros of both signs are equal."""
     keys = keys_of(array, one_zero=True)
     whole = as_array(keys, dtypes.INT64)
     return whole ^ -(2**63) if keys.type.dtype.name == "uint64" else whole
 
 
 def part_type(dtype: DType) -> DType:
-    """The type of the real and the imaginary part."""
+    """Return the type of the real and the imaginary part."""
     return dtypes.BY_NAME[f"float{4 * dtype.size}"]
 
 
 def pair_of(array: Array) -> list[Array]:
-    """Complex numbers as two keys: numbers first, then x + nan j, nan + y j, and nan + nan j."""
+    """Return complex numbers as two keys: numbers first, then x + nan j, nan + y j, and nan + nan
+    j."""
     parts = [part(array) for part in (picking.real, picking.imag)]
     (re, im), (no_re, no_im) = ([f(x) for x in parts] for f in (
         whole_key, lambda x: apply(np.isnan, x)))

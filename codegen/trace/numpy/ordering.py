@@ -41,7 +41,7 @@ from codegen.trace.ranks import communicate, mapping
 
 
 def _sort_back(args: Any, made: Any, given: Any, stable: Any) -> Any:
-    """Each element where it came from."""
+    """Put each element of the cotangent where the sorted element came from."""
     x, axis = args[:2]
     if axis is None:
         return [shaping.reshape(_sort_back((shaping.ravel(x), 0), made, given, stable)[0], x.shape)]
@@ -52,7 +52,8 @@ def _sort_back(args: Any, made: Any, given: Any, stable: Any) -> Any:
 @derived(_sort_back)
 def sort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
          stable: Any = None) -> Any:
-    """Ascending, NaN last; -0.0 before 0.0, or as they stand where it is to be stable."""
+    """Sort in ascending order, NaN last; -0.0 before 0.0, or as they stand where it is to be
+    stable."""
     array, d = _lane(x, axis, order, "np.sort", kind)
     axes, dtype = split_over(array, d), array.type.dtype
     if axes and dtype.kind == "c":
@@ -81,7 +82,7 @@ def _sorted(array: Array, d: int) -> Array:
 
 def argsort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
             stable: Any = None) -> Any:
-    """The positions of the elements in sorted order; stable, whatever `kind` says."""
+    """Return the positions of the elements in sorted order; stable, whatever `kind` says."""
     array, d = _lane(x, axis, order, "np.argsort", kind)
     if axes := split_over(array, d):
         if array.type.dtype.kind == "c":
@@ -103,7 +104,7 @@ def _lane(x: Any, axis: Any, order: Any, what: str, kind: Any = None) -> tuple[A
 
 
 def lexsort(keys: Any, axis: Any = -1) -> Array:
-    """The order by the last key, of equal ones by the one before, and so on."""
+    """Return the order by the last key, of equal ones by the one before, and so on."""
     rows = [as_array(k) for k in keys]
     d = reducing.dim_of(axis, rows[0].ndim, "np.lexsort")
     if axes := next((a for row in rows if (a := split_over(row, d))), ()):
@@ -189,7 +190,8 @@ def _largest_of_ranks(array: Array, d: int, axes: tuple[str, ...], k: int) -> An
 
 
 def partition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:
-    """At each k what sorting puts there, nothing larger before it, nothing less behind it."""
+    """Return an array with, at each k, what sorting puts there, nothing larger before it, nothing
+    less behind it."""
     array, d = _lane(x, axis, order, "np.partition", kind)
     places = _places(array, d, kth, "np.partition")
     if split_over(array, d) or array.type.dtype.kind == "c" or array.context.recordings:
@@ -199,7 +201,8 @@ def partition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = N
 
 
 def argpartition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:
-    """Positions: of what is less than the element at each k, of what equals it, of what is more."""
+    """Return the positions of elements less than the one at each k, of its equals, then of the
+    rest."""
     array, d = _lane(x, axis, order, "np.argpartition", kind)
     places = _places(array, d, kth, "np.argpartition")
     if array.type.dtype.kind == "c" or not 0 < len(places) < 64:
@@ -227,7 +230,7 @@ def _partitioned(rows: Array, places: Any) -> Array:
 
 
 def _of_rows(rows: Array, places: Any) -> Array:
-    """The places for each row."""
+    """Return the places for each row."""
     if isinstance(places, list):
         places = joining.stack([as_array(k, dtypes.INT64) for k in places])
     return shaping.broadcast_to(places, (*rows.shape[:-1], places.shape[-1]))
@@ -245,8 +248,9 @@ def _at_places_back(args: Any, made: Any, given: Any) -> Any:
 
 @derived(_at_places_back)
 def at_places(array: Array, d: int, places: Any) -> Array:
-    """The elements that stand at these places when dim d is sorted, along a last dim. places: a
-    list of numbers, or an array that has them along its last dim, the other ones as `array`."""
+    """Return the elements that stand at these places when dim d is sorted, along a last dim.
+    places: a list of numbers, or an array that has them along its last dim, the other ones as
+    `array`."""
     dtype = array.type.dtype
     if dtype.kind == "c":
         rows = shaping.moveaxis(sort(array, d), d, -1)
@@ -268,16 +272,16 @@ def at_places(array: Array, d: int, places: Any) -> Array:
 
 
 def _longer_dim(array: Array, d: int) -> int | None:
-    """A dim that each rank has whole, as long as split dim d or longer: of many short lanes, ranks
-    rather get some each than count together, which takes 256 counts of each lane."""
+    """Return a dim that each rank has whole, as long as split dim d or longer: of many short lanes,
+    ranks rather get some each than count together, which takes 256 counts of each lane."""
     layout, n = layout_of(array.read().type), array.extents
     return next((e for e in range(array.ndim) if not layout[e] and n[e].is_const and n[d].is_const
                  and n[e].value >= n[d].value), None)
 
 
 def _counted(array: Array, d: int, axes: tuple[str, ...], places: Any) -> Array:
-    """Keys at places along a split dim, digit by digit: the ranks count together how many elements
-    with the digits found so far have which one next."""
+    """Find the keys at places along a split dim, digit by digit: the ranks count together how many
+    elements with the digits found so far have which one next."""
     layout = array.read().type.layout
     assert layout is not None
     rest = as_written((*layout[:d], *layout[d + 1 :]))

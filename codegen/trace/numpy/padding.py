@@ -28,7 +28,7 @@ from codegen.trace.numpy.shaping import broadcast_to, expand_dims, flip, moveaxi
 
 
 def pad(x: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> Array:
-    """All of NumPy's modes but a function of yours."""
+    """Pad by all of NumPy's modes but a function of yours."""
     array = as_array(x)
     if isinstance(pad_width, (Number, Array)):
         pad_width = ((pad_width, pad_width),) * array.ndim
@@ -63,12 +63,13 @@ def pad(x: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> Array
 
 
 def _sides(x: Any, ndim: int) -> Any:
-    """For each dim what stands before and behind, of one for all of them or for each."""
+    """Return, for each dim, what stands before and behind it, from one pair for all dims or one for
+    each."""
     return np.broadcast_to(np.asarray(x, object), (ndim, 2)).tolist()
 
 
 def _wide(array: Array, d: int, part: Any, count: Any) -> Array:
-    """One row along a dim, so many times."""
+    """Return one row along a dim, repeated so many times."""
     return broadcast_to(part, (*array.shape[:d], count, *array.shape[d + 1 :]))
 
 
@@ -90,7 +91,8 @@ _STATISTICS: dict[str, Callable[..., Any]] = {
 
 
 def _statistics(array: Array, d: int, widths: Any, lengths: Any, mode: str) -> list[Array]:
-    """Of as many elements at each end as stat_length= says; of all of them where it says None."""
+    """Return a statistic of the elements at each end: as many as stat_length= says, all for
+    None."""
     n = constant(array.extents[d], f"np.pad with mode={mode!r}", "np.concatenate")
     of = _STATISTICS[mode]
     out = []
@@ -109,7 +111,7 @@ def _nothing(array: Array, d: int, widths: Any, values: Any, mode: str) -> list[
 
 
 def _repeated() -> None:
-    """Of elements of the array itself: _pad_from."""
+    """Mark a mode that repeats elements of the array itself; _pad_from does it."""
 
 
 # Per mode what makes both sides of a dim, and the option that it reads.
@@ -196,8 +198,8 @@ _PIECES = 32  # more of them are taken by an index array
 
 
 def _places(what: str, x: Any, at: Any, axis: Any, most: int) -> tuple[Array, int, Any]:
-    """The array, the dim, and places along it as NumPy's integers, which are not negative. most:
-    how far one may lie behind the end."""
+    """Return the array, the dim, and places along it as NumPy's integers, which are not negative.
+    most: how far one may lie behind the end."""
     array = as_array(x) if axis is not None else ravel(x)
     if is_traced(at) or isinstance(at, (list, tuple)) and any(map(is_traced, at)):
         raise unsupported(f"{what} at places that depend on data", "np.where, or x[at] = v")

@@ -44,7 +44,8 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Any:
 
 
 def nonzero(x: Any, name: str = "nonzero") -> tuple[MaskPlaces, ...]:
-    """Where elements are not 0, by dim: places whose number only the run knows."""
+    """Return, dim by dim, the places of elements that are not 0; only the run knows their
+    number."""
     mask = _as_mask(x)
     if not mask.ndim:
         raise ShapeError(f"np.{name} of a number", expected="an array of at least one dim",
@@ -72,7 +73,7 @@ def argwhere(a: Any) -> MaskPlaces:
 
 
 def _as_mask(x: Any) -> Array:
-    """An array of its own, which says where elements are not 0."""
+    """Return an array of its own, which says where elements are not 0."""
     mask = as_array(x, np.bool_)
     return wrap(mask.context, mask.read(), scalar=False)
 
@@ -90,7 +91,7 @@ def select_(conditions: Any, choices: Any, default: Any = 0) -> Array:
 
 
 def piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **options: Any) -> Any:
-    """Functions of those elements for which a condition holds, each in its place."""
+    """Apply functions to those elements for which a condition holds, each in its place."""
     array = shaping.atleast_1d(x)
     given = condlist if isinstance(condlist, (list, tuple)) else list(
         [condlist] if as_array(condlist).ndim < 2 else condlist)
@@ -152,7 +153,7 @@ def _by_mode(indices: Any, count: Any, mode: str) -> Any:
 
 
 def take_along_axis(x: Any, indices: Any, axis: Any = -1) -> Array:
-    """x at one index per place along a dim."""
+    """Take x at one index per place along a dim."""
     array, at = as_array(x), as_array(indices, dtypes.INT64)
     if axis is None:
         array, axis = shaping.ravel(array), 0
@@ -189,7 +190,7 @@ def _along(array: Array, at: Array, d: int) -> Gather:
 
 
 def _split_as(grid: Array, j: int, array: Array, k: int) -> Array:
-    """A grid of indices along its dim j, which lies as dim k of an array does."""
+    """Return a grid of indices along its dim j, which lies as dim k of an array does."""
     layout = array.read().type.layout
     if not layout or not layout[k]:
         return grid
@@ -198,7 +199,7 @@ def _split_as(grid: Array, j: int, array: Array, k: int) -> Array:
 
 
 def round_(x: Any, decimals: int = 0, out: Any = None) -> Any:
-    """NumPy's: half to even, scaled by a power of ten."""
+    """Round as NumPy does: scale by a power of ten, half to even."""
     array = as_array(x)
     kind = array.type.dtype.kind
     if kind in "iu" and decimals >= 0:
@@ -232,7 +233,7 @@ def imag(x: Any) -> Array:
 
 
 def _part(array: Array, fn: str) -> Array:
-    """A view of one part, as NumPy's; of a scalar, a scalar."""
+    """Return a view of one part, as NumPy's; of a scalar, a scalar."""
     shown = array.viewed(view.Part(fn, array.extents))
     return wrap(array.context, shown.read()) if array.scalar else shown
 
@@ -405,7 +406,7 @@ def place(arr: Any, mask: Any, vals: Any) -> None:
 
 
 def unpackbits(a: Any, axis: Any = None, count: Any = None, bitorder: str = "big") -> Array:
-    """The bits of bytes, as bytes of 0 and 1."""
+    """Return the bits of bytes, as bytes of 0 and 1."""
     array, d = _bytes("np.unpackbits", a, axis)
     if array.dtype != np.uint8:
         raise DtypeError("np.unpackbits takes bytes", expected="uint8", found=str(array.dtype))
@@ -446,7 +447,8 @@ def _bytes(what: str, a: Any, axis: Any) -> tuple[Array, int]:
 
 
 def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
-    """Of several arrays, the one that an element of `a` counts."""
+    """Return an array whose elements come from the choice that the element of `a` names by its
+    number."""
     options = [normal(c) for c in choices]
     at, count = as_array(a, dtypes.INT64), len(options)
     at = _by_mode(at, count, mode)
@@ -459,7 +461,8 @@ def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
 
 
 def compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
-    """What a condition chooses along a dim; of the first elements where it is shorter."""
+    """Return the parts along a dim that a condition chooses; a shorter condition stands for the
+    first."""
     if is_traced(condition):
         if out is not None:
             raise unsupported("np.compress with out=, by a condition known only at run time",

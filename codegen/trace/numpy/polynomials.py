@@ -25,7 +25,7 @@ from codegen.trace.numpy.reducing import floats, sum_
 
 
 def _operands(what: str, a: Any, v: Any) -> tuple[Array, Array]:
-    """Of one dim and one element at least."""
+    """Return two arrays of one dim; raise ShapeError for other dims, or for no elements."""
     x, y = as_array(a), as_array(v)
     for z in (x, y):
         if z.ndim != 1 or z.extents[0] == 0:
@@ -36,7 +36,7 @@ def _operands(what: str, a: Any, v: Any) -> tuple[Array, Array]:
 
 
 def _shorter(what: str, x: Array, y: Array, mode: str) -> bool:
-    """Whether x has fewer elements than y; of no matter where all overlaps are asked for."""
+    """Return whether x has fewer elements than y; of no matter where all overlaps are asked for."""
     n, m = x.extents[0], y.extents[0]
     if not expr.nonneg(n - m) and not expr.nonneg(m - n) and mode != "full":
         raise unsupported(f"{what} where it is not known which operand is longer",
@@ -54,8 +54,8 @@ def _mode(what: str, mode: Any) -> str:
 
 
 def convolve(a: Any, v: Any, mode: Any = "full") -> Any:
-    """By shifted products of the longer operand: all of a kernel whose extent is known, in sums of
-    64 at most; else by a sum for each result."""
+    """Convolve by shifted products of the longer operand: all of a kernel whose extent is known, in
+    sums of 64 at most; else by a sum for each result."""
     mode = _mode("np.convolve", mode)
     x, kernel = _operands("np.convolve", shaping.atleast_1d(a), shaping.atleast_1d(v))
     if _shorter("np.convolve", x, kernel, mode):
@@ -115,14 +115,15 @@ def _overlaps(x: Array, kernel: Array, begin: Any, end: Any) -> Any:
 
 
 def _overlapping(x: Array, kernel: Array, wide: int) -> Any:
-    """A sum of slices: one loop computes it."""
+    """Return a sum of slices: one loop computes it."""
     n = x.shape[0]
     parts = (x[wide - 1 - k : n - k] * kernel[k] for k in range(wide))
     return reduce(lambda total, part: apply(np.add, total, part), parts)
 
 
 def correlate(a: Any, v: Any, mode: Any = "valid") -> Any:
-    """Of a longer operand and a kernel; the other way round, all is turned."""
+    """Correlate the longer operand with the shorter one as a kernel; swapped operands give a
+    reversed result."""
     mode = _mode("np.correlate", mode)
     x, y = _operands("np.correlate", a, v)
     if _shorter("np.correlate", x, y, mode):
@@ -135,7 +136,7 @@ def _conjugate(x: Array) -> Any:
 
 
 def polyval(p: Any, x: Any) -> Any:
-    """Horner's rule."""
+    """Evaluate a polynomial by Horner's rule."""
     out: Any = shaping.broadcast_to(np.zeros((), as_array(x).dtype), as_array(x).shape)
     for c in p if isinstance(p, Array) else np.asarray(p):
         out = apply(np.add, apply(np.multiply, out, x), c)
@@ -166,7 +167,7 @@ def _count(p: Array) -> int:
 
 
 def polyder(p: Any, m: int = 1) -> Any:
-    """The m-th derivative."""
+    """Return the m-th derivative."""
     made = as_array(p)
     for _ in range(m):
         made = made[:-1] * arange(_count(made) - 1, 0, -1)
@@ -174,7 +175,7 @@ def polyder(p: Any, m: int = 1) -> Any:
 
 
 def polyint(p: Any, m: int = 1, k: Any = None) -> Any:
-    """The m-th integral; k: its m constants, zeros by default."""
+    """Return the m-th integral; k: its m constants, zeros by default."""
     given = [0.0] * m if k is None else [k] * m if np.ndim(k) == 0 else list(k)
     given = given * m if len(given) == 1 else given
     made = as_array(p)
@@ -201,7 +202,8 @@ def polydiv(u: Any, v: Any) -> Any:
 
 
 def poly(seq_of_zeros: Any) -> Any:
-    """The coefficients of the polynomial with these roots, or with the eigenvalues of a matrix."""
+    """Return the coefficients of the polynomial with these roots, or with the eigenvalues of a
+    matrix."""
     roots = shaping.atleast_1d(seq_of_zeros)
     if roots.type.dtype.kind == "c":
         raise unsupported("np.poly of complex numbers, real where they come in conjugate pairs,",
@@ -232,7 +234,7 @@ def roots(p: Any) -> Any:
 
 def polyfit(x: Any, y: Any, deg: int, rcond: Any = None, full: bool = False, w: Any = None,
             cov: Any = False) -> Any:
-    """The polynomial of least squares, by np.linalg.lstsq of the matrix of powers."""
+    """Return the polynomial of least squares, by np.linalg.lstsq of the matrix of powers."""
     places, values = (floats(as_array(v)) for v in (x, y))
     if not isinstance(deg, (int, np.integer)):
         raise unsupported("np.polyfit with several degrees", "np.linalg.lstsq(np.vander(x, k), y)")
@@ -265,8 +267,8 @@ def polyfit(x: Any, y: Any, deg: int, rcond: Any = None, full: bool = False, w: 
 
 
 def of_library(function: Any) -> Any:
-    """A function of np.polynomial, which is Python on arrays, compiled as the user's own are; but
-    for what would look at coefficients while building."""
+    """Return a function of np.polynomial, which is Python on arrays, compiled as the user's own
+    are; but for what would look at coefficients while building."""
     if not isinstance(function, types.FunctionType):  # a polynomial, which is called
         method: Any = type(function).__call__
         return types.MethodType(rewritten(method), function)
@@ -285,7 +287,7 @@ def _series(several: Any, trim: bool = True) -> list[Array]:
 
 def _fitted(vander_f: Any, x: Any, y: Any, deg: Any, rcond: Any = None, full: bool = False,
             w: Any = None) -> Any:
-    """Without the warning of a low rank, which only the run knows."""
+    """Fit as np.polynomial does, without the warning of a low rank, which only the run knows."""
     fit: Any = polyutils._fit
     made = rewritten(fit)(vander_f, x, y, deg, rcond, True, w)
     return made if full else made[0]

@@ -33,7 +33,8 @@ def _mismatch(what: str, a: Array, b: Array, reason: str) -> ShapeError:
 
 
 def matmul(x: Any, y: Any) -> Array:
-    """NumPy's matmul: 1-D operands count as a row and a column, leading dims broadcast."""
+    """Multiply as NumPy's matmul: 1-D operands count as a row and a column, leading dims
+    broadcast."""
     a, b = as_array(x), as_array(y)
     if a.ndim == 0 or b.ndim == 0:
         raise _mismatch("matmul", a, b, "an operand has no dims; use *")
@@ -68,7 +69,8 @@ def dot(x: Any, y: Any, out: Any = None) -> Any:
 
 
 def conjugate(x: Any) -> Array:
-    """Of complex numbers; np.conjugate would make integers of bools."""
+    """Return the conjugate of complex numbers, others as they are; np.conjugate would make integers
+    of bools."""
     array = as_array(x)
     return as_array(apply(np.conjugate, array)) if array.type.dtype.kind == "c" else array
 
@@ -79,7 +81,8 @@ def vecdot(x: Any, y: Any, axis: int = -1) -> Any:
 
 
 def vdot(x: Array, y: Array) -> Any:
-    """Of complex numbers in one loop: a product would want conjugates in memory."""
+    """Return the dot product; of complex numbers in one loop, as a product would want conjugates in
+    memory."""
     if x.shape == y.shape and x.type.dtype.kind == "c":
         return vecdot(x, y)
     return matmul(conjugate(x), y)
@@ -118,7 +121,7 @@ def kron(x: Any, y: Any) -> Array:
 
 
 def tensordot(x: Any, y: Any, axes: Any = 2) -> Any:
-    """Sum over dims of both: transposed and reshaped into one matmul."""
+    """Sum over dims of both operands: they are transposed and reshaped into one matmul."""
     a, b = as_array(x), as_array(y)
     if isinstance(axes, int):
         da, db = tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes))
@@ -175,8 +178,8 @@ def _subscripts(text: str, arrays: Sequence[Array]) -> tuple[list[str], str]:
 
 def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = None,
            dtype: Any = None, **_: Any) -> Any:
-    """Each pair through one matmul, in the order of optimize=, which NumPy finds where it is none:
-    results are the same but for rounding."""
+    """Multiply each pair of operands by one matmul, in the order of optimize=, which NumPy finds
+    where it is none: results are the same but for rounding."""
     text, given = _as_text(subscripts, operands)
     arrays = [as_array(x, dtype) for x in given]
     terms, output = _subscripts(text, arrays)
@@ -209,7 +212,8 @@ def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = Non
 
 
 def _as_text(subscripts: Any, operands: Sequence[Any]) -> tuple[str, list[Any]]:
-    """Subscripts as letters: NumPy takes lists of integers behind each operand too."""
+    """Return subscripts as letters, and the operands: NumPy takes lists of integers behind each
+    operand too."""
     if isinstance(subscripts, str):
         return subscripts, list(operands)
     items = (subscripts, *operands)
@@ -235,7 +239,7 @@ def _path(text: str, arrays: Sequence[Array], optimize: Any) -> list[tuple[int, 
 
 
 def _alike(x: Any) -> Any:
-    """An array of NumPy's of the same shape, without elements of its own."""
+    """Return an array of NumPy's of the same shape, without elements of its own."""
     array = as_array(x)
     shape = [constant(e, "np.einsum_path", "np.einsum") for e in array.extents]
     return np.broadcast_to(np.empty((), array.dtype), shape)
@@ -248,7 +252,7 @@ def einsum_path(subscripts: Any, *operands: Any, optimize: Any = "greedy", **_: 
 
 
 def _without_repeats(term: str, array: Array) -> tuple[str, Array]:
-    """A letter that stands twice means the diagonal."""
+    """Replace a letter that stands twice by the diagonal of its two dims."""
     for c in dict.fromkeys(term):
         while term.count(c) > 1:
             first = term.index(c)
@@ -259,14 +263,16 @@ def _without_repeats(term: str, array: Array) -> tuple[str, Array]:
 
 
 def _without_ones(term: str, array: Array, extents: dict[str, Expr]) -> tuple[str, Array]:
-    """A dim of extent 1 that meets a longer one broadcasts: without it, each meets the same."""
+    """Drop dims of extent 1 that meet longer ones and broadcast: without them, each letter meets
+    the same extent."""
     dims = tuple(d for d, c in enumerate(term) if array.extents[d] == 1 and extents[c] != 1)
     kept = "".join(c for d, c in enumerate(term) if d not in dims)
     return (kept, shaping.squeeze(array, dims)) if dims else (term, array)
 
 
 def _pair(ta: str, a: Array, tb: str, b: Array, later: set[str]) -> tuple[str, Array]:
-    """One matmul: letters of both that are used later are a batch, the others are summed."""
+    """Multiply two operands by one matmul: letters of both that are used later are a batch, the
+    others are summed."""
     for t, x, other in ((ta, a, tb), (tb, b, ta)):  # letters of one operand that nobody needs
         alone = tuple(k for k, c in enumerate(t) if c not in other and c not in later)
         if alone:

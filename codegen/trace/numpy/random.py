@@ -243,7 +243,8 @@ def _random(fn: str, position: Any, stream: Any, seed: Any) -> Any:
 
 
 def _integer(x: Any) -> Any:
-    """As uint64; negative ones wrap around."""
+    """Return an integer as uint64; negative ones wrap around. Raise UsageError for anything
+    else."""
     if isinstance(x, (int, np.integer)):
         return np.uint64(int(x) % 2**64)
     if Context.current() is not None:
@@ -271,14 +272,16 @@ def _positions(shape: Any, start: Any) -> Any:
 
 
 def _fraction(bits: Any, kind: np.dtype[Any], least: int = 0) -> Any:
-    """The first of 64 bits as a multiple of 2**-53 (2**-24) below 1; least=1: above 0 up to 1."""
+    """Return the first of 64 bits as a multiple of 2**-53 (2**-24) below 1; least=1: above 0 up to
+    1."""
     count = 53 if kind == np.float64 else 24
     kept = bits >> (64 - count)
     return ((kept + least) if least else kept).astype(kind) * kind.type(2.0**-count)
 
 
 def _inside(bits: Any, kind: np.dtype[Any]) -> Any:
-    """The first of 64 bits as an odd multiple of 2**-53 (2**-24): between 0 and 1, never either."""
+    """Return the first of 64 bits as an odd multiple of 2**-53 (2**-24): between 0 and 1, never
+    either."""
     count = 53 if kind == np.float64 else 24
     return ((bits >> (65 - count)) * 2 + 1).astype(kind) * kind.type(2.0**-count)
 

@@ -49,7 +49,7 @@ def dims_of(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
 
 
 def dim_of(axis: Any, ndim: int, what: str) -> int:
-    """NumPy's axis argument where it is one number."""
+    """Return the dim of NumPy's axis argument where it is one number."""
     if isinstance(axis, (tuple, list)):
         raise ShapeError(f"{what}: one axis is an integer",
                          expected=f"a dim from {-ndim} to {ndim - 1}", found=str(axis))
@@ -156,7 +156,7 @@ def stretched(x: Array, like: Array) -> Array:
 
 
 def _count(array: Array, axis: Any, keepdims: Any, where: Any) -> Any:
-    """How many elements each result is made of."""
+    """Return how many elements each result is made of."""
     if where is True:
         dims = dims_of(axis, array.ndim, "np.mean")
         return number(expr.product(array.extents[d] for d in dims))
@@ -164,7 +164,8 @@ def _count(array: Array, axis: Any, keepdims: Any, where: Any) -> Any:
 
 
 def _summed_in(element: DType, dtype: Any) -> DType:
-    """What NumPy sums elements in for a mean: integers in float64, half types in float32."""
+    """Return the type in which NumPy sums elements for a mean: float64 for integers, float32 for
+    half types."""
     if dtype is not None:
         return element_type(dtype)
     if element.kind in "biu":
@@ -203,7 +204,7 @@ def in_floats(what: str, array: Array, dtype: Any, real: bool = False) -> None:
 def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
         keepdims: Any = False, *, correction: Any = None, where: Any = True,
         mean: Any = None) -> Any:
-    """The mean of squared distances from the mean, with `ddof` fewer in the divisor."""
+    """Return the mean of squared distances from the mean, with `ddof` fewer in the divisor."""
     array = as_array(x)
     dims_of(axis, array.ndim, "np.var")  # refused under this name, not as a mean
     in_floats("np.var", array, dtype)
@@ -228,7 +229,8 @@ def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
 
 
 def squares_of(x: Array) -> Array:
-    """The squared size of each element, which has a second derivative at 0 as the size has not."""
+    """Return the squared size of each element, which has a second derivative at 0 as the size has
+    not."""
     if x.type.dtype.kind != "c":
         return as_array(apply(np.multiply, x, x))
     parts = [as_array(mapped(fn, x)) for fn in ("real", "imag")]
@@ -268,7 +270,8 @@ def average(x: Any, axis: Any = None, weights: Any = None, returned: bool = Fals
 
 
 def _average_type(array: Array, weights: Array) -> DType:
-    """What NumPy multiplies, sums and divides in: at least float64 where it averages integers."""
+    """Return the type in which NumPy computes a weighted average: at least float64 where it
+    averages integers."""
     least = [np.float64(0)] if array.type.dtype.kind in "biu" else []
     return result_type(array, weights, *least)
 
@@ -277,7 +280,7 @@ def _average_type(array: Array, weights: Array) -> DType:
 
 
 def flat_or(x: Any, axis: Any, what: str) -> tuple[Array, int]:
-    """An array and the dim of it that is meant; None: of all its elements in a row."""
+    """Return an array and the dim of it that is meant; None: of all its elements in a row."""
     array = as_array(x)
     if axis is None:
         return array.ravel(), 0
@@ -285,7 +288,8 @@ def flat_or(x: Any, axis: Any, what: str) -> tuple[Array, int]:
 
 
 def lanes(x: Any, axis: Any, what: str) -> tuple[Array, int, tuple[Any, ...]]:
-    """An array in which one dim has what the dims of `axis` have; that dim; the keepdims shape."""
+    """Return an array in which one dim has what the dims of `axis` have; that dim; the keepdims
+    shape."""
     array = as_array(x)
     dims = dims_of(axis, array.ndim, what)
     wide = tuple(1 if d in dims else n for d, n in enumerate(array.shape))
@@ -340,7 +344,7 @@ cumsum, cumprod = _cumulative("add", "np.cumsum"), _cumulative("mul", "np.cumpro
 
 
 def floats(array: Array) -> Array:
-    """Integers as float64; others as they are."""
+    """Return integers as float64; others as they are."""
     return as_array(array, dtypes.FLOAT64) if array.type.dtype.kind in "biu" else array
 
 

@@ -41,7 +41,7 @@ from codegen.user.numbers import element_type
 
 
 def sorts_before(a: Any, b: Any) -> Any:
-    """Whether a stands before b in a sorted array: NaN stand last."""
+    """Return whether a stands before b in a sorted array: NaN stand last."""
     kind = as_array(a).type.dtype.kind
     if kind == "f":
         return apply(np.less, a, b) | (apply(np.isnan, b) & ~apply(np.isnan, a))
@@ -57,14 +57,15 @@ def sorts_before(a: Any, b: Any) -> Any:
 
 
 def _strong(x: Any) -> Any:
-    """The element type that NumPy finds in what is converted to an array: of a number, its own."""
+    """Return the element type that NumPy finds in what is converted to an array: of a number, its
+    own."""
     if isinstance(x, (Array, Number)):
         return as_array(x).dtype
     return as_array(x).dtype if isinstance(x, (list, tuple)) else np.asarray(x).dtype
 
 
 def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Array:
-    """How many elements of sorted `a` stand before each of v."""
+    """Return how many elements of sorted `a` stand before each of v."""
     if side not in ("left", "right"):
         raise unsupported(f"np.searchsorted with side={side!r}", "side='left' or side='right'")
     _line(a, "np.searchsorted: what is searched is")
@@ -199,7 +200,7 @@ def interp(
 
 
 def _interpolated(at: Array, xs: Array, ys: Array, left: Any, right: Any) -> Any:
-    """As arr_interp of NumPy's C, with its second tries where a formula gives NaN."""
+    """Interpolate as arr_interp of NumPy's C, with its second tries where a formula gives NaN."""
     low, high = ys[0] if left is None else left, ys[-1] if right is None else right
     if xs.extents[0] == 1:
         inside = select(at > xs[0], high, ys[0])
@@ -222,7 +223,8 @@ def _interpolated(at: Array, xs: Array, ys: Array, left: Any, right: Any) -> Any
 
 
 def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Array:
-    """How often each integer below minlength stands in x; a run in which another one does ends."""
+    """Return how often each integer below minlength stands in x; a run in which another one does
+    ends."""
     array = as_array(x)
     if array.type.dtype.kind not in "biu" or array.ndim != 1:
         raise _wrong("np.bincount of what is no row of integers", str(array.type),
@@ -243,7 +245,7 @@ def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Array:
 
 
 def _ends(array: Array, given: Any) -> tuple[Any, Any]:
-    """The first and the last edge, apart from each other."""
+    """Return the first and the last edge, apart from each other."""
     if given is not None:
         low, high = given
         if not is_traced(low) and not is_traced(high):
@@ -294,14 +296,14 @@ def _counted_type(array: Array, low: Any, high: Any) -> DType:
 
 
 def _numbers(x: Any) -> Array:
-    """The elements in one row; bools count as 0 and 1."""
+    """Return the elements in one row; bools count as 0 and 1."""
     array = shaping.ravel(x)
     reducing.no_complex(array, "np.histogram")
     return as_array(array, np.uint8) if array.type.dtype.kind == "b" else array
 
 
 def histogram_bin_edges(x: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Array:
-    """The edges that histogram counts between."""
+    """Return the edges that histogram counts between."""
     if not _is_count(bins):
         return _given_edges(bins)
     array = _numbers(x)
@@ -342,7 +344,8 @@ def _weights(weights: Any, x: Any) -> Array:
 
 
 def _place(array: Array, inside: Any, low: Array, high: Array, edges: Array, count: int) -> Any:
-    """The bin of each element: computed, then corrected by the edges, which rounding may miss."""
+    """Return the bin of each element: computed, then corrected by the edges, which rounding may
+    miss."""
     array = select(inside, as_array(array, low.type.dtype), low)
     place = (array - low) / (high - low) * count
     k = picking.clip(place.astype(np.int64), 0, count - 1)
@@ -352,7 +355,7 @@ def _place(array: Array, inside: Any, low: Array, high: Array, edges: Array, cou
 
 def histogram2d(x: Any, y: Any, bins: Any = 10, range: Any = None, density: Any = None,
                 weights: Any = None) -> tuple[Any, Any, Any]:
-    """Counts between edges along two dims, and the edges."""
+    """Return counts between edges along two dims, and the edges."""
     if not _is_count(bins) and (isinstance(bins, Array) or len(bins) not in (1, 2)):
         bins = [bins, bins]
     made, edges = histogramdd([x, y], bins, range, density, weights)

@@ -77,7 +77,7 @@ def _missing(have: Shape, given: Sequence[Expr]) -> Expr | None:
 
 
 def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None) -> Array:
-    """The same elements in row-major order; a view where NumPy's is one."""
+    """Return the same elements in row-major order; a view where NumPy's is one."""
     array = as_array(x)
     if order == "F":
         reverse = tuple(shape)[::-1] if isinstance(shape, (tuple, list)) else shape
@@ -113,7 +113,7 @@ def ravel(x: Any, order: str = "C") -> Array:
 
 
 def transpose(x: Any, axes: Any = None) -> Array:
-    """A view with its dims in another order; reversed by default."""
+    """Return a view with its dims in another order; reversed by default."""
     array = as_array(x)
     perm = tuple(reversed(range(array.ndim))) if axes is None else dims_of(
         axes, array.ndim, "transpose",
@@ -147,7 +147,7 @@ def rollaxis(x: Any, axis: int, start: int = 0) -> Array:
 
 
 def ix_(*arrays: Any) -> Any:
-    """A grid of the elements that have these places in each dim; flags name places."""
+    """Return a grid of the elements that have these places in each dim; flags name places."""
     for x in arrays:
         if as_array(x).ndim != 1:
             raise ShapeError("np.ix_: places in one dim are 1-D", expected="1-D arrays or lists",
@@ -255,7 +255,7 @@ def split(x: Any, indices: Any, axis: Any = 0) -> list[Array]:
 
 
 def flip(x: Any, axis: Any = None) -> Array:
-    """A view, reversed along dims."""
+    """Return a view, reversed along dims."""
     array = as_array(x)
     dims = dims_of(axis, array.ndim, "np.flip")
     got: Array = array[tuple(slice(None, None, -1 if d in dims else 1) for d in range(array.ndim))]
@@ -387,7 +387,7 @@ def check_casting(have: DType, wanted: DType, casting: Any = None) -> None:
 
 def astype(x: Any, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None,
            copy: Any = True, *, device: Any = None) -> Array:
-    """A new array of another element type."""
+    """Return a new array of another element type."""
     array = as_array(x)
     check_casting(array.type.dtype, element_type(dtype), casting or "unsafe")
     if not copy and isinstance(x, Array) and element_type(dtype) == array.type.dtype:
@@ -413,7 +413,7 @@ def triangle(keep_lower: bool, what: str) -> Any:
 
 
 def _grid(array: Array, dim: int) -> Array:
-    """Positions along one of the last two dims, as a column or a row."""
+    """Return positions along one of the last two dims, as a column or a row."""
     return global_indices(array.context, array.extents[dim], ZERO, dim + 2, 2)
 
 

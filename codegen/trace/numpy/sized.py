@@ -15,7 +15,8 @@ import numpy as np
 
 
 def _kept(x: Any, mask: Any, size: int, fill: Any) -> Any:
-    """The first elements along dim 0 where the mask holds; fill None: the first of them again."""
+    """Return the first elements along dim 0 where the mask holds; fill None: the first of them
+    again."""
     at = np.where(mask, np.minimum(np.cumsum(mask) - 1, size), size)
     rest = x.shape[1:]
     made = np.full_like(x, _least(x), shape=(size + 1, *rest))  # unlike 0 + -0.0, this keeps signs
@@ -29,7 +30,7 @@ def _kept(x: Any, mask: Any, size: int, fill: Any) -> Any:
 
 
 def _least(x: Any) -> Any:
-    """What no element is less than."""
+    """Return the least value of x's dtype: no element is less."""
     kind = x.dtype.kind
     if kind in "biu":
         return False if kind == "b" else np.iinfo(str(x.dtype)).min
@@ -45,12 +46,12 @@ def _places(x: Any) -> Any:
 
 
 def _nan(x: Any) -> Any:
-    """Where a row has NaN; of integers, nowhere."""
+    """Return a mask of the NaN in a row; integers have none."""
     return x != x
 
 
 def _firsts(x: Any) -> Any:
-    """Of equal elements of a sorted row, the first; all NaN are equal."""
+    """Return a mask of the first of equal elements in a sorted row; all NaN are equal."""
     made = np.ones_like(x, dtype=bool)
     made[1:] = (x[1:] != x[:-1]) & ~(_nan(x[1:]) & _nan(x[:-1]))
     return made
@@ -110,7 +111,8 @@ def unique(
     ar: Any, return_index: bool = False, return_inverse: bool = False,
     return_counts: bool = False, axis: Any = None, *, size: int, fill_value: Any = None,
 ) -> Any:
-    """All NaN are equal. fill_value: the smallest element by default. axis: of its parts, whole."""
+    """Return the sorted elements, each once; all NaN are equal. fill_value: the smallest element by
+    default. axis: of its parts, whole."""
     if axis is None or np.ndim(ar) == 1:
         x = _row(ar)
         order = np.argsort(x, kind="stable") if return_index else None
@@ -160,7 +162,8 @@ def intersect1d(
     ar1: Any, ar2: Any, assume_unique: bool = False, return_indices: bool = False, *,
     size: int, fill_value: Any = None,
 ) -> Any:
-    """return_indices: where there is nothing, the length of the array."""
+    """Return the elements that are in both arrays. return_indices: also their positions; behind the
+    last one, the length of the array."""
     x, y = _row(ar1), _row(ar2)
     dtype = np.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
@@ -178,7 +181,8 @@ def intersect1d(
 def setdiff1d(
     ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int, fill_value: Any = None
 ) -> Any:
-    """assume_unique: in the order of ar1, as NumPy has them then."""
+    """Return the elements of ar1 that are not in ar2. assume_unique: in the order of ar1, as NumPy
+    has them then."""
     found = _row(ar1) if assume_unique else np.sort(_row(ar1))
     mask = ~np.isin(found, _row(ar2))
     return _kept(found, mask if assume_unique else mask & _firsts(found), size, fill_value)
@@ -187,7 +191,7 @@ def setdiff1d(
 def setxor1d(
     ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int, fill_value: Any = None
 ) -> Any:
-    """A NaN equals no other array's."""
+    """Return the elements that are in one of the arrays only; a NaN equals no other array's."""
     x, y = _row(ar1), _row(ar2)
     found = np.sort(np.concatenate([x, y]))
     mask, nan = _firsts(found) & (np.isin(found, x) != np.isin(found, y)), _nan(found)

@@ -53,7 +53,7 @@ def _logit(x: Any) -> Any:
 
 
 def _entropy(x: Any, y: Any, more: Any, at_zero: Any) -> Any:
-    """x log(x / y) + more of what is positive; infinity where it is not defined."""
+    """Return x log(x / y) + more where x and y are positive; infinity where it is not defined."""
     made = select((x > 0) & (y > 0), x * f.log(x / y) + more,
                   select((x == 0) & (y >= 0), at_zero, np.inf))
     return select(f.isnan(x) | f.isnan(y), np.nan, made)
@@ -84,7 +84,7 @@ def _boxcox(log_x: Any, power: Any) -> Any:
 
 
 def _inv_boxcox(y: Any, power: Any) -> Any:
-    """The logarithm of what it gives."""
+    """Return the logarithm of what it gives."""
     return select(power == 0, y, f.log1p(power * y) / power)
 
 
@@ -92,7 +92,7 @@ def _inv_boxcox(y: Any, power: Any) -> Any:
 
 
 def _series(coefficients: Sequence[float], x: Any) -> Any:
-    """The sum of coefficients[k] * x**k."""
+    """Return the sum of coefficients[k] * x**k."""
     total: Any = coefficients[-1]
     for c in coefficients[-2::-1]:
         total = total * x + c
@@ -105,7 +105,7 @@ _SINC_SLOPE = [(-1) ** (k + 1) * (2 * k + 2) / math.factorial(2 * k + 3) for k i
 
 
 def _exprel_slope(x: Any) -> Any:
-    """The derivative of (exp(x) - 1) / x."""
+    """Return the derivative of (exp(x) - 1) / x."""
     near = f.absolute(x) < 1.0
     large = f.minimum(select(near, 1.0, x), 1e4)  # where exp is infinite
     far = f.exp(large) / large * (1 - 1 / large) + 1 / large / large
@@ -113,7 +113,7 @@ def _exprel_slope(x: Any) -> Any:
 
 
 def sinc_slope(x: Any) -> Any:
-    """The derivative of sin(x) / x."""
+    """Return the derivative of sin(x) / x."""
     near = f.absolute(x) < 1.0
     small, large = select(near, x, 0.0), select(near, 1.0, x)
     far = (f.cos(large) - f.sin(large) / large) / large
@@ -121,7 +121,7 @@ def sinc_slope(x: Any) -> Any:
 
 
 def _boxcox_slope(log_x: Any, power: Any, made: Any) -> Any:
-    """The derivative of (exp(log_x * power) - 1) / power by the power."""
+    """Return the derivative of (exp(log_x * power) - 1) / power by the power."""
     product = power * log_x
     near = (f.absolute(product) < 1.0) | (power == 0)
     small = select(near & f.isfinite(log_x), log_x, 0.0)
@@ -131,7 +131,7 @@ def _boxcox_slope(log_x: Any, power: Any, made: Any) -> Any:
 
 
 def _inv_boxcox_slopes(y: Any, power: Any, grown: Any) -> list[Any]:
-    """The derivatives of (1 + y * power) ** (1 / power), which is `grown`."""
+    """Return the derivatives of (1 + y * power) ** (1 / power), which is `grown`."""
     product = power * y
     near = f.absolute(product) < 0.1
     small, safe = select(near, product, 0.0), select(power == 0, 1.0, power)
@@ -142,7 +142,7 @@ def _inv_boxcox_slopes(y: Any, power: Any, grown: Any) -> list[Any]:
 
 
 def _quotient(x: Any, y: Any) -> Any:
-    """x / y, and 0 where both are 0."""
+    """Return x / y, and 0 where both are 0."""
     return x / select((x == 0) & (y == 0), 1.0, y)
 
 
@@ -211,7 +211,8 @@ UFUNCS = {name: _of_floats(name, formula) for name, formula in _FORMULAS.items()
 
 
 def _shifted(x: Any, axis: Any, keepdims: bool = True) -> tuple[Array, Array]:
-    """x minus its largest element along an axis, and that element: 0 where it is infinite."""
+    """Return x minus its largest element along an axis, and that element: 0 where it is
+    infinite."""
     array = reducing.floats(as_array(x))
     most = reducing.max_(array, axis, keepdims=True)
     most = select(f.isfinite(most), most, as_array(0, numpy_dtype(array.type.dtype)))
@@ -249,7 +250,7 @@ def zeta(x: Any, q: Any = None) -> Any:
 
 
 def polygamma(n: Any, x: Any) -> Any:
-    """The n-th derivative of psi; n is known when the program is built."""
+    """Return the n-th derivative of psi; n is known when the program is built."""
     if not isinstance(n, (int, np.integer)) or n < 0:
         raise unsupported(f"scipy.special.polygamma of order {n}", "a Python integer from 0 on")
     if n == 0:
@@ -267,7 +268,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def names() -> list[str]:
-    """What of scipy.special works in programs."""
+    """Return the names of scipy.special that work in programs."""
     return sorted({*SPECIAL.split(), *UFUNCS, *FUNCTIONS, "cbrt", "exp2", "expm1", "log1p"})
 
 

@@ -50,8 +50,8 @@ _ELEMENTS: dict[str, Callable[[Any, float], Any]] = {
 
 
 def _between(n: Any, q: float, method: str) -> tuple[Any, Any, Any]:
-    """The places of the two elements beside a quantile, and the weight of the second one. n: a
-    number, or an array of them."""
+    """Return the places of the two elements beside a quantile, and the weight of the second one. n:
+    a number, or an array of them."""
     if method in _ELEMENTS:
         at = _ELEMENTS[method](n, q)
         return at, at, None
@@ -75,7 +75,8 @@ def _between(n: Any, q: float, method: str) -> tuple[Any, Any, Any]:
 
 def _quantiles(what: str, x: Any, q: Any, axis: Any, out: Any, method: str, keepdims: Any,
                counts: bool, other: Any) -> Any:
-    """counts: of the numbers alone, how many there are is known only at run time."""
+    """Return quantiles along an axis. counts: NaN are left out, so only the run knows how many
+    numbers there are."""
     _check_quantile(what, q, method, other)
     if other.get("weights") is not None:
         return _weighted(what, x, q, axis, out, keepdims, counts, other["weights"])
@@ -127,7 +128,7 @@ def _quantiles(what: str, x: Any, q: Any, axis: Any, out: Any, method: str, keep
 
 def _weighted(what: str, x: Any, q: Any, axis: Any, out: Any, keepdims: Any, counts: bool,
               weights: Any) -> Any:
-    """The first sorted element up to which there is a share q of all weights."""
+    """Return the first sorted element up to which there is a share q of all weights."""
     reducing.no_complex(x, what)
     whole, given = as_array(x), as_array(weights, np.float64)
     if given.ndim != whole.ndim:
@@ -171,26 +172,27 @@ def _stacked(places: list[Any]) -> Array:
 
 
 def _nan_along(array: Array, d: int) -> Any:
-    """Whether there is a NaN in each lane; None: there can be none."""
+    """Return whether there is a NaN in each lane; None: there can be none."""
     if array.type.dtype.kind not in "fc":
         return None
     return reducing.any_(apply(np.isnan, array), d)
 
 
 def _numbers_along(array: Array, d: int) -> Any:
-    """How many elements of each lane are no NaN."""
+    """Return how many elements of each lane are no NaN."""
     return reducing.sum_(apply(np.logical_not, apply(np.isnan, array)), d)
 
 
 def quantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
              method: str = "linear", keepdims: Any = False, **other: Any) -> Any:
-    """Of the two sorted elements nearest to q, what `method` says; NaN where there is one."""
+    """Return what `method` makes of the two sorted elements nearest to q; NaN where a lane has
+    one."""
     return _quantiles("np.quantile", x, q, axis, out, method, keepdims, False, other)
 
 
 def nanquantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
                 method: str = "linear", keepdims: Any = False, **other: Any) -> Any:
-    """np.quantile of what is no NaN."""
+    """Return np.quantile of the elements that are not NaN."""
     return _quantiles("np.nanquantile", x, q, axis, out, method, keepdims, True, other)
 
 
@@ -211,7 +213,7 @@ def _check_quantile(what: str, q: Any, method: str, other: Any) -> None:
 
 def median(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
            keepdims: Any = False) -> Any:
-    """The middle of the sorted elements; NaN where there is one."""
+    """Return the middle of the sorted elements; NaN where there is one."""
     array, d, wide = reducing.lanes(x, axis, "np.median")
     n = array.shape[d]
     places = [(n - 1) // 2, n // 2]
@@ -229,7 +231,7 @@ def median(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = Fa
 
 def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
               keepdims: Any = False) -> Any:
-    """The median of the elements that are not NaN."""
+    """Return the median of the elements that are not NaN."""
     array, d, wide = reducing.lanes(x, axis, "np.nanmedian")
     n = as_array(_numbers_along(array, d))
     found = reducing.floats(ordering.at_places(array, d, _stacked([(n - 1) // 2, n // 2])))
@@ -238,8 +240,8 @@ def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool =
 
 
 def _middle(found: Array, single: Any) -> Any:
-    """The mean of two elements; of a `single` one, itself: twice of it may be too large. A mean of
-    -0.0 is 0.0."""
+    """Return the mean of two elements; of a `single` one, itself: twice of it may be too large. A
+    mean of -0.0 is 0.0."""
     dtype = found.type.dtype
     wide = as_array(found, dtypes.FLOAT32 if dtype.size == 2 else dtype) + 0.0
     return select(single, wide[..., 0], (wide[..., 0] + wide[..., 1]) * 0.5)
@@ -291,7 +293,8 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -
 
 
 def gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> Any:
-    """Central differences, one-sided ones at the ends; spacing: numbers, or places along a dim."""
+    """Return central differences, one-sided ones at the ends; spacing: numbers, or places along a
+    dim."""
     array = as_array(f)
     array = reducing.floats(array)
     dims = reducing.dims_of(axis, array.ndim, "np.gradient")
@@ -337,7 +340,8 @@ def _slope(f: Array, step: Any, d: int, order: int) -> Array:
 
 
 def _edge_slope(f0: Array, f1: Array, f2: Array, a: Any, b: Any) -> Array:
-    """At the first of three places, of which the second is a away, and the third b from it."""
+    """Return the slope at the first of three places, of which the second is a away, and the third b
+    from it."""
     return as_array(f0 * (-(2 * a + b) / (a * (a + b))) + f1 * ((a + b) / (a * b))
                     - f2 * (a / (b * (a + b))))
 
@@ -369,7 +373,8 @@ def ediff1d(x: Any, to_end: Any = None, to_begin: Any = None) -> Any:
 
 def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1,
           axis: Any = None) -> Any:
-    """The cross product of vectors with three components; where two are given, the third is 0."""
+    """Return the cross product of vectors with three components; where two are given, the third is
+    0."""
     axisa, axisb, axisc = (axisa, axisb, axisc) if axis is None else (axis,) * 3
     p, q = shaping.moveaxis(a, axisa, -1), shaping.moveaxis(b, axisb, -1)
     if any(v.extents[-1] not in (2, 3) for v in (p, q)):
@@ -403,7 +408,7 @@ def _without_nan(reduce: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _extreme_number(fn: str) -> Callable[..., Any]:
-    """NaN only where there is nothing else."""
+    """Return np.nanmax or np.nanmin, which gives NaN only where there is nothing else."""
 
     def call(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False,
              initial: Any = None, where: Any = True) -> Any:
@@ -429,7 +434,8 @@ def nanmean(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdi
 def nanvar(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
            keepdims: Any = False, *, correction: Any = None, where: Any = True,
            **options: Any) -> Any:
-    """Return np.nanvar: NaN where no more than `ddof` numbers are left; np.var gives infinity."""
+    """Return np.nanvar, which is NaN where no more than `ddof` numbers are left; np.var gives
+    infinity there."""
     array, ddof = as_array(x), ddof if correction is None else correction
     options |= {"ddof": ddof, "keepdims": keepdims, "where": where}
     if array.type.dtype.kind not in "fc":
@@ -450,7 +456,8 @@ nanmax, nanmin = _extreme_number("fmax"), _extreme_number("fmin")
 
 
 def _nan_as(function: Callable[..., Any], value: float) -> Callable[..., Any]:
-    """The function of an array in which a number that changes nothing stands for each NaN."""
+    """Return the function of an array in which a number that changes nothing stands for each
+    NaN."""
 
     def call(x: Any, *args: Any, **options: Any) -> Any:
         array = as_array(x)

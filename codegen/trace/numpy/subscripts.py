@@ -30,7 +30,7 @@ from codegen.trace.number import expr_of
 
 @dataclass(frozen=True)
 class Whole:
-    """An integer: an Expr, or a 0-d array."""
+    """An item of a key that is one integer: an Expr, or a 0-d array."""
 
     at: Expr | Value
 
@@ -46,7 +46,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Many:
-    """An integer array."""
+    """An item of a key that is an integer array."""
 
     index: Any
 
@@ -64,7 +64,7 @@ def index_error(message: str, expected: str, found: str, remedy: str = "") -> Sh
 
 
 def _bound(x: Any, extent: Expr) -> Expr | None:
-    """A slice bound, negative ones counted from the end, not clamped."""
+    """Return a slice bound, negative ones counted from the end, not clamped."""
     if x is None:
         return None
     e = expr_of(x)
@@ -83,7 +83,7 @@ def _bound(x: Any, extent: Expr) -> Expr | None:
 
 
 def from_the_end(e: Expr, extent: Expr) -> Expr:
-    """A position in a dim; a negative one counts from the end."""
+    """Return a position in a dim; a negative one counts from the end."""
     if expr.nonneg(e):
         return e
     return e + extent if expr.nonneg(-e - 1) else expr.select(expr.ge0(e), e, e + extent)
@@ -154,8 +154,8 @@ def stays_within(e: Expr, x: Any, extent: Expr, dim: int) -> None:
 
 
 def _least_of_ranks(context: Context, room: Expr, extent: Expr) -> Expr | None:
-    """The least value of `room` on any rank, if it rises or falls with every coordinate (the last
-    shard is the smallest). None where that is not known at launch."""
+    """Return the least value of `room` on any rank, if it rises or falls with every coordinate (the
+    last shard is the smallest). None where that is not known at launch."""
     axes = [a for a in context.mesh.axes if a.coord_sym in room.symbols()]
     if all(a.fixed for a in axes) and room.symbols() == {a.coord_sym for a in axes}:
         names = [a.coord_sym.name for a in axes]
@@ -177,7 +177,7 @@ def _least_of_ranks(context: Context, room: Expr, extent: Expr) -> Expr | None:
 
 
 def consumes(item: Any) -> int:
-    """How many dims of the array one item of a key takes."""
+    """Return how many dims of the array one item of a key takes."""
     if item is None:
         return 0
     if isinstance(item, (np.ndarray, Array)) and item.dtype == np.bool_:
@@ -196,7 +196,8 @@ def is_whole(item: Any) -> bool:
 
 
 def expand(array: Array, key: Any) -> tuple[list[Any], bool]:
-    """The items of a key, one per dim and newaxis, `...` written out; whether `...` stood there."""
+    """Return the items of a key, one per dim and newaxis, `...` written out; whether `...` stood
+    there."""
     items = list(key) if isinstance(key, tuple) else [key]
     items = [as_array(i) if isinstance(i, list) and holds_traced(i) else i for i in items]
     items = [np.asarray(i) if isinstance(i, list) else i for i in items]
@@ -213,7 +214,7 @@ def expand(array: Array, key: Any) -> tuple[list[Any], bool]:
 
 
 def parse(array: Array, key: Any) -> tuple[list[Item], bool]:
-    """The key as Whole, Part, Many and NEW items; whether the result is a scalar read."""
+    """Return the key as Whole, Part, Many and NEW items; whether the result is a scalar read."""
     raw, dotted = expand(array, key)
     items: list[Item] = []
     dim = 0
@@ -265,7 +266,7 @@ def _static(at: Expr | Value, extent: Expr) -> bool:
 
 
 def basic_view(array: Array, items: Sequence[Item]) -> Array:
-    """The view that Whole, Part and NEW items show."""
+    """Return the view that Whole, Part and NEW items show."""
     extents = array.extents
     dims = [item for item in items if item is not NEW]
     one, zero = expr.const(1), expr.const(0)
@@ -293,14 +294,14 @@ def is_basic(item: Any) -> bool:
 
 
 def basic_target(array: Array, key: Any) -> Array | None:
-    """The part of an array that a key of integers and slices shows; None for other keys."""
+    """Return the part of an array that a key of integers and slices shows; None for other keys."""
     if not all(map(is_basic, key if isinstance(key, tuple) else (key,))):
         return None
     return basic_view(array, parse(array, key)[0])
 
 
 def refused(remedy: str = "") -> UnsupportedError:
-    """The error where the number of elements that a mask chooses would have to be known."""
+    """Return the error where the number of elements that a mask chooses would have to be known."""
     return UnsupportedError(
         "the length of x[mask] depends on data, so it cannot be used here",
         expected="element-wise functions, sums and means of x[mask], or x[mask] = v",

@@ -37,7 +37,7 @@ _SUMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 def _combining(ufunc: np.ufunc, x: Any, dtype: Any) -> tuple[str, Array, DType]:
-    """The row of COMBINE; x, and the type that NumPy's loop combines it in."""
+    """Return the row of COMBINE; x, and the type that NumPy's loop combines it in."""
     name = ufunc.__name__
     array = as_array(x)
     element = loop_dtypes(ufunc, [array] * 2, dtype)[-1]
@@ -68,7 +68,8 @@ def reduce(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: Any =
 
 
 def _but_first_negative(array: Array, d: int) -> Array:
-    """What is to be added where the first of a dim is what the others are subtracted from."""
+    """Return the array with all but the first element of a dim negated: their sum is the first
+    minus all others."""
     made, rest = as_array(array.copy()), (*[slice(None)] * d, slice(1, None))
     made[rest] = -made[rest]
     return made
@@ -116,7 +117,7 @@ def _lanes(ufunc: np.ufunc, x: Any, d: int, dtype: Any) -> Array:
 
 
 def _reduced(ufunc: np.ufunc, x: Any, axis: Any, dtype: Any, initial: Any, where: Any) -> Any:
-    """What reducing a dim gives, and that dim."""
+    """Reduce one dim in a loop; return the result and the dim."""
     array, what = as_array(x), f"np.{ufunc.__name__}.reduce"
     d = _one_dim(axis, array, what)
     if where is not True:
@@ -148,7 +149,7 @@ def _running(ufunc: np.ufunc, x: Any, d: int, dtype: Any) -> Any:
 
 
 def _of_segments(ufunc: np.ufunc, x: Any, d: int, dtype: Any, begin: Array) -> Any:
-    """All segments at once, an element of each in every turn."""
+    """Reduce all segments in one loop, which takes an element of each in every turn."""
     lanes = _lanes(ufunc, x, d, dtype)
     n, wide = lanes.shape[0], (begin.shape[0], *[1] * (lanes.ndim - 1))
     ends = joining.concatenate([begin[1:], as_array([n], dtypes.INT64)])
@@ -165,7 +166,7 @@ def _of_segments(ufunc: np.ufunc, x: Any, d: int, dtype: Any, begin: Array) -> A
 
 
 def _one_by_one(ufunc: np.ufunc, array: Array, key: Any, value: Any) -> None:
-    """array[key] = ufunc(array[key], value) for one place after the other."""
+    """Assign array[key] = ufunc(array[key], value) for one place after the other."""
     items = known.plain(key) if isinstance(key, tuple) else (known.plain(key),)
     if any(i is ... or i is None or isinstance(i, slice) or is_mask(i) for i in items):
         raise unsupported(f"np.{ufunc.__name__}.at of slices, where an index may come twice,",
@@ -194,7 +195,7 @@ def outer(ufunc: np.ufunc, x: Any, y: Any, **options: Any) -> Any:
 
 def reduceat(ufunc: np.ufunc, x: Any, indices: Any, axis: Any = 0, dtype: Any = None,
              out: Any = None) -> Any:
-    """What stands from indices[i] up to indices[i + 1] combined; where that is nothing, the element
+    """Combine the elements from indices[i] up to indices[i + 1]; an empty segment gives the element
     at indices[i]. Indices that only the run knows must not decrease."""
     if ufunc.__name__ not in _ROW:
         array = as_array(x)
@@ -225,7 +226,8 @@ def reduceat(ufunc: np.ufunc, x: Any, indices: Any, axis: Any = 0, dtype: Any = 
 
 
 def _of_slices(fn: str, array: Array, d: int, begin: Any, counts: Any) -> Any:
-    """Segments that are few, or equally long but for the last one, as slices; None: others."""
+    """Reduce segments that are few, or equally long but for the last one, as slices; None for
+    others."""
     kind = array.type.dtype.kind
     if not len(begin) or np.any(begin[1:] <= begin[:-1]) or kind == "c":
         return None
@@ -281,7 +283,7 @@ def _segments(at: Array, array: Array, d: int) -> Array:
 
 
 def _combined(fn: str, array: Array, d: int, segments: Array, count: Any) -> Array:
-    """What belongs to each segment of a dim, combined; -1 belongs to none."""
+    """Combine the elements of each segment along a dim; segment -1 stands for none."""
     dtype = array.type.dtype
     shape = (*array.shape[:d], count, *array.shape[d + 1 :])
     made = full(shape, neutral_sign(fn, dtype), dtypes.numpy_dtype(dtype))
@@ -312,7 +314,7 @@ def at(ufunc: np.ufunc, array: Any, key: Any, value: Any = None) -> None:
 
 
 def _may_repeat(key: Any, extents: tuple[expr.Expr, ...]) -> bool:
-    """Whether integer arrays name an element twice, as far as is known."""
+    """Return whether integer arrays name an element twice, as far as is known."""
     items = known.plain(key) if isinstance(key, tuple) else (known.plain(key),)
     many = [(d, k) for d, k in enumerate(items) if isinstance(k, list) or (
         isinstance(k, (np.ndarray, Array)) and k.ndim and not is_mask(k))]

@@ -44,7 +44,8 @@ def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
 
 
 def combined(context: Context, what: Kind, value: Value) -> Array:
-    """What an exchange makes of the members' values: of half types in float32, rounded once."""
+    """Emit an exchange that combines the members' values, half types in float32, and round the
+    result once."""
     stored = value.type.dtype
     total = context.emit_one(what, widened(context, value))
     return wrap(context, cast_value(context, total, stored))
@@ -55,7 +56,8 @@ def widened(context: Context, value: Value) -> Value:
 
 
 def contributed(array: Array, fn: str, what: str) -> Value:
-    """Bools are counted, as NumPy's sum and product of them do; all else keeps them bools."""
+    """Return what a rank contributes: sums and products count bools, as NumPy's do; all else keeps
+    them bools."""
     value = array.read()
     kind = value.type.dtype.kind
     if fn.startswith("bit_") and kind in "fc":
@@ -70,7 +72,8 @@ def contributed(array: Array, fn: str, what: str) -> Value:
 
 
 def psum(x: Any, axis: Any) -> Any:
-    """The sum of x over all ranks along the axis (or axes), element by element, on each of them.
+    """Return the sum of x over all ranks along the axis (or axes), element by element, on each of
+    them.
 
     x: arrays of one shape on all ranks, in any nest; the results have the same shapes and dtypes,
     and the same bits on all ranks. ShapeError where a shape depends on the index.
@@ -84,7 +87,7 @@ def psum(x: Any, axis: Any) -> Any:
 
 
 def pprod(x: Any, axis: Any) -> Any:
-    """The product over all ranks along the axis, as psum.
+    """Return the product over all ranks along the axis, as psum.
 
     >>> pprod(x + 1, "r")
     [24.], [24.], [24.], [24.]
@@ -93,7 +96,7 @@ def pprod(x: Any, axis: Any) -> Any:
 
 
 def pmax(x: Any, axis: Any) -> Any:
-    """The maximum over all ranks along the axis, as psum; NaN wins.
+    """Return the maximum over all ranks along the axis, as psum; NaN wins.
 
     >>> pmax(x, "r")
     [3.], [3.], [3.], [3.]
@@ -102,7 +105,7 @@ def pmax(x: Any, axis: Any) -> Any:
 
 
 def pmin(x: Any, axis: Any) -> Any:
-    """The minimum over all ranks along the axis, as psum; NaN wins.
+    """Return the minimum over all ranks along the axis, as psum; NaN wins.
 
     >>> pmin(x, "r")
     [0.], [0.], [0.], [0.]
@@ -111,7 +114,7 @@ def pmin(x: Any, axis: Any) -> Any:
 
 
 def pmean(x: Any, axis: Any) -> Any:
-    """The mean over all ranks along the axis, as psum, divided by their number.
+    """Return the mean over all ranks along the axis, as psum, divided by their number.
 
     >>> pmean(x, "r")
     [1.5], [1.5], [1.5], [1.5]
@@ -128,7 +131,7 @@ def pmean(x: Any, axis: Any) -> Any:
 
 
 def pand(x: Any, axis: Any) -> Any:
-    """Whether x holds on all ranks along the axis, as psum; of integers, bit by bit.
+    """Return whether x holds on all ranks along the axis, as psum; of integers, bit by bit.
 
     >>> pand(x < 3, "r")
     [0], [0], [0], [0]
@@ -137,7 +140,7 @@ def pand(x: Any, axis: Any) -> Any:
 
 
 def por(x: Any, axis: Any) -> Any:
-    """Whether x holds on any rank along the axis, as psum; of integers, bit by bit.
+    """Return whether x holds on any rank along the axis, as psum; of integers, bit by bit.
 
     >>> por(x.astype(int), "r")
     [3], [3], [3], [3]
@@ -146,7 +149,8 @@ def por(x: Any, axis: Any) -> Any:
 
 
 def pxor(x: Any, axis: Any) -> Any:
-    """Whether x holds on an odd number of ranks along the axis, as psum; of integers, bit by bit.
+    """Return whether x holds on an odd number of ranks along the axis, as psum; of integers, bit by
+    bit.
 
     >>> pxor(x > 0, "r")
     [1], [1], [1], [1]
@@ -163,7 +167,8 @@ def _flag(flag: Any, axis: Any, fn: str, what: str) -> Array:
 
 
 def all_ranks(flag: Any, axis: Any = None) -> Array:
-    """Whether the flag holds on all ranks, or on all along the axis: a bool array of shape ().
+    """Return whether the flag holds on all ranks, or on all along the axis: a bool array of shape
+    ().
 
     Every rank gets the same answer, so `while not spmd.all_ranks(done)` ends on all of them at
     once.
@@ -172,7 +177,7 @@ def all_ranks(flag: Any, axis: Any = None) -> Array:
 
 
 def any_ranks(flag: Any, axis: Any = None) -> Array:
-    """Whether the flag holds on any rank, or on any along the axis: as all_ranks."""
+    """Return whether the flag holds on any rank, or on any along the axis: as all_ranks."""
     return _flag(flag, axis, "or", "any_ranks")
 
 
@@ -292,7 +297,8 @@ def pscan(x: Any, axis: Any, op: Any = "sum") -> Any:
 
 
 def pexscan(x: Any, axis: Any, op: str = "sum") -> Any:
-    """As pscan, without this rank's own x. With sizes as x, it gives where this rank's part begins.
+    """Combine x of all ranks before this one, as pscan does without this rank's own x. With sizes
+    as x, it gives where this rank's part begins.
 
     op: a name, no function. The first rank gets what changes no other value: 0 for sums, 1 for
     products, the largest number (inf for floats) for minima.
@@ -304,7 +310,8 @@ def pexscan(x: Any, axis: Any, op: str = "sum") -> Any:
 
 
 def pargmax(x: Any, axis: Any) -> Any:
-    """The largest x along the axis, element by element, and the position of the rank that has it.
+    """Return the largest x along the axis, element by element, and the position of the rank that
+    has it.
 
     Two arrays of x's shape, or of each leaf of a nest: the values, and int64 positions; the first
     rank among equals, NaN counts as larger than all. Both have the same bits on all ranks.
@@ -318,7 +325,7 @@ def pargmax(x: Any, axis: Any) -> Any:
 
 
 def pargmin(x: Any, axis: Any) -> Any:
-    """The smallest x along the axis and the position of the rank that has it: as pargmax.
+    """Return the smallest x along the axis and the position of the rank that has it: as pargmax.
 
     NaN counts as smaller than all.
 
@@ -329,7 +336,8 @@ def pargmin(x: Any, axis: Any) -> Any:
 
 
 def _located(x: Any, axis: Any, fn: str, what: str) -> Any:
-    """Two all-reduces: of the values, then of the positions of those who have the best of them."""
+    """Find the best value and who has it by two all-reduces: of the values, then of the positions
+    of those who have the best."""
     context, axes = members(axis, what)
     size, own = (number(e) for e in (context.mesh.size(axes), context.mesh.position(axes)))
     values = _all_reduce(x, axis, fn, what)

@@ -31,7 +31,7 @@ Axes = tuple[str, ...]
 
 
 def inside(what: str) -> Context:
-    """The context, which must be in a rank's view."""
+    """Return the context, which must be in a rank's view."""
     context = require_context(what)
     if not context.rank_view:
         raise ProgramError(f"{what} stands outside a shard_map",
@@ -41,18 +41,18 @@ def inside(what: str) -> Context:
 
 
 def members(axis: Any, what: str) -> tuple[Context, Axes]:
-    """The context, in a rank's view, and the axes along which ranks exchange."""
+    """Return the context, in a rank's view, and the axes along which ranks exchange."""
     context = inside(what)
     return context, axes_of(context, axis, what)
 
 
 def member_of(context: Context, axes: Axes) -> Sym:
-    """The position of a member along these axes."""
+    """Return the position of a member along these axes."""
     return Sym("p", "var", expr.const(0), context.mesh.size(axes) - 1)
 
 
 def at_member(context: Context, axes: Axes, e: Expr, position: Expr) -> Expr:
-    """e as the member at this position sees it."""
+    """Return e as the member at this position evaluates it."""
     return e.subst(context.mesh.at(axes, position))
 
 
@@ -117,7 +117,7 @@ Route = tuple[Expr, Expr, "Expr | None", "Expr | None"]
 
 
 def _sources(to: Expr, sends: Expr, p: Sym, n: Expr) -> tuple[Expr | None, Expr | None]:
-    """Who sends to p, and whether anybody does; None where members find out while they run.
+    """Return who sends to p, and whether anybody does; None where members find out while they run.
 
     They do where a counter or a computed integer decides and nothing is proved: then two that send
     to one are seen.
@@ -150,7 +150,8 @@ def same_on_all(context: Context, e: Expr, what: str) -> None:
 
 
 def _destination(context: Context, axes: Axes, p: Sym, to: Callable[..., Any]) -> tuple[Expr, Expr]:
-    """What the user's `to` gives for member p: the destination, and whether there is one."""
+    """Return what the user's `to` gives for member p: the destination, and 1 where there is one.
+    Raise an error where only the run knows it."""
     called = given(to, "to= of ppermute", "i", "n")
     context.selecting = len(context.blocks)
     before = [len(block.ops) for block in context.blocks]
@@ -182,7 +183,8 @@ def _no_destination(found: str) -> UsageError:
 
 
 def _pairs(p: Sym, perm: Any) -> tuple[Expr, Expr]:
-    """JAX's spelling: sends where p is one of the sources."""
+    """Return the destination of member p from JAX's pairs (source, destination), and 1 where p is a
+    source."""
     perm = _integers(perm)
     to, sends = expr.const(0), expr.const(0)
     for k, what in enumerate(("source", "destination")):
@@ -257,7 +259,8 @@ def dim_of(d: Any, ndim: int, what: str) -> int:
 
 
 def pieces(context: Context, axes: Axes, extent: Expr, what: str) -> tuple[Span, Expr]:
-    """Where this rank's piece lies when all members' pieces are joined, and the whole extent."""
+    """Return where this rank's piece lies when all members' pieces are joined, as (begin, end), and
+    the whole extent. Raise ShapeError where no formula gives the sum."""
     n = context.mesh.size(axes)
     k = Sym("k", "var", expr.const(0), n - 1)
     each = at_member(context, axes, extent, expr.symbol(k))
@@ -298,8 +301,8 @@ def all_gather(
 def joined(
     context: Context, axes: Axes, leaf: Any, dim: int, tiled: bool, what: str
 ) -> tuple[Value, int, Span, Shape]:
-    """The operand of a gather, the dim it grows along, this rank's part of that, the shape of the
-    whole."""
+    """Return the operand of a gather, the dim it grows along, this rank's part of that, the shape
+    of the whole."""
     array = as_array(leaf)
     d = dim_of(dim, array.ndim + (not tiled), what)
     if not tiled:
@@ -315,7 +318,8 @@ def joined(
 def kept_part(
     context: Context, axes: Axes, shape: Shape, d: int, tiled: bool, what: str
 ) -> tuple[Bounds, Shape]:
-    """What this rank keeps of an array of this shape, its part of dim d; and the shape of that."""
+    """Return the bounds of this rank's part of dim d in an array of this shape, and the shape of
+    that part."""
     n, k = context.mesh.size(axes), context.mesh.position(axes)
     if not tiled:
         _one_per_member(shape, d, n, what)
@@ -396,7 +400,7 @@ def axis_index(axis: Any = None) -> Any:
 
 
 def axis_size(axis: Any = None) -> Any:
-    """How many ranks lie along the axis (or axes): a number, bound at launch.
+    """Return how many ranks lie along the axis (or axes): a number, bound at launch.
 
     >>> x + axis_size("r")
     [4.], [5.], [6.], [7.]

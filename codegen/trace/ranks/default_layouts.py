@@ -26,7 +26,8 @@ from codegen.variance import Axes, InBody
 def computed_layouts(
     context: Context, returned: Any, body: Region, operands: Sequence[Value]
 ) -> list[Layout]:
-    """One per result of the body. operands: the global arrays that its arguments are shards of."""
+    """Return one layout per result of the body. operands: the global arrays that its arguments are
+    shards of."""
     layouts = [v.type.layout or () for v in operands]
     known = InBody(context.mesh, body, layouts)
     cuts = _Cuts(context.mesh, [*((v.type.shape, v.type.layout or ()) for v in operands),
@@ -51,7 +52,7 @@ class _Cuts:
         self.alone = {a.name for a in mesh.axes if a.fixed == 1}
 
     def fitting(self, shape: Shape, axes: Axes) -> list[Layout]:
-        """The layouts for a result of this local shape that may vary over these axes."""
+        """Return the layouts for a result of this local shape that may vary over these axes."""
         if not axes:
             return [((),) * len(shape)]
         whole = [layout for wide, layout in self.arguments
@@ -75,7 +76,8 @@ class _Cuts:
                 yield layout
 
     def entries(self, axes: Axes) -> list[LayoutEntry]:
-        """What may cut a dim: one axis, or as a dim of an argument is cut."""
+        """Return the layout entries that may cut a dim within these axes: one axis, or as a dim of
+        an argument is cut."""
         single: list[LayoutEntry] = [(a,) for a in self.mesh.names if a in axes]
         given = [self.real(entry) for _, layout in self.arguments for entry in layout]
         return [e for e in dict.fromkeys([*single, *given]) if e and axes.issuperset(e)]
@@ -89,11 +91,11 @@ class _Cuts:
                    if self.real(its) == entry or uneven)
 
     def real(self, entry: LayoutEntry) -> LayoutEntry:
-        """The entry without axes that have one rank."""
+        """Return the entry without axes that have one rank."""
         return tuple(a for a in entry if a not in self.alone)
 
     def joins(self, shape: Shape, layout: Layout) -> bool:
-        """Whether these extents are balanced blocks."""
+        """Return whether these extents are balanced blocks."""
         return all(not _coords(e) or bool(entry) and self.cut(e, entry)
                    for e, entry in zip(shape, layout))
 
@@ -172,14 +174,16 @@ class _Refused:
             yield "out_layouts=spmd.replicated where you know that they have the same"
 
     def even(self) -> str:
-        """The text of a condition: the number of ranks divides the dims that this axis cuts."""
+        """Return the text of a condition: the number of ranks divides the dims that this axis
+        cuts."""
         dims = [n for wide, layout in self.cuts.arguments
                 for n, entry in zip(wide, layout) if self.axis in entry]
         n = str(dims[0]) if dims and dims[0].is_const else "n"
         return f'spmd.require({n} % spmd.axis_size("{self.axis}") == 0)'
 
     def suggested(self, value: Value, axes: Axes) -> Layout:
-        """Each axis along the dim that it cuts, the first where there is none."""
+        """Return a layout with each axis along the dim that it cuts, the first dim where there is
+        none."""
         shape = value.type.shape
         entries: list[LayoutEntry] = [()] * max(len(shape), 1)
         for axis in self.cuts.mesh.axes:

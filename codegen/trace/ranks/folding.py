@@ -34,7 +34,7 @@ SHORT = 48  # bytes: what all can have of all, on many ranks too, and what costs
 
 
 def folded(context: Context, axes: Axes, x: Array, op: Any, what: str, prefix: bool) -> Array:
-    """x of all members combined by op; prefix: of those up to this one.
+    """Combine x of all members by op; prefix: of those up to this one.
 
     A short x all get from all at once. Where op works element by element, each member combines a
     block of everybody's x; else all combine all, in as many steps as there are members, in each of
@@ -79,7 +79,8 @@ def _checked(op: Op, what: str) -> Op:
 
 
 def _element_by_element(context: Context, called: Op, x: Array) -> Region | None:
-    """What op does, where it does the same with every element, and needs and leaves nothing else.
+    """Return op as a region, if it does the same with every element and needs and leaves nothing
+    else; else None.
 
     It is captured once, and nothing of that is kept.
     """
@@ -101,7 +102,7 @@ def _element_by_element(context: Context, called: Op, x: Array) -> Region | None
 
 
 def _again(context: Context, region: Region, a: Array, b: Array) -> Array:
-    """The region on arrays of another shape; whatever it makes has that shape."""
+    """Return the region on arrays of another shape; whatever it makes has that shape."""
     made = dict(zip(region.args, (a.read(), b.read())))
     for op in region.ops:
         operands = [made[v] for v in op.operands]
@@ -115,7 +116,8 @@ def _again(context: Context, region: Region, a: Array, b: Array) -> Array:
 
 
 def _in_blocks(context: Context, axes: Axes, x: Array, each: Region, prefix: bool) -> Array:
-    """Member k gets block k of everybody's x, combines, and gives back what others want of it."""
+    """Combine in blocks: member k gets block k of everybody's x, combines, and gives back what
+    others want of it."""
     size = number(context.mesh.size(axes))
     rows = all_to_all(x.reshape((1, -1)), axes, 1, 0, tiled=True)
 

@@ -23,7 +23,8 @@ _NAMED = (Dim, DimNumber, BoundedDim)
 
 
 def by_rules(context: Context, shape: Any, spec: Any) -> Any:
-    """The layout that the program's rules give the named dims of a shape; spec where it is one."""
+    """Return the layout that the program's rules give the named dims of a shape; spec where it is
+    one."""
     items = shape if isinstance(shape, (tuple, list)) else (shape,)
     dims = {i.name: None for i in items if isinstance(i, _NAMED)}
     context.named_dims |= dims
@@ -33,7 +34,7 @@ def by_rules(context: Context, shape: Any, spec: Any) -> Any:
 
 
 def axes_of(context: Context, axis: Any, what: str) -> tuple[str, ...]:
-    """The program's mesh axes that an axis argument means, in the order given."""
+    """Return the program's mesh axes that an axis argument means, in the order given."""
     if isinstance(axis, MeshName):
         return axis.axes
     if isinstance(axis, str):
@@ -55,7 +56,7 @@ def axes_of(context: Context, axis: Any, what: str) -> tuple[str, ...]:
 
 
 def layout_of(context: Context, spec: Any, ndim: int, what: str, pad: bool = False) -> Layout:
-    """A layout for an array of so many dims. None, "auto" and spmd.replicated: replicated.
+    """Return a layout for an array of so many dims. None, "auto" and spmd.replicated: replicated.
 
     pad: missing entries at the end are None, as in JAX's partition specs.
     """

@@ -53,7 +53,7 @@ class _Arguments:
         self.makers: list[Callable[[Sequence[Value]], Any]] = []
 
     def add(self, x: Any, spec: Any, given: bool, pad: bool) -> None:
-        """Adds one leaf. given: the user named a layout for it."""
+        """Add one leaf as an operand. given: the user named a layout for it."""
         context = self.context
         if isinstance(x, Array) and (x.is_global or x.ndim):  # of a 0-d array there are views, too
             value = x.read()
@@ -96,7 +96,8 @@ def shard_of_constant(context: Context, data: np.ndarray[Any, Any], layout: Layo
 def _global_extent(
     mesh: Mesh, extent: Expr, entry: LayoutEntry, known: Sequence[Expr]
 ) -> Expr | None:
-    """The extent of a dim whose balanced blocks have these local extents; None: there is none."""
+    """Return the extent of a dim whose balanced blocks have these local extents; None: there is
+    none."""
     n, k = mesh.size(entry), mesh.position(entry)
     blocks = {candidate: local_extent(mesh, candidate, entry) for candidate in known}
     for same in (operator.eq, same_extent):  # one that is said with the same formula comes first
@@ -114,7 +115,8 @@ def _global_extent(
 def global_shape(
     context: Context, local: Shape, layout: Layout, known: Sequence[Expr], what: str
 ) -> Shape:
-    """The shape of the global array whose shards have this local shape. Raises ShapeError."""
+    """Return the shape of the global array whose shards have this local shape. Raises
+    ShapeError."""
     mesh = context.mesh
     out = []
     for d, (extent, entry) in enumerate(zip(local, layout)):
@@ -149,8 +151,8 @@ def call(
     mesh: Any = None, in_layouts: Any = None, out_layouts: Any = ..., pad: bool = False,
     sure: bool = False,
 ) -> Any:
-    """Capture function(*args) as one rank's view; its results as global arrays. sure: the user says
-    that they are as their layouts say."""
+    """Capture function(*args) as one rank's view; return its results as global arrays. sure: the
+    user says that they are as their layouts say."""
     if context.rank_view:
         raise ProgramError("a shard_map inside a shard_map",
                            expected="one shard_map at a time: arrays are local already",
@@ -225,7 +227,7 @@ def _capture(
 
 
 def _rebuild(inputs: Any, made: Any) -> Any:
-    """The arguments with the leaves in `made`, of which a None has one too."""
+    """Return the arguments with the leaves in `made`, of which a None has one too."""
 
     def again(x: Any) -> Any:
         if isinstance(x, tuple) and hasattr(x, "_fields"):
@@ -258,7 +260,7 @@ def _check_returned(leaves: Sequence[Any]) -> None:
 def _given_layouts(
     context: Context, returned: Any, values: Sequence[Value], out_layouts: Any, pad: bool
 ) -> list[Layout]:
-    """One per result, as the user says."""
+    """Return one layout per result, as the user says."""
     several = isinstance(returned, (tuple, list, dict))
     alone = returned if isinstance(returned, (Array, Number)) or several else np.asarray(returned)
     specs = spread(out_layouts, returned if several else (alone,))
@@ -286,7 +288,8 @@ def _result_name(values: Sequence[Value], k: int) -> str:
 
 
 def per_rank(context: Context, shape: Shape, layout: Layout, make: Callable[[], Array]) -> Array:
-    """A global array whose shards `make` computes on each rank: a shard_map without arguments."""
+    """Return a global array whose shards `make` computes on each rank: a shard_map without
+    arguments."""
     with rank_view(context), context.block() as block:
         value = as_array(make()).read()
         region = block.close([value])
@@ -297,7 +300,8 @@ def per_rank(context: Context, shape: Shape, layout: Layout, make: Callable[[], 
 
 
 def relayout(x: Array, spec: Any, asked: bool = False) -> Array:
-    """The same elements over other axes: a new array. asked: by the user, who names no new one."""
+    """Return the same elements over other axes: a new array. asked: by the user, who names no new
+    one."""
     context = x.context
     if context.rank_view:
         raise ProgramError(
@@ -314,12 +318,12 @@ def relayout(x: Array, spec: Any, asked: bool = False) -> Array:
 
 
 def laid(x: Array, layout: Layout, asked: bool = False) -> Array:
-    """The same elements in this layout."""
+    """Return the same elements in this layout."""
     return wrap(x.context, x.context.emit_one(Relayout(layout, asked), x.read()), scalar=False)
 
 
 def replicated_constant(context: Context, data: np.ndarray[Any, Any]) -> Array:
-    """A NumPy array as a global array that every rank holds whole."""
+    """Return a NumPy array as a global array that every rank holds whole."""
     layout: Layout = ((),) * data.ndim
     shape = tuple(expr.const(n) for n in data.shape)
     return per_rank(context, shape, layout, lambda: shard_of_constant(context, data, layout))

@@ -30,7 +30,7 @@ from codegen.user import pytree
 
 
 def root_of(context: Context, axes: Axes, root: Any, what: str, word: str = "root") -> Expr:
-    """The position of the root along these axes. Raises UsageError or MatchingError."""
+    """Return the position of the root along these axes. Raises UsageError or MatchingError."""
     at = expr_of(root)
     n = context.mesh.size(axes)
     if at is None:

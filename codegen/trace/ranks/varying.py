@@ -50,8 +50,8 @@ def axes_in(layout: Layout | None) -> Axes:
 
 
 def families(context: Context) -> Families:
-    """Of all that is computed so far in the open regions. What was walked for the last call, and
-    still stands so, is not walked again."""
+    """Return over which axes the values computed so far in the open regions vary. What was walked
+    for the last call, and still stands so, is not walked again."""
     if context.families is None:
         context.families = _Walked(Families(context.mesh, {}, context.varying))
     walked: _Walked = context.families
@@ -69,7 +69,7 @@ class _Walked:
         self.said: set[Value] = set()
 
     def follow(self, context: Context) -> None:
-        """Walk what is new in the open blocks; and what stands behind anything that changed."""
+        """Walk the new ops in the open blocks, and the ops behind any that changed."""
         found, before = self.found, self.blocks
         split: dict[Value, Iterable[str]] = dict(context.split)
         for captured in context.captured:
@@ -94,7 +94,8 @@ class _Walked:
 
 
 def _begun(found: Families, content: Any, seen: View) -> Axes:
-    """Of what a loop begins with: a value and how it is seen, or a number."""
+    """Return the axes over which a loop's first content varies: of a value and how it is seen, or a
+    number."""
     steps = found.exprs(e for step in seen if isinstance(step, Kind) for e in step.exprs())
     if isinstance(content, Value):
         layout = content.type.layout

@@ -197,26 +197,37 @@ class Client:
     # ---- jobs
 
     def submit_job(
-        self, pipeline: str, image: str | os.PathLike[str], ranks: int | tuple[int, int], *,
+        self, pipeline: str, image: str | os.PathLike[str],
+        ranks: int | Sequence[int] | None = None, *,
         inputs: Mapping[str, str] | Files = (), outputs: Mapping[str, str] | Files = (),
         options: Sequence[str] = (), launch: str = "", device: str = "", restarts: int = 0,
-        feed: str = "",
+        feed: str = "", until: str = "",
     ) -> dict[str, Any]:
         """Start ranks that take a pipeline which is submitted: a job, queued for slots of agents.
 
-        - image: a file here. ranks: how many, or (least, most).
+        - image: a file here. ranks: how many, or (least, most); None: as the pipeline says.
         - inputs, outputs: files here, by name. options: further words of `spmd run`.
         - launch: the command that starts so many processes, as "mpirun -n {ranks}"; "": as the
           agent does, else one process with all ranks, or mpirun where they are on several agents.
-        - device: the kind that it prefers. restarts: how often it may begin again when it is lost.
+        - device: the kind that it prefers, "": as the pipeline says. restarts: how often it may
+          begin again when it is lost.
         - feed: the feed that takes the pipeline, where the image has several.
+        - until: "loss < 0.1": once a value that the program saves so is that, the feed ends, and
+          with it the program's loop. Of an array its mean counts.
 
         It goes on when this client ends. Returns its row: "name", "state", "why" it waits.
-        Raises UsageError for a pipeline that is not there, InputError for a file that is not.
+        Raises UsageError for a pipeline that is not there, or a value that the program does not
+        save; InputError for a file that is not there.
         """
+        if ranks is None or not device:
+            said = row_of(self.status(), pipeline)["settings"]
+            ranks, device = ranks or said.get("ranks"), device or said.get("device", "")
+        if ranks is None:
+            raise UsageError(f"how many ranks take {pipeline}?", expected="ranks=N, here or in "
+                             "@data.pipeline", found="neither")
         return submit_job(self, pipeline, os.fspath(image), ranks, inputs=_pairs(inputs),
                           outputs=_pairs(outputs), words=options, launch=launch, device=device,
-                          restarts=restarts, feed=feed)
+                          restarts=restarts, feed=feed, until=until)
 
     def fetch(self, job: str, *, outputs: Mapping[str, str] | Files = (),
               follow: Follow | None = None) -> dict[str, Any]:

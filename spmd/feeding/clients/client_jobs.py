@@ -14,12 +14,17 @@ from contextlib import ExitStack
 from typing import Any
 
 from codegen.errors import InputError, OutputError, PeerError, UsageError
+from codegen.image.manifest import read
+from spmd.feeding.messages.end_conditions import check_condition, condition
 from spmd.feeding.messages.scheduler_answers import Refused
 from spmd.feeding.messages.wire import new_id
-from spmd.files import is_series
+from spmd.files import ZARR, is_series
+from spmd.files.frames import check_path, check_paths, no_place
 from spmd.files.inputs import split
 from spmd.files.outputs import check_ending
+from spmd.files.packed_frames import unpacked
 from spmd.files.whole import check_place, whole
+from spmd.launch.loader import is_program, named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,21 +37,19 @@ Files = Sequence[tuple[str, str]]  # (name, path), as `-o` has them; the name ma
 Follow = Callable[[str, str], None]
 
 
-def submit_job(client: Client, pipeline: str, image: str, ranks: int | tuple[int, int], *,
+def submit_job(client: Client, pipeline: str, image: str, ranks: int | Sequence[int], *,
                inputs: Files, outputs: Files, words: Sequence[str], launch: str, device: str,
-               restarts: int, feed: str) -> dict[str, Any]:
+               restarts: int, feed: str, until: str) -> dict[str, Any]:
     """Sends the image and the inputs, then asks for the job; what was sent counts from then on."""
     job = new_id()
     least, most = (ranks, ranks) if isinstance(ranks, int) else ranks
     if not 1 <= least <= most:
         raise UsageError(f"ranks={ranks!r}", expected="N, or (LEAST, MOST)")
+    _check_saves(image, outputs, until, feed)
     for name, path in outputs:
-        if is_series(path):
-            raise UsageError(f"-o {name}={path}: frames do not come back from a job",
-                             remedy="let the program return what you need, or give run an absolute "
-                             f"path: --options \"-o '{name}=/FOLDER/{{}}.npy'\"")
-        check_ending(name, path)
-        check_place(split(path, existing=False)[0], f"output {name}" if name else "outputs")
+        if not is_series(path):
+            check_ending(name, path)
+            check_place(split(path, existing=False)[0], f"output {name}" if name else "outputs")
     given, taken = _arguments(inputs, existing=True), _arguments(outputs, existing=False)
     _check_names([os.path.abspath(image), *(one["path"] for one in (*given, *taken))])
     for file, path in [("image", image), *{(f"in.{a['number']}", a["path"]): 0 for a in given}]:
@@ -54,7 +57,33 @@ def submit_job(client: Client, pipeline: str, image: str, ranks: int | tuple[int
     return dict(client.ask(
         "submit_job", job=job, pipeline=pipeline, image=os.path.basename(image), least=least,
         most=most, inputs=given, outputs=taken, words=list(words), launch=launch, device=device,
-        restarts=restarts, feed=feed)["value"])
+        restarts=restarts, feed=feed, until=until)["value"])
+
+
+def _check_saves(image: str, outputs: Files, until: str, feed: str) -> None:
+    """Refuses frames that the program of an image does not save, or that have no place here, and a
+    condition on what it does not save."""
+    ends = condition(until) if until else None
+    if is_program(image):  # what it saves is known once it is built, where it runs
+        if ends or any(is_series(path) for _, path in outputs):
+            raise UsageError(f"what {image} saves while it runs is not known before it is built",
+                             expected="an image", found="a program",
+                             remedy="python -m spmd build, then --image with that")
+        return
+    try:
+        with open(image, "rb") as file, named(image):
+            manifest = read(file.read(), host=False).manifest
+    except OSError as error:
+        raise InputError(f"{image}: {error.strerror}") from None
+    saved = {row["name"] for row in manifest["saves"]}
+    series = {name: path for name, path in outputs if is_series(path) or name in saved}
+    check_paths(manifest, series)
+    for name, path in series.items():
+        if why := no_place(path):
+            raise OutputError(f"frames of {name}: cannot write {path}: {why}",
+                              remedy="another path")
+    if ends:
+        check_condition(ends, manifest, feed)
 
 
 def _arguments(files: Files, existing: bool) -> list[dict[str, Any]]:
@@ -62,7 +91,7 @@ def _arguments(files: Files, existing: bool) -> list[dict[str, Any]]:
     numbers: dict[str, int] = {}
     found = []
     for name, given in files:
-        path, member = split(given, existing)
+        path, member = (given, "") if is_series(given) else split(given, existing)
         path = os.path.abspath(path)
         found.append({"name": name, "member": member, "file": os.path.basename(path),
                       "number": numbers.setdefault(path, len(numbers)), "path": path})
@@ -144,7 +173,7 @@ class _Followed:
                 "running": f"{self.name} runs on {row['host']} with {ranks}" + (
                     f", start {row['attempt']}" if row["attempt"] > 1 else ""),
                 "ended": f"{self.name} ended with status {row['status']}" + (
-                    f": {why}" * bool(why)) if row["status"] else ""}[row["state"]]
+                    f": {why}" * bool(why)) if row["status"] or why else ""}[row["state"]]
         if text and text != self.told:
             self.follow("note", text)
         self.told = text or self.told
@@ -164,16 +193,29 @@ class _Followed:
 def _bring(client: Client, row: dict[str, Any], others: Mapping[str, str]) -> None:
     """Writes all outputs, or none: a file takes its name when all of them are here."""
     paths = {a["number"]: a["path"] for a in row["asked"]["outputs"]}
+    series = {a["number"] for a in row["asked"]["outputs"] if is_series(a["file"])}
     names = {a["name"] or os.path.basename(a["path"]): a["number"]
              for a in row["asked"]["outputs"]}
     for name, path in others.items():
         if name not in names:
             raise UsageError(f"{row['name']} has no output {name}",
                              expected=", ".join(names) or "none: it was asked for none")
-        paths[names[name]] = path
+        number = names[name]
+        if (number in series) != is_series(path) or (
+                number in series and paths[number].endswith(ZARR) != path.endswith(ZARR)):
+            raise UsageError(f"-o {name}={path}: that is another kind of file",
+                             expected=f"one as {paths[number]}, as the job was given it")
+        if number in series:
+            check_path(name, path, "float64")
+        paths[number] = path
     try:
         with ExitStack() as files:
             for number, path in paths.items():
+                if number in series:
+                    frames = files.enter_context(unpacked(path))
+                    _receive(client, row, f"out.{number}", frames.file)
+                    frames.unpack()
+                    continue
                 check_place(path, f"an output of {row['name']}")
                 _receive(client, row, f"out.{number}", files.enter_context(whole(path)))
     except OSError as error:

@@ -6,7 +6,8 @@ import time
 
 import numpy as np
 
-from codegen.errors import InputError
+from codegen.errors import InputError, Place
+from spmd.data.computing import advice
 from spmd.feeding.consumers.asking import LEAST_S
 from spmd.feeding.messages.sockets import OTHER_KEY, REFUSED_KEY, received
 from spmd.feeding.messages.wire import encode, new_id
@@ -45,6 +46,15 @@ def said_missed(missed: dict[str, tuple[str, str]]) -> str:
         found.append(f"no line to worker {', '.join(mine[:2])}{more} for {AWAY_S:g} s: {why}; "
                      f"others are asked, and it is tried on. try: {REMEDIES.get(why, REACH)}")
     return "; ".join(found)
+
+
+def broken(pipeline: str, failed: dict[str, Any], settings: dict[str, Any]) -> InputError:
+    """Return the error of an example that a worker could not compute."""
+    return InputError(
+        f"pipeline {pipeline} failed at position {failed['position']}, {failed['example']}\n  "
+        f"{failed['text']}".rstrip(),
+        place=Place(failed["file"], failed["line"] or 0) if failed["file"] else None,
+        remedy=advice(failed["text"]) if settings.get("on_error") != "skip" else "")
 
 
 class AskedWorker:

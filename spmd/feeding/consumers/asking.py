@@ -95,6 +95,7 @@ class Asking:
         self.cut: list[tuple[int, int]] = []  # (first row, rows) of the pieces of a batch
         self.opened = self.next = start  # batches below are asked for; below: were given on
         self.end: int | None = None  # positions of the stream, once known
+        self.holds = False  # nothing is given on
         self.waiting: list[AskedPiece] = []
         self.asked: dict[str, Asked] = {}
         self.filled: dict[int, dict[int, Filled]] = {}  # by batch and row
@@ -112,6 +113,19 @@ class Asking:
         if self.end is None:
             return None
         return -(-self.end // self.batch) if self.masked else self.end // self.batch
+
+    def hold(self) -> int:
+        """Gives on no further batch; returns how many were given on."""
+        self.holds = True
+        return self.next
+
+    def end_after(self, batches: int) -> None:
+        """The stream has no more than so many batches, and no fewer were given on."""
+        self.holds = False
+        self._ends_at(batches * self.batch)
+
+    def _ends_at(self, position: int) -> None:
+        self.end = position if self.end is None else min(self.end, position)
 
     def not_given(self) -> int:
         """Examples at the end that do not fill a batch, and are not given."""
@@ -293,7 +307,7 @@ class Asking:
         there: which of the piece's rows have an example; None: the first `rows` of them.
         """
         if end is not None:
-            self.end = end if self.end is None else min(self.end, end)
+            self._ends_at(end)
         asked = self.asked.pop(number, None)
         wanted = self._still_open(asked.piece) if asked else []
         if asked is None or not wanted:
@@ -347,7 +361,7 @@ class Asking:
 
         newest_first: of those that are there, the one furthest on in the stream takes its place.
         """
-        if self.next >= self.opened or self.has_ended():
+        if self.holds or self.next >= self.opened or self.has_ended():
             return None
         k, batches = self.next, 1
         if newest_first and not self._has_spans():

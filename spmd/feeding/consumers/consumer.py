@@ -19,7 +19,7 @@ from codegen.errors import InputError, PeerError, Place, SpmdError
 from codegen.short_batches import MASK, check_holes, not_given
 from spmd.data.computing import advice
 from spmd.engine.feed_rings import are_idle
-from spmd.feeding.consumers.asked_worker import AskedWorker, said_missed
+from spmd.feeding.consumers.asked_worker import AskedWorker, broken, said_missed
 from spmd.feeding.consumers.asking import Asking, merged
 from spmd.feeding.consumers.filled_rings import FilledRings
 from spmd.feeding.host.machine import host_name
@@ -239,7 +239,8 @@ class Filling:
                   pipeline=self.supply.pipeline, feed=self.feed.name, rows=list(self.rows),
                   batch=self.feed.batch, fields=self.fields, host=self.here,
                   ranks=list(self.supply.ranks), device=self.supply.device, version=self.version,
-                  stream=opened.stream if opened else None, text=opened.text if opened else None)
+                  stream=opened and opened.stream, text=opened and opened.text,
+                  blocks=self.rings.blocks(), idle=self.knows_end)
 
     def scheduler_said(self, message: Message) -> None:
         self.answered = True
@@ -258,6 +259,10 @@ class Filling:
             self.skipped.answered(message["position"])
         elif message.kind == "parted":
             self.parted = True
+        elif message.kind == "hold":
+            self.tell("held", consumer=self.consumer, batches=self.asking.hold())
+        elif message.kind == "end_feed":
+            self.asking.end_after(message["batches"])
         elif message.kind == "gone" and message["pipeline"] == self.supply.pipeline:
             self.gone(message)
 
@@ -314,10 +319,10 @@ class Filling:
             return
         example = self.supply.name_of(position) or message["example"]
         named = "" if example == f"position {position}" else f", {example}"
-        what = (f"pipeline {self.supply.pipeline} failed at position {position}{named}\n"
-                f"  {many} workers died that computed it; the last {message['why']}")
         self.fail_at(position, InputError(
-            what, place=Place(message["file"], message["line"] or 0) if message["file"] else None,
+            f"pipeline {self.supply.pipeline} failed at position {position}{named}\n"
+            f"  {many} workers died that computed it; the last {message['why']}",
+            place=Place(message["file"], message["line"] or 0) if message["file"] else None,
             remedy="" if self.acts else advice(message["why"])))
 
     def died_at(self, position: int, outside: bool) -> int:
@@ -435,10 +440,10 @@ class Filling:
         if not asking.segments and self.hears_of_no_end():
             asking.pass_until(min([room, *self.failed]))
             return
-        alone = self.acts or self.gives_newest()
-        asking.open_until(room, len(self.workers), 1 if self.acts else depth,
-                          1 if alone else depth // 4, min(self.failed, default=None),
-                          any(w.behind for w in self.workers.values()))
+        span = 1 if self.acts or self.gives_newest() else depth // 4
+        asking.open_until(
+            room, len(self.workers), 1 if self.acts else depth, span,
+            min(self.failed, default=None), any(w.behind for w in self.workers.values()))
         loads = asking.loads(self.workers)
         work: dict[str, list[Any]] = {}
         own = {w for w, one in self.workers.items() if not one.behind}
@@ -477,7 +482,7 @@ class Filling:
             self.knows_end = True
             for worker in list(self.workers):
                 self.lose(worker)
-            self.tell("done", consumer=self.consumer)
+            self.register()
         return self.knows_end
 
     def choose(self, loads: dict[str, int], now: float, count: int,
@@ -502,7 +507,8 @@ class Filling:
             self.given(one, message)
         elif message.kind == "broken":
             if message["id"] in self.asking.asked and not self.asking.apart(message["id"]):
-                self.fail_at(message["broken"]["position"], self.broken(message["broken"]))
+                error = broken(self.supply.pipeline, message["broken"], self.settings)
+                self.fail_at(message["broken"]["position"], error)
         elif message.kind == "refused":
             raise InputError(f"pipeline {self.supply.pipeline}: {message['text']}")
         elif message.kind == "unknown":
@@ -521,13 +527,6 @@ class Filling:
                 self.skip(position, what)
         if free := self.rings.take_in(one, message, self.fields):
             one.say("free", ids=free)
-
-    def broken(self, failed: dict[str, Any]) -> InputError:
-        return InputError(
-            f"pipeline {self.supply.pipeline} failed at position {failed['position']}, "
-            f"{failed['example']}\n  {failed['text']}".rstrip(),
-            place=Place(failed["file"], failed["line"] or 0) if failed["file"] else None,
-            remedy=advice(failed["text"]) if self.settings.get("on_error") != "skip" else "")
 
     def skip(self, position: int, what: str) -> None:
         """Said once for the whole run: by its first process, which the scheduler tells."""
@@ -575,7 +574,7 @@ class Filling:
 
     def rate(self) -> None:
         now = time.monotonic()
-        if now - self.rated < RATE_S or self.knows_end:
+        if now - self.rated < RATE_S:
             return
         self.rated = now
         self.say_why()

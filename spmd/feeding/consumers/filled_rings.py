@@ -42,6 +42,10 @@ class FilledRings:
         """Every rank of this process has taken the batches before this one."""
         return min(int(r.taken) for r in self.rings)
 
+    def blocks(self) -> int:
+        """How many parts of a batch ranks of this process take, each its own."""
+        return sum(r.rows[0] < r.rows[1] for r in self.rings)
+
     def is_wanted(self, k: int) -> bool:
         return any(r.is_wanted(k) for r in self.rings)
 

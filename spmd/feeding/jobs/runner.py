@@ -16,13 +16,20 @@ import sys
 import time
 from contextlib import suppress
 from typing import Any
+from urllib.parse import quote
 
-from codegen.errors import PeerError, shown
+from codegen.errors import OutputError, PeerError, shown
 from spmd.feeding.clients.client import Client
 from spmd.feeding.host.children import Channel, Child, end_marked, ended_by, of_parent
 from spmd.feeding.jobs import spread
+from spmd.feeding.jobs.saved_values import SavedValues
+from spmd.feeding.messages.end_conditions import condition
+from spmd.feeding.messages.job_words import checkpoint_folder, word_behind
 from spmd.feeding.messages.keys import KEYS, Keys
 from spmd.feeding.messages.scheduler_answers import Refused
+from spmd.files import ZARR, is_series
+from spmd.files.checkpoints import complete
+from spmd.files.packed_frames import pack
 
 LAUNCHED = "spmd.feeding.jobs.launched"
 FIRST_S = 20.0
@@ -34,7 +41,9 @@ NAMED_S = 2.0  # for other agents to say how their daemons have ended
 PART_BYTES = 1 << 20
 FULL = 74  # exit code of a disk without room: that may change
 OUTPUTS = "stdout", "stderr"
+END_EARLY_S = 0.3  # between two times that the scheduler is asked to end a feed
 WORK = "work"  # where ranks run, of the folder of a job
+FRAMES = "frames"  # there: what they save while they run
 
 
 class Over(Exception):
@@ -45,8 +54,13 @@ class Over(Exception):
         self.why = why
 
 
+class Yielded(Exception):
+    """This attempt ends for a job of a higher priority; another one goes on where it ended."""
+
+
 class Runner:
-    """said: the fields of start_job, and of its agent: connect, keys, folder, launch."""
+    """said: the fields of start_job, and of its agent: connect, keys, folder, launch, and runs_on,
+    the kind of device."""
 
     prints = OUTPUTS  # files for standard output and standard error of what it starts
 
@@ -58,6 +72,11 @@ class Runner:
         self.client = Client(said["connect"], self.keys, ASK_S)
         self.child: Child | None = None
         self.sent = dict.fromkeys(self.prints, 0)
+        self.work = os.path.join(self.folder, WORK)
+        self.series = series_of(said)
+        self.values: SavedValues | None = None
+        self.before: str | None = None  # the newest checkpoint when it was told to yield
+        self.asked_s = 0.0  # when the scheduler was asked last to end the feed
 
     def run(self) -> None:
         """Until the scheduler knows how the job ended, or it must end."""
@@ -76,12 +95,21 @@ class Runner:
 
     def carry_out(self) -> None:
         """Starts the ranks, and tells how they have ended."""
-        words, environment = command_of(self.said), {}
+        if self.said["until"]:
+            one = condition(self.said["until"])
+            self.values = SavedValues(os.path.join(self.work, self.series[one.name]), one)
+        words, environment = command_of(self.said, self.series), {}
         if len(self.said["places"]) > 1:
             environment = spread.prepare(self.folder, self.said["places"], self.said["connect"],
                                          self.of["job"], str(self.of["attempt"]))
         self.start(words, environment)
-        self.tell_end(self.watch())
+        try:
+            status = self.watch()
+        except Yielded:
+            self.end_ranks()
+            self.ask("job_ended", **self.of, status=None, why="", files={}, yields=True)
+            return
+        self.tell_end(status)
 
     # ---- the scheduler
 
@@ -102,8 +130,16 @@ class Runner:
     def look_at_agent(self) -> None:
         if (said := self.channel.said()) is None:
             raise Over(f"its agent on {self.host} was killed, or has ended")
-        if said:
+        if any("yields" not in one for one in said):
             raise Over  # it is told to end
+        if said and self.before is None:
+            self.before = self.newest_checkpoint()
+
+    def newest_checkpoint(self) -> str:
+        folder = word_behind(self.said["words"], "--checkpoint")
+        with suppress(OutputError):
+            return max(complete(os.path.join(self.work, folder)), default="")
+        return ""
 
     def get(self, file: str, path: str) -> None:
         """Brings a file that was sent with the job into its folder."""
@@ -133,7 +169,7 @@ class Runner:
     # ---- ranks
 
     def prepare(self) -> None:
-        os.mkdir(os.path.join(self.folder, WORK))
+        os.mkdir(self.work)
         self.get("image", os.path.join(WORK, self.said["image"]))
         for file, name in {f"in.{one['number']}": one["file"] for one in self.said["inputs"]
                            }.items():
@@ -152,13 +188,12 @@ class Runner:
         self.child = Child(LAUNCHED, tuple(files))
         for fd in files:
             os.close(fd)
-        work = os.path.join(self.folder, WORK)
         alone = len(self.said["places"]) == 1
         self.child.channel.send(
-            command=command, folder=work if alone else spread.EVERYWHERE,
+            command=command, folder=self.work if alone else spread.EVERYWHERE,
             environment={KEYS: os.path.join(self.folder, "keys"), "PYTHONUNBUFFERED": "1",
-                         "SPMD_RUN": self.said["name"], spread.FOLDER: work,
-                         spread.PYTHON: sys.executable, **environment})
+                         "SPMD_RUN": self.said["name"], "SPMD_FEED_DEVICE": self.said["runs_on"],
+                         spread.FOLDER: self.work, spread.PYTHON: sys.executable, **environment})
 
     def watch(self) -> int:
         """Return the exit status as Popen says it, once what was started has ended."""
@@ -167,9 +202,19 @@ class Runner:
             self.child.channel.flush()
             self.look_at_agent()
             self.send_prints()
+            self.look_at_values()
+            if self.before is not None and self.newest_checkpoint() > self.before:
+                raise Yielded
             time.sleep(LOOK_S)
         self.send_prints()
         return status
+
+    def look_at_values(self) -> None:
+        """Has the feed end once the condition of the job holds."""
+        if self.values and self.values.look() and time.monotonic() - self.asked_s > END_EARLY_S:
+            with suppress(PeerError, Refused):  # it is asked again
+                self.client.ask("end_early", **self.of)
+            self.asked_s = time.monotonic()
 
     def send_prints(self) -> None:
         for name, sent in self.sent.items():
@@ -180,12 +225,19 @@ class Runner:
         """Sends the outputs of a run that ended well; then, how it ended."""
         files, why = {}, ""
         for one in self.said["outputs"] if status == 0 else ():
-            file = f"out.{one['number']}"
+            file, path = f"out.{one['number']}", os.path.join(WORK, one["file"])
+            if is_series(one["file"]):
+                pack(os.path.join(self.work, self.series[one["name"]]),
+                     os.path.join(self.folder, file))
+                path = file
             if file not in files:
-                files[file] = self.put(file, os.path.join(WORK, one["file"]))
+                files[file] = self.put(file, path)
         if status:
-            why = f"{os.path.basename(command_of(self.said)[0])} {ended_by(status)}"
+            why = f"{os.path.basename(command_of(self.said, self.series)[0])} {ended_by(status)}"
             why += "".join(f"; {text}" for text in self.killed_daemons())
+        elif self.values:
+            self.values.look()
+            why = str(self.values)
         self.ask("job_ended", **self.of, status=status if status >= 0 else 128 - status,
                  why=shown(why), files=files)
 
@@ -218,8 +270,22 @@ class Runner:
         self.child = None
 
 
-def command_of(said: dict[str, Any]) -> list[str]:
-    """The launcher's words, and those of `spmd run` with the files of the job."""
+def series_of(said: dict[str, Any]) -> dict[str, str]:
+    """Return where the ranks of a job save frames, by the names of saves: below the folder where
+    they run; those of a job that keeps checkpoints beside these, so that it finds them there when
+    it goes on, and all of its agents see them."""
+    kept = checkpoint_folder(said["words"])
+    folder = f"{kept.rstrip('/')}.{FRAMES}" if kept else FRAMES
+    names = {one["name"]: one["file"] for one in said["outputs"] if is_series(one["file"])}
+    if said["until"]:
+        names.setdefault(condition(said["until"]).name, "{}.npy")
+    return {name: f"{folder}/{quote(name, safe='')}" + (
+        ZARR if file.endswith(ZARR) else "/{}.npy") for name, file in names.items()}
+
+
+def command_of(said: dict[str, Any], series: dict[str, str]) -> list[str]:
+    """The launcher's words, and those of `spmd run` with the files of the job. series: where frames
+    go, by the names of saves."""
     alone = len(said["places"]) == 1
     launch = shlex.split(said["launch"]) or ([] if alone else spread.launcher())
     launch = [word.replace("{ranks}", str(said["ranks"])) for word in launch]
@@ -228,8 +294,12 @@ def command_of(said: dict[str, Any]) -> list[str]:
     words = [*launch, *start, "run", said["image"],
              "--ranks", str(said["ranks"]),
              "--feed", f"{said['feed']}={feed}" if said["feed"] else feed]
+    for name, path in series.items():
+        words += ["-o", f"{name}={path}"]
     for option, kind in (("-i", "inputs"), ("-o", "outputs")):
         for one in said[kind]:
+            if kind == "outputs" and one["name"] in series:
+                continue
             name, member = (f"{one['name']}=" if one["name"] else "",
                             f":{one['member']}" if one["member"] else "")
             words += [option, f"{name}{one['file']}{member}"]

@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import zmq as zmq  # the others take it from here
 
-from codegen.errors import OutputError, UsageError
+from codegen.errors import OutputError, SpmdError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 Z85 = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -120,6 +122,34 @@ def keys_of(folder: str, *, scheduler: bool = False) -> Keys:
         except OSError:  # another one was faster
             shutil.rmtree(mine)
     return read_folder(where, scheduler=scheduler)
+
+
+class AllowedKeys:
+    """The public keys that may connect: those that a folder has now, as folder_of names it; None:
+    the same ones for good."""
+
+    def __init__(self, keys: Iterable[str], folder: str | None) -> None:
+        self._keys, self._folder = set(keys), folder
+        self._stamp = None if folder is None else _stamp(folder)
+
+    def now(self) -> set[str]:
+        """Return them. While somebody writes the folder, those that were read before count."""
+        if self._folder is not None and self._stamp != (now := _stamp(self._folder)):
+            with suppress(SpmdError):
+                self._keys = set(keys_of(self._folder, scheduler=True).allowed)
+                self._stamp = now
+        return self._keys
+
+
+def _stamp(folder: str) -> tuple[Any, ...]:
+    """Another one when a key came to a folder, or left it."""
+    there = Path(folder_of(folder))
+    found = []
+    for path in sorted((there / "client.key", there / "allowed", *there.glob("allowed/*.key"))):
+        with suppress(OSError):
+            stat = path.stat()
+            found.append((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return tuple(found)
 
 
 def _read(path: Path) -> str:

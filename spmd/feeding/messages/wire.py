@@ -126,11 +126,12 @@ JOB_ARGUMENT = record(name=text(256), member=text(256), file=file_name, number=w
                       path=text())
 # What a job is. words: more of `spmd run`. launch: what starts so many processes, "" as its agent
 # does. device: the kind that it prefers. restarts: how often it may start again. feed: of image.
+# until: the condition that ends it, as end_conditions.condition reads it; "" for none.
 JOB: dict[str, Check] = {
     "image": file_name, "least": whole(1, 1 << 20), "most": whole(1, 1 << 20),
     "inputs": each(JOB_ARGUMENT, 256), "outputs": each(JOB_ARGUMENT, 256),
     "words": each(text(), 256), "launch": text(), "device": text(64),
-    "restarts": whole(0, 1 << 20), "feed": text(128),
+    "restarts": whole(0, 1 << 20), "feed": text(128), "until": text(512),
 }
 PLACE = row(text(256), whole(1, 1 << 20))
 # What has gone wrong, of the front of a server and its replicas: the class of the error, its text.
@@ -164,16 +165,20 @@ TABLE: dict[str, dict[str, Check]] = {
                   "ranks": whole(1, 1 << 20), "places": each(PLACE, 1000), "part": whole(0, 999),
                   **JOB},
     "end_job": {"job": identity},
+    "yield_job": {"job": identity},  # end it behind its next checkpoint, if it comes to one
     # scheduler -> agent: public keys of whoever may connect to your workers, and nobody else.
     "allowed": {"keys": each(key, 8192)},
     # scheduler -> agent or consumer: I do not know you (any more): join or consume again.
     "who": {},
     # consumer -> scheduler. stream, version, text: what `open` answered to its run; without them
-    # the newest version. learnt: the order of its stream, where only a worker could tell.
-    "consume": {"consumer": identity, "run": text(64), "pipeline": name, "feed": name,
+    # the newest version. blocks: so many parts of a batch its ranks take, each its own; device: of
+    # ranks; idle: it has no rows, and needs no workers any more. learnt: the order of its stream,
+    # where only a worker could tell.
+    "consume": {"consumer": identity, "run": text(256), "pipeline": name, "feed": name,
                 "rows": row(count, count), "batch": whole(1), "fields": each(FIELD, FIELDS),
                 "host": text(256), "ranks": each(count, 65536), "device": text(64),
-                "stream": maybe(identity), "version": maybe(count), "text": maybe(text(64))},
+                "stream": maybe(identity), "version": maybe(count), "text": maybe(text(64)),
+                "blocks": maybe(count), "idle": maybe(flag)},
     "learnt": {"consumer": identity, "order": text(64)},
     # -> scheduler -> the first consumer of that stream, which says it for the whole run.
     "skipped": {"consumer": identity, "position": count, "text": text(4096)},
@@ -183,6 +188,11 @@ TABLE: dict[str, dict[str, Check]] = {
     "lost": {"consumer": identity, "worker": identity, "why": maybe(text(256))},
     "reached": {"consumer": identity, "worker": identity},  # it was lost
     "done": {"consumer": identity},
+    # scheduler -> every consumer of a feed, and back. hold: give ranks no further batch; held: so
+    # many were given so far. end_feed: the stream has so many batches, whatever its source has.
+    "hold": {},
+    "held": {"consumer": identity, "batches": count},
+    "end_feed": {"batches": count},
     "parted": {},  # scheduler -> consumer: "done" is heard, and all before it
     # scheduler -> consumer. workers replaces the list given before; how: the way to ask them.
     "workers": {"name": name, "version": count, "settings": settings,
@@ -194,19 +204,22 @@ TABLE: dict[str, dict[str, Check]] = {
     "submit": {**PIPELINE, **FACTS},
     "update": {"name": name, "settings": settings, "source": maybe(SOURCE), "file": FILE,
                "fixed": maybe(settings), **TEXTS, **FACTS},
-    "open": {"pipeline": name, "version": maybe(count), "text": maybe(text(64)), "run": text(64),
+    "open": {"pipeline": name, "version": maybe(count), "text": maybe(text(64)), "run": text(256),
              "feed": name},
     "cancel": {"name": name, "by": maybe(text(256))},
     # jobs. put: bytes of a file from `offset` on; attempt 0: of whoever submits it, before it does.
     # start.N, said.N, end.N: what a launcher starts at place N, what that prints, how it has ended.
-    # get answers {"size"} of the file, and bytes. job: its row. job_ended: files are its outputs,
-    # with their sizes; it was lost if status is none.
+    # get answers {"size"} of the file, and bytes. job: its row. end_early: of its runner: its feed
+    # is to end as soon as all ranks can; answers {"batches"}, none until that is known. job_ended:
+    # files are its outputs, with their sizes; it was lost if status is none; yields: it was told to
+    # (yield_job), and goes on from its checkpoint.
     "put": {"job": identity, "attempt": count, "file": job_file, "offset": count},
     "get": {"job": identity, "attempt": count, "file": job_file, "offset": count},
     "submit_job": {"job": identity, "pipeline": name, **JOB},
     "job": {"name": job_name},
+    "end_early": {"job": identity, "attempt": count},
     "job_ended": {"job": identity, "attempt": count, "status": maybe(whole(0, 255)),
-                  "why": text(), "files": by_name(count, 1000, job_file)},
+                  "why": text(), "files": by_name(count, 1000, job_file), "yields": maybe(flag)},
     "cancel_job": {"name": job_name, "by": maybe(text(256))},
     "status": {},
     "answer": {"value": plain(12, 65536)},

@@ -65,7 +65,8 @@ class PipelineRow:
 class ConsumerRow:
     """A process of ranks. rate: examples/s that it takes when it never waits; None: not known.
 
-    avoids: workers that it does not reach.
+    avoids: workers that it does not reach. preferred: names of those that are for it. first: it
+    comes before others of its pipeline.
     """
 
     consumer: str
@@ -73,6 +74,8 @@ class ConsumerRow:
     rate: float | None = None
     host: str = ""
     avoids: frozenset[str] = frozenset()
+    preferred: frozenset[str] = frozenset()
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,8 @@ def _demands(
             part = (c.rate or whole) / total if total else 1 / len(consumers)
             need, more = row.workers * usual * part, 0.0
         yield Need(c.consumer, row.name, c.host, need, need + more, usual, speeds, fastest,
-                   c.avoids, row.preferred, known, spread=not known and row.workers is None)
+                   c.avoids, c.preferred or row.preferred, known,
+                   spread=not known and row.workers is None, first=c.first)
 
 
 def _budget(row: PipelineRow) -> Budget:
@@ -351,7 +355,22 @@ def _fair_goals(
                   and fits({**levels, n: min(levels[n] * MORE, most[n])})]
         if not active:
             break
-    return FairGoals(first, {d.consumer: d.target * levels[d.pipeline] for d in demands}, parts)
+    return FairGoals(first, _first_ones(demands, levels), parts)
+
+
+def _first_ones(demands: list[Need], levels: Mapping[str, float]) -> dict[str, float]:
+    """What each consumer should get: the same part of what it needs as all of its pipeline; but
+    those that come first have all of it, as far as that goes."""
+    goals: dict[str, float] = {}
+    for name, level in levels.items():
+        mine = [d for d in demands if d.pipeline == name]
+        left = level * sum(d.target for d in mine)
+        for group in ([d for d in mine if d.first], [d for d in mine if not d.first]):
+            wanted = sum(d.target for d in group)
+            part = min(1.0, left / wanted) if wanted else 0.0
+            goals.update({d.consumer: part * d.target for d in group})
+            left -= part * wanted
+    return goals
 
 
 def _is_right(d: Need, supply: float) -> bool:

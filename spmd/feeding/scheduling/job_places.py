@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 class JobRow(NamedTuple):
     """A job that waits for `least` to `most` slots. device: the kind that it prefers, or "".
-    estimated: seconds that it takes."""
+    estimated: seconds that it takes. has_frames: its ranks save frames in a folder of one agent."""
 
     job: str
     name: str
@@ -23,6 +23,7 @@ class JobRow(NamedTuple):
     priority: float = 0.0
     estimated: float | None = None
     number: int = 0
+    has_frames: bool = False
 
 
 class SlotRow(NamedTuple):
@@ -48,14 +49,14 @@ def place_jobs(jobs: Sequence[JobRow], agents: Sequence[SlotRow]) -> (
     free = {row.agent: row.free for row in agents}
     waited_for: dict[str, str] = {}  # by agent: the first job that waits for slots of it
     starts, waits = [], {}
-    for job in sorted(jobs, key=_turn):
-        able = [row for row in agents if row.slots >= job.least]
+    for job in in_turn(jobs):
+        groups = agents_for(job, agents)
+        able = [row for group in groups for row in group]
         open_ = [row for row in agents if row.agent not in waited_for]
-        if able:
+        if all(len(group) == 1 for group in groups):
             places = _on_one(job, [row for row in able if row in open_], free)
         else:
             places = _on_several(job, open_, free)
-            able = _first_enough(job, agents, {row.agent: row.slots for row in agents})
         if places:
             for agent, ranks in places:
                 free[agent] -= ranks
@@ -65,6 +66,15 @@ def place_jobs(jobs: Sequence[JobRow], agents: Sequence[SlotRow]) -> (
         for row in able:
             waited_for.setdefault(row.agent, job.name)
     return starts, waits
+
+
+def agents_for(job: JobRow, agents: Sequence[SlotRow]) -> list[list[SlotRow]]:
+    """Return groups of agents of which each has enough slots for a job when these are free: single
+    agents; where none offers so many alone, one group of several, if the job may be on several."""
+    if able := [[row] for row in agents if row.slots >= job.least]:
+        return able
+    several = _first_enough(job, agents, {row.agent: row.slots for row in agents})
+    return [several] if several and not job.has_frames else []
 
 
 def _on_one(job: JobRow, able: Sequence[SlotRow], free: dict[str, int]) -> (
@@ -111,9 +121,11 @@ def distinct_names(hosts: Sequence[str]) -> list[str]:
     return [host if short.count(host) == 1 else f"{host}-{k}" for k, host in enumerate(short)]
 
 
-def _turn(job: JobRow) -> tuple[float, float, int]:
+def in_turn(jobs: Sequence[JobRow]) -> list[JobRow]:
+    """Return jobs in the order of the queue: by priority, then the shortest, then the first."""
     endless = float("inf")
-    return -job.priority, endless if job.estimated is None else job.estimated, job.number
+    return sorted(jobs, key=lambda job: (
+        -job.priority, endless if job.estimated is None else job.estimated, job.number))
 
 
 def _why(job: JobRow, agents: Sequence[SlotRow], able: Sequence[SlotRow], free: dict[str, int],
@@ -122,6 +134,11 @@ def _why(job: JobRow, agents: Sequence[SlotRow], able: Sequence[SlotRow], free: 
     if not any(row.slots for row in agents):
         return (f"no agent offers slots, and it needs {ranks}; try: python -m spmd feed worker "
                 f"--slots {job.least} --connect ADDRESS")
+    if not able and job.has_frames:
+        return (f"it needs {ranks} on one agent, where its frames lie, and agents offer "
+                f"{_offers(agents, None)}; try: --ranks {max(row.slots for row in agents)}, or "
+                "frames beside checkpoints in a folder that all agents see: --options "
+                '"--checkpoint /FOLDER --resume /FOLDER"')
     if not able:
         most = sum(row.slots for row in agents)
         return (f"it needs {ranks}, agents offer {_offers(agents, None)}; try: --ranks {most}, or "

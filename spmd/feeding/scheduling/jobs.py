@@ -14,6 +14,7 @@ from typing import Any
 
 from codegen.errors import PeerError, UsageError
 from codegen.suggest import meant
+from spmd.feeding.messages.job_words import has_frames
 from spmd.feeding.messages.wire import JOB, Message
 from spmd.feeding.scheduling.job_files import JobFiles
 from spmd.feeding.scheduling.job_places import (
@@ -23,7 +24,13 @@ from spmd.feeding.scheduling.job_places import (
     distinct_names,
     place_jobs,
 )
-from spmd.feeding.scheduling.known_parties import JOULES, KnownAgent, KnownPipeline
+from spmd.feeding.scheduling.known_parties import (
+    JOULES,
+    KnownAgent,
+    KnownConsumer,
+    KnownPipeline,
+)
+from spmd.feeding.scheduling.preemption import RunningRow, jobs_that_yield, keeps_checkpoints
 from spmd.feeding.scheduling.run_versions import unknown_pipeline
 from spmd.feeding.scheduling.scheduler_state import FullDisk, StateFile, StoredJob
 
@@ -39,13 +46,14 @@ Value = dict[str, Any]
 
 
 class Jobs:
-    """pipelines, agents: those that the scheduler knows, as they change. tell: sends to a peer."""
+    """pipelines, agents, consumers: those that the scheduler knows, as they change. tell: sends to
+    a peer."""
 
     def __init__(self, store: StateFile, pipelines: Mapping[str, KnownPipeline],
-                 agents: Mapping[str, KnownAgent], address: str,
-                 tell: Callable[..., str]) -> None:
+                 agents: Mapping[str, KnownAgent], consumers: Mapping[str, KnownConsumer],
+                 address: str, tell: Callable[..., str]) -> None:
         self.store, self.pipelines, self.agents, self.tell = store, pipelines, agents, tell
-        self.address = address
+        self.consumers, self.address = consumers, address
         self.files = JobFiles(f"{store.path}.jobs" if store.path else "")
         self.known = {one.job: one for one in store.jobs()}
         now = time.monotonic()
@@ -53,6 +61,8 @@ class Jobs:
         self.seen = {(one.job, place[0]): now for one in self.known.values()
                      for place in one.places}
         self.unheard: set[str] = set()  # started, and no agent has said that it has them
+        self.yielding: dict[str, str] = {}  # by job: for whom it ends behind its next checkpoint
+        self.yielded: dict[str, str] = {}  # by job that waits since then: for whom it ended
         self.doubtful: dict[str, float] = {}  # by agent: when it lost a job, and may have ended too
         self._placed = 0.0
         self._swept = now - SWEEP_S
@@ -97,7 +107,32 @@ class Jobs:
     def _on_job(self, message: Message) -> tuple[Value, bytes]:
         one = self._named(message["name"])
         said = self.files.last_lines(one.job, one.attempt, "stderr", LINES) if one.attempt else []
-        return {**self.row(one), "asked": one.asked, "files": one.files, "said": said}, b""
+        return {**self.row(one), "asked": one.asked, "files": one.files, "said": said,
+                "batches": one.batches}, b""
+
+    def _on_end_early(self, message: Message) -> tuple[Value, bytes]:
+        """All consumers hold; once the last of them has said how far it is, the stream ends there.
+        Asked again until the job ends: what was told may be lost."""
+        one = self._running(message)
+        mine = [c for c in self.consumers.values()
+                if c.said["run"] == one.name and c.pipeline == one.pipeline
+                and one.asked["feed"] in ("", c.said["feed"])]
+        held = [c for c in mine if c.held is not None]
+        if one.batches is None and {r for c in held for r in c.said["ranks"]} >= {
+                *range(one.ranks)}:
+            before = vars(one).copy()
+            one.batches = max(c.held or 0 for c in held)
+            try:
+                self.store.put_job(one)  # before anybody goes on
+            except FullDisk:
+                vars(one).update(before)
+                raise
+        for consumer in mine:
+            if one.batches is not None:
+                self.tell(consumer.peer, "end_feed", batches=one.batches)
+            elif consumer.held is None:
+                self.tell(consumer.peer, "hold")
+        return {"batches": one.batches}, b""
 
     def _on_job_ended(self, message: Message) -> tuple[Value, bytes]:
         one = self.known.get(message["job"])
@@ -109,6 +144,10 @@ class Jobs:
                 raise UsageError(f"{file} of {one.name} is not whole", expected=f"{size} bytes",
                                  found=f"{here}")
         one.files = dict(message["files"])
+        if message["yields"]:
+            self.yielded[one.job] = self.yielding.get(one.job, "another job")
+            self._end(one, LOST, "", failed=False)
+            return {}, b""
         status = message["status"]
         self._end(one, LOST if status is None else status, message["why"])
         return {}, b""
@@ -157,6 +196,8 @@ class Jobs:
                 self.tell(agent.peer, "start_job", job=one.job, attempt=one.attempt, name=one.name,
                           pipeline=one.pipeline, ranks=one.ranks, part=part,
                           places=[[host, ranks] for _, host, ranks in one.places], **one.asked)
+            elif one.job in self.yielding and part == 0:  # it ends those on other agents
+                self.tell(agent.peer, "yield_job", job=one.job)
         for job, (attempt, _) in there.items():
             of = self.known.get(job)
             if of is None or (of.state, of.attempt) != ("running", attempt) or (
@@ -209,7 +250,7 @@ class Jobs:
 
     def _place(self, now: float) -> None:
         waiting = {one.job: one for one in self.known.values() if one.state == "pending"}
-        if not waiting:
+        if not waiting and not self.yielding:
             return
         rows = []
         for one in waiting.values():
@@ -222,12 +263,41 @@ class Jobs:
                 one.why = why
                 continue
             rows.append(JobRow(one.job, one.name, one.asked["least"], one.asked["most"],
-                               one.asked["device"], row.priority, row.estimated_s, one.number))
+                               one.asked["device"], row.priority, row.estimated_s, one.number,
+                               has_frames(one.asked)))
         starts, waits = place_jobs(rows, self.slots())
         for job, why in waits.items():
             waiting[job].why = why.replace("--connect ADDRESS", f"--connect {self.address}")
+            if name := self.yielded.get(job):
+                waiting[job].why += f"; it gave up slots for {name}, and goes on where it was"
         for start in starts:
             self._start(waiting[start.job], start, now)
+        self._preempt([row for row in rows if row.job in waits], waiting)
+
+    def _preempt(self, rows: list[JobRow], waiting: Mapping[str, StoredJob]) -> None:
+        """Has jobs of a lower priority end for these, where they lose nothing by that."""
+        running = [RunningRow(one.job, tuple((agent, ranks) for agent, _, ranks in one.places),
+                              self._priority(one), keeps_checkpoints(one.asked["words"]), one.began)
+                   for one in self._started()]
+        before, self.yielding = self.yielding, jobs_that_yield(rows, running, self.slots(),
+                                                               self.yielding)
+        for one in self._started():
+            if one.job in self.yielding:
+                one.why = f"it ends behind its next checkpoint, for {self.yielding[one.job]}"
+            elif one.job in before:
+                one.why = ""
+        for row in rows:
+            mine = [self.known[job].name for job, name in self.yielding.items() if name == row.name]
+            lower = [self.known[r.job].name for r in running if r.priority < row.priority]
+            if mine:
+                waiting[row.job].why += f"; {', '.join(mine)} gives them up at its next checkpoint"
+            elif lower:
+                waiting[row.job].why += (f"; {lower[0]}, of a lower priority, is waited for: only "
+                                         "jobs with --checkpoint and --resume give up slots")
+
+    def _priority(self, one: StoredJob) -> float:
+        pipeline = self.pipelines.get(one.pipeline)
+        return float(pipeline.stored.settings.get("priority") or 0) if pipeline else 0.0
 
     def _why_none_starts(self, pipeline: KnownPipeline, left: Mapping[str, float]) -> str:
         """Which setting of a pipeline keeps its jobs back, whatever slots are free; else ""."""
@@ -246,6 +316,11 @@ class Jobs:
         one.state, one.attempt, one.why, one.began = "running", one.attempt + 1, "", time.time()
         names = distinct_names([self.agents[agent].name for agent, _ in start.places])
         one.places = [[agent, name, ranks] for (agent, ranks), name in zip(start.places, names)]
+        one.batches = None
+        self.yielded.pop(one.job, None)
+        for consumer in self.consumers.values():  # of an attempt before this one
+            if consumer.said["run"] == one.name:
+                consumer.held = None
         try:
             self.store.put_job(one)
         except FullDisk as error:
@@ -261,13 +336,15 @@ class Jobs:
         with suppress(FullDisk):  # it is as it was, and is looked at again
             self._end(one, LOST, why)
 
-    def _end(self, one: StoredJob, status: int, why: str, again: bool = True) -> None:
-        """Ends an attempt: the job starts again where its submitter has allowed that."""
+    def _end(self, one: StoredJob, status: int, why: str, again: bool = True,
+             failed: bool = True) -> None:
+        """Ends an attempt: the job starts again where its submitter has allowed that, and where it
+        has not failed."""
         before = vars(one).copy()
-        counts = one.job not in self.unheard
+        counts = failed and one.job not in self.unheard
         again = again and status not in FINAL and one.pipeline in self.pipelines and (
             not counts or one.failures < one.asked["restarts"])
-        if status == LOST:  # an agent of it may be gone, too
+        if status == LOST and failed:  # an agent of it may be gone, too
             self.doubtful.update(dict.fromkeys((agent for agent, _, _ in one.places),
                                                time.monotonic()))
         one.failures += counts and status != 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from spmd.data.settings import ranks_in
 from spmd.feeding.scheduling.assignment import ConsumerRow, PipelineRow, WorkerRow
 from spmd.feeding.scheduling.measuring import RateMeter
 from spmd.feeding.scheduling.scheduler_state import StoredPipeline
@@ -97,7 +98,8 @@ class KnownConsumer:
     """A process of ranks that takes a feed. told: what it was sent, and the workers with shares.
 
     version: of its pipeline, as long as it lives. taken, queued: examples that its ranks took, and
-    that lie ready for them.
+    that lie ready for them. idle: it needs no workers. held: so many batches it has given, and
+    gives no more of itself; None: it gives on.
     """
 
     def __init__(self, peer: bytes, said: dict[str, Any], version: int, now: float) -> None:
@@ -105,6 +107,8 @@ class KnownConsumer:
         self.consumer, self.pipeline = said["consumer"], said["pipeline"]
         first, last = said["rows"]
         self.per_batch = max(1, last - first)
+        self.idle = bool(said.get("idle"))
+        self.held: int | None = None
         self.meter = RateMeter(CONSUMER_WINDOW_S)
         self.taken = self.queued = 0
         self.before_first: int | None = None  # what it had taken, until it takes its first batch
@@ -148,10 +152,17 @@ class KnownConsumer:
         found = frozenset(w for w, one in self.avoided.items() if now < one.until)
         return frozenset() if len(found) == len(workers) else found
 
-    def row(self, now: float, workers: Collection[str]) -> ConsumerRow:
-        rate = self.could
+    def row(self, now: float, workers: Collection[str],
+            settings: Mapping[str, Any]) -> ConsumerRow:
+        """settings: of its pipeline, as they are now."""
+        rate, ranks = self.could, self.said["ranks"]
+        serves, first = settings.get("serves") or {}, settings.get("first") or ""
+        mine = frozenset(name for name, text in serves.items() if any(map(ranks_in(text), ranks)))
+        if not rate and (takes := settings.get("takes")):
+            rate = takes.get(self.said["device"], 0.0) * (self.said.get("blocks") or 1)
         return ConsumerRow(self.consumer, self.pipeline, rate * (1 + self.extra) if rate else None,
-                           self.said["host"], self.avoids(now, workers))
+                           self.said["host"], self.avoids(now, workers), mine,
+                           bool(first) and any(map(ranks_in(first), ranks)))
 
     def ranks(self) -> str:
         """rank 3; ranks 0-3; ranks 1, 5."""

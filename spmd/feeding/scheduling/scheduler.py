@@ -62,7 +62,7 @@ class Scheduler:
         self.agents: dict[str, KnownAgent] = {}
         self.consumers: dict[str, KnownConsumer] = {}
         self.pipelines = {one.name: KnownPipeline(one) for one in store.pipelines()}
-        self.jobs = Jobs(store, self.pipelines, self.agents, address, self.tell)
+        self.jobs = Jobs(store, self.pipelines, self.agents, self.consumers, address, self.tell)
         self.versions = RunVersions(store)
         self.given_rates = store.rates()
         self.assigned = Assignment(store.shares())
@@ -297,6 +297,10 @@ class Scheduler:
             one.avoided.pop(message["worker"], None)
             self.dirty = True
 
+    def _on_held(self, peer: bytes, message: Message) -> None:
+        if one := self.consumers.get(message["consumer"]):
+            one.held = message["batches"]
+
     def _on_done(self, peer: bytes, message: Message) -> None:
         one = self.consumers.pop(message["consumer"], None)
         self.dirty = self.dirty or one is not None
@@ -366,6 +370,10 @@ class Scheduler:
         self.look(time.monotonic())
         self.tell(peer, "answer", value=self.snapshot)
 
+    def takers(self) -> list[KnownConsumer]:
+        """Those that workers are for."""
+        return [one for one in self.consumers.values() if not one.idle]
+
     def _running(self) -> set[str]:
         return {one.pipeline for one in self.consumers.values()}
 
@@ -380,8 +388,11 @@ class Scheduler:
                                    if name == one.name})
                      for one in self.pipelines.values() if one.name in running]
         there = {row.worker for row in workers}
-        find_rates(self.consumers.values(), now)
-        found = assign(pipelines, [c.row(now, there) for c in self.consumers.values()], workers,
+        takers = self.takers()
+        find_rates(takers, now)
+        found = assign(pipelines, [
+            c.row(now, there, self.pipelines[c.pipeline].stored.settings)
+            for c in takers], workers,
                        self.assigned.shares, int(now // self.slice_s), self.assigned.spare)
         if now < self.coming_until and (self.awaited or self._are_unmeasured()):
             return  # just restarted: everybody works on as before, until all are here again
@@ -390,7 +401,7 @@ class Scheduler:
             pipeline.why = self._why(found.pending.get(name, ""))
         rows = {row.worker: row for row in workers}
         self._drop_unused()
-        for consumer in self.consumers.values():
+        for consumer in takers:
             self._tell_workers(consumer, found.of(consumer.consumer), now)
             consumer.adapt(now, consumer.consumer not in found.lacks)
         self._charge(rows, now)
@@ -491,17 +502,17 @@ class Scheduler:
             pipelines=[p.stored for p in self.pipelines.values() if p.stored.spent],
             agents=[(a.agent, a.name, a.host, a.device) for a in self.agents.values()],
             runs=self.versions.see((c.said["stream"] or c.consumer, c.taken // c.per_batch)
-                                   for c in self.consumers.values()),
+                                   for c in self.takers()),
             rates={of: self.given_rates[of] for of in rates}, shares=self.assigned.shares)
         self.versions.forget()
         for name in self._running() & self.pipelines.keys():
-            mine = [c for c in self.consumers.values() if c.pipeline == name]
+            mine = [c for c in self.takers() if c.pipeline == name]
             workers = {w for c in mine for w in self.assigned.of(c.consumer)}
             made = sum(one.meters[name].per_second(now) for a in self.agents.values()
                        for one in a.workers.values() if name in one.meters)
             self.history.setdefault(name, deque(maxlen=HISTORY)).append((
                 time.time(), sum(c.meter.per_second(now) for c in mine), made,
-                max(c.meter.waiting(now) for c in mine), float(len(workers))))
+                max((c.meter.waiting(now) for c in mine), default=0.0), float(len(workers))))
 
     def look(self, now: float) -> None:
         if self.looking:

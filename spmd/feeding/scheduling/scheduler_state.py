@@ -19,9 +19,9 @@ from typing import Any
 
 from codegen.errors import EnvironmentFault, InputError, OutputError, VersionError
 
-# 1 had no older versions, facts, nor runs that were read; 2 no modules; 3 no jobs; 4 jobs on one
-# agent.
-FORMAT = 5
+# 1 had no older versions, facts, nor runs that were read; 2 no modules; 3 no jobs; 4 none that ends
+# early; 5 jobs on one agent.
+FORMAT = 6
 COMES = -1
 LOCKED_S = 0.5  # a scheduler that is ending gives its file up within this time
 
@@ -97,7 +97,8 @@ class StoredJob:
     asked: the fields of wire.JOB. state: "pending", "running" or "ended". attempt: how often it was
     started. failures: how often it began, and ended badly. places: of the last start, [agent, host,
     ranks] in the order of ranks. status: its exit status, None before its end. why: it waits, or
-    ended so. files: its outputs with their sizes. Times are of the epoch.
+    ended so. files: its outputs with their sizes. batches: after so many its feed ends; None: as
+    its source does. Times are of the epoch.
     """
 
     job: str
@@ -110,6 +111,7 @@ class StoredJob:
     places: list[list[Any]] = field(default_factory=list)
     status: int | None = None
     why: str = ""
+    batches: int | None = None
     files: dict[str, int] = field(default_factory=dict)
     submitted: float = 0.0
     began: float = 0.0
@@ -323,8 +325,7 @@ class StateFile:
 
     def jobs(self) -> list[StoredJob]:
         rows = self._db.execute("SELECT number, value FROM jobs ORDER BY number").fetchall()
-        return [StoredJob(number=number, **_with_places(json.loads(value)))
-                for number, value in rows]
+        return [StoredJob(number=number, **_as_now(json.loads(value))) for number, value in rows]
 
     def agents(self) -> list[str]:
         return [row[0] for row in self._db.execute("SELECT agent FROM agents")]
@@ -350,11 +351,12 @@ def _row(one: StoredPipeline) -> tuple[Any, ...]:
             json.dumps(one.modules))
 
 
-def _with_places(value: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a job, also of one that format 4 has kept."""
+def _as_now(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a job, also of one that an older format has kept."""
     if "places" not in value:
         place = [value.pop("agent"), value.pop("host"), value.pop("ranks")]
         value["places"] = [place] if place[0] else []
+    value["asked"].setdefault("until", "")
     return value
 
 

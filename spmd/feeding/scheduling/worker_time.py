@@ -25,6 +25,7 @@ class Need:
 
     speeds: what each makes, one mapping for its pipeline; fastest: the most. avoids: workers that
     it does not reach. known: by measuring. spread: it takes whatever is idle, to be measured.
+    first: it comes before others of its pipeline.
     """
 
     consumer: str
@@ -39,6 +40,7 @@ class Need:
     preferred: frozenset[str]
     known: bool
     spread: bool
+    first: bool = False
 
     def speed(self, worker: str) -> float:
         """What a worker makes for it."""

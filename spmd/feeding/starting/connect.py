@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from spmd.launch.iterable_supply import Supply
 
+DEVICE = "SPMD_FEED_DEVICE"  # the kind of device that these ranks run on
 REMOTE = re.compile(r"([A-Za-z0-9_.:+-]{1,128})@(tcp://\S+:\d+)")
 
 
@@ -49,7 +50,8 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
         same = [one.opened for one in known if (one.pipeline, one.address) == (name, address)]
         stream = processes.from_first(lambda: opened(
             name, address, keys, feed, run_name(), same[0] if same else None))
-        return PipelineSupply(name, address, keys, ranks=ranks, run=run_name(), opened=stream)
+        return PipelineSupply(name, address, keys, ranks=ranks, run=run_name(), opened=stream,
+                              device=os.environ.get(DEVICE, "cpu"))
     if isinstance(given, str) and "@" in given and "://" in given:
         processes.refuse(UsageError(f'feed "{feed.name}": {given!r} is no address of a pipeline',
                                     expected="NAME@tcp://HOST:PORT"))
@@ -74,4 +76,4 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
 def run_name() -> str:
     """What a run is called where people see it: on `feed status`."""
     job = os.environ.get("SPMD_RUN") or os.environ.get("SLURM_JOB_ID") or ""
-    return job[:64] or f"{os.uname().nodename[:48]}-{os.getppid()}"
+    return job[:256] or f"{os.uname().nodename[:48]}-{os.getppid()}"

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from codegen.errors import PeerError, UsageError, shown
-from spmd.feed_options import given_settings
+from spmd.data.pipeline_files import load
+from spmd.feed_options import NONE, given_settings
 from spmd.feeding.clients.client import Client, row_of
 from spmd.feeding.messages.keys import keys_of, make_folder
 from spmd.feeding.starting.serving import serve
@@ -61,11 +62,14 @@ def _client(asked: argparse.Namespace) -> Client:
 
 
 def _submit(asked: argparse.Namespace) -> int:
+    pipeline = load(asked.file)
+    asked.ranks = pipeline.settings.ranks if asked.ranks is None else asked.ranks
+    asked.ranks = None if asked.ranks is NONE else asked.ranks
     if asked.ranks is None and (without := asked.given & OF_RANKS):
         raise UsageError(f"{min(without)} is for ranks, and none are submitted",
-                         expected="--ranks N")
+                         expected="--ranks N, or ranks= in the pipeline")
     with Client(asked.connect, asked.keys, timeout=asked.wait) as client:
-        found = client.submit(asked.file, name=asked.name, **given_settings(asked))
+        found = client.submit(pipeline, name=asked.name, **given_settings(asked))
         how = {"new": "submitted", "changed": "submitted in the place of what was there",
                "unchanged": "is there already, as it is"}[found["what"]]
         text = f"{found['name']}: {how} (version {found['version']})"
@@ -85,7 +89,7 @@ def _submit_ranks(asked: argparse.Namespace, client: Client, found: dict[str, An
     job = client.submit_job(
         name, image, asked.ranks, inputs=_files(asked, "input"), outputs=_files(asked, "output"),
         options=asked.options, launch=asked.launch or "", device=asked.device,
-        restarts=asked.restarts, feed=asked.feed)
+        restarts=asked.restarts, feed=asked.feed, until=asked.until)
     if asked.detach:
         _told(asked, {**found, "job": job}, f"{job['name']}: submitted")
         return 0
@@ -222,7 +226,7 @@ def _say(text: str) -> None:
 
 
 OF_RANKS = {"-i", "--input", "-o", "--output", "--feed", "--launch", "--options", "--device",
-            "--restarts", "--detach"}
+            "--restarts", "--until", "--detach"}
 WHAT: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "serve": _serve, "worker": _worker, "submit": _submit, "fetch": _fetch, "status": _status,
     "top": _top, "update": _update, "cancel": _cancel, "keys": _keys}

@@ -13,14 +13,12 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from codegen.errors import EnvironmentFault, SpmdError, UsageError
 from spmd.feed_options import HERE
 from spmd.feeding.host.children import Channel, Child, of_parent
-from spmd.feeding.messages.keys import KEYS, Keys, folder_of, keys_of, state_folder, zmq
+from spmd.feeding.messages.keys import KEYS, AllowedKeys, Keys, keys_of, state_folder, zmq
 from spmd.feeding.messages.sockets import LAST_PORT, Lines
 from spmd.feeding.scheduling.scheduler import SLICE_S, Scheduler
 from spmd.feeding.scheduling.scheduler_state import StateFile, StateMemory
@@ -61,12 +59,12 @@ class Served:
     def __init__(self, listen: str, keys: Keys, *, state: str = "", page: int | None = None,
                  slice_s: float = SLICE_S, folder: str | None = None,
                  memory: StateMemory | None = None) -> None:
-        self.keys, self._folder = keys, folder
+        self.keys = keys
         self.counts: Counter[str] = Counter()
         self.page: WebPage | None = None
         self.store = StateFile(state, memory)
-        self._allowed = set(keys.allowed) | (self.store.allowed() if folder is None else set())
-        self._stamp = None if folder is None else _stamp(folder)
+        more = self.store.allowed() if folder is None else set()
+        self._allowed = AllowedKeys(keys.allowed | more, folder)
         self.lines = Lines(keys, self._allows)
         try:
             router = self.lines.router(listen, keys.server_secret, keys.server)
@@ -75,7 +73,7 @@ class Served:
                                        counts=self.counts)
             self.scheduler.looking = overview
             if folder is not None:
-                self.scheduler.allowed = self._read_keys
+                self.scheduler.allowed = self._allowed.now
                 self.scheduler.welcomes = self.lines.without_strangers
             if page is not None:
                 self.page = WebPage(self.scheduler, page)
@@ -87,39 +85,20 @@ class Served:
                     remedy=f"another --listen, as tcp://127.0.0.1:{PORT + 1}; is a scheduler "
                     "there already? python -m spmd feed status") from None
             raise
-        self.store.remember(keys=self._allowed)
+        self.store.remember(keys=self._allowed.now())
 
     def _allows(self, key: str) -> bool:
         """Asked for every connection, and now and then for lines that stand."""
-        if key in self._read_keys():
+        if key in self._allowed.now():
             return True
         self.counts["strangers"] += 1
         return False
-
-    def _read_keys(self) -> set[str]:
-        """Keys that were added to the folder, or taken out of it, count too."""
-        if self._folder is not None and self._stamp != (now := _stamp(self._folder)):
-            with suppress(SpmdError):  # while somebody writes it, what was read before counts
-                self._allowed = set(keys_of(self._folder, scheduler=True).allowed)
-                self._stamp = now
-        return self._allowed
 
     def close(self) -> None:
         if self.page:
             self.page.close()
         self.lines.close(linger_ms=200)
         self.store.close()
-
-
-def _stamp(folder: str) -> tuple[Any, ...]:
-    """Another one when a key came to a folder, or left it."""
-    there = Path(folder_of(folder))
-    found = []
-    for path in sorted((there / "client.key", there / "allowed", *there.glob("allowed/*.key"))):
-        with suppress(OSError):
-            stat = path.stat()
-            found.append((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
-    return tuple(found)
 
 
 def reached_at(listen: str, endpoint: str) -> str:

@@ -25,6 +25,13 @@ METRICS = {
     "spmd_feed_consumer_batches_total": ("counter", "Batches that were taken"),
     "spmd_feed_worker_busy_ratio": ("gauge", "Part of the time that a worker computes"),
     "spmd_feed_worker_queue": ("gauge", "Work that waits at a worker"),
+    "spmd_feed_agent_slots": ("gauge", "Ranks of jobs for which an agent has room"),
+    "spmd_feed_agent_slots_free": ("gauge", "Those that no job has"),
+    "spmd_feed_jobs": ("gauge", "Jobs that wait, that run, that ended well, and not"),
+    "spmd_feed_job_pending": ("gauge", "1 while a job waits, 0 while it runs"),
+    "spmd_feed_job_ranks": ("gauge", "Ranks that a job has, or at least needs"),
+    "spmd_feed_job_seconds": ("gauge", "Seconds since a job was submitted, or started"),
+    "spmd_feed_job_starts_total": ("counter", "How often a job was started"),
 }
 
 
@@ -67,6 +74,31 @@ def _samples(seen: dict[str, Any]) -> Iterator[tuple[str, dict[str, str], float]
         of = {"worker": w["worker"], "host": w["host"], "device": w["device"]}
         yield "spmd_feed_worker_busy_ratio", of, w["busy"]
         yield "spmd_feed_worker_queue", of, w["queue"]
+
+
+    for a in seen["agents"]:
+        if a["slots"]:
+            of = {"agent": a["agent"], "host": a["host"], "device": a["device"]}
+            yield "spmd_feed_agent_slots", of, a["slots"]
+            yield "spmd_feed_agent_slots_free", of, a["slots_free"]
+    yield from _of_jobs(seen["jobs"])
+
+
+def _of_jobs(jobs: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Those that ended are only counted: they would be more and more."""
+    counts = dict.fromkeys(("pending", "running", "ended", "failed"), 0)
+    for j in jobs:
+        counts["failed" if j["status"] else j["state"]] += 1
+        if j["state"] == "ended":
+            continue
+        of = {"job": j["name"], "pipeline": j["pipeline"], "host": j["host"]}
+        yield "spmd_feed_job_pending", of, j["state"] == "pending"
+        yield "spmd_feed_job_ranks", of, j["ranks"]
+        yield "spmd_feed_job_seconds", of, j["seconds"]
+        yield "spmd_feed_job_starts_total", {"job": j["name"], "pipeline": j["pipeline"]}, (
+            j["attempt"])
+    for state, count in counts.items():
+        yield "spmd_feed_jobs", {"state": state}, count
 
 
 def _escaped(label: str) -> str:

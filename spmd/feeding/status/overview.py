@@ -31,7 +31,7 @@ DISK = "make room on that disk: what is submitted until then is refused"
 
 def overview(scheduler: Scheduler, now: float) -> dict[str, Any]:
     """Everything, as it is now."""
-    consumers = [_consumer(scheduler, one, now) for one in scheduler.consumers.values()]
+    consumers = [_consumer(scheduler, one, now) for one in scheduler.takers()]
     workers = list(_workers(scheduler, now))
     free = {row.agent: row.free for row in scheduler.jobs.slots()}
     runs, here = scheduler.versions.by_pipeline(), _names(scheduler)

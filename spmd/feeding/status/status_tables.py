@@ -70,6 +70,8 @@ def pipeline_text(seen: dict[str, Any], name: str, width: int = 0) -> str:
 def job_text(job: dict[str, Any]) -> str:
     """One job: where and how it runs, how it ended, what it said last."""
     lines = _aligned(JOBS, [_job(job)], 0)[1:]
+    if condition := job["asked"]["until"]:
+        lines += ["", f"until {condition}"]
     if job["why"]:
         lines += ["", f"{'waits' if job['state'] == 'pending' else 'why'}: {job['why']}"]
     if job["said"]:

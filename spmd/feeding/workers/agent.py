@@ -145,7 +145,7 @@ class Agent:
         self.watch, self._told = self.lines.watch(self.scheduler), ""
         self.mine = own_address(connect)
         self.jobs = JobRunners(slots, launch, folder, self.log, connect=connect,
-                               keys=keys.as_plain())
+                               keys=keys.as_plain(), runs_on=device)
         self.workers: list[Supervised] = []
         self.pipelines: dict[tuple[str, int], dict[str, Any]] = {}  # by name and version
         self.ports = ports_of(ports, processes, self.mine)
@@ -387,6 +387,8 @@ class Agent:
             self.jobs.start(message.fields)
         elif message.kind == "end_job":
             self.jobs.end(message["job"])
+        elif message.kind == "yield_job":
+            self.jobs.have_yield(message["job"])
         elif message.kind == "drop":
             self.pipelines.pop((message["name"], message["version"]), None)
             for one in self.workers:

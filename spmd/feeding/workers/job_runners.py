@@ -34,6 +34,7 @@ class JobRunner:
 
     def __init__(self, said: dict[str, Any], parent: str) -> None:
         self.name, self.attempt, self.runs = said["name"], said["attempt"], True
+        self.yields = False  # it was told to
         self.folder = tempfile.mkdtemp(prefix=PREFIX, dir=parent or None)
         self.lock = os.open(os.path.join(self.folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
@@ -101,6 +102,12 @@ class JobRunners:
             self.log(f"{one.name} is ended here")
             one.child.channel.send(end=True)
             self.ending.append((time.monotonic() + END_S, one))
+
+    def have_yield(self, job: str) -> None:
+        """Tells the runner of a job, once, to end it behind its next checkpoint."""
+        if (one := self.here.get(job)) and one.runs and not one.yields:
+            one.yields = True
+            one.child.channel.send(yields=True)
 
     def states(self) -> dict[str, list[Any]]:
         """For each job here, its attempt, and whether it runs."""

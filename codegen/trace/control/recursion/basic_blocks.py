@@ -108,7 +108,8 @@ class _Cutting:
         self, ops: Sequence[Op], results: Sequence[Value],
         leave: Callable[[Sequence[Value]], End],
     ) -> Stretch:
-        """leave: what follows after the ops, given their results."""
+        """Cut a sequence of ops at the first call; return the stretch before it. `leave` makes the
+        end of the last stretch from the results of the ops."""
         for k, op in enumerate(ops):
             if not has_calls(op):
                 continue
@@ -142,7 +143,7 @@ class _Cutting:
 
 
 def _useful(ops: Sequence[Op], results: Sequence[Value]) -> list[Op]:
-    """Those of which somebody reads a result, or sees an effect."""
+    """Return the ops that have an effect, or a result that is read later."""
     read, kept = set(results), list[Op]()
     for op in reversed(ops):
         if op.what.fence or not op.results or not read.isdisjoint(op.results):
@@ -152,7 +153,7 @@ def _useful(ops: Sequence[Op], results: Sequence[Value]) -> list[Op]:
 
 
 def as_region(stretch: Stretch, args: Iterable[Value] = ()) -> Region:
-    """A stretch with all that it reads, as one region."""
+    """Return a stretch with all that it reads, as one region."""
     ops, end = list(stretch.ops), stretch.end
     if isinstance(end, Choose):
         arms = tuple(as_region(arm) for arm in end.arms)

@@ -12,8 +12,8 @@ from codegen.ops.kind import Stated
 
 @dataclass(frozen=True, eq=False)
 class RecursiveCall(Stated, Control):
-    """Operands: the arguments that vary, then the memory that the recursion writes. Results: those
-    of the function, then that memory."""
+    """A call of a recursive function in its own body. Operands: the arguments that vary, then the
+    memory that the recursion writes. Results: those of the function, then that memory."""
 
     name = "call"
     held = True

@@ -74,7 +74,7 @@ class Member:
     passes_on: bool = False  # whether a result may be the memory of an argument
 
     def flat(self, arguments: Mapping[str, Any]) -> tuple[Tree, list[Any]]:
-        """The tree of a call's arguments, and its leaves; what is one thing in all calls is a
+        """Return the tree of a call's arguments, and its leaves; a value that all calls share is a
         leaf."""
         each = [(Tree("leaf", x), [x]) if name in self.whole else flatten(x)
                 for name, x in arguments.items()]
@@ -147,7 +147,7 @@ class Recursion:
                                place=self.place, expected="one type for each of them")
 
     def _learned(self) -> bool:
-        """Whether a pass over all functions shows something new."""
+        """Return whether a pass over all functions shows something new."""
         unknown = [m for m in self.members.values() if m.arguments and m.results is None]
         if unknown:
             if not any(self._explored(m) for m in unknown):
@@ -261,7 +261,7 @@ class Recursion:
                     "x.copy(); or into an array that is read by closure")
 
     def _returned(self, member: Member, result: Any, capture: Capture) -> bool:
-        """The body has run to its end; whether what it returns or writes is new."""
+        """Note what the body returned at its end; return whether that, or what it wrote, is new."""
         context, known = self.context, member.results
         assert known is not None and capture.open is not None
         tree, leaves = flatten(result)
@@ -292,7 +292,7 @@ class Recursion:
     def _finds_aliases(
         self, member: Member, result: Any, capture: Capture, arrays: Sequence[Array]
     ) -> bool:
-        """Note which memory from outside a result may be; whether that is new."""
+        """Note which memory from outside a result may be; return whether that is new."""
         before = len(member.aliases), member.passes_on
         given = {array.storage for array in arrays}
         for x in flatten(result)[1]:
@@ -320,7 +320,8 @@ class Recursion:
         return self._results(member, leaves, values)
 
     def _refuse_where_it_stands(self, function: Any) -> None:
-        """A call of itself must stand in the body as it is: not in an op that runs it otherwise."""
+        """Raise UnsupportedError where a function calls itself in an op that would run the call
+        otherwise."""
         for (what, remedy), now, before in zip(_APART, _openings(self.context), self.around):
             if now > before:
                 raise UnsupportedError(
@@ -341,7 +342,8 @@ class Recursion:
         return values + [laid_as(context, s.value, t.layout) for s, t in self.stored.items()]
 
     def _results(self, member: Member, leaves: Sequence[Any], values: Sequence[Value]) -> Any:
-        """What a call returns, from values; the memory that it writes shows the last of them."""
+        """Build the result of a call from the values of its op; storages that it writes show the
+        last of them."""
         context, known, taken = self.context, member.results, member.arguments
         assert known is not None and taken is not None
         given = iter(values)
@@ -371,7 +373,7 @@ _APART = (  # where no call of itself may stand, and what to try
 
 
 def _openings(context: Context) -> tuple[int, ...]:
-    """How many of each of these are open now."""
+    """Return how many of each of these are open now."""
     return len(context.loops), context.recordings, context.members, context.rank_view
 
 

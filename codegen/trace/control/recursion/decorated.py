@@ -91,7 +91,7 @@ class Recursive:
         return CheckError(text, str(place or ""), place.source_line().strip() if place else "")
 
     def _is_tail_call(self, caller: types.FrameType) -> bool:
-        """Whether the function itself calls, and returns what it gets as it is."""
+        """Return whether the function itself calls, and returns what it gets as it is."""
         code, below = caller.f_code, caller.f_back
         if code is not getattr(self.function, "__code__", None) or below is None:
             return False
@@ -105,7 +105,8 @@ class Recursive:
 
     @functools.cached_property
     def _tail_calls(self) -> set[Any]:
-        """Where in the source they stand."""
+        """Return the source positions of the function's tail calls: line and column of begin and
+        end."""
         node = find(self.function.__code__, self.function.__globals__)
         if node is None:
             return set()
@@ -140,7 +141,7 @@ def recursive(function: None = ..., *, depth: int = ...) -> Callable[[F], F]: ..
 
 
 def recursive(function: Any = None, *, depth: int = 64) -> Any:
-    """Decorator: a function that may call itself under conditions that only the run knows.
+    """Let a function call itself under conditions that only the run knows; use it as a decorator.
 
     In a program it becomes a loop over a stack: what a call still needs after a call inside it
     lies in arrays with `depth` rows. CheckError ends the run where more than `depth` calls have

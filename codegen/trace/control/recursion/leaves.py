@@ -27,7 +27,7 @@ class Leaves:
 
     @property
     def names(self) -> list[str]:
-        """The paths of those leaves that are values."""
+        """Return the paths of those leaves that are values."""
         paths = self.tree.paths()
         return [path for path, x in zip(paths, self.leaves) if isinstance(x, LeafType)]
 

@@ -82,12 +82,13 @@ class FunctionCode:
                 self._define(arm)
 
     def reads(self, block: BasicBlock) -> list[Value]:
-        """What a block reads that is computed in others."""
+        """Return the values that a block reads and other blocks compute."""
         lets = [op.operands[0] for s in block.counters if (op := self.lets.get(s))]
         return [v for v in (*block.needs, *lets) if v in self.defined]
 
     def wanted(self, block: BasicBlock) -> list[Value]:
-        """What a block reads of rows: what other blocks compute, or arms that meet give it."""
+        """Return the values that a block reads from rows of the stack: results of other blocks, and
+        arguments that it gets where arms meet."""
         needs = [v for v in self.reads(block) if not self.again(v)]
         if not block.returned:
             used = set(used_values(block.code))
@@ -95,7 +96,7 @@ class FunctionCode:
         return needs
 
     def again(self, value: Value) -> Op | None:
-        """The op of a value that is made of nothing: each block makes it for itself."""
+        """Return the op of a value that is made of nothing: each block makes it for itself."""
         op = self.defined.get(value)
         if op is None or op.operands or op.regions or op.what.fence:
             return None
@@ -152,7 +153,7 @@ class _Machine:
         return found + self._memory_in(after)
 
     def _begin(self, operands: Sequence[Value]) -> dict[Key, Value]:
-        """What the loop begins with: the first call has begun."""
+        """Return the state before the first turn of the loop: the first call has begun."""
         entry = self.numbers[id(self.first.blocks[0])]
         state: dict[Key, Value] = {_NEXT: self._number(entry)}
         given = dict(zip(self.first.args, operands))
@@ -194,7 +195,7 @@ class _Machine:
         return laid_as(self.context, made, t.layout)
 
     def _rows(self, function: FunctionCode, value: Value) -> Value:
-        """A stack with a value in its first row."""
+        """Return a stack with a value in its first row."""
         depth, t = expr.const(function.member.function.depth), value.type
         row = self.context.emit_one(Reshape((expr.const(1), *t.shape)), value)
         rows = broadcast_value(self.context, row, (depth, *t.shape))
@@ -250,7 +251,8 @@ class _Machine:
     def _arrived(
         self, f: FunctionCode, block: BasicBlock, state: dict[Key, Value]
     ) -> dict[Value, Value]:
-        """What a block is given that lies in no row: memory, and the results of a call."""
+        """Return the values that a block is given and that lie in no row: memory, and the results
+        of a call."""
         if block.returned:
             g = self._callee(block)
             results = [state["result", g, k] for k in range(len(g.member.results.types))]
@@ -399,7 +401,7 @@ class _Machine:
         return len(f.memory) > before
 
     def _memory(self, f: FunctionCode, value: Value) -> int | None:
-        """The memory that a value is, or was before it was written in place."""
+        """Return the memory that a value is, or was before it was written in place."""
         while (op := f.defined.get(value)) is not None and op.what.in_place:
             value = op.operands[0]
         if value in f.memory:
@@ -413,12 +415,12 @@ class _Machine:
 
 
 def _ends(stretch: Stretch) -> list[Any]:
-    """All that may follow a stretch, in its arms too."""
+    """Return all that may follow a stretch, in its arms too."""
     if isinstance(stretch.end, Choose):
         return [e for arm in stretch.end.arms for e in _ends(arm)]
     return [stretch.end]
 
 
 def _of_rows(layout: Any) -> Any:
-    """The layout of a stack of arrays of this layout."""
+    """Return the layout of a stack of arrays of this layout."""
     return layout and ((), *layout)

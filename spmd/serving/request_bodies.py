@@ -1,0 +1,109 @@
+"""Bodies of requests over HTTP: whole, within their time, and not longer than they may be.
+
+In: headers of a request, and what waits for the pieces of its body. Out: the body. Always holds: a
+body that is too long, or compressed, or whose rest does not come, raises Refusal; once the server
+ends, one that is not there raises DrainingError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
+from typing import Any
+
+from codegen.errors import InputError
+from spmd.serving.call_queue import DrainingError
+from spmd.serving.refusals import Refusal
+
+BODY_S = 30.0  # for a whole body to come
+LOOK_S = 0.5  # so often it is asked which bodies are late, and whether the server ends
+CLOSES = {"Connection": "close"}
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]  # the next piece, as ASGI has it
+
+
+class RequestBodies:
+    """Reads bodies. most: bytes that one may have; check_open: raises DrainingError once the server
+    ends, whose calls would be refused."""
+
+    def __init__(self, most: int, check_open: Callable[[], None]) -> None:
+        self.most, self._check_open = most, check_open
+        # of each body that somebody waits for: when its time is over. A timer for each would take
+        # longer than most of them do.
+        self._ends: dict[asyncio.Timeout, float] = {}
+        self._look: asyncio.TimerHandle | None = None
+
+    async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        """Return the body of a request with these headers, whose names are in small letters."""
+        coding = headers.get(b"content-encoding", b"identity")
+        if coding != b"identity":
+            raise Refusal(415, InputError(
+                "the body is compressed", found=coding.decode("latin-1"),
+                expected="a body without Content-Encoding"), CLOSES)
+        length = headers.get(b"content-length", b"").decode("latin-1")
+        if length.isdigit() and int(length[:19]) > self.most:
+            raise self._too_long(length)
+        parts: list[bytes] = []
+        try:
+            await self._pieces(receive, parts)
+        except TimeoutError:
+            raise Refusal(400, InputError(
+                "the body ended too early", found=f"{sum(map(len, parts))} bytes",
+                expected=f"{length or 'all'} bytes within {BODY_S:g} s"), CLOSES) from None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def drop(self, receive: Receive) -> None:
+        """Wait for the rest of a body, as long as one may take."""
+        with suppress(TimeoutError, DrainingError):
+            await self._pieces(receive, None)
+
+    async def _pieces(self, receive: Receive, parts: list[bytes] | None) -> None:
+        """Collect the pieces of a body in a list; None: drop them. Raises TimeoutError for a body
+        whose rest does not come."""
+        limit, size, more = asyncio.timeout(None), 0, True
+        try:
+            async with limit:
+                self._watch(limit)
+                while more:
+                    piece = await receive()
+                    if piece["type"] == "http.disconnect":
+                        raise TimeoutError
+                    more = piece.get("more_body", False)
+                    if parts is None:
+                        continue
+                    parts.append(piece.get("body", b""))
+                    size += len(parts[-1])
+                    if size > self.most:
+                        raise self._too_long(f"{size} or more")
+        except TimeoutError:
+            self._check_open()
+            raise
+        finally:
+            self._ends.pop(limit, None)
+
+    def _watch(self, limit: asyncio.Timeout) -> None:
+        loop = asyncio.get_running_loop()
+        self._ends[limit] = loop.time() + BODY_S
+        if self._look is None:
+            self._look = loop.call_later(LOOK_S, self._look_after)
+
+    def _look_after(self) -> None:
+        """End the wait for bodies that are late; once the server ends, for all of them."""
+        loop = asyncio.get_running_loop()
+        now, ends = loop.time(), False
+        try:
+            self._check_open()
+        except DrainingError:
+            ends = True
+        for limit, end in list(self._ends.items()):
+            if ends or now >= end:
+                del self._ends[limit]
+                limit.reschedule(now)
+        self._look = loop.call_later(LOOK_S, self._look_after) if self._ends else None
+
+    def _too_long(self, size: str) -> Refusal:
+        return Refusal(413, InputError(
+            "the body is too long", expected=f"at most {self.most} bytes",
+            found=f"{size} bytes", remedy="binary tensors, which are shorter than JSON; or "
+            "--max-body SIZE of spmd serve"), CLOSES)

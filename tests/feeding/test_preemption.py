@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from tests.conftest import until
 from tests.feeding.test_job_places import agent, job
 from tests.feeding.test_jobs import PROGRAM, Submitting
 from tests.feeding.test_jobs import room as room
+from tests.feeding.test_jobs_on_agents import Spread
 
 
 def runs(name, ranks, priority=0.0, agent="a", keeps=True, began=0.0):
@@ -119,5 +122,30 @@ def test_a_higher_job_takes_the_slots_of_a_lower_one(tmp_path, image, keeps):
         assert (row["status"], row["attempt"]) == (0, 2 if keeps else 1), row
         assert (b"batch 1\n" in bytes(said)) is not keeps
         assert served.counted_once("low") and served.counted_once("high")
+    finally:
+        served.close()
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_a_job_on_two_agents_gives_its_slots_to_another_on_both(tmp_path, image):
+    served, kept = Spread(tmp_path, image), tmp_path / "kept"
+    try:
+        low = served.started_job(
+            "low", "--options", f"--checkpoint {kept} --resume {kept} --every 2", ranks=4,
+            seconds=0.02)
+        assert served.feed(*served.words("high", "--detach", "--priority", 5, ranks=3)) == 0
+        with served.client() as client:
+            high = client.status()["jobs"][-1]["name"]
+            until(lambda: client.job(low["name"])["state"] == "pending")
+            row = client.fetch(high)
+            assert row["status"] == 0 and " (rank 2)" in row["host"], row
+            row = client.fetch(low["name"])
+            said = client.ask("get", job=row["job"], attempt=row["attempt"], file="stdout",
+                              offset=0).frames[0]
+        assert (row["status"], row["attempt"]) == (0, 2) and " (ranks 2-3)" in row["host"], row
+        assert b"batch 1\n" not in bytes(said)
+        assert served.counted_once("low") and served.counted_once("high")
+        until(lambda: os.listdir(served.jobs) == [])
     finally:
         served.close()

@@ -164,6 +164,36 @@ def test_two_hosts_with_addresses_of_their_own(built, spmd_command, network, tmp
     assert "found:    hosta, hostb" in refused.err, refused.err
 
 
+SAVES = """
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("x",))
+def saves(n: int = 8):
+    x = spmd.zeros(n, np.float32, layout=("x",))
+    for _ in spmd.range(3):
+        x = x + 1
+        spmd.save("x", x)
+        print("a turn")
+    return x
+"""
+
+
+@pytest.mark.mpi
+def test_frames_in_a_folder_of_one_host_are_refused_before_the_first(built, network, tmp_path):
+    """Ranks would wait for them to be whole, for ever where the program has no end."""
+    image, folder = built(SAVES), tmp_path / "apart"
+    folder.mkdir()
+    for host in ADDRESSES:
+        network.inside(host, "mount", "-t", "tmpfs", "none", str(folder))
+    done = run(across(network, tmp_path, image, "-o", f"x={folder}/{{}}.npy"), env=ENVIRONMENT)
+    assert done.code == 74 and "a turn" not in done.out, done.text
+    assert f"parts of other processes are missing in {folder}" in done.err
+    assert "a folder that all hosts share" in done.err
+    run(across(network, tmp_path, image, "-o", f"x={tmp_path}/{{}}.npy"), env=ENVIRONMENT).expect(0)
+    assert (np.load(tmp_path / "2.npy") == 3).all()
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_rank_stops_on_another_host(built, network, tmp_path, rank):

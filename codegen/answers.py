@@ -10,8 +10,8 @@ from codegen.ops import Branch, Loop, Send, Take
 
 
 def unanswerable(feed: str, region: Region, before: bool = False) -> tuple[Op | None, bool]:
-    """The first send that can never have a batch, or None; and whether there may be a batch without
-    answer behind the region. before: whether there may be one before it."""
+    """Return the first send that can never have a batch, or None; and whether there may be a batch
+    without answer behind the region. before: whether there may be one before it."""
     for op in region.ops:
         if isinstance(op.what, Take) and op.what.feed == feed:
             before = True

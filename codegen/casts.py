@@ -16,7 +16,8 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def _casts(given: np.dtype[Any], to: np.dtype[Any]) -> bool:
-    """Whatever the values are: to more of the same, and any real number to a float of any size."""
+    """Return whether a dtype casts to another whatever the values are: to more of the same, and any
+    real number to a float of any size."""
     if _is_float(to):
         return given.kind in "biu" or _is_float(given)
     if to.kind == "c":
@@ -33,7 +34,7 @@ def _holds(dtype: np.dtype[Any], a: np.ndarray[Any, Any]) -> bool:
 
 
 def _overflows(a: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
-    """Would a finite number be none in this float or complex dtype?"""
+    """Return whether a finite number would be none in this float or complex dtype."""
     if a.dtype.kind in "bUSVO" and not _is_float(a.dtype) or not a.size or (
             np.can_cast(a.dtype, dtype, "safe")) or dtype.kind not in "fcV" or (
             a.dtype.kind in "iu" and dtype.itemsize > 2):

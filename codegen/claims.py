@@ -78,7 +78,7 @@ class Claims:
     # ---- of the members of an exchange -----------------------------------------------------------
 
     def position(self) -> Expr:
-        """This rank's among the members."""
+        """Return this rank's position among the members."""
         return self.mesh.position(self.axes)
 
     def at(self, e: Expr, position: Expr) -> Expr:
@@ -86,7 +86,7 @@ class Claims:
         return e.subst(self.mesh.at(self.axes, position))
 
     def among(self) -> Facts:
-        """Facts that hold for all members, whatever their positions."""
+        """Return facts that hold for all members, whatever their positions."""
         own = {self.mesh.axis(a).coord_sym for a in self.axes}
         return tuple(f for f in self.facts if not f.symbols() & own)
 
@@ -186,7 +186,7 @@ class Claims:
         self.hold([("equal", high.subst({p: n - 1}) - total)], what, found)
 
     def spans(self, bounds: Bounds, shape: Shape) -> None:
-        """That an array has the elements that are stated, where some are."""
+        """Claim that an array has the elements that are stated, where some are."""
         what = "members hold and get the elements that are stated"
         for span, extent in zip(each(bounds, len(shape)), shape, strict=True):
             if span is not None:
@@ -195,7 +195,7 @@ class Claims:
     # ---- extents and boxes -----------------------------------------------------------------------
 
     def shapes(self, expected: Shape, received: Expr | None = None) -> None:
-        """That the result has the extents of what is received, where something is."""
+        """Claim that the result has the extents of what is received, where something is."""
         found = self.op.result.type.shape
         what = f"the result of {self.op.what.called} has the extents of what is received"
         if len(found) != len(expected):
@@ -212,7 +212,7 @@ class Claims:
     def inside(
         self, starts: Sequence[Expr], steps: Sequence[int], part: Shape, whole: Shape
     ) -> None:
-        """That a box lies in an array; where the box is empty, it may lie anywhere."""
+        """Claim that a box lies in an array; where the box is empty, it may lie anywhere."""
         for first, step, m, e in zip(starts, steps, part, whole, strict=True):
             if step != 1 or first != 0 or m != e:
                 self._range(first, step, m, e, part)

@@ -64,7 +64,7 @@ class Copier:
 
 
 def said_with(what: T, symbols: Mapping[Sym, IntLike], counter: Sym | None = None) -> T:
-    """Return the same with other symbols in its formulas. counter: that it counts with, of an op's
+    """Return a kind with other symbols in its formulas. counter: that it counts with, of an op's
     kind that does."""
     if not symbols:
         return what

@@ -133,7 +133,7 @@ def scalars_at_load(plan: Plan) -> set[str]:
 
 
 def notes_of(levels: Levels) -> dict[str, Any]:
-    """Every level as text, and the source lines they came from."""
+    """Return every level as text, and the source lines they came from."""
     return {
         "graph": module_text(levels.graph),
         "program": module_text(levels.program),
@@ -198,7 +198,7 @@ def _row(row: OperationRow) -> dict[str, Any]:
 
 
 def _operation(number: int, step: Operation) -> dict[str, Any]:
-    """A step that a rank can be at."""
+    """Return the manifest's row of a step that a rank can be at."""
     row: dict[str, Any] = {"number": number, "kind": "compute"}
     if step.place is not None:
         row["place"] = line_of(step.place)

@@ -68,7 +68,7 @@ def numpy_dtype(dtype: DType) -> Any:
 
 
 def from_numpy(dtype: Any) -> DType | None:
-    """Our element type for anything NumPy accepts as a dtype; None when we have none."""
+    """Return our element type for anything NumPy accepts as a dtype; None when we have none."""
     if isinstance(dtype, DType):
         return dtype
     if dtype == "bfloat16":

@@ -126,7 +126,7 @@ class SpmdError(Exception):
         super().__init__(message)
 
     def stand_at(self, place: Place | None) -> None:
-        """The place of an error that has none yet."""
+        """Set the place of an error that has none yet."""
         if self.place is None and place is not None:
             self.place = place
             if self.exit_code == EXIT_USAGE:
@@ -238,7 +238,8 @@ class InternalError(SpmdError):
     def of_rule(
         cls, rule: str, place: Place | None, found: str = "", expected: str = ""
     ) -> InternalError:
-        """That a rule does not hold, which the checkers between the passes ask for."""
+        """Return the error that a rule does not hold, which the checkers between the passes ask
+        for."""
         return cls(
             f"the compiler broke a rule of its own: {rule}", place=place, found=found,
             expected=expected, remedy=REPORT,
@@ -300,7 +301,7 @@ class CheckError(SpmdError):
         super().__init__("\n".join([*lines, *([f"  where:    {where}"] if where else [])]))
 
     def stand_at(self, place: Place | None) -> None:
-        """The place of an error whose text has none yet."""
+        """Set the place of an error whose text has none yet."""
         if not self.at:
             super().stand_at(place)
 

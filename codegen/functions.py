@@ -82,7 +82,8 @@ def _with(part: str, z: Any, w: Any) -> Any:
 
 
 def order_key(x: Any) -> Any:
-    """Floats as integers of the same size in the order of sorting: -0.0 before 0.0, NaN last."""
+    """Return floats as integers of the same size in the order of sorting: -0.0 before 0.0, NaN
+    last."""
     bits = np.asarray(x).view(f"i{np.asarray(x).itemsize}")
     not_a_number = np.array(np.nan, x.dtype).view(bits.dtype)
     return np.where(np.isnan(x), not_a_number, _turned(bits))
@@ -107,7 +108,7 @@ _OWN: dict[str, Callable[..., object]] = {
 
 
 def _math(names: str, header: str = "", lanes: bool = False) -> tuple[Function, ...]:
-    """Functions of one float or complex number, with names as C has them."""
+    """Return functions of one float or complex number, with names as C has them."""
     arcs = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
             "acosh": "arccosh", "atanh": "arctanh"}
     return tuple(

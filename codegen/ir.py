@@ -389,7 +389,7 @@ class DefUse:
 
 
 def walk(region: Region) -> Iterator[Op]:
-    """Every op of a region and of the regions in it, in program order, outer op first."""
+    """Yield every op of a region and of the regions in it, in program order, outer op first."""
     for op in region.ops:
         yield op
         for inner in op.regions:
@@ -397,7 +397,7 @@ def walk(region: Region) -> Iterator[Op]:
 
 
 def used_values(region: Region) -> Iterator[Value]:
-    """Every use of a value, those in inner regions too."""
+    """Yield every use of a value, those in inner regions too."""
     for op in region.ops:
         yield from op.operands
         for inner in op.regions:
@@ -406,7 +406,7 @@ def used_values(region: Region) -> Iterator[Value]:
 
 
 def free_values(region: Region) -> list[Value]:
-    """Values a region uses and does not define, in order of first use."""
+    """Return values a region uses and does not define, in order of first use."""
     defined = set(region.args)
     out: dict[Value, None] = {}
     for op in region.ops:
@@ -424,7 +424,7 @@ def free_values(region: Region) -> list[Value]:
 
 
 def free_counters(region: Region) -> list[Sym]:
-    """Counters of loops, and integers that are computed, which a region uses and which stand
+    """Return counters of loops, and integers that are computed, which a region uses and which stand
     outside of it, in order of first use."""
     ops = list(walk(region))
     own = {op.what.counts() for op in ops}

@@ -26,7 +26,7 @@ from codegen.trace.kernel_call import Kernel
 
 
 class BuildStore(Protocol):
-    """Bytes under keys; it may forget what it was given at any time."""
+    """A store of bytes under keys, which may forget what it was given at any time."""
 
     def get(self, key: str) -> bytes | None: ...
 
@@ -51,7 +51,7 @@ def program_key(program: Any, values: Mapping[str, Any], how: Sequence[str]) -> 
 
 
 def kernel(store: BuildStore, kernel: Kernel, signature: Any, symbol: str, target: str) -> bytes:
-    """The object file of a kernel; numba is imported only where it is to be compiled."""
+    """Return the object file of a kernel; numba is imported only where it is to be compiled."""
     if isinstance(kernel, CKernel):
         read: Any = (kernel.in_c.prototype, kernel.in_c.texts(), kernel.passed)
         key = _key("kernel in C", read, signature, symbol, target, _compiler())
@@ -134,7 +134,7 @@ def _ourselves() -> str:
 
 
 def _started_s() -> float:
-    """When this process started, as a date."""
+    """Return when this process started, as a date."""
     with open("/proc/self/stat") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])  # since the machine started
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

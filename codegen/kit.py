@@ -70,7 +70,7 @@ class Builder:
 
 
 def global_ops(region: Region) -> Iterator[Op]:
-    """Ops on global arrays, those in loops and branches before the loop or branch itself."""
+    """Yield ops on global arrays, those in loops and branches before the loop or branch itself."""
     for op in region.ops:
         if not isinstance(op.what, ShardMap):
             for inner in op.regions:

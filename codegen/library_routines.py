@@ -86,7 +86,7 @@ def _blas(name: str, takes: str, trial: MakesTrial) -> RoutineRow:
 
 def _lapack(name: str, takes: str, trial: MakesTrial, types: tuple[str, ...] = _ALL,
             key: str = "") -> RoutineRow:
-    """By LAPACKE, which is told first how matrices lie."""
+    """Return the row of a routine of LAPACKE, which is told first how matrices lie."""
     return RoutineRow(key or name, "openblas", "{x}" + name, "int", f"int, {takes}", trial, types)
 
 

@@ -151,7 +151,8 @@ class Mesh:
 
 
 def block_extent(extent: IntLike, blocks: IntLike, k: IntLike) -> Expr:
-    """Elements in block k when a dim of this extent is cut into so many balanced blocks."""
+    """Return the number of elements in block k when a dim of this extent is cut into so many
+    balanced blocks."""
     k = expr.as_expr(k)
     return expr.begin(k + 1, extent, blocks) - expr.begin(k, extent, blocks)
 
@@ -185,7 +186,7 @@ def blocks_begun(extent: IntLike, blocks: IntLike, at: IntLike) -> Expr:
 
 
 def part_of_block(e: Expr) -> str:
-    """"extent" or "offset" where e is that of some block of some dim, else ""."""
+    """Return "extent" or "offset" where e is that of some block of some dim, else ""."""
     for call in begins(e):
         k, extent, blocks = call.args
         if e is expr.from_atom(call):

@@ -54,7 +54,7 @@ class Naming:
         return found
 
     def definitions(self) -> Iterable[str]:
-        """A line per block."""
+        """Yield a line per block."""
         for (extent, axes), (low, high) in self.names.items():
             over = ", ".join(f'"{a}"' for a in axes)
             begin = local_offset(self.mesh, extent, axes)

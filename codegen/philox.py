@@ -20,7 +20,7 @@ _LOW = 2**32 - 1  # the lower word of 64 bits
 
 
 def words(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
-    """Four random words of four of the counter and two of the key, 32 bits each."""
+    """Return four random words of four of the counter and two of the key, 32 bits each."""
     a, b, c, d = counter
     left, right = key
     for _ in range(10):
@@ -36,7 +36,7 @@ def _of(position: Any, stream: Any, seed: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def first(position: Any, stream: Any, seed: Any) -> Any:
-    """64 of an element's 128 random bits."""
+    """Return 64 of an element's 128 random bits."""
     a, b, _, _ = _of(position, stream, seed)
     return a | (b << 32)
 

@@ -303,8 +303,8 @@ def _renamed(op: Op, instead: Mapping[Value, Value]) -> Op:
 
 
 def _grouped(ops: Sequence[Op], predicates: Sequence[Predicate]) -> Iterator[list[int]]:
-    """The numbers of the ops in an order in which those of one predicate stand together as far as
-    what they follow from, and the order of what users see, lets them: in as few groups."""
+    """Yield the numbers of the ops in an order in which those of one predicate stand together as
+    far as what they follow from, and the order of what users see, lets them: in as few groups."""
     after: list[list[int]] = [[] for _ in ops]
     waits = [0] * len(ops)
     ready: dict[Predicate, list[int]] = {}

@@ -26,7 +26,7 @@ def at(what: str, done: int = 0, total: int = 0) -> None:
 
 
 def each(what: str, items: Collection[T]) -> Iterator[T]:
-    """The items, each announced."""
+    """Yield the items, each announced."""
     for number, item in enumerate(items, 1):
         at(what, number, len(items))
         yield item

@@ -202,7 +202,8 @@ def geev(x: Given) -> Trial:
 def _transform(
     given: Any, made: Any, expected: Any, factor: float, data: str = ""
 ) -> Trial:
-    """Lanes of `given` to lanes of `made`, each times a factor."""
+    """Return the trial of a transform of lanes of `given` to lanes of `made`, each times a
+    factor."""
     by = np.full(1, factor, given.real.dtype)
     arrays = np.array([a.ctypes.data for a in (given, by, made)], np.uintp)
     extents = np.array([len(given), given.shape[1], made.shape[1]], np.intp)
@@ -210,7 +211,7 @@ def _transform(
     last = Key(data) if data else None
 
     def result(read: Any = (given, by)) -> Sequence[Any]:
-        """It keeps what the call reads by address."""
+        """Return what the call has left; it keeps what the call reads by address."""
         return [made]
 
     return Trial((arrays, extents, steps, last), result, [expected])

@@ -16,7 +16,7 @@ MASK = "mask"  # the field that says which rows of a batch are there
 
 def check_holes(pipeline: str, skips: bool, batch: int, fields: Iterable[str],
                 place: Place | None = None) -> None:
-    """UsageError where examples that fail are skipped, and no field can say which."""
+    """Raise UsageError where examples that fail are skipped, and no field can say which."""
     if skips and MASK not in (names := list(fields)):
         raise UsageError(
             f"pipeline {pipeline} skips examples that fail, and the program cannot know which",

@@ -80,7 +80,8 @@ class Variance:
         return NONE.union(*map(self.expr, exprs))
 
     def passing(self, op: Op) -> Axes:
-        """Along which ranks may come through a loop or a branch in different ways."""
+        """Return the axes along which ranks may come through a loop or a branch in different
+        ways."""
         if isinstance(op.what, Loop):
             return self.trips[op]
         return self.on(op, op.what) if isinstance(op.what, Branch) else NONE
@@ -140,7 +141,7 @@ class Families(Variance):
         self.mesh, self.around, self.said = mesh, NONE, said
 
     def copied(self) -> Families:
-        """Return the same, to which others may add values."""
+        """Return a copy, to which others may add values."""
         new = Families(self.mesh, {}, self.said)
         new.of, new.counters, new.trips = dict(self.of), dict(self.counters), dict(self.trips)
         return new
@@ -210,7 +211,7 @@ class InBody:
         }
 
     def varies(self, value: Value) -> Axes:
-        """Along other axes it is equal on all ranks."""
+        """Return the axes over which a value may vary; along others it is equal on all ranks."""
         return self._varies.values([value])
 
     def surely(self, value: Value) -> Axes:
@@ -219,7 +220,7 @@ class InBody:
         return self.varies(value) - self._received.values([value])
 
     def cause(self, value: Value, axis: str) -> tuple[str, Place | None]:
-        """Why a value varies over an axis: what the index, or an argument, goes into."""
+        """Return why a value varies over an axis: what the index, or an argument, goes into."""
         seen: set[Value] = set()
         left = [value]
         found: Place | None = None
@@ -270,8 +271,8 @@ def analysed(program: Module) -> Variance:
 
 
 def turns_apart(program: Module) -> dict[Value, Axes]:
-    """By result of a loop: the axes along which ranks may have made other turns of it, anywhere in
-    the program. Defaults: an input may be given to some processes only."""
+    """Return, by result of a loop, the axes along which ranks may have made other turns of it,
+    anywhere in the program. Defaults: an input may be given to some processes only."""
     found = analysed(program)
     apart: dict[Value, Axes] = {}
 

@@ -100,7 +100,7 @@ def check_settings(manifest: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 def check_checks(manifest: dict[str, Any], checks: tuple[str, ...], remedy: str) -> None:
-    """The image has the checks that are asked for. Raises UsageError."""
+    """Raise UsageError unless the image has the checks that are asked for."""
     has = built_with(manifest)
     if POINTS in checks and POINTS not in has:
         raise UsageError(
@@ -191,7 +191,7 @@ def names_of(arrays: list[dict[str, Any]]) -> list[str]:
 
 
 def check_names(arrays: list[dict[str, Any]], given: Any, what: str, option: str) -> None:
-    """Every name is that of an array, or of a tree of them."""
+    """Check that every name is that of an array, or of a tree of them."""
     known = names_of(arrays)
     for name in given:
         if name not in known and not named.of_tree(name, known):
@@ -202,7 +202,8 @@ def check_names(arrays: list[dict[str, Any]], given: Any, what: str, option: str
 
 
 def check_given(inputs: list[dict[str, Any]], given: Any) -> None:
-    """Every input was given that has no default and is not optional; of an optional tree all."""
+    """Check that every input was given that has no default and is not optional; of an optional tree
+    all."""
     begun = {array["optional"] for array in inputs
              if array["name"] in given and "optional" in array}
     for array in inputs:
@@ -244,7 +245,7 @@ def computed_outputs(face: Face, given: Collection[str], only: Any) -> list[int]
 def check_computed(
     rows: list[dict[str, Any]], files: Collection[str], there: Collection[str]
 ) -> None:
-    """Every output that a file is to take is there: computed. Raises UsageError."""
+    """Raise UsageError unless every output that a file is to take is computed."""
     for name in files:
         if name not in there and not named.of_tree(name, there):
             needs = {n for row in rows if row["name"] == name or named.is_in(row["name"], name)
@@ -257,7 +258,7 @@ def check_computed(
 
 
 def check_array(array: dict[str, Any], shape: tuple[int, ...], found: Any) -> None:
-    """A given array has the shape and the dtype that the program declared."""
+    """Check that a given array has the shape and the dtype that the program declared."""
     for what, expected, got in (
         ("shape", shape, tuple(found.shape)), ("dtype", array["dtype"], str(found.dtype)),
     ):

@@ -44,7 +44,7 @@ def output_text(name: str, dtype: str, elements: np.ndarray) -> str:
 
 
 def summary(array: np.ndarray) -> tuple[Any, Any, Any]:
-    """min, max and mean, in pieces; min and max are None for complex numbers."""
+    """Return min, max and mean, in pieces; min and max are None for complex numbers."""
     flat = array.reshape(-1)
     ordered = array.dtype.kind != "c"
     wide = np.float64 if ordered else np.complex128

@@ -44,7 +44,8 @@ class Parser(argparse.ArgumentParser):
         self.set_defaults(parser=self)
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
-        """A ValueError of `type` is what is wrong with the word: it is said with the option."""
+        """Add an argument; a ValueError of its `type` is what is wrong with the word: it is said
+        with the option."""
         if read := options.get("type"):
             options["type"] = lambda word: _read(read, word)
         return super().add_argument(*names, **options)
@@ -363,7 +364,8 @@ def _add_set(command: argparse.ArgumentParser, what: str) -> None:
 
 
 def _check_alone(arguments: list[str]) -> list[str]:
-    """`--check` means the usual ones, `--check bounds,nan` these: what follows may be a file."""
+    """Return the arguments with `--check` as the usual checks, `--check bounds,nan` as these: what
+    follows may be a file."""
     out: list[str] = []
     for word in arguments:
         if out[-1:] == ["--check"]:

@@ -111,7 +111,8 @@ def _package(name: str, module: str, need: str) -> Check:
 
 
 def _engine() -> tuple[Check, Any]:
-    """The engine, and the module of what is tried with it; None where it cannot be loaded."""
+    """Return the engine, and the module of what is tried with it; None where it cannot be
+    loaded."""
     text = f"spmd {version_of('spmd') or 'in a source tree'}"
     try:
         tried = import_module("spmd.doctor_engine")

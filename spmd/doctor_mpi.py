@@ -122,7 +122,8 @@ def _own_files() -> list[str]:
 
 
 def _machines_own(loaded: list[str]) -> Check:
-    """A cluster's own MPI knows its network; one from PyPI must not hide it."""
+    """Check this machine's own MPI: a cluster's own knows its network, and one from PyPI must not
+    hide it."""
     name, own = "machine's MPI", _own_files()
     tools = [path for tool in ("mpicc", "mpirun", "srun")
              if (path := commands.found(tool)) and not _from_pypi(path)]

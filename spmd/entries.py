@@ -138,17 +138,17 @@ class OpenedEntity(Opened):
 
     @plainly
     def __call__(self, **arguments: Any) -> Any:
-        """Raise MissingError: an image with entries is asked for one of them."""
+        """Raise MissingError, since an image with entries is asked for one of them."""
         raise called_whole(self._manifest["program"], self.entries)
 
     @plainly
     def start(self, **arguments: Any) -> Started:
-        """Raise MissingError: an image with entries is asked for one of them."""
+        """Raise MissingError, since an image with entries is asked for one of them."""
         raise called_whole(self._manifest["program"], self.entries)
 
     @plainly
     def stream(self, **arguments: Any) -> FrameStream:
-        """Raise MissingError: an image with entries is asked for one of them."""
+        """Raise MissingError, since an image with entries is asked for one of them."""
         raise called_whole(self._manifest["program"], self.entries)
 
     def _once(self, arguments: dict[str, Any]) -> Any:

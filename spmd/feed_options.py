@@ -80,7 +80,7 @@ def _submit(one: Any) -> None:
 
 
 def _add_job(one: Any) -> None:
-    """Options of the other half of a submission: the ranks that take the pipeline."""
+    """Add the options of the other half of a submission: the ranks that take the pipeline."""
     one.add_argument("--ranks", metavar="N|LEAST-MOST|none", type=_or_none(_ranks), default=None,
                      help="start so many ranks of --image, too, where an agent has slots for them; "
                      "what they print and their exit status are those of this command; default: as "

@@ -36,7 +36,8 @@ class GivenState(SavedState):
         self.arrays: dict[str, Any] = {}
 
     def open(self, setup: Setup) -> Versions:
-        """In each process alone. InputError for the state of another program."""
+        """Check the state that is given, in each process alone. InputError for the state of another
+        program."""
         if not isinstance(self.given, Mapping):
             raise InputError("the state is no dict of arrays", found=type(self.given).__name__,
                              expected='a path, or {"w": array, …}, as x.state() gives it')
@@ -74,7 +75,7 @@ class GivenState(SavedState):
 
 
 def _leaves(tree: Any, known: Collection[str], name: str = "") -> Iterator[tuple[str, Any]]:
-    """The arrays of a tree by name; what stands where an array is known is one."""
+    """Yield the arrays of a tree by name; what stands where an array is known is one."""
     inside = None if name in known else held(tree)
     if inside is None:
         yield name, tree

@@ -172,8 +172,8 @@ class Jit:
         return f"<spmd.jit of {getattr(self._function, '__qualname__', self._function)!s}>"
 
     def __reduce__(self) -> Any:
-        """Pickles as functions do, by its name; where nothing is called so, as its function. Images
-        stay where they are."""
+        """Return how it is pickled: as functions are, by its name; where nothing is called so, as
+        its function. Images stay where they are."""
         found: Any = sys.modules.get(self.__module__)
         name: str = getattr(self, "__qualname__", "")
         for part in name.split("."):

@@ -26,8 +26,8 @@ _FOLDS = ("all-reduce", "reduce-scatter", "reduce", "scan", "exclusive scan")
 
 
 def table(image: reader.ImageFile, ranks: int | None, mesh: dict[str, int]) -> dict[str, Any]:
-    """{"mesh", "arrays", "exchanges", "chosen"}: as noted at build; with rank_bytes where a mesh
-    is known.
+    """Return {"mesh", "arrays", "exchanges", "chosen"}: as noted at build; with rank_bytes where a
+    mesh is known.
 
     Raises MeshError where the ranks asked for do not form one.
     """
@@ -59,7 +59,7 @@ def _symbols(image: reader.ImageFile) -> set[str]:
 
 
 class _Counted:
-    """Amounts on one mesh."""
+    """Amounts of bytes that ranks exchange on one mesh."""
 
     def __init__(self, image: reader.ImageFile, ranks: int | None, mesh: dict[str, int]) -> None:
         m = image.manifest
@@ -161,7 +161,7 @@ def pointed_out(image: reader.ImageFile, loops: bool = True) -> Iterator[str]:
 
 
 def quoted(place: Row | None) -> Iterator[str]:
-    """A source line as errors show it."""
+    """Yield a source line as errors show it."""
     if place is not None:
         yield f"     {place['file']}:{place['line']}"
         caret = under(place["text"], place["column"], place["end"])

@@ -66,7 +66,7 @@ class Ledger:
     def shard(
         self, array: dict[str, Any], mesh: tuple[int, ...], at: Values
     ) -> tuple[list[int], list[int]]:
-        """Offset and extent of a rank's part: balanced blocks along the axes of each dim."""
+        """Return offset and extent of a rank's part: balanced blocks along the axes of each dim."""
         size = dict(zip(self.axes, mesh))
         place = {name: at[symbol] for name, symbol in zip(self.axes, self.coordinates)}
         offsets, extents = [], []
@@ -80,8 +80,8 @@ class Ledger:
         return offsets, extents
 
     def check_arrays(self, mesh: tuple[int, ...], scalars: dict[str, Any]) -> None:
-        """No buffer has a negative size; the first rank's parts, which are the largest, fit the
-        buffers they lie in."""
+        """Check that no buffer has a negative size, and that the first rank's parts, which are the
+        largest, fit the buffers they lie in."""
         first = self.rank(mesh, scalars, 0)
         for name, size in self.sizes:
             if (have := reader.evaluate(size, first)) < 0:

@@ -49,7 +49,7 @@ def plainly(function: F) -> F:
 
 
 def cells(text: str) -> str:
-    """Text whose places in a notebook are called as Jupyter does: `Cell In[3], line 2`."""
+    """Return text whose places in a notebook are called as Jupyter does: `Cell In[3], line 2`."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     files = getattr(getattr(shell, "compile", None), "_filename_map", {})
     known = {file.rpartition("/")[2]: number for file, number in files.items()}

@@ -23,7 +23,7 @@ _KINDS = {
 
 
 def _fill(kind: str, count: int, seed: int, stream: int, start: int, span: int) -> Any:
-    """Numbers by the engine: as in images, to the bit."""
+    """Return numbers by the engine: as in images, to the bit."""
     number, dtype = _KINDS[kind]
     out = np.empty(count, dtype)
     lib.spmd_random_fill(ffi.cast("void *", out.ctypes.data), count, number, seed, stream, start,

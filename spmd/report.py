@@ -22,7 +22,7 @@ def output_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def tree_text(root: str, arrays: list[tuple[str, tuple[int, ...]]], files: str = "") -> str:
-    """One line for all arrays (dtype, shape) of a tree."""
+    """Return one line for all arrays (dtype, shape) of a tree."""
     count = sum(element_count(shape) for _, shape in arrays)
     kinds = ", ".join(dict.fromkeys(dtype for dtype, _ in arrays))
     text = f"{root}: {len(arrays)} arrays, {count} elements of {kinds}"

@@ -290,7 +290,7 @@ def rows_text(face: Face) -> str:
 
 
 def _used(row: dict[str, Any]) -> str:
-    """Which buffers a routine or a kernel is handed, and in which operations."""
+    """Return which buffers a routine or a kernel is handed, and in which operations."""
     said = ((what, ", ".join(map(str, row.get(what, ())))) for what in ("buffers", "operations"))
     return "".join(f", {what} {numbers}" for what, numbers in said if numbers)
 
@@ -308,7 +308,8 @@ def _feed_rows(feed: dict[str, Any]) -> Iterator[str]:
 
 
 def _array_row(a: dict[str, Any], numbers: bool) -> tuple[str, ...]:
-    """Its name; what it is; those of a tree are many: which buffers they have is left out."""
+    """Return its name; what it is; those of a tree are many: which buffers they have is left
+    out."""
     given = ", has a default" if a.get("default") else ""
     given += ", optional" if "optional" in a else ""
     given += f", needs {' and '.join(a['needs'])}" if a.get("needs") else ""
@@ -321,7 +322,7 @@ def _array_row(a: dict[str, Any], numbers: bool) -> tuple[str, ...]:
 
 
 def size_table(image: reader.ImageFile) -> list[dict[str, Any]]:
-    """Per number of ranks: the mesh, the image's bytes, and memory per rank and in all."""
+    """Return per number of ranks: the mesh, the image's bytes, and memory per rank and in all."""
     scalars = {s["name"]: s["default"] for s in image.manifest["scalars"] if s["dtype"] == "int64"}
     rows: list[dict[str, Any]] = []
     for ranks in RANKS:

@@ -93,7 +93,7 @@ class Log(Line):
 
 
 class Cell(Line):
-    """The same in the output of the cell that runs in a kernel of Jupyter."""
+    """A listener that shows progress in the output of the cell that runs in a kernel of Jupyter."""
 
     handle: Any = None
 
@@ -117,14 +117,15 @@ def where_somebody_looks() -> Line | None:
 
 
 def on_terminal() -> Line | None:
-    """For the first rank's standard error, where that is a terminal."""
+    """Return a line for the first rank's standard error, where that is a terminal; else None."""
     if sys.stderr is None or not sys.stderr.isatty() or launcher()[0] != 0:
         return None
     return Line(sys.stderr)
 
 
 def in_log() -> Line | None:
-    """For the first rank's standard error, whatever it is, unless SPMD_PROGRESS=off."""
+    """Return a line for the first rank's standard error, whatever it is, unless
+    SPMD_PROGRESS=off."""
     if sys.stderr is None or launcher()[0] != 0 or os.environ.get(CHOSEN) == "off":
         return None
     return Log(sys.stderr)

@@ -82,7 +82,7 @@ class FairLock:
             self.give_back()
 
     def give_back(self) -> None:
-        """End this turn: the next one begins."""
+        """End this turn, so that the next one begins."""
         with self._lock:
             if self._gates:
                 gate, self.thread = self._gates.popleft()

@@ -135,7 +135,7 @@ class Streaming:
             self.queue.put(first.name, first.array)
 
     def end(self) -> None:
-        """The call is over: later ones hand over no frames."""
+        """End the hand-over of frames: the call is over."""
         job = self._job
         if job is None or not job.may_run:
             return

@@ -40,7 +40,8 @@ def call(
     save: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> None:
-    """The options of one run, and its inputs and scalars: no type has room for both by name.
+    """Declare the options of one run, and its inputs and scalars: no type has room for both by
+    name.
 
     A test compares them with `Options`.
     """
@@ -92,5 +93,5 @@ def _row(name: str, option: Option) -> str:
 def takes_more(
     declared: Callable[P, object],
 ) -> Callable[[Callable[Concatenate[S, T, ...], R]], Callable[Concatenate[S, T, P], R]]:
-    """Return the same for a method with one argument before the options."""
+    """Give a method with one argument before the options these options, as `takes` does."""
     return takes(declared)  # type: ignore[arg-type]

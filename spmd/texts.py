@@ -116,7 +116,7 @@ def rivals(text: str) -> list[str]:
 
 
 def every(text: str) -> int | str:
-    """100 (turns), or 30s."""
+    """Return what a text means: 100 (turns), or 30s."""
     if text.endswith("s"):
         seconds(text[:-1])
         return text

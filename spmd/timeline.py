@@ -36,12 +36,13 @@ class RankEvents:
         self.dropped = count - len(self.numbers) // EVENT
 
     def events(self) -> Iterator[tuple[int, ...]]:
-        """begin, end, busy (nanoseconds), bytes, operation, whether it is a wait, position."""
+        """Yield begin, end, busy (nanoseconds), bytes, operation, whether it is a wait,
+        position."""
         for k in range(0, len(self.numbers), EVENT):
             yield tuple(self.numbers[k : k + EVENT])
 
     def total(self, operation: int) -> tuple[int, ...]:
-        """count; time, busy (nanoseconds); bytes; the longest (nanoseconds)."""
+        """Return count; time, busy (nanoseconds); bytes; the longest (nanoseconds)."""
         return tuple(self.totals[operation * TOTAL : (operation + 1) * TOTAL])
 
 
@@ -158,7 +159,8 @@ def _what(row: dict[str, Any]) -> str:
 
 
 def _place(row: dict[str, Any]) -> str:
-    """heat.py:36, or heat.py:39-41 for a phase that several lines became."""
+    """Return the place of a row: heat.py:36, or heat.py:39-41 for a phase that several lines
+    became."""
     place = str(row.get("place", ""))
     first, last = row.get("lines", (0, 0))
     return f"{place.rpartition(':')[0]}:{first}-{last}" if first < last else place

@@ -39,7 +39,7 @@ Region = tuple[int, int] | None
 
 
 def check_conflicts(plan: g.Plan, rows: list[OperationRow]) -> list[OperationRow]:
-    """Return the rows. Raise InternalError at the first one that is out of order."""
+    """Return the rows of the graph; raise InternalError at the first one that is out of order."""
     _Check(plan, rows).run()
     return rows
 
@@ -60,7 +60,8 @@ class _Touched:
 
 
 class _Check:
-    """at: the number of the next row. batches: by feed, the buffers that its takes fill."""
+    """A check of a Plan's order. at: the number of the next row. batches: by feed, the buffers that
+    its takes fill."""
 
     def __init__(self, plan: g.Plan, rows: list[OperationRow]) -> None:
         self.plan, self.rows, self.at = plan, rows, 0

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def stretches(rows: Sequence[T]) -> list[Sequence[T]]:
-    """Rows by the functions that they stand in."""
+    """Return rows by the functions that they stand in."""
     return [rows[k : k + LONGEST] for k in range(0, len(rows), LONGEST)]
 
 

@@ -115,7 +115,7 @@ def _taking(x: Exchange, take: Store, places: Places, does: str) -> str:
 
 
 def fold_name(x: Exchange) -> str:
-    """How ranks' elements are folded."""
+    """Return how ranks' elements are folded."""
     return f"fold_{x.fn}_{x.dtype}"
 
 

@@ -67,7 +67,7 @@ class CFunction:
         self.lines.append("    " * self.depth + text)
 
     def open(self, text: str) -> None:
-        """A line that begins a block."""
+        """Write a line that begins a block."""
         self.line(text)
         self.depth += 1
 
@@ -89,7 +89,7 @@ class CFunction:
         return len(long)
 
     def turns(self, counter: str, loop: Loop | Turns) -> str:
-        """start; test; advance of a loop that counts."""
+        """Return start; test; advance of a loop that counts."""
         start, step = (self.integer(e, Binds.CHOICE) for e in (loop.start, loop.step))
         test = self.test_of(counter, loop)
         advance = f"{counter}++" if loop.step == 1 else f"{counter} += {step}"

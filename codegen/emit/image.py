@@ -192,7 +192,7 @@ def _kernels(plan: Plan) -> list[str]:
 
 
 def _folds(plan: Plan) -> list[str]:
-    """How ranks' elements are combined: a function for each fn and dtype."""
+    """Return how ranks' elements are combined: a function for each fn and dtype."""
     found = {(x.fn, x.dtype): x for x in walk_steps(plan.steps)
              if isinstance(x, Exchange) and x.fn and x.dtype}
     return [_fold(fn, dtype, fold_name(x)) for (fn, dtype), x in found.items() if dtype]
@@ -255,7 +255,7 @@ def _per_array(
 
 
 def _load(plan: Plan, places: Places) -> str:
-    """Every expression of the index that does not change while the program runs."""
+    """Return every expression of the index that does not change while the program runs."""
     entries = list(plan.at_load.items())
     few = stretches(entries)
     if len(few) < 2:

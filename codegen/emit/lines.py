@@ -38,7 +38,7 @@ def _filled(text: str, room: int) -> list[str]:
 
 
 def wrapped(head: str, parts: Sequence[str], end: str, indent: str = "    ") -> str:
-    """head, the parts with commas, end; broken before the last column."""
+    """Return head, the parts with commas, end; broken before the last column."""
     lines = [head]
     for k, part in enumerate(parts):
         piece = part + (end if k + 1 == len(parts) else ",")

@@ -239,7 +239,8 @@ class NestWriter(CFunction):
         self.close(opened)
 
     def store_sifted(self, work: Store) -> None:
-        """A branch that nobody can foretell takes longer than to write down all that is found."""
+        """Write a store of what is found, without a branch: one that nobody can foretell takes
+        longer than to write down all."""
         *outer, last = (v for v in work.loops if v.extent != 1)
         j = last.sym.name
         found, many, k = (self.names.name(x) for x in ("found", "many", "k"))

@@ -130,14 +130,15 @@ class PhaseWriter(NestWriter):
         self.close(opened + 1)
 
     def along(self, work: Lane, make: Callable[[], str]) -> None:
-        """A statement for every position of a lane, also of a single one."""
+        """Write a statement for every position of a lane, also of a single one."""
         self.loop(work.along)
         self.declared.clear()
         self.line(make())
         self.close()
 
     def cumulative(self, work: Lane, value: Node) -> None:
-        """The first element stays as it is: 0.0 + -0.0 is 0.0, and 1 times inf + 0j has a NaN."""
+        """Write a running fold whose first element stays as it is: 0.0 + -0.0 is 0.0, and 1 times
+        inf + 0j has a NaN."""
         first = neutral_sign(work.fn, work.dtype)
         self.line(f"{work.dtype.compute} total = {literal(first, work.dtype)[0]};")
 
@@ -153,7 +154,8 @@ class PhaseWriter(NestWriter):
         return combined(work.fn, work.dtype, total, self.value(value))[0]
 
     def argreduce(self, work: Lane, value: Node) -> None:
-        """The first extreme; NaN is more extreme than any number, as in NumPy."""
+        """Write a search for the first extreme; NaN is more extreme than any number, as in
+        NumPy."""
         if work.lanes:
             self.argreduce_in_lanes(work, value)
             return

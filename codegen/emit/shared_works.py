@@ -32,8 +32,8 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True)
 class SharedWork:
-    """One work as the body of a function. arguments: their names, in order. numbers: literals in
-    its text that may differ between the works that share the function."""
+    """A work as the body of a function that other works share. arguments: their names, in order.
+    numbers: literals in its text that may differ between the works that share the function."""
 
     key: Key
     lines: tuple[str, ...]
@@ -46,7 +46,8 @@ class SharedWork:
 
 @dataclass(frozen=True)
 class SharedCall:
-    """How a work calls its function. numbers: literals that it passes behind the arguments."""
+    """A call of the function that a work shares. numbers: literals that it passes behind the
+    arguments."""
 
     name: str
     work: SharedWork

@@ -184,7 +184,7 @@ class ControlWriter:
         self.waiting(step, f'feed "{step.feed}": ', call)
 
     def waiting(self, step: Take | More | Send | Save, title: str, call: str) -> None:
-        """A call of the engine, again and again until it is done."""
+        """Write a call of the engine that is made again and again until it is done."""
         self.cases += 1
         self.f.quote(step.place, title)
         self.f.line(f"spmd_enter(r, {self.numbers[id(step)]});")
@@ -284,7 +284,7 @@ class ControlWriter:
         self.f.close(2)
 
     def text(self, step: Print | Expect, around: Sequence[str] = ()) -> None:
-        """The text of a step, from `text` to `at`. around: what stands around the index."""
+        """Write the text of a step, from `text` to `at`. around: what stands around the index."""
         self.f.line("char text[1024], *at = text;")
         self.f.line("const char *const end = text + sizeof text;")
         if around:

@@ -65,7 +65,8 @@ def too_much(traffic: Traffic) -> bool:
 
 
 def most_bytes(size: Expr) -> int:
-    """Bytes on 16 ranks along every axis; with extents that a scalar decides, of a million."""
+    """Return bytes on 16 ranks along every axis; with extents that a scalar decides, of a
+    million."""
     size = largest(size)
     kinds = {s.name: s.kind for s in size.symbols()}
     return max(
@@ -114,7 +115,8 @@ def remedy(
 
 
 def _partial_sums(op: Op, value: Value, gathered: Sequence[int]) -> str:
-    """a @ b with b split where it is summed over: a split there too leaves sums to be reduced."""
+    """Return the advice for a @ b with b split where it is summed over: a split there too leaves
+    sums to be reduced."""
     if value not in op.operands:
         return ""
     a, b = op.operands
@@ -132,6 +134,6 @@ def _partial_sums(op: Op, value: Value, gathered: Sequence[int]) -> str:
 
 
 def _elements(value: Value) -> int:
-    """0 where no number is known."""
+    """Return the number of elements; 0 where no number is known."""
     total = expr.product(value.type.shape)
     return total.value if total.is_const else 0

@@ -52,7 +52,7 @@ def shares(plan: Plan) -> dict[int, float]:
 
 
 class _Task:
-    """Something that is computed: of what, into what, and how much work it is at a point."""
+    """A task that a step computes: of what, into what, and how much work it is at a point."""
 
     def __init__(self, gives: set[Key], takes: set[Key], work: int) -> None:
         self.gives, self.takes, self.work = gives, takes, work

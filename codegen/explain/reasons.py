@@ -281,7 +281,8 @@ class Explained:
         return next(iter(same or found))
 
     def called(self, value: Value) -> tuple[str, Place | None]:
-        """The name of the nearest array that has one, going back to what decides its layout."""
+        """Return the name of the nearest array that has one, going back to what decides its
+        layout."""
         passed: list[Value] = []  # a chain is as long as the program: no recursion, and once only
         while (value := self._first(value)) not in self._called:
             passed.append(value)

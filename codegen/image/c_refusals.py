@@ -40,8 +40,8 @@ def line_of(file: str, word: str, behind: str = "") -> Place | None:
 
 
 def _anywhere(function: FunctionInC, *words: str) -> Place | None:
-    """Return the same in any of its files, of the first word that stands in one: as a call if it
-    can."""
+    """Return the first place in any of a function's files where one of these words stands: as a
+    call if it can."""
     files = [function.file, *function.files()[1:]]
     found = (line_of(file, word, behind)
              for word in words for behind in ("(", "") for file in files)
@@ -154,7 +154,7 @@ def check_object(function: FunctionInC, symbol: str, data: bytes) -> None:
 
 
 def _read(data: bytes) -> tuple[list[_Section], list[_Symbol]]:
-    """Sections and symbols of an object file of this machine's compiler."""
+    """Yield sections and symbols of an object file of this machine's compiler."""
     table, count, names = struct.unpack_from("<40xQ12xHH", data)
     rows = [struct.unpack_from("<IIQQQQIIQQ", data, table + 64 * k) for k in range(count)]
 

@@ -67,9 +67,9 @@ _SPECIAL = 0xFF00  # section numbers from here on are none
 
 
 def check_dynamic(data: bytes) -> None:
-    """No foreign library, no run path, nothing that runs when the file is only loaded, and no table
-    that leads the dynamic linker astray. Follows the segments, as the linker does: the section
-    table could say otherwise."""
+    """Raise ImageError unless there is no foreign library, no run path, nothing that runs when the
+    file is only loaded, and no table that leads the dynamic linker astray. Follows the segments, as
+    the linker does: the section table could say otherwise."""
     _Dynamic(data).check()
 
 
@@ -247,7 +247,7 @@ class _Dynamic:
                 raise damaged("one without end", "chains of names that end")
 
     def _versions(self, count: int) -> None:
-        """Which symbol is wanted in which version of a library."""
+        """Check which symbol is wanted in which version of a library."""
         known = {0, 1}
         if _VERNEED in self.entries:
             at = self.entries[_VERNEED]
@@ -309,8 +309,8 @@ class _Dynamic:
         self._packed_relocations()
 
     def _packed_relocations(self) -> None:
-        """Check packed relocations: an even word is an address; an odd one says which of the 63
-        words that follow it."""
+        """Check packed relocations, of which an even word is an address; an odd one says which of
+        the 63 words that follow it."""
         length = self.entries.get(_RELRSZ, 0)
         if (_RELR in self.entries) != bool(length) or length % 8:
             raise damaged(f"{length} bytes", "packed relocations of 8 bytes")

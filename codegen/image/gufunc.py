@@ -73,8 +73,8 @@ class Signature:
         shapes: Sequence[tuple[Any, ...]],
         same: Callable[[Any, Any], bool],
     ) -> list[tuple[int, ...]]:
-        """Per parameter, which loop each leading dim follows. Raises ValueError with what does not
-        fit. same: whether two extents are equal."""
+        """Return, for each parameter, which loop each leading dim follows. Raises ValueError with
+        what does not fit. same: whether two extents are equal."""
         sizes: dict[str, tuple[str, Any]] = {}
         leads = []
         for name, shape, dims in zip(names, shapes, self.dims, strict=True):
@@ -130,7 +130,7 @@ def parse(text: str) -> Signature:
 def call(
     function: Callable[..., Any], args: Sequence[Any], follows: Follows, writes: Sequence[bool]
 ) -> None:
-    """The function on NumPy arrays and numbers, once for every turn of the loops."""
+    """Call the function on NumPy arrays and numbers, once for every turn of the loops."""
     extents: dict[int, int] = {}
     for x, dims in zip(args, follows, strict=True):
         for k, extent in zip(dims or (), np.shape(x)):

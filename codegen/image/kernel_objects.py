@@ -51,8 +51,8 @@ def compile_kernel(
 
 
 def results_of(function: Callable[..., Any], given: Sequence[DType]) -> list[str]:
-    """NumPy's names of the element types that a function of numbers of these types gives. Raises
-    KernelError where numba cannot tell."""
+    """Return NumPy's names of the element types that a function of numbers of these types gives.
+    Raises KernelError where numba cannot tell."""
     refusals.check_names(function)
     try:
         made, signature = _with_helpers(function, {}, False), tuple(map(_element, given))
@@ -72,8 +72,8 @@ def _element(dtype: DType) -> Any:
 def _typed(
     function: Callable[..., Any], signature: Sequence[Parameter], debug: bool = False
 ) -> Any:
-    """numba's C-callable wrapper around the function, typed for contiguous arrays. debug: with the
-    lines that code comes from."""
+    """Return numba's C-callable wrapper around the function, typed for contiguous arrays. debug:
+    with the lines that code comes from."""
     c_signature = _c_signature(signature)
     members = vars(numba)
     scope: dict[str, Any] = {n: members[n] for n in ("carray", "complex64", "complex128")}
@@ -88,8 +88,8 @@ def _typed(
 
 
 def _wrapper(signature: Sequence[Parameter]) -> str:
-    """Python's text of a function of addresses, extents and numbers that calls `inner` with arrays,
-    in every turn of the loops."""
+    """Return Python's text of a function of addresses, extents and numbers that calls `inner` with
+    arrays, in every turn of the loops."""
     names, lines, arguments = [], [], []
     loops: dict[int, str] = {}
     for k, p in enumerate(signature):

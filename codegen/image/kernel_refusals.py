@@ -103,7 +103,8 @@ def not_linkable(
     module: str,
     with_lines: Callable[[], str],
 ) -> KernelError:
-    """A kernel that needs the Python runtime: it allocates memory, can raise, or calls Python.
+    """Return the error for a kernel that needs the Python runtime: it allocates memory, can raise,
+    or calls Python.
 
     module: the optimised code; with_lines: makes that of a build that keeps lines.
     """
@@ -227,7 +228,7 @@ def _place(function: Callable[..., Any], file: str = "", line: int = 0) -> Place
 
 
 def not_typed(function: Callable[..., Any], text: str) -> KernelError:
-    """numba's complaint, shortened to its reason and the user's line."""
+    """Return numba's complaint, shortened to its reason and the user's line."""
     code = function.__code__
     line = code.co_firstlineno
     for file, number in re.findall(r'File "([^"]+)", line (\d+)', text):

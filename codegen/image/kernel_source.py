@@ -220,7 +220,7 @@ def _everywhere(target: ast.expr, name: str, ndim: int, loops: dict[str, int]) -
 
 
 def _range_over(e: ast.expr, name: str, ndim: int) -> int | None:
-    """d of range(out.shape[d]) or range(len(out))."""
+    """Return d of range(out.shape[d]) or range(len(out))."""
     if not (isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id in (
         "range", "prange") and len(e.args) == 1):
         return None

@@ -20,11 +20,13 @@ from codegen.image import manifest as reader
 
 # NumPy's arithmetic: no fast-math, no fused multiply-add, wrapping integers, and complex products
 # and quotients by the plain formula and Smith's. No if-conversion: see csrc/spmd_select.h. OpenMP's
-# pragmas, not its runtime: reductions that may be taken in any order say so.
+# pragmas, not its runtime: reductions that may be taken in any order say so. No predictive
+# commoning: with it, gcc 12.2 computes an element of a short row by its neighbours' (with vectors
+# of 512 bits; tests/codegen/test_rounding.py has the loops).
 FLAGS = (
     "-std=c11 -O3 -fPIC -fvisibility=hidden -fno-semantic-interposition -ffp-contract=off -fwrapv "
-    "-fcx-fortran-rules -fno-math-errno -fno-trapping-math -fno-tree-loop-if-convert -fno-ident "
-    "-fno-asynchronous-unwind-tables -fopenmp-simd"
+    "-fcx-fortran-rules -fno-math-errno -fno-trapping-math -fno-tree-loop-if-convert "
+    "-fno-predictive-commoning -fno-ident -fno-asynchronous-unwind-tables -fopenmp-simd"
 ).split()
 # The last two are clang's, for options that only gcc or only linking uses, and for loops that do
 # not vectorise.

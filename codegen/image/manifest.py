@@ -110,7 +110,7 @@ def check_machine(machine: str) -> None:
 
 
 def digest_of(data: bytes, size: int, *blank: tuple[int, int]) -> bytes:
-    """BLAKE2b of the bytes, as if the blank ranges (offset, size) were zero."""
+    """Return BLAKE2b of the bytes, as if the blank ranges (offset, size) were zero."""
     state, view, at = hashed(digest_size=size), memoryview(data), 0
     for offset, length in sorted(blank):
         state.update(view[at:offset])
@@ -187,7 +187,8 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _escaped(value: Any) -> Any:
-    """Nothing that the manifest says can move a terminal's cursor, wherever it is printed."""
+    """Return what a manifest says without control characters: no text can move a terminal's cursor,
+    wherever it is printed."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, list):
@@ -240,14 +241,14 @@ def check_features(target: dict[str, Any]) -> None:
 
 
 def evaluate(e: Any, values: dict[str, int]) -> int:
-    """The integer of an expression in prefix form. Raises ImageError as of_64_bits does."""
+    """Return the integer of an expression in prefix form. Raises ImageError as of_64_bits does."""
     found: int = value(rows_of(e), values, of_64_bits)
     return found
 
 
 def of_64_bits(op: str, args: Sequence[int]) -> int:
-    """The domain of integers of 64 bits. Raises ImageError beyond them, which no image that spmd
-    has built needs."""
+    """Compute an operation in the domain of integers of 64 bits. Raises ImageError beyond them,
+    which no image that spmd has built needs."""
     if op != "*":
         return within_64(sum(args)) if op == "+" else integers(op, args)
     total = 1
@@ -279,7 +280,7 @@ def too_large(expected: str, found: str) -> ImageError:
 
 
 def fnv(words: bytes) -> int:
-    """FNV-1a, 64 bit, of which the low 63 bits count (Fowler, Noll, Vo)."""
+    """Return FNV-1a, 64 bit, of which the low 63 bits count (Fowler, Noll, Vo)."""
     h = 0xCBF29CE484222325
     for b in words:
         h = ((h ^ b) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF

@@ -78,7 +78,7 @@ def word(*known: str) -> Rule:
 
 
 def maybe(inner: Rule) -> Rule:
-    """That, or nothing (null)."""
+    """Return the rule of that, or of nothing (null)."""
 
     def rule(value: Any, where: str) -> None:
         if value is not None:
@@ -139,7 +139,7 @@ def table(optional: dict[str, Rule] | None = None, **fields: Rule) -> Rule:
 
 
 def _accumulation(value: Any, where: str) -> None:
-    """After so many microbatches, or "8 ticks"."""
+    """Check that an accumulation is a number of microbatches, or "8 ticks"."""
     number = value[:-len(" ticks")] if isinstance(value, str) and value.endswith(" ticks") else ""
     if not number.isdecimal() or len(number) > 9 or int(number) < 1:
         integer(1)(value, where)
@@ -152,7 +152,8 @@ def scalar_default(value: Any, where: str) -> None:
 
 
 def formula(value: Any, where: str) -> None:
-    """An expression in prefix form, of bounded depth and length: names are looked at later."""
+    """Check an expression in prefix form, of bounded depth and length: names are looked at
+    later."""
     level, nodes = [value], 0
     for _ in range(_MOST_DEPTH):
         below: list[Any] = []
@@ -180,7 +181,7 @@ _COUNT = integer(0)
 
 
 def returned(value: Any, where: str) -> None:
-    """A tree as codegen.ir.Returned says; `leaves` gives the outputs that it holds."""
+    """Check a tree as codegen.ir.Returned says; `leaves` gives the outputs that it holds."""
     level = [value]
     for _ in range(MOST_NESTED + 2):
         level = [tree for node in level for tree in _nested(node, where)]
@@ -205,7 +206,7 @@ def _nested(node: Any, where: str) -> list[Any]:
 
 
 def leaves(tree: Any) -> Iterator[int]:
-    """Numbers of outputs, in order, of a checked tree."""
+    """Yield numbers of outputs, in order, of a checked tree."""
     if not isinstance(tree, list):
         yield tree
         return
@@ -413,7 +414,8 @@ def _check_array(
 def _check_feeds(
     feeds: list[dict[str, Any]], axes: set[str], known: set[str], buffers: list[Any]
 ) -> None:
-    """Fields are arrays with one first extent; each take has a buffer for each."""
+    """Check that fields are arrays with one first extent, and that each take has a buffer for
+    each."""
     for k, feed in enumerate(feeds):
         where, fields = f"feeds[{k}]", feed["fields"]
         names = [one["name"] for one in fields]

@@ -197,7 +197,7 @@ def _longest(loops: Formulas, rank: Mapping[str, int]) -> int:
 
 
 def a_few_and_many(mesh: Mesh) -> list[dict[str, int]]:
-    """Sizes of a small mesh and of a larger one."""
+    """Return sizes of a small mesh and of a larger one."""
     found = []
     for few, many in ((2, 1), (16, 4)):
         free = [a.name for a in mesh.axes if a.fixed is None]

@@ -58,7 +58,7 @@ class Cut:
         return _bounds(self, mesh)
 
     def _at(self, begin: Expr, end: Expr) -> tuple[Expr, Expr]:
-        """Not clipped, where my block is begin … end - 1."""
+        """Return the bounds without clipping, where my block is begin … end - 1."""
         if self.step > 0:
             return _ceil(begin - self.most, self.step), _ceil(end - self.least, self.step)
         return (self.least - end) // -self.step + 1, (self.most - begin) // -self.step + 1
@@ -140,7 +140,7 @@ def _bounds(cut: Cut, mesh: Mesh) -> tuple[Expr, Expr]:
 
 
 def _clipped(e: Expr, first: Expr, last: Expr, least: Expr, most: Expr) -> Expr:
-    """e, known to lie within least … most, between first and last."""
+    """Return e, known to lie within least … most, between first and last."""
     if not expr.nonneg(last - most):
         e = expr.minimum(e, last)
     return e if expr.nonneg(least - first) else expr.maximum(e, first)
@@ -161,7 +161,7 @@ def fixed(first: IntLike, last: IntLike) -> Cut:
 
 
 def block(axes: LayoutEntry, extent: Expr) -> Cut:
-    """Balanced blocks; of an Owned entry, all or nothing."""
+    """Return balanced blocks; of an Owned entry, all or nothing."""
     if isinstance(axes, Owned):
         bounds = ZERO, extent * axes.has
         return Cut(tuple(axes), ZERO, extent, given=bounds, entry=axes)
@@ -275,8 +275,8 @@ def _ranges(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
 
 
 def _ranges_around(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
-    """Members without elements lie between the last that has some and the first; where none has
-    any, nobody reads."""
+    """Return the ranges that skip members without elements, which lie between the last that has
+    some and the first; where none has any, nobody reads."""
     n, size = held.extent, mesh.size(held.axes)
     begin, end = held.bounds(mesh)
     some = expr.gt(n, 0)

@@ -197,7 +197,7 @@ class Demands:
                 self.want_operands(op, window, op.place, relaid)
 
     def inner(self, op: Op, region: Region) -> None:
-        """The body of a loop, or an arm of a branch."""
+        """Find the demands in the body of a loop, or in an arm of a branch."""
         for value in region.results:
             self.want(value, home(value), op.place)
         self.region(region)

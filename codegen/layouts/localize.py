@@ -113,7 +113,7 @@ class Localizer:
     def counted(
         self, shape: Shape, dim: int, low: Expr, period: Expr | None, dtype: DType, build: Builder
     ) -> Value:
-        """low, low + 1, … along a dim, modulo the period."""
+        """Return low, low + 1, … along a dim, modulo the period."""
         value = build.emit(Iota(dim, dtype, shape))
         terms = [("add", low)] if low != 0 else []
         terms += [("mod", period)] if period is not None else []
@@ -148,7 +148,8 @@ class Localizer:
         return value
 
     def wide(self, x: Value, build: Builder) -> Value:
-        """Half types are folded in float32, and rounded once."""
+        """Return a value of a half type in float32, in which it is folded before it is rounded
+        once."""
         return build.cast(x, dtypes.folded_in(x.type.dtype))
 
     # ---- what combines elements ------------------------------------------------------------------

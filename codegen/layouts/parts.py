@@ -78,7 +78,7 @@ class Parts(Builder):
         return what, op.operands
 
     def integer(self, e: Expr) -> Value:
-        """Made once in a region."""
+        """Return a symbolic integer as a value, made once in a region."""
         key = ("integer", e)
         found = self.known(key)
         if found is None:

@@ -21,7 +21,8 @@ from codegen.symbolic.expr import Sym
 
 
 class Inside(Enum):
-    """How arrays lie in a region: as they did, whole, or as follows from what it is given."""
+    """A choice of how arrays lie in a region: as they did, whole, or as follows from what it is
+    given."""
 
     SAME = 0
     WHOLE = 1

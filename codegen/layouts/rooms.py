@@ -127,7 +127,7 @@ class Rooms:
     # ---- how much --------------------------------------------------------------------------------
 
     def widen(self, values: list[Value]) -> None:
-        """The room for the ghost cells that are fetched of these versions of an array."""
+        """Widen the room by the ghost cells that are fetched of these versions of an array."""
         blocks = home(values[0])
         room = blocks
         around: dict[Value, list[Window]] = {}

@@ -17,8 +17,8 @@ from codegen.symbolic.expr import Expr, Sym
 
 
 def across(loop: Op) -> dict[Sym, Laid]:
-    """Nothing, where no loop in it walks along a dim that is split, or arrays are split along
-    several axes of the mesh."""
+    """Return layouts for the innermost loops in a loop, by counter; none where no loop in it walks
+    along a dim that is split, or arrays are split along several axes of the mesh."""
     inner = [op for r in loop.regions for op in walk(r) if _counts(op)] or [loop]
     inner = [op for op in inner if not any(_counts(o) for r in op.regions for o in walk(r))]
     values = {v for op in inner for v in _given(op)}

@@ -72,9 +72,9 @@ POSITION = "position"
 
 @dataclass(frozen=True)
 class Let(Control):
-    """From here on the symbol `counter` is the operand, a 0-d int64 that ranks agree on; key: under
-    which a second trace finds what is known of it, or POSITION: the operand is what the program
-    says of where it is, for timelines and messages; 0 for nothing."""
+    """Let the symbol `counter` stand for the operand from here on, a 0-d int64 that ranks agree on;
+    key: under which a second trace finds what is known of it, or POSITION: the operand is what the
+    program says of where it is, for timelines and messages."""
 
     name = "let"
     at_home = True
@@ -129,7 +129,7 @@ class Defined(Stated, Control):
     def batch(
         self, op: Op, given: Sequence[Value | None], at: Batch
     ) -> Sequence[Value | None]:
-        """The way back is mapped over members, too."""
+        """Map the region over members, and the way back too."""
         return at.defined(op, given)
 
 

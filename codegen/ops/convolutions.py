@@ -212,13 +212,14 @@ class Convolve(Kind):
         return _clipped(_wider(cut, expr.const(0), span, at), extent, at)
 
     def _reached(self, op: Op, d: int, of_x: Cut, at: Localizer) -> Cut:
-        """Which windows along a dim hold something of this part of x."""
+        """Return which windows along a dim hold something of this part of x."""
         span, count = self._span(op, d), self.by_name(op)["y"].type.shape[1 + d]
         cut = _wider(of_x, span, expr.const(0), at)
         return cuts.of_result(cut, self.start[d], self.stride[d], count, at.mesh)
 
     def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
-        """Over channels; where it gives a window, over all places that this has been at."""
+        """Return the parts of the channels over which a sum goes; where it gives a window, of all
+        places that this has been at."""
         if self.gives == "y":
             last = op.operands[1].type.ndim - 2
             return [shared(op, window, at, op.operands[0].type.ndim - 1, last)]

@@ -98,8 +98,8 @@ class Flowing(Exchange):
 
 @dataclass(frozen=True)
 class Permute(Exchange):
-    """Member var sends its operand to member `to` where `sends`; as seen by the receiver, it comes
-    from member `source` where `receives` (in var; None: not solved); else zeros."""
+    """Send the operand of member var to member `to` where `sends`; as seen by the receiver, it
+    comes from member `source` where `receives` (in var; None: not solved); else zeros."""
 
     name = "permute"
     reads = "boxes"

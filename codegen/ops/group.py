@@ -151,7 +151,7 @@ def within(box: Box, held: Box) -> tuple[slice, ...]:
 
 
 def poison(shape: Sequence[int], dtype: DType) -> Array:
-    """Elements that would be seen in a result."""
+    """Return elements that would be seen in a result."""
     kind = dtypes.numpy_dtype(dtype)
     made = np.empty(shape, kind)
     made.view(np.uint8 if made.ndim else kind).fill(0xB5)

@@ -106,8 +106,8 @@ class Kernel(Stated):
                    if arg == ("in", operand))
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
-        """The user's Python function on contiguous copies; 0-d operands arrive as scalars. What it
-        says that it fills holds a pattern before."""
+        """Run the user's Python function on contiguous copies; 0-d operands arrive as scalars. What
+        it says that it fills holds a pattern before."""
         outs = [
             np.full(extents(t.shape, value), 85, np.uint8).astype(dtypes.numpy_dtype(t.dtype))
             for t in self.types

@@ -84,7 +84,8 @@ class Kind:
         return [()] * result.ndim
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
-        """The results in NumPy, of an op that stays within a rank; operands are not written to."""
+        """Return the results in NumPy, of an op that stays within a rank; operands are not written
+        to."""
         raise NotImplementedError(self.name)
 
     def element(self, op: Op, index: Index, at: Resolver) -> At:
@@ -102,7 +103,8 @@ class Kind:
         at.store(op.result, self.element(op, index, at), op)
 
     def work(self, op: Op) -> Iterable[Shape]:
-        """Extents of loops as long as it works, about; of several the longest counts."""
+        """Return the extents of loops as long as the op works, about; of several the longest
+        counts."""
         part = self.in_place or (self.inline and self.rereads)  # of the first operand
         return [v.type.shape for v in (*op.operands[part:], *(() if self.in_place else op.results))]
 
@@ -189,7 +191,7 @@ class Kind:
         return None
 
     def exprs(self) -> tuple[Expr, ...]:
-        """Every Expr that stands in its fields, also in types."""
+        """Return every Expr that stands in its fields, also in types."""
         return self._exprs
 
     @cached_property
@@ -230,7 +232,7 @@ def dropped(shape: Sequence[Expr], dims: Iterable[int]) -> Shape:
 
 
 def behind(dims: Iterable[int]) -> tuple[int, ...]:
-    """Return the same dims where one more stands before them."""
+    """Return the dims as they are counted when one more stands before them."""
     return tuple(d + 1 for d in dims)
 
 

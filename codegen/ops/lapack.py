@@ -183,8 +183,8 @@ class Cholesky(Factor):
 
 @dataclass(frozen=True)
 class Lu(Factor):
-    """P A = L U with partial pivoting: both factors in one matrix; per row, counted from 1, the one
-    that it changed places with; and 0, or the number of the first pivot that is 0."""
+    """Factor P A = L U with partial pivoting: both factors in one matrix; per row, counted from 1,
+    the one that it changed places with; and 0, or the number of the first pivot that is 0."""
 
     name = "lu"
 
@@ -262,8 +262,8 @@ class LuSolve(Factor):
 
 @dataclass(frozen=True)
 class Swapped(Factor):
-    """The columns of a matrix, exchanged as Lu exchanged rows: its pivot k says which one column
-    first + k changes places with, counted from 1 and from `first`."""
+    """Exchange columns of a matrix as Lu exchanged rows: its pivot k says which one column first +
+    k changes places with, counted from 1 and from `first`."""
 
     name = "swapped_columns"
     in_place = True
@@ -304,9 +304,9 @@ _DIAGONAL = {False: "SPMD_ANY_DIAGONAL", True: "SPMD_UNIT_DIAGONAL"}
 
 @dataclass(frozen=True)
 class Triangular(Factor):
-    """X in the place of B, with A X = B, or X A = B if `right`, of a triangle of A; adjoint: of its
-    conjugate transpose; unit: its diagonal counts as ones. Operands are B and A, and matrices lie
-    row by row here."""
+    """Solve a triangular system: X in the place of B, with A X = B, or X A = B if `right`, of a
+    triangle of A; adjoint: of its conjugate transpose; unit: its diagonal counts as ones. Operands
+    are B and A, and matrices lie row by row here."""
 
     name = "triangular"
     in_place = True

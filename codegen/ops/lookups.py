@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DynamicSlice(Kind):
-    """Operands x, one 0-d int64 start per dim, clamped so that the box fits; else zeros."""
+    """Take a box of x, of which a 0-d int64 operand per dim says where it starts, clamped so that
+    the box fits; else zeros."""
 
     name = "dynamic_slice"
     rereads = True
@@ -54,7 +55,8 @@ class DynamicSlice(Kind):
         return (entry if m == e else () for m, e, entry in kept)
 
     def claims(self, op: Op, at: Claims) -> None:
-        """The box may be larger than the array, which gives zeros, but not less than nothing."""
+        """Claim that the box has no negative extent; it may be larger than the array, which gives
+        zeros."""
         at.no_less_than_nothing(op.result.type.shape)
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
@@ -222,7 +224,8 @@ class DynamicUpdate(Kind):
 
 @dataclass(frozen=True)
 class Gather(Kind):
-    """Operands x, index arrays of one shape for dims; they stand at `at` in the result."""
+    """Take elements of x at index arrays of one shape, for these dims; their dims stand at `at` in
+    the result."""
 
     name = "gather"
     rereads = True
@@ -471,7 +474,7 @@ class Scatter(Kind):
         return None if points is None else list(points)
 
     def _counted_dims(self, op: Op, window: Window, at: Localizer) -> dict[int, int]:
-        """Dims of the points of which a rank needs the part that it has of this dim of x."""
+        """Return dims of the points of which a rank needs the part that it has of this dim of x."""
         x, _, *index = op.operands
         along = counted(index, self.dims, x.type.shape, at.defs)
         return {j: d for d, j in along.items() if window[d].axes and within(window[d])}

@@ -48,7 +48,7 @@ _HEADER_STEPS = const(40)  # and one that needs a header, as exp does
 
 @dataclass(frozen=True)
 class Map(Kind):
-    """FUNCTIONS[fn] of operands of one shape; cast has dtype."""
+    """Compute FUNCTIONS[fn] of operands of one shape, element by element; cast has dtype."""
 
     name = "map"
     fuses = True

@@ -250,9 +250,9 @@ class MatMul(Kind):
                 (Part(x.buffer, x.offset), Part(y.buffer, y.offset), made), op)
 
     def by_loops(self, op: Op, rows: bool, at: Maker) -> None:
-        """The product as loops. rows: a whole row (or column) of the result is summed up in the
-        inner loop. Loops are named in the order in which they nest, so that two products that read
-        one matrix along its rows have equal loops, and are fused."""
+        """Compute the product by loops. rows: a whole row (or column) of the result is summed up in
+        the inner loop. Loops are named in the order in which they nest, so that two products that
+        read one matrix along its rows have equal loops, and are fused."""
         (a, b), made = op.operands, op.result.type
         extents = (*made.shape, a.type.shape[-1])
         *batch, i, j, k = range(len(extents))

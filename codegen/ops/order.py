@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def _call(function: str, op: Op, at: Maker, *arguments: Value | Expr) -> None:
-    """A C function for the type of the op's first operand; of arrays it gets the addresses."""
+    """Call a C function for the type of the op's first operand; of arrays it gets the addresses."""
     dtype = op.operands[0].type.dtype
     kind = "u" if dtype.kind == "b" else dtype.kind
     made = []
@@ -49,10 +49,10 @@ def _rows(x: Value) -> tuple[Expr, Expr]:
 
 @dataclass(frozen=True)
 class Merge(Kind):
-    """Operands mine, theirs, side: two sorted arrays of rows of one length, merged. side 1: the
-    half that stands first; 2: the last half; 0: mine. Or mine, theirs, their places twice, side:
-    equal elements in the order of places, which no two have in common; the places come along.
-    tuples: an element is a column of int64, compared from its top. Stands in shard_maps only."""
+    """Merge two sorted arrays of rows of one length; operands mine, theirs, side. side 1: the half
+    that stands first; 2: the last half; 0: mine. Or mine, theirs, their places twice, side: equal
+    elements in the order of places, which no two have in common; the places come along. tuples: an
+    element is a column of int64, compared from its top. Stands in shard_maps only."""
 
     name = "merge"
     tuples: bool = False
@@ -91,8 +91,8 @@ class Merge(Kind):
 
 @dataclass(frozen=True)
 class Partition(Lane):
-    """Operands x and, for each row, places: there stands what sorting puts there, before it
-    nothing larger and behind it nothing less."""
+    """Partition rows of x at places that the second operand gives for each: there stands what
+    sorting puts there, before it nothing larger and behind it nothing less."""
 
     name = "partition"
     flat = True

@@ -185,7 +185,8 @@ class ArgReduce(Kind):
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
-        """Everybody's first extreme; the first of those that are the extreme of all."""
+        """Return the first position of the extreme: each rank finds its own, then the first of
+        those that are the extreme of all."""
         (held,), d, fn = self.needs(op, window, at), self.dim, self.fn
         index = build.emit(self, operands)
         axes = held[d].axes
@@ -344,7 +345,7 @@ class Cumulative(Lane):
         return build.cast(value, op.result.type.dtype)
 
     def steps(self, op: Op, at: Maker) -> None:
-        """Row after row, where memory lies in rows across the dim."""
+        """Fold row after row, where memory lies in rows across the dim."""
         (x,), made, d = op.operands, op.result.type, self.dim
         if made.dtype.size == 2 or all(e == 1 for e in made.shape[d + 1 :]):
             super().steps(op, at)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reshape(View):
-    """The same elements in row-major order."""
+    """Give an array another shape: the same elements in row-major order."""
 
     name = "reshape"
     inline = True
@@ -200,7 +200,7 @@ def _plan(group: DimGroup, before: Shape, window: Window, mesh: Mesh, after: Sha
 def _cut_to_elements(
     plans: Sequence[_Plan], op: Op, x: Value, build: Builder, mesh: Mesh
 ) -> Value:
-    """One dim per group, of the elements of the part."""
+    """Return one dim per group, of the elements of the part."""
     before = op.operands[0].type.shape
     start: list[Expr] = []
     shape: list[Expr] = []
@@ -226,7 +226,7 @@ def _cut_to_elements(
 
 @dataclass(frozen=True)
 class Constant(Reshape):
-    """The same elements, in their shape; nothing is differentiated through it."""
+    """Pass the elements on, in their shape; nothing is differentiated through it."""
 
     name = "constant"
     flat = True
@@ -234,8 +234,8 @@ class Constant(Reshape):
 
 @dataclass(frozen=True)
 class Again(Reshape):
-    """The same elements, in their shape, of which something is computed once more: no other one is
-    equal to it."""
+    """Pass the elements on, in their shape, so that something is computed from them once more: this
+    op is equal to no other, so no pass joins the two computations."""
 
     name = "again"
     number: int = 0
@@ -243,7 +243,7 @@ class Again(Reshape):
 
 @dataclass(frozen=True)
 class Named(Reshape):
-    """The same elements, in their shape, which a policy of spmd.remat may keep by this name."""
+    """Pass the elements on, in their shape; a policy of spmd.remat may keep them by this name."""
 
     name = "named"
     label: str = ""
@@ -251,8 +251,8 @@ class Named(Reshape):
 
 @dataclass(frozen=True)
 class OnceAtZero(Reshape):
-    """Copy the elements unchanged. A derivative that goes through here twice ends the run where one
-    is 0: the formula for the first one is right there, but its own derivative is not."""
+    """Pass the elements on unchanged. A derivative that goes through here twice ends the run where
+    one is 0: the formula for the first one is right there, but its own derivative is not."""
 
     name = "once_at_zero"
 

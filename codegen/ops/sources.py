@@ -62,8 +62,8 @@ class Const(Source):
 
 @dataclass(frozen=True)
 class Full(Source):
-    """A Python number everywhere; blank: it need not be written, since updates replace all that is
-    read; sparse: of a blank one, a rank writes parts only."""
+    """Fill an array with a Python number; blank: it need not be written, since updates replace all
+    that is read; sparse: of a blank one, a rank writes parts only."""
 
     name = "full"
     inline = True

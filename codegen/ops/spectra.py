@@ -73,8 +73,8 @@ class Qr(Factor):
 
 @dataclass(frozen=True)
 class Svd(Factor):
-    """Singular values, the largest first, and 0 unless it did not converge; and the vectors: none
-    ("N"), as many as there are values ("S"), or all ("A")."""
+    """Find the singular values of a matrix, the largest first, and 0 unless it did not converge;
+    and the vectors: none ("N"), as many as there are values ("S"), or all ("A")."""
 
     name = "svd"
     vectors: str = "S"
@@ -167,8 +167,8 @@ class Eigh(Factor):
 
 @dataclass(frozen=True)
 class Eig(Factor):
-    """Eigenvalues in no order, complex also where all are real; 0 unless it did not converge; and
-    vectors, if they are asked for."""
+    """Find the eigenvalues of a matrix in no order, complex also where all are real; 0 unless it
+    did not converge; and vectors, if they are asked for."""
 
     name = "eig"
     vectors: bool = True

@@ -229,5 +229,5 @@ def _batches(dims: _Dims) -> tuple[_Dims, tuple[Expr, Expr, Expr]]:
 
 
 def _length(e: Expr) -> int:
-    """0 where no number is known."""
+    """Return the extent as a number; 0 where none is known."""
     return e.value if e.is_const else 0

@@ -203,7 +203,8 @@ class Common:
 
     def scan(self, f: Any, init: Any, xs: Any = None, length: Any = None,
              reverse: bool = False) -> Any:
-        """f(carry, x) for every x of the first dim: the last carry, and all second results."""
+        """Call f(carry, x) for every x of the first dim; return the last carry, and all second
+        results."""
         carry, outs = map_tree(_copied, init), []
         steps = range(int(length) if xs is None else len(next(leaves(xs))))
         order = reversed(steps) if reverse else steps
@@ -228,7 +229,7 @@ class Common:
         return map_tree(lambda y: local(np.zeros((0, *np.shape(y)), np.asarray(y).dtype)), y)
 
     def kernel(self, kernel: Any, form: Any, bound: Mapping[str, Any]) -> Any:
-        """A kernel's Python function on whole arrays, or on what a rank has."""
+        """Run a kernel's Python function on whole arrays, or on what a rank has."""
         return kernel_calls.run(kernel, form, bound)
 
     # ---- effects ---------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def outputs(
 
 
 def mesh_sizes(names: Sequence[str], fixed: Mapping[str, int | None], ranks: int) -> dict[str, int]:
-    """Ranks along each axis: as fixed, the rest as equal as possible and not increasing."""
+    """Return ranks along each axis: as fixed, the rest as equal as possible and not increasing."""
     free = [name for name in names if not fixed.get(name)]
     taken = int(np.prod([fixed.get(name) or 1 for name in names]))
     left = ranks // taken
@@ -236,7 +236,7 @@ class World(Common):
         return self.feeds[name]
 
     def field_layout(self, feed: str, field: str) -> Any:
-        """How the compiler lays a field out whose dims the program's rules may name."""
+        """Return how the compiler lays a field out whose dims the program's rules may name."""
         try:
             (found,) = (f for f in self.graph().feeds if f.name == feed)
         except SpmdError as error:
@@ -285,7 +285,7 @@ class World(Common):
     # ---- shard_map -------------------------------------------------------------------------------
 
     def shard_map(self, f: Any, in_layouts: Any, out_layouts: Any, args: Sequence[Any]) -> Any:
-        """f on every rank's shards of the arguments; the results as global arrays."""
+        """Run f on every rank's shards of the arguments; return the results as global arrays."""
         specs = self._argument_layouts(in_layouts, args)
         crew = Crew(self.shards.group)
         bodies = [self._body(f, args, specs, crew, k) for k in range(len(self.shards.coords))]

@@ -50,7 +50,8 @@ class Kind:
 
 
 class _OtherNumber(Exception):
-    """An entry makes a number one of another kind: it is so from the beginning."""
+    """Raised where an entry makes a number one of another kind: it is of that kind from the
+    beginning."""
 
     def __init__(self, path: str, kind: Kind) -> None:
         super().__init__(path)
@@ -148,7 +149,7 @@ class EagerEntity:
         return f"<{self._name} as plain Python, with the entries {', '.join(self.entries)}>"
 
     def __call__(self, **arguments: Any) -> Any:
-        """Raise MissingError: a class is asked for one of its entries."""
+        """Raise MissingError, since a class is asked for one of its entries."""
         raise called_whole(self._name, self.entries)
 
     def __enter__(self) -> EagerEntity:

@@ -429,7 +429,7 @@ class _World:
         self, name: str, shape: tuple[int, ...], parts: Sequence[Array], boxes: Sequence[Box],
         op: Op | None = None,
     ) -> Array:
-        """One array from the ranks' parts; equal boxes must hold equal values."""
+        """Return one array from the ranks' parts; equal boxes must hold equal values."""
         place = op.place if op else None
 
         def misfit(rank: int, expected: tuple[int, ...]) -> InternalError:
@@ -507,7 +507,8 @@ def _deadlock(first: _Rank, members: Sequence[_Rank]) -> MatchingError:
 
 
 def _sizes(module: Module, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Ranks along each axis, in the mesh's order; those that the program fixes may be left out."""
+    """Return ranks along each axis, in the mesh's order; those that the program fixes may be left
+    out."""
     out = {}
     for axis in module.mesh.axes:
         n = sizes.get(axis.name, axis.fixed)

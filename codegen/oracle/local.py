@@ -99,8 +99,8 @@ class EagerArray(np.ndarray[Any, Any]):
 
 
 class Withheld(EagerArray):
-    """An array that was written to with what is not there: it is not there either, until all of it
-    is written again."""
+    """An array into which something was written that is not there: it is not there either, until
+    all of it is written again."""
 
     def __getattribute__(self, name: str) -> Any:
         """Return methods, and views by name, of what is not there."""
@@ -172,7 +172,7 @@ def _dressed(x: Any) -> Any:
 
 
 def local(x: Any) -> EagerArray:
-    """Return the same memory as an EagerArray; what is not there stays so."""
+    """Return an array as an EagerArray over the same memory; what is not there stays so."""
     if isinstance(x, Absent):
         return x  # type: ignore[return-value]
     return np.asarray(x).view(EagerArray)

@@ -353,7 +353,7 @@ def _dealt(x: np.ndarray[Any, Any], n: int, dim: int, tiled: bool) -> list[Any]:
 
 
 def _pieces(x: np.ndarray[Any, Any], n: int, dim: int, tiled: bool) -> list[Any]:
-    """Balanced blocks of a dim; not tiled: its n elements, the dim dropped."""
+    """Return balanced blocks of a dim; not tiled: its n elements, the dim dropped."""
     if tiled:
         return np.array_split(x, n, axis=dim)
     if x.shape[dim] != n:

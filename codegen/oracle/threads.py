@@ -90,7 +90,7 @@ class Crew:
         return [w.result for w in self.workers]
 
     def exchange(self, rank: int, call: ExchangeCall) -> Any:
-        """Called on a rank's own thread: waits for the group, gives this rank's result."""
+        """Wait, on a rank's own thread, for the group; return this rank's result."""
         worker = self.workers[rank]
         worker.call = call
         self.back.release()

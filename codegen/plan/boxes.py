@@ -61,7 +61,7 @@ class Sides:
         return Box(node.buffer, found[0].subst(formulas), value.type.shape, found[1])
 
     def seen(self, box: Box[Value], extent: Shape | None = None) -> Box[Value]:
-        """Return the same region in the member's view, with these extents if they are given."""
+        """Return a region as the member has it, with these extents if they are given."""
         found = _seen_from(box, self.there)
         return found if extent is None else replace(found, extent=extent)
 
@@ -176,7 +176,7 @@ def _overlap(a: Span, b: Span) -> Span:
 
 
 def _seen_from(box: Box[Value], there: There) -> Box[Value]:
-    """Return the same region in another member's view."""
+    """Return a box as another member sees it: symbols of this rank are replaced by that one's."""
     return Box(
         box.buffer, box.offset.subst(there), tuple(e.subst(there) for e in box.extent),
         tuple(s.subst(there) for s in box.stride),

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def mapped(x: T, f: Callable[[Expr], Expr]) -> T:
-    """x with every Expr e in it replaced by f(e)."""
+    """Return x with every Expr e in it replaced by f(e)."""
     made: T = _mapped(x, f)
     return made
 
@@ -53,7 +53,7 @@ def _gather(x: Any, found: list[Expr]) -> None:
 
 
 def picked(x: Any) -> Iterator[Sym]:
-    """The symbols in it that stand for positions which data decides."""
+    """Yield the symbols in it that stand for positions which data decides."""
     if isinstance(x, g.Bound):
         yield x.sym
     if isinstance(x, tuple):

@@ -126,7 +126,8 @@ class _Reads:
         return set().union(*(self.shown.get(b, ()) for b in read))
 
     def leave(self, feed: str | None, read: set[int]) -> None:
-        """The batch of this feed (None: of any) is left, and these are read yet."""
+        """Note that the batch of this feed (None: of any) is left, and these buffers are read
+        yet."""
         for b in read & self.fields.keys():
             if any(feed in (None, of) for of, _ in self.fields[b]):
                 self.late.add(b)

@@ -206,7 +206,7 @@ class Keep(Generic[M]):
 
 @dataclass(frozen=True)
 class Sweep(Generic[M]):
-    """Its parts in order for every point of `loops` (within those of the nest). simd: turns of the
+    """Do parts in order for every point of `loops` (within those of the nest). simd: turns of the
     last loop may be taken at once: what is folded in any order, what is written lies apart. lanes:
     so many of them have a total each, which are folded at the end; 0: all have one. ahead: values
     that are computed first, for a piece of the last loop (plan/lookahead.py)."""
@@ -229,7 +229,7 @@ class Sweep(Generic[M]):
 
 @dataclass(frozen=True)
 class Nest(Generic[M]):
-    """Its sweeps in order for every point of `loops`. A Reduce in it is one of rows. together: so
+    """Do sweeps in order for every point of `loops`. A Reduce in it is one of rows. together: so
     many turns of the last of `loops` are taken together."""
 
     loops: tuple[Var, ...]

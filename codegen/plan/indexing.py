@@ -20,7 +20,7 @@ Index = tuple[Expr, ...]
 
 @lru_cache(maxsize=4096)
 def strides(shape: Shape) -> Shape:
-    """Row-major strides in elements."""
+    """Return row-major strides in elements."""
     out: list[Expr] = []
     total = expr.const(1)
     for extent in reversed(shape):
@@ -161,7 +161,7 @@ def placed(node: Node[M]) -> Iterator[Load[M] | Integer[M]]:
 
 
 def loads(node: Node[M]) -> Iterator[Load[M]]:
-    """Every Load below a node."""
+    """Return an iterator over every Load below a node."""
     return (n for n in leaves(node) if isinstance(n, Load))
 
 
@@ -213,7 +213,8 @@ def _within(distance: Expr, inner: Sequence[Expr]) -> bool:
 
 
 def affine(offset: Expr, loops: Sequence[Var]) -> tuple[Expr, Shape] | None:
-    """offset = base + sum of stride * variable, with strides free of the variables; else None."""
+    """Return (base, strides) of offset = base + sum of stride * variable, with strides free of the
+    variables; else None."""
     syms = {v.sym for v in loops}
     base = offset
     out: list[Expr] = []

@@ -16,7 +16,7 @@ _FAR = 2.0**400  # numbers up to this one, and from its inverse on, have squares
 
 
 def compared(fn: str, args: tuple[Node[M], ...]) -> Node[M] | None:
-    """fn(abs(z), number), where z lies in memory or is kept: it is read more than once."""
+    """Return fn(abs(z), number), where z lies in memory or is kept: it is read more than once."""
     if fn not in _TURNED:
         return None
     a, b = args

@@ -55,7 +55,7 @@ def in_row_tiles(nest: Nest) -> tuple[list[Store], Nest] | None:
 
 
 def _width(sweep: Sweep, outer: set[Sym], row: Var) -> int | None:
-    """Points of a tile; None where results read rows of their own, or the row is short."""
+    """Return points of a tile; None where results read rows of their own, or the row is short."""
     each = 0
     loads = [x for part in sweep.parts for x in leaves(part.value) if isinstance(x, Load)]
     if any(load.bounds for load in loads):

@@ -21,7 +21,7 @@ _Looped = TypeVar("_Looped", Store, Sweep)
 
 
 def in_runs(work: _Looped) -> _Looped:
-    """The last loop is cut where the quotients of its positions change."""
+    """Cut the last loop where the quotients of its positions change."""
     long: list[Var] = [v for v in work.loops if v.extent != 1]
     if not long:
         return work

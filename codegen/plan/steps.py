@@ -53,7 +53,7 @@ _OPERATIONS = (Phase, Exchange, Expect, Take, More, Send, Save)
 
 
 def walk_steps(steps: Sequence[Step]) -> Iterator[Step]:
-    """Every step, outer first."""
+    """Yield every step, outer first."""
     for step in steps:
         yield step
         for inner in inner_steps(step):
@@ -82,7 +82,7 @@ def inner_works(work: Work[M]) -> tuple[tuple[Work[M], ...], ...]:
 
 
 def walk_works(works: Sequence[Work[M]]) -> Iterator[Work[M]]:
-    """Every work of a phase, outer first."""
+    """Yield every work of a phase, outer first."""
     for work in works:
         yield work
         for inner in inner_works(work):
@@ -117,13 +117,13 @@ def is_asked(on: Expr | Load[M]) -> bool:
 
 
 def step_buffers(step: Step) -> Iterator[Buffer]:
-    """Every buffer that a step itself (not a step inside it) touches. Constants are none: they lie
-    in the image, and are numbered on their own."""
+    """Return an iterator over every buffer that a step itself (not a step inside it) touches.
+    Constants are none: they lie in the image, and are numbered on their own."""
     return (b for b in step_memory(step) if b.data is None)
 
 
 def step_memory(step: Step) -> Iterator[Buffer]:
-    """Every buffer and constant that a step itself touches."""
+    """Yield every buffer and constant that a step itself touches."""
     if isinstance(step, Phase):
         for work in walk_works(step.work):
             yield from work_buffers(work)
@@ -146,7 +146,7 @@ def step_memory(step: Step) -> Iterator[Buffer]:
 
 
 def work_buffers(work: Work[M]) -> Iterator[M]:
-    """Every buffer that a work touches."""
+    """Yield every buffer that a work touches."""
     yield from memory_read(work)
     yield from memory_written(work)
 

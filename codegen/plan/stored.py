@@ -127,8 +127,9 @@ class _Storing:
         return value
 
     def is_plain_view(self, value: Value, image: bool) -> bool:
-        """A chain of slices and transposes of something that is stored anyway, in any shape; a row
-        may be given several dims. With `image`, also of a constant that lies there."""
+        """Return whether a value is a chain of slices and transposes of something that is stored
+        anyway, in any shape; a row may be given several dims. With `image`, also of a constant that
+        lies there."""
         while value not in self.stored:
             if value in self.image:
                 return image
@@ -222,7 +223,7 @@ class _Storing:
     # ---- what is overwritten ---------------------------------------------------------------------
 
     def keep_old_views(self, op: Op, x: Value) -> None:
-        """A view made before x is overwritten and read afterwards becomes a copy of the part."""
+        """Store a view made before x is overwritten and read afterwards, as a copy of the part."""
         at = self.uses_position(op)
         for use in self.uses.get(x, ()):
             if use.op is None or use.op is op or not use.op.what.inline:

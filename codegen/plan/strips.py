@@ -25,8 +25,8 @@ _QUICK = frozenset(
 
 
 def in_strips(work: Store) -> Store:
-    """The dim along which an operand is contiguous runs innermost, a line of the cache at a time,
-    within the one along which the result is."""
+    """Let the dim along which an operand is contiguous run innermost, a line of the cache at a
+    time, within the one along which the result is."""
     long = [v for v in work.loops if v.extent != 1]
     found = _across(work, long)
     if found is None:

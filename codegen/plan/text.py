@@ -76,7 +76,8 @@ def plan_text(plan: Plan) -> str:
 
 
 def loops_text(loops: Loops) -> str:
-    """Loops; ends with a newline. A value is called as its memory would be."""
+    """Yield the text of Loops, which ends with a newline. A value is called as its memory would
+    be."""
     module, names = loops.module, ValueNames(str)
     memory: dict[Value, Buffer] = {}
 

@@ -97,7 +97,7 @@ def _accesses(work: Work) -> Iterator[_Access]:
 
 
 def _over(work: Work) -> Iterator[tuple[tuple[Var, ...], tuple[Store | Keep, ...]]]:
-    """The parts of a work, and the loops around them."""
+    """Yield the parts of a work, and the loops around them."""
     if isinstance(work, Store):
         yield work.loops, (replace(work, loops=()),)
     elif isinstance(work, Nest):
@@ -148,7 +148,7 @@ def _ends(a: _Access, counters: set[Sym]) -> tuple[Expr, Expr] | None:
 
 
 def _bytes(accesses: list[_Access], most: _Most) -> int:
-    """About as many bytes of the cache as a point needs in a turn."""
+    """Return about as many bytes of the cache as a point needs in a turn."""
     by_buffer: dict[int, int] = {}
     for a in accesses:
         if a.stride == 0 and not a.inner:
@@ -163,7 +163,7 @@ def _bytes(accesses: list[_Access], most: _Most) -> int:
 
 
 def _tile(work: Work, begin: Sym, extent: Expr, width: int) -> Work:
-    """A work for the points of a tile only."""
+    """Return a work for the points of a tile only."""
     if isinstance(work, Turns):
         return replace(work, body=tuple(_tile(w, begin, extent, width) for w in work.body))
     change: dict[Sym, Expr] = {}

@@ -45,7 +45,7 @@ def after(call: Call) -> Call | None:
 
 
 def extents(e: Expr) -> Iterator[tuple[Call, Expr, Expr]]:
-    """(call, slope, rest) of e = slope * (extent of the block that begins at call) + rest."""
+    """Yield (call, slope, rest) of e = slope * (extent of the block that begins at call) + rest."""
     found = sorted((a for a in e.atoms() if isinstance(a, Call) and a.op == "begin"),
                    key=lambda a: a.order)
     for call in found:
@@ -81,7 +81,8 @@ def opened(e: Expr, nesting: int = 0) -> Expr:
 
 
 def evened(e: Expr, sign: int) -> Expr:
-    """e where all blocks are as long as the longest of their dim (sign 1), or the shortest."""
+    """Return e where all blocks are as long as the longest of their dim (sign 1), or the
+    shortest."""
     found, made = begins(e), {}
     for call in found:
         _, extent, blocks = call.args
@@ -92,7 +93,7 @@ def evened(e: Expr, sign: int) -> Expr:
 
 
 def written(e: Expr, moving: Set[Sym] | None = None) -> Expr:
-    """e as it is written and computed: extents need no beginning, only e // n + (k < e % n).
+    """Return e as it is written and computed: extents need no beginning, only e // n + (k < e % n).
     moving: of blocks that some of these number."""
     if e.has_blocks:
         for call, slope, rest in extents(e):

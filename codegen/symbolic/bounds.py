@@ -44,7 +44,7 @@ def nesting() -> int:
 
 
 def nonneg(e: Expr) -> bool:
-    """True when e >= 0 is proved for every value of its symbols within their bounds."""
+    """Return whether e >= 0 is proved for every value of its symbols within their bounds."""
     global _nesting
     if e.is_const:
         return e.value >= 0
@@ -72,7 +72,7 @@ def _searched(e: Expr, level: int) -> bool:
 
 
 def equal(a: IntLike, b: IntLike) -> bool:
-    """True when a == b is proved."""
+    """Return whether a == b is proved."""
     gap = block_laws.opened(as_expr(a) - b, nesting())
     if gap.is_const:
         return gap.value == 0
@@ -113,7 +113,7 @@ class _Search:
         self.failed: set[tuple[Expr, tuple[Expr, ...]]] = set()
 
     def prove(self, e: Expr, given: tuple[Expr, ...], depth: int) -> bool:
-        """e >= 0 wherever every given one is >= 0."""
+        """Return whether e >= 0 is proved wherever every given one is >= 0."""
         if self.opens:
             e = block_laws.opened(e, nesting())
         if e.is_const and e.value >= 0:
@@ -136,7 +136,7 @@ class _Search:
         )
 
     def vacuous(self, given: tuple[Expr, ...], depth: int) -> bool:
-        """No sample meets the given: perhaps nothing does."""
+        """Return whether no sample meets the given: perhaps nothing does."""
         if not given or not refuted(const(-1)):
             return False
         if refuted(const(-1), given):
@@ -160,7 +160,7 @@ class _Search:
         return False
 
     def sign(self, slope: Expr, given: tuple[Expr, ...], depth: int) -> int:
-        """1 for slope >= 0, -1 for slope <= 0, 0 for not known."""
+        """Return 1 for slope >= 0, -1 for slope <= 0, 0 for not known."""
         if slope.is_const:
             return 1 if slope.value >= 0 else -1
         if self.prove(slope, given, min(depth - 1, 3)):
@@ -168,8 +168,8 @@ class _Search:
         return -1 if self.prove(-slope, given, min(depth - 1, 3)) else 0
 
     def by_scaling(self, e: Expr, given: tuple[Expr, ...], depth: int) -> bool:
-        """Prove by scaling: with q = x // d and d >= 1, d * e has the sign of e, and d * q is x - x
-        % d.
+        """Prove by scaling with d, for q = x // d and d >= 1: d * e has the sign of e, and d * q is
+        x - x % d.
 
         Where e is r - q or r + q there is no remainder: q <= r means x < d * (r + 1).
         """
@@ -230,7 +230,7 @@ class _Search:
     def unwrap(
         self, call: Call, x: Expr, d: Expr, e: Expr, given: tuple[Expr, ...]
     ) -> list[tuple[Expr, tuple[Expr, ...]]] | None:
-        """x % d and x // d where x lies within one d of [0, d)."""
+        """Return x % d and x // d where x lies within one d of [0, d)."""
         if not _evident(d - 1):
             return None
 
@@ -252,7 +252,7 @@ def _elimination_order(a: Atom) -> tuple[int, str]:
 
 @cache
 def _evident(e: Expr) -> bool:
-    """No negative coefficient, and atoms that cannot be negative."""
+    """Return whether e has no negative coefficient, and atoms that cannot be negative."""
     if e.is_const:
         return e.value >= 0
     negative = [(m, c) for m, c in e.terms if c < 0]
@@ -281,7 +281,7 @@ def _atom_nonneg(a: Atom) -> bool:
 
 
 def _from_given(atom: Atom, given: tuple[Expr, ...], slope: int) -> list[Expr]:
-    """Bounds that slope * atom + rest >= 0 gives: lower ones for slope 1, upper for -1."""
+    """Return bounds that slope * atom + rest >= 0 gives: lower ones for slope 1, upper for -1."""
     out = []
     for f in given:
         found, rest = linear_in(f, atom)

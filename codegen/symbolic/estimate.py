@@ -18,7 +18,7 @@ from codegen.symbolic.terms import TRUTH
 
 
 def root(e: Expr, var: Sym) -> tuple[Expr, int] | None:
-    """(root, slope) of e = slope * (var - root), slope 1 or -1."""
+    """Return (root, slope) of e = slope * (var - root), slope 1 or -1."""
     slope, rest = expr.linear_in(e, var)
     if slope is None or var in rest.symbols() or not slope.is_const:
         return None
@@ -31,7 +31,7 @@ def root(e: Expr, var: Sym) -> tuple[Expr, int] | None:
 
 
 def prefix_sum(extent: Expr, var: Sym, count: Expr) -> Expr | None:
-    """The sum of extent(k) over 0 <= var = k < count, for count >= 0; None where not known.
+    """Return the sum of extent(k) over 0 <= var = k < count, for count >= 0; None where not known.
 
     Known: powers of var up to two, truth values linear in var, extents of balanced blocks, and sums
     of them.
@@ -239,7 +239,8 @@ def _truth_bound(atom: Call, away: frozenset[Sym], sign: int) -> Expr:
 
 
 def _extreme_bound(atom: Call, away: frozenset[Sym], sign: int) -> Expr:
-    """min is bounded above by either argument, max below."""
+    """Return a bound of a minimum or maximum: min is bounded above by either argument, max
+    below."""
     bounds = []
     for arg in atom.args:
         try:
@@ -253,7 +254,7 @@ def _extreme_bound(atom: Call, away: frozenset[Sym], sign: int) -> Expr:
 
 
 def _division_interval(atom: Call, away: frozenset[Sym], sign: int) -> Expr:
-    """|x // d| <= |x| and |x % d| < |d| or 0, whatever d is."""
+    """Return an interval of a division: |x // d| <= |x| and |x % d| < |d| or 0, whatever d is."""
     x, y = atom.args
     if atom.op == "floordiv":
         low, high = _reach(x, away, -1, 4), _reach(x, away, 1, 4)

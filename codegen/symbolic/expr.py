@@ -58,7 +58,8 @@ SPELL.update({"text": text, "c": c_text, "prefix": to_json})
 
 
 def _remembered(construct: Callable[..., Expr]) -> Callable[..., Expr]:
-    """A normal form depends on the arguments, and on how much proof there may be, only."""
+    """Remember the results of a constructor: a normal form depends only on the arguments, and on
+    how much proof there may be."""
     known: tuple[dict[tuple[Expr, ...], Expr], ...] = ({}, {}, {})
 
     @wraps(construct)
@@ -80,14 +81,16 @@ def _remembered(construct: Callable[..., Expr]) -> Callable[..., Expr]:
 
 
 def _can_split(d: Expr) -> bool:
-    """A constant, or one product of symbols (and a constant) that is positive by their bounds."""
+    """Return whether d is a constant, or one product of symbols (and a constant) that is positive
+    by their bounds."""
     if d.is_const:
         return d.value > 1
     return len(d.terms) == 1 and d.terms[0][1] >= 1 and nonneg(d - 1)
 
 
 def _split_by(x: Expr, d: Expr, cut: Callable[[int, int], int]) -> tuple[Expr, Expr]:
-    """x = d * quotient + rest, by terms; `cut` divides a coefficient by a constant."""
+    """Return quotient and rest of x = d * quotient + rest, by terms; `cut` divides a coefficient by
+    a constant."""
     quotient: list[tuple[Monomial, int]] = []
     rest: list[tuple[Monomial, int]] = []
     factors, constant = d.terms[0]
@@ -106,7 +109,8 @@ def _split_by(x: Expr, d: Expr, cut: Callable[[int, int], int]) -> tuple[Expr, E
 
 
 def _divided(x: Expr, d: Expr) -> tuple[Expr, Expr]:
-    """x = d * quotient + rest, where d is a symbol that is known to divide some number."""
+    """Return quotient and rest of x = d * quotient + rest, where d is a symbol that is known to
+    divide some number."""
     (sym,) = d.atoms() if len(d.atoms()) == 1 else (None,)
     known = sym.divides if isinstance(sym, Sym) and d == symbol(sym) else 0
     if not known:
@@ -135,7 +139,7 @@ def _nearest(c: int, d: int) -> int:
 
 @_remembered
 def floordiv(x: Expr, d: Expr) -> Expr:
-    """Floor division; x // 0 is 0."""
+    """Return the floor division; x // 0 is 0."""
     if x.is_const and d.is_const:
         return const(x.value // d.value if d.value else 0)
     if d.is_const and d.value < 0:
@@ -155,7 +159,7 @@ def floordiv(x: Expr, d: Expr) -> Expr:
 
 @_remembered
 def mod(x: Expr, d: Expr) -> Expr:
-    """Remainder with the divisor's sign; x % 0 is 0."""
+    """Return the remainder with the divisor's sign; x % 0 is 0."""
     if x.is_const and d.is_const:
         return const(x.value % d.value if d.value else 0)
     if d == 1 or d == -1 or d == 0 or x == 0:
@@ -176,7 +180,7 @@ def mod(x: Expr, d: Expr) -> Expr:
 
 
 def _open_mods(x: Expr, d: Expr) -> Expr:
-    """(k * (y % d) + z) % d is (k * y + z) % d."""
+    """Write (k * (y % d) + z) % d as (k * y + z) % d, and return it."""
     if not any(isinstance(a, Call) and a.op == "mod" and a.args[1] is d for a in x.atoms()):
         return x
     total = ZERO
@@ -196,7 +200,7 @@ def _open_mods(x: Expr, d: Expr) -> Expr:
 
 @_remembered
 def begin(k: Expr, extent: Expr, blocks: Expr) -> Expr:
-    """k * (extent // blocks) + min(k, extent % blocks): where balanced block k begins."""
+    """Return k * (extent // blocks) + min(k, extent % blocks): where balanced block k begins."""
     if mod(extent, blocks) == 0:
         return k * floordiv(extent, blocks) + minimum(k, ZERO)
     if k.is_const and extent.is_const and blocks.is_const:
@@ -242,7 +246,7 @@ def least(a: IntLike, b: IntLike) -> Expr:
 
 
 def most(a: IntLike, b: IntLike) -> Expr:
-    """maximum without that search."""
+    """Return the maximum without that search."""
     return _unproved("max", as_expr(a), as_expr(b))
 
 
@@ -273,7 +277,8 @@ def _leading_negative(e: Expr) -> bool:
 
 @_remembered
 def ge0(e: Expr) -> Expr:
-    """1 where e >= 0, else 0. Kept with a positive leading coefficient: not ge0(-e-1) is ge0(e)."""
+    """Return 1 where e >= 0, else 0. Kept with a positive leading coefficient: not ge0(-e-1) is
+    ge0(e)."""
     if e.is_const:
         return const(int(e.value >= 0))
     common, constant = _scale(e)
@@ -290,7 +295,7 @@ def ge0(e: Expr) -> Expr:
 
 @_remembered
 def eq0(e: Expr) -> Expr:
-    """1 where e == 0, else 0."""
+    """Return 1 where e == 0, else 0."""
     if e.is_const:
         return const(int(e.value == 0))
     common, constant = _scale(e)
@@ -346,6 +351,6 @@ def not_(a: IntLike) -> Expr:
 
 
 def select(condition: IntLike, a: IntLike, b: IntLike) -> Expr:
-    """a where the condition (0 or 1) holds, else b."""
+    """Return a where the condition (0 or 1) holds, else b."""
     c = as_expr(condition)
     return c * a + (1 - c) * b

@@ -67,7 +67,7 @@ def may_be(size: Sym, n: int, values: Mapping[str, int]) -> bool:
 def environments(
     symbols: Iterable[Sym], size: Expr | None = None, limit: int = LIMIT
 ) -> Iterator[Values]:
-    """Values for symbols, those of the smallest `size` first: bounded work, for enumeration.
+    """Yield values for symbols, those of the smallest `size` first: bounded work, for enumeration.
 
     Sizes that make up `size` run through every shape of at most `limit` members; other sizes to 3;
     coordinates through all positions (the ends when many); scalars and counters through a few.
@@ -89,7 +89,7 @@ def _dependency_order(s: Sym) -> tuple[int, int, str]:
 
 
 def shapes(axes: int, limit: int = LIMIT) -> list[tuple[int, ...]]:
-    """Every shape of so many axes with at most `limit` members, smallest product first."""
+    """Return every shape of so many axes with at most `limit` members, smallest product first."""
     out: list[tuple[int, ...]] = [()]
     for _ in range(axes):
         out = [(*s, k) for s in out for k in range(1, limit // prod(s) + 1)]
@@ -106,7 +106,7 @@ def _fill(symbols: Sequence[Sym], values: Values) -> Iterator[Values]:
 
 
 def candidates(sym: Sym, values: Mapping[str, int]) -> list[int]:
-    """Some values that a symbol may have where others have theirs."""
+    """Return some values that a symbol may have where others have theirs."""
     lo, hi = sym.within(values)
     if sym.kind == "size":
         return [n for n in (1, 2, 3) if may_be(sym, n, values)]
@@ -126,8 +126,8 @@ def candidates(sym: Sym, values: Mapping[str, int]) -> list[int]:
 def tried(
     places: Iterable[Values], exprs: Sequence[Expr], facts: Facts, var: Sym | None = None
 ) -> Iterator[tuple[Values, list[Callable[..., int]]]]:
-    """Values at which all facts are 1, and functions that give the Exprs there: of `var`, where
-    there is one."""
+    """Yield values at which all facts are 1, and functions that give the Exprs there: of `var`,
+    where there is one."""
     used = set[Sym]().union(*(e.symbols() for e in (*exprs, *facts))) - {var}
     names = sorted(s.name for s in used)
     holds = [function(f, names) for f in facts]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def floordiv(a: int, b: int) -> int:
-    """Division by zero gives 0, as NumPy's integers do."""
+    """Divide and round down; a division by zero gives 0, as NumPy's integers do."""
     return a // b if b else 0
 
 
@@ -65,7 +65,7 @@ ARGUMENTS = {op: {"ge0": 1, "eq0": 1, "begin": 3}.get(op, 2) for op in OPERATION
 
 
 def integers(op: str, args: Sequence[int]) -> int:
-    """The domain of Python's integers, of any size."""
+    """Compute an operation in the domain of Python's integers, of any size."""
     if op in MANY:
         return MANY[op](args)
     return args[0] if op == "number" else OPERATIONS[op](*args)
@@ -98,8 +98,8 @@ def evaluate(
     rows: Sequence[Row], symbols: Mapping[str, Any], domain: Domain = integers,
     order: Iterable[int] | None = None, gone: Mapping[int, Sequence[int]] | None = None,
 ) -> dict[int, Any]:
-    """Values of rows, by number. symbols: values by name; KeyError for others. order: of the rows
-    that are wanted, else all; gone: of a row, those that nothing needs after it."""
+    """Return values of rows, by number. symbols: values by name; KeyError for others. order: of the
+    rows that are wanted, else all; gone: of a row, those that nothing needs after it."""
     values: dict[int, Any] = {}
     for k in range(len(rows)) if order is None else order:
         op, args = rows[k]
@@ -119,7 +119,7 @@ def value(rows: Sequence[Row], symbols: Mapping[str, Any], domain: Domain = inte
 
 
 def names_in(*formulas: Any) -> set[str]:
-    """Symbols of checked formulas in prefix form; None is none."""
+    """Return symbols of checked formulas in prefix form; None is none."""
     found, left, seen = set[str](), list(formulas), set[int]()
     while left:
         e = left.pop()

@@ -28,7 +28,7 @@ def exists(to: Expr, size: Expr) -> Expr:
 
 
 def _bits(e: Expr) -> Expr:
-    """e with x % 2 for comparisons of x % 2, and m - 1 - x % m for (-1 - x) % m."""
+    """Return e with x % 2 for comparisons of x % 2, and m - 1 - x % m for (-1 - x) % m."""
     for call in expr.calls(e):
         if call.op in TRUTH:
             atoms = call.args[0].atoms()
@@ -46,7 +46,8 @@ def _bits(e: Expr) -> Expr:
 
 
 def _not_negative(e: Expr) -> bool:
-    """e >= 0, also where 2 * (x % m) is subtracted: that is at most x + m - 1, for x >= 0."""
+    """Return whether e >= 0, also where 2 * (x % m) is subtracted: that is at most x + m - 1, for x
+    >= 0."""
     for call in expr.calls(e):
         slope, rest = expr.linear_in(e, call)
         x, m = call.args if call.op == "mod" else (const(-1), const(0))

@@ -135,7 +135,7 @@ def _cut(
 
 
 def _within(e: Expr, var: Sym, lo: Expr, hi: Expr) -> Expr:
-    """e simplified for lo <= var <= hi, in var itself."""
+    """Return e simplified for lo <= var <= hi, in var itself."""
     narrow = Sym(var.name, "var", lo, hi)
     return e.subst({var: symbol(narrow)}).subst({narrow: symbol(var)})
 
@@ -168,7 +168,8 @@ def _next_truth(to: Expr, sends: Expr, var: Sym) -> Call | None:
 
 
 def inverse(to: Expr, sends: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr] | None:
-    """(source, receives) for an injective map: who sends to member var, and whether anybody does.
+    """Return (source, receives) for an injective map: who sends to member var, and whether anybody
+    does.
 
     source lies in [0, size-1] always; receives is 1 exactly where some member sends to var.
     None where it cannot be solved.
@@ -255,7 +256,7 @@ def _join(solved: list[tuple[Expr, Expr]], var: Sym, size: Expr) -> tuple[Expr, 
 
 
 def _common_turn(merged: Mapping[Expr, Expr], var: Sym, size: Expr) -> Expr | None:
-    """One (±var + b) % size that agrees with every case where that case receives."""
+    """Return one (±var + b) % size that agrees with every case where that case receives."""
     for source in merged:
         slope, _ = expr.linear_in(source, var)
         if slope is None or not slope.is_const or slope.value not in (1, -1):
@@ -335,7 +336,7 @@ def _prove_injective(to: Expr, sends: Expr, var: Sym, size: Expr) -> Expr | None
 
 
 def _case_condition(case: Case, var: Sym, size: Expr) -> tuple[Expr, Expr, Expr] | None:
-    """(condition, lowest target, highest target) of one case that is injective by itself."""
+    """Return (condition, lowest target, highest target) of one case that is injective by itself."""
     to = case.to
     if case.pin is not None:
         inside = expr.ge0(to) * expr.lt(to, size)
@@ -357,7 +358,8 @@ def _case_condition(case: Case, var: Sym, size: Expr) -> tuple[Expr, Expr, Expr]
 
 
 def _wrapped_condition(to: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr, Expr] | None:
-    """(a * var + b) % size is a permutation exactly where gcd(a, size) is 1."""
+    """Return the condition of one case that wraps: (a * var + b) % size is a permutation exactly
+    where gcd(a, size) is 1."""
     atoms = to.atoms()
     call = next(iter(atoms)) if len(atoms) == 1 else None
     if not (isinstance(call, Call) and call.op == "mod" and to == expr.from_atom(call)):

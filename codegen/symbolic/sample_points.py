@@ -47,7 +47,7 @@ def column(sym: Sym) -> Column:
 
 
 def sampled(op: str, columns: Sequence[Any]) -> Column:
-    """The domain of columns: None where an argument is."""
+    """Compute an operation in the domain of columns: None where an argument is."""
     if op == "number":
         return (columns[0],) * POINTS
     points = zip(*columns, strict=True)

@@ -213,7 +213,7 @@ def _literal(call: Call) -> Expr:
 
 
 def _as_literal(e: Expr) -> tuple[Call | None, Call | None]:
-    """(c, None) for e = c, (None, c) for e = 1 - c."""
+    """Return (c, None) for e = c, (None, c) for e = 1 - c."""
     for terms, negate in ((e.terms, False), ((ONE - e).terms, True)):
         if len(terms) == 1 and terms[0][1] == 1 and len(terms[0][0]) == 1:
             call = terms[0][0][0]
@@ -256,7 +256,7 @@ def _truths(monomial: Iterable[Atom]) -> list[Call]:
 
 
 def _choice(e: Expr) -> tuple[Call, Expr, Expr] | None:
-    """(c, a, b) of c * a + (1 - c) * b where that reads better than the sum."""
+    """Return (c, a, b) of c * a + (1 - c) * b where that reads better than the sum."""
     for call in _outer_truths(e):
         slope, rest = linear_in(e, call)
         if slope is not None and not slope.is_const:
@@ -265,13 +265,14 @@ def _choice(e: Expr) -> tuple[Call, Expr, Expr] | None:
 
 
 def _prefers_else(call: Call, yes: Expr, no: Expr) -> bool:
-    """`a if i < n - 1 else b`: the longer value stands first."""
+    """Return whether a choice is written the other way round, as `a if i < n - 1 else b`: the
+    longer value stands first."""
     return call.op == "ge0" and len(no.terms) > len(yes.terms)
 
 
 def _unfolded(e: Expr) -> tuple[list[tuple[Monomial, int]], set[Monomial]]:
-    """Terms in the order of writing, and which of them, one truth value c each, are written as
-    its negation: -c + 1.
+    """Return terms in the order of writing, and which of them, one truth value c each, are written
+    as its negation: -c + 1.
 
     Positive ones come first; among them loop variables after what stays, comparisons last.
     """
@@ -297,12 +298,12 @@ def _moves(monomial: Monomial) -> bool:
 
 
 def _kind(e: Expr) -> int:
-    """How little an Expr moves: the place of its symbols that move most."""
+    """Return how little an Expr moves: the place of its symbols that move most."""
     return min((KINDS.index(s.kind) for s in e.symbols()), default=len(KINDS))
 
 
 def _sides(e: Expr) -> tuple[Expr, Expr, int]:
-    """(left, right, constant) of e = left - right + constant, without negative terms."""
+    """Return (left, right, constant) of e = left - right + constant, without negative terms."""
     left = Expr(tuple((m, c) for m, c in e.terms if m and c > 0))
     right = Expr(tuple((m, -c) for m, c in e.terms if m and c < 0))
     return left, right, sum(c for m, c in e.terms if not m)
@@ -314,12 +315,13 @@ def text(e: Expr, name: Name) -> str:
 
 
 def c_text(e: Expr, name: Name) -> str:
-    """C source of an int64_t, in parentheses where it is not a sum, a product or an atom."""
+    """Return C source of an int64_t, in parentheses where it is not a sum, a product or an atom."""
     return within(c_operand(e, name), Binds.SUM)
 
 
 def c_operand(e: Expr, name: Name) -> Text:
-    """Return the same, for what decides about parentheses itself."""
+    """Return the C source of e, and how tightly it binds, for a caller that decides about
+    parentheses."""
     return _Writer(_C, name).expr(e)
 
 

@@ -234,7 +234,7 @@ class Expr:
         return any(s.kind == "extent" for s in self._symbols)
 
     def symbols(self) -> set[Sym]:
-        """Every symbol anywhere in the expression (bounds of symbols not included)."""
+        """Return every symbol anywhere in the expression (bounds of symbols not included)."""
         return set(self._symbols)
 
     @cached_property
@@ -252,11 +252,11 @@ class Expr:
         return rows_of(SPELL["prefix"](self))
 
     def evaluate(self, values: Mapping[str, int]) -> int:
-        """The integer for given symbol values, by name."""
+        """Return the integer for given symbol values, by name."""
         return int(value(self.rows, values))
 
     def c(self, name: Callable[[Sym], str]) -> str:
-        """C source of an int64_t; `name` spells a symbol."""
+        """Return C source of an int64_t; `name` spells a symbol."""
         return str(SPELL["c"](self, name))
 
     @cached_property
@@ -345,7 +345,7 @@ def product(values: Iterable[IntLike]) -> Expr:
 
 
 def calls(e: Expr) -> list[Call]:
-    """Every call in e, inner ones too, each once; in an order that depends on names only."""
+    """Return every call in e, inner ones too, each once; in an order that depends on names only."""
     return sorted((a for a in e.deep if isinstance(a, Call)), key=lambda a: a.order)
 
 
@@ -368,7 +368,8 @@ def replace(e: Expr, mapping: Mapping[Any, IntLike]) -> Expr:
 
 
 def linear_in(e: Expr, atom: Atom) -> tuple[Expr | None, Expr]:
-    """(slope, rest) of e = slope * atom + rest, atom a factor of neither; None if squared."""
+    """Return (slope, rest) of e = slope * atom + rest, atom a factor of neither; None if
+    squared."""
     slope: list[tuple[Monomial, int]] = []
     rest: list[tuple[Monomial, int]] = []
     for m, c in e.terms:
@@ -492,7 +493,8 @@ def _meet(truths: list[Call]) -> list[Call] | None:
 
 
 def _undo_division(m: Monomial, c: int) -> tuple[Expr, int] | None:
-    """Part of c * m, rewritten, and its coefficient: d * (x // d) is x - x % d where d >= 1."""
+    """Return part of c * m, rewritten, and its coefficient: d * (x // d) is x - x % d where d >=
+    1."""
     for i, atom in enumerate(m):
         if not (isinstance(atom, Call) and atom.op == "floordiv"):
             continue

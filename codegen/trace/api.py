@@ -220,7 +220,8 @@ def _eager_shard_map(
     runtime: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],
     ins: Any, outs: Any, traced: Callable[..., Any],
 ) -> Any:
-    """The runtime takes positional arguments, and a layout spec as the user gave it."""
+    """Call the runtime's shard_map, which takes positional arguments, and a layout spec as the user
+    gave it."""
     bound = inspect.signature(function).bind(*args, **kwargs)
     return mapped(runtime, function, lambda: runtime.shard_map(function, ins, outs, bound.args),
                   traced, bound.args)

@@ -50,7 +50,7 @@ def _arithmetic(symbolic: Any, ufunc: str, truth: bool = False, divides: bool = 
 
 
 def _is_python(x: object) -> bool:
-    """A number of Python's own. NumPy divides by zero without an error."""
+    """Return whether x is a number of Python's own. NumPy divides by zero without an error."""
     return isinstance(x, (Number, int, float)) and not isinstance(x, np.generic)
 
 

@@ -325,7 +325,7 @@ def local_type(mesh: Mesh, t: ArrayType) -> ArrayType:
 
 
 def shard_of_captured(context: Context, value: Value) -> Value:
-    """This rank's shard of a global value that the open shard_map met by closure."""
+    """Return this rank's shard of a global value that the open shard_map met by closure."""
     if not context.captured and any(block.apart for block in context.blocks):
         raise not_given(value)
     if not context.captured:

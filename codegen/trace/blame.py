@@ -26,7 +26,8 @@ _LARGE_STAND_IN = 1 << 20  # elements; larger arrays that stand in are read-only
 
 
 def asked(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
-    """Our function, with NumPy's order of arguments, and NumPy's error where NumPy fails too."""
+    """Return our function, with NumPy's order of arguments, and NumPy's error where NumPy fails
+    too."""
 
     known = _swallowed(ours, theirs)
 

@@ -78,8 +78,8 @@ class Dealt:
         return rows.reshape(self.count, -1, self.width)
 
     def padded(self, x: Array) -> Array:
-        """Behind the last row and column of the transpose stand zeros, or those of a unit matrix
-        where the matrix is square."""
+        """Return the transpose with zeros behind its last row and column, or with those of a unit
+        matrix where the matrix is square."""
         shape, given = (self.width, self.count * self.block), (self.columns, self.rows)
         if shape == given:
             return x
@@ -171,7 +171,7 @@ class Lower(Dealt):
         return emitted(move, x)[0]
 
     def dealt(self) -> Array:
-        """Rows up to the diagonal, and no further."""
+        """Return rows up to the diagonal, and no further."""
         (offset, own), zero, columns = self.own(), expr.const(0), arange(self.width)
         blocks = self.blank(self.width, self.count, own)
         if self.width != self.rows:
@@ -223,7 +223,7 @@ class Lower(Dealt):
 
 
 def _put(x: Array, part: Array, *start: Expr) -> Array:
-    """x with a part at these positions, which are in bounds."""
+    """Return x with a part at these positions, which are in bounds."""
     return emitted(Update(start, (1,) * len(start), cut=True), x, part)[0]
 
 
@@ -231,8 +231,8 @@ def _put(x: Array, part: Array, *start: Expr) -> Array:
 
 
 class Elimination:
-    """Gaussian elimination. A is dealt by columns, so that a rank has the whole column in which a
-    pivot is chosen."""
+    """A Gaussian elimination, for which A is dealt by columns, so that a rank has the whole column
+    in which a pivot is chosen."""
 
     def __init__(self, x: Array, axis: str) -> None:
         self.dealt = Dealt(x.shape[0], x.shape[1], axis)
@@ -261,8 +261,8 @@ class Elimination:
 
 
 def solve(x: Array, what: str, b: Array) -> Array | None:
-    """b is split by columns. What is done to A is done to b at once; then x follows from the last
-    block to the first."""
+    """Solve with b split by columns. What is done to A is done to b at once; then x follows from
+    the last block to the first."""
     axis = axis_of(x)
     if axis is None or not _large(x) or b.ndim != 2:
         return None
@@ -351,7 +351,7 @@ class Reflections:
         return cols, taus
 
     def unit(self, count: int) -> Array:
-        """This rank's part of so many columns of a unit matrix, dealt as the matrix is."""
+        """Return this rank's part of so many columns of a unit matrix, dealt as the matrix is."""
         (offset, own), size = self.dealt.own(), self.dealt.block
         columns = arange(-(-count // size))[:, None, None] * size + offset + arange(own)[:, None]
         return as_array((columns == arange(self.dealt.width)).astype(self.given.dtype))
@@ -406,8 +406,9 @@ def qr(x: Array, mode: str) -> tuple[Array | None, Array] | None:
 
 
 def tall(x: Array) -> tuple[Array, Array] | None:
-    """Q and R of a matrix with few columns, split by rows: each rank has an R of its own rows, and
-    all have one of those. The signs are those that reflections of the whole matrix would give."""
+    """Return Q and R of a matrix with few columns, split by rows: each rank has an R of its own
+    rows, and all have one of those. The signs are those that reflections of the whole matrix would
+    give."""
     axis = axis_of(x, (0,))
     n, m = x.extents[1], x.extents[0]
     if axis is None or not n.is_const or n == 0 or not expr.nonneg(m - n * TALL):
@@ -436,7 +437,7 @@ def _expr(x: Any) -> Expr:
 
 
 def _sign(x: Any) -> Array:
-    """1 or -1, by the real part."""
+    """Return 1 or -1, by the real part."""
     return as_array(picking.where(picking.real(x) >= 0, 1, -1).astype(x.dtype))
 
 

@@ -43,7 +43,8 @@ class _Extent:
 
 
 class _FromPrototype:
-    """A function writes what its prototype says, and may leave elements as they were."""
+    """Facts about a C function: it writes what its prototype says, and may leave elements as they
+    were."""
 
     def writes(self, name: str, ndim: int) -> bool:
         return False  # of inputs, whose pointers are const
@@ -204,7 +205,8 @@ class CKernel(Kernel):
         return self.of[name].writes
 
     def _try_parts(self, form: Form, bound: Mapping[str, Any]) -> None:
-        """Eager runs try it: while building, no code of the user's in C is run."""
+        """Do nothing here, since while building no code of the user's in C is run; eager runs try
+        it."""
 
     # ---- on NumPy arrays -------------------------------------------------------------------------
 

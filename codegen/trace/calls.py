@@ -77,7 +77,8 @@ def _called(function: Any) -> Any:
 
 
 def _by_type(function: Any, dispatch: Callable[[type], Any]) -> Callable[..., Any]:
-    """A functools.singledispatch function; an array counts as an ndarray, as isinstance says."""
+    """Return a functools.singledispatch function; an array counts as an ndarray, as isinstance
+    says."""
 
     def chosen(*args: Any, **kwargs: Any) -> Any:
         made = dispatch(type(_example(args[0]))) if args and is_traced(args[0]) else function
@@ -138,7 +139,7 @@ def _extreme(plain_: Callable[..., Any], unknown: Callable[..., Any]) -> Callabl
 
 
 def _of_row(x: Array, name: str) -> Any:
-    """Python's min or max of the elements of x: NaN is passed over, but for the first."""
+    """Return Python's min or max of the elements of x: NaN is passed over, but for the first."""
     if x.dtype.kind != "f":
         return getattr(x, name)()
     return np.where(np.isnan(x[0]), x[0], getattr(np, f"nan{name}")(x))[()]
@@ -223,7 +224,8 @@ def _len(x: Any) -> Any:
 
 
 def _isinstance(x: Any, classes: Any) -> bool:
-    """An array is an ndarray, an element a NumPy scalar, a number Python's."""
+    """Return what isinstance returns: an array is an ndarray, an element a NumPy scalar, a number
+    Python's."""
     ours = isinstance(x, Array) and any(c is Array for c in pytree.leaves(classes))
     return ours or isinstance(_example(x), classes)
 

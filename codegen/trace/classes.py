@@ -139,7 +139,8 @@ class Entity(Program):
 
 
 class _NumberIsState(BaseException):
-    """An entry binds a number anew, or one of another type: it is captured again."""
+    """Raised where an entry binds a number anew, or one of another type: the class is captured
+    again."""
 
     def __init__(self, path: str, type: LeafType | None) -> None:
         super().__init__(path)

@@ -97,7 +97,7 @@ def _affine(data: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
 def _affine_value(
     context: Context, data: np.ndarray[Any, Any], steps: tuple[int, ...], dtype: DType
 ) -> Value:
-    """first + step * position, summed over the dims."""
+    """Return first + step * position, summed over the dims."""
     emit = context.emit_one
     shape = tuple(expr.const(n) for n in data.shape)
     value = full_value(context, int(data.flat[0]), dtypes.INT64, shape) if data.flat[0] else None

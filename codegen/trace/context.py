@@ -244,7 +244,7 @@ class Context:
 
     @contextmanager
     def standing_at(self, place: Place | None) -> Iterator[None]:
-        """While it is open, ops come from this place of the source."""
+        """Let ops come from this place of the source while it is open."""
         before, self.place = self.place, place
         try:
             yield
@@ -269,7 +269,7 @@ class Context:
         return name
 
     def take_names(self, *names: str) -> None:
-        """Reserve names: nothing else gets them."""
+        """Reserve these names, so that nothing else gets them."""
         self._names.take(names)
 
     def is_free(self, name: str) -> bool:
@@ -455,8 +455,8 @@ def _narrowed(
 
 
 def extent_unknown() -> None:
-    """Before an extent is refused that only the run knows, perhaps because of a loop's counter: the
-    program is captured again, with the innermost loop of few turns run by Python."""
+    """Have the program captured again, with the innermost loop of few turns run by Python, before
+    an extent is refused that only the run knows, perhaps because of a loop's counter."""
     if (context := Context.current()) is not None:
         loops = reversed(context.loops)
         short = [x.place for x in loops if x.turns is not None and x.turns <= UNROLLED_TURNS]

@@ -60,7 +60,8 @@ def _when_built(text: str) -> str:
 
 
 def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
-    """Extents the user gave: Python integers, or formulas in axis sizes (locally: the index)."""
+    """Return extents the user gave: Python integers, or formulas in axis sizes (locally: the
+    index)."""
     shape = known.plain(shape)
     items = shape if isinstance(shape, (tuple, list)) else (shape,)
     if isinstance(shape, np.ndarray):
@@ -217,7 +218,8 @@ def flag_of_call(context: Context, hint: str) -> Sym:
 
 
 def _simpler(x: Any) -> Any:
-    """Arrays of the program and counters are new in each capture of a body: their type remains."""
+    """Return the type in the place of an array of the program or a counter: these are new in each
+    capture of a body."""
     x = known.plain(x)
     if isinstance(x, Number):
         passing = any(s.kind == "counter" for s in x.expr.symbols())
@@ -507,7 +509,7 @@ def check_dims(context: Context) -> None:
 
 
 def require(condition: Any, text: str = "") -> None:
-    """States for which launches the program is made; all others are refused (MeshError, exit code
+    """State for which launches the program is made; all others are refused (MeshError, exit code
     78).
 
     - condition: a comparison of axis sizes, int scalars, parameters and integers.
@@ -556,8 +558,9 @@ def _source_of(place: Place) -> str:
 
 
 def mesh(name: str) -> MeshName:
-    """Another mesh over the same ranks: one axis of this name, along which ranks lie in the order
-    of their index. Its name may stand wherever an axis may: `psum(x, "all")` after `mesh("all")`.
+    """Return another mesh over the same ranks: one axis of this name, along which ranks lie in the
+    order of their index. Its name may stand wherever an axis may: `psum(x, "all")` after
+    `mesh("all")`.
 
     UsageError where the program's mesh has an axis of this name.
     """

@@ -157,7 +157,7 @@ def text_of(x: Any) -> str:
 
 
 def created(function: Function, ours: Function, args: Any, kwargs: dict[str, Any]) -> Any:
-    """np.zeros, np.arange, np.array … of arguments that are known."""
+    """Run np.zeros, np.arange, np.array … for arguments that are known."""
     context = Context.current()
     if context is not None and function in (np.full, np.full_like):
         _check_fill(function, args, kwargs)
@@ -211,7 +211,8 @@ def _is_simple(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def extents_known(x: Any) -> Any:
-    """x with NumPy's arrays in place of known integers, which may stand for extents or indices."""
+    """Return x with NumPy's arrays in place of known integers, which may stand for extents or
+    indices."""
     if isinstance(x, (tuple, list)):
         return type(x)(map(extents_known, x)) if any(map(known.is_known, x)) else x
     return known.plain(x) if known.is_known(x) and x.dtype.kind in "iub" else x

@@ -291,7 +291,7 @@ def _shape(x: Any) -> tuple[Any, ...]:
 
 
 def in_place_of(called: dict[str, Any]) -> dict[str, Any]:
-    """Arguments with stand-ins for arrays that follow from inputs that are not given."""
+    """Return arguments with stand-ins for arrays that follow from inputs that are not given."""
     if not needs_of(called):
         return called
     return {name: Start(stand_in_of(x.array)) if isinstance(x, Start) else stand_in_of(x)

@@ -115,7 +115,8 @@ class _Call:
     # ---- dims ------------------------------------------------------------------------------------
 
     def dims(self, name: str) -> Along:
-        """For each dim of an array, the result and the dim of it that a rank's part follows."""
+        """Return, for each dim of an array, the result and the dim of it that a rank's part
+        follows."""
         form = self.form
         mine = form.outputs.index(name) if name in form.outputs else 0
         out = [None if k == ONLY else (mine, k, 0) for k in form.lead(name)]

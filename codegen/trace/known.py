@@ -58,7 +58,8 @@ def is_huge(x: Any) -> bool:
 
 
 def plain(x: Any, may_write: bool = False) -> Any:
-    """x with NumPy's arrays in place of arrays of known content, in lists, tuples and dicts too.
+    """Return x with NumPy's arrays in place of arrays of known content, in lists, tuples and dicts
+    too.
 
     They show the elements themselves, and cannot be written unless `may_write`.
     """
@@ -107,7 +108,8 @@ def element(x: Array, key: Any) -> Any:
 
 
 def put_element(x: Array, key: Any, value: Any) -> bool:
-    """x[key] = value for a key of integers and a number, done now; False where it cannot be."""
+    """Assign x[key] = value for a key of integers and a number, now; return False where it cannot
+    be."""
     if not writable(x) or x.storage.content.formula is not None:
         return False
     shown = owned(x)
@@ -171,7 +173,7 @@ def taken(result: Any, theirs: set[int], back: dict[int, Any] | None = None) -> 
 
 
 def _mapped(f: Callable[[Any], Any], x: Any) -> Any:
-    """f of an array, or of those in a list, tuple or dict that holds some."""
+    """Return f of an array, or of those in a list, tuple or dict that holds some."""
     if _is_tree(x):
         held = any(isinstance(leaf, np.ndarray) or is_known(leaf) for leaf in pytree.leaves(x))
         return pytree.map_tree(f, x) if held else x

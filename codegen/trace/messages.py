@@ -56,7 +56,7 @@ def printed(
     *values: Any, sep: str | None = " ", end: str | None = "\n", file: Any = None,
     flush: bool = False,
 ) -> None:
-    """Python's print in a program: prints while the program runs, once, from index 0.
+    """Print as Python's print does, while the program runs, once, from index 0.
 
     The text is Python's own, braces and all; arrays have up to 64 elements. file: sys.stdout or
     sys.stderr, which is written as it comes; into another one, what is known is written now.
@@ -103,7 +103,7 @@ def _emit_lines(
 
 
 def _short(pieces: Sequence[traced_text.Piece]) -> Iterator[traced_text.Piece]:
-    """The pieces, with long texts in several."""
+    """Yield the pieces, with long texts in several."""
     for piece in pieces:
         if isinstance(piece, str):
             yield from (piece[k : k + 200] for k in range(0, len(piece), 200))
@@ -177,7 +177,7 @@ _NOTHING = object()
 
 
 def _fields(text: str, values: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
-    """(literal text, format spec, value) in turn."""
+    """Return (literal text, format spec, value) in turn."""
     out: list[Any] = []
     used = 0
     try:

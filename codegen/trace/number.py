@@ -206,7 +206,7 @@ def bounded_dim(name: str, at_most: int) -> DimNumber | None:
 
 
 def where_asked(needed: str) -> str:
-    """Why the `if` that asks for a truth value is not compiled."""
+    """Return why the `if` that asks for a truth value is not compiled."""
     why = why_unconverted() if needed == "a truth value" else ""
     return f"; {why}" if why else ""
 
@@ -230,7 +230,8 @@ def maybe(x: object) -> Maybe | None:
 
 
 def choose(condition: object, a: object, b: object) -> Any:
-    """`a if condition else b` of Numbers and Nones, both arms evaluated (Context.selecting)."""
+    """Return `a if condition else b` of Numbers and Nones, both arms evaluated
+    (Context.selecting)."""
     c = condition_of(condition)
     first, second = maybe(a), maybe(b)
     if c is None or first is None or second is None:

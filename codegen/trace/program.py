@@ -49,7 +49,7 @@ SYNC = ("least", "before", "after", "both")
 
 
 def make_mesh(spec: Any) -> Mesh:
-    """("x", "y"), "x", or {"x": 4, "y": None}. Raises UsageError."""
+    """Return the Mesh for ("x", "y"), "x", or {"x": 4, "y": None}. Raises UsageError."""
     items: list[tuple[Any, Any]]
     if isinstance(spec, str):
         items = [(spec, None)]
@@ -234,7 +234,7 @@ class Program:
         return kind(value)
 
     def read(self, texts: Mapping[str, str]) -> dict[str, Any]:
-        """Values of those parameters that are given as text, on a command line."""
+        """Return values of those parameters that are given as text, on a command line."""
         annotations = {k: p.annotation for k, p in
                        inspect.signature(self.function).parameters.items()}
         return {
@@ -400,7 +400,7 @@ class Program:
                          self._captured(axes), frames=save, outside=self._outside(known))
 
     def _eager_axes(self, ranks: int, mesh: Mapping[str, int] | None) -> dict[str, int]:
-        """The axis sizes of an eager run."""
+        """Return the axis sizes of an eager run."""
         ranks = checked_count("ranks", ranks)
         given_sizes = checked_sizes({} if mesh is None else mesh, self.mesh.names)
         fixed = {a.name: a.fixed for a in self.mesh.axes} | given_sizes

@@ -134,14 +134,14 @@ class Tree:
         return self.kind in ("list", "dict", "object") or any(c.mutable for c in self.children)
 
     def containers(self) -> Iterator[Any]:
-        """The lists, dicts and objects in it, and itself."""
+        """Yield the lists, dicts and objects in it, and itself."""
         if self.kind != "leaf":
             yield self.value
         for child in self.children:
             yield from child.containers()
 
     def paths(self) -> Iterator[str]:
-        """One text per leaf: "", "[0]", "['w']", ".weight" …"""
+        """Yield one text per leaf: "", "[0]", "['w']", ".weight" …"""
         if self.kind == "leaf":
             yield ""
         for key, child in zip(self.keys, self.children):
@@ -367,7 +367,7 @@ def hold(value: Any) -> Held | None:
 
 
 def memory_of(entry: Variables) -> dict[Any, Memory]:
-    """For each storage, the variable and leaf that show it."""
+    """Return, for each storage, the variable and leaf that show it."""
     return {
         leaf.storage: Memory(name, j)
         for name, held in entry.items() if held is not None

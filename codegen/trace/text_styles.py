@@ -21,8 +21,8 @@ _PLAIN = -1  # the conversion of an f-string without !s, !r or !a
 
 
 def called(function: Any, *args: Any, **options: Any) -> Any:
-    """str(x), repr(x), ascii(x) or format(x, spec) of an x that only the run knows; None for any
-    other call."""
+    """Return str(x), repr(x), ascii(x) or format(x, spec) of an x that only the run knows; None for
+    any other call."""
     if not any(function is f for f in (str, repr, ascii, format)) or options or not args:
         return None
     value, *rest = args

@@ -86,8 +86,8 @@ def _formatted(value: Any, spec: str, conversion: int) -> Iterator[Piece]:
 
 
 def aligned(pieces: Iterable[Piece], spec: str) -> Iterator[Piece]:
-    """The pieces of a text that takes a format as a whole: f"{x!r:>8}". Raises UsageError for a
-    format that texts do not have."""
+    """Yield the pieces of a text that takes a format as a whole: f"{x!r:>8}". Raises UsageError for
+    a format that texts do not have."""
     _try_format("", spec)
     yield FIELD + spec + FIELD
     yield from pieces
@@ -108,7 +108,7 @@ def _try_format(example: object, spec: str) -> None:
 
 
 def shown(value: Any, of_repr: bool = False) -> Iterator[Piece]:
-    """The pieces of str(value), or of repr(value)."""
+    """Yield the pieces of str(value), or of repr(value)."""
     if isinstance(value, Text):
         yield from value.pieces
     elif not is_unknown(value):
@@ -151,7 +151,7 @@ def _elements(array: Array, of_repr: bool) -> Iterator[Piece]:
 
 
 def _container(value: Any) -> Iterator[Piece]:
-    """The text of a list, a tuple or a dict with values of the run in it."""
+    """Yield the text of a list, a tuple or a dict with values of the run in it."""
     if type(value) is dict:
         yield "{"
         for k, (key, item) in enumerate(value.items()):
@@ -194,7 +194,7 @@ def refuse(text: str) -> NoReturn:
 
 
 def of(plain: Any) -> Any:
-    """str, repr or ascii of values that are known."""
+    """Return str, repr or ascii of values that are known."""
 
     def text(*args: Any, **kwargs: Any) -> Any:
         if args and Context.current() is not None:

@@ -171,7 +171,7 @@ def may_reshape(view: View, base: Shape, shape: Shape) -> bool:
 
 
 def _contiguous(extents: Sequence[int]) -> tuple[int, ...]:
-    """Strides of an array in row-major order, in elements."""
+    """Return strides of an array in row-major order, in elements."""
     return tuple(math.prod(extents[d + 1 :]) for d in range(len(extents)))
 
 
@@ -207,7 +207,7 @@ def reshaped_strides(
 
 
 def _starts(context: Context, base: Value, step: Dynamic) -> list[Value]:
-    """0-d int64 values, negative ones already counted from the end."""
+    """Return 0-d int64 values, negative ones already counted from the end."""
     out = []
     for start, extent in zip(step.starts, base.type.shape):
         if isinstance(start, Expr):
@@ -249,7 +249,8 @@ def get(context: Context, base: Value, view: View) -> Value:
 
 
 def put(context: Context, base: Value, view: View, new: Value) -> Value:
-    """`base` with the elements that the view shows replaced by `new`, of the view's shape."""
+    """Return `base` with the elements that the view shows replaced by `new`, of the view's
+    shape."""
     if not view:
         return new
     step, rest = view[0], view[1:]

@@ -120,7 +120,8 @@ class Absent(NDArrayOperatorsMixin):
     # ---- what has no answer ----------------------------------------------------------------------
 
     def __bool__(self) -> bool:
-        """Whatever lets an assert go on, as an image leaves it out; else it is refused."""
+        """Return whatever lets an assert go on, as an image leaves it out; refuse everything
+        else."""
         if not self.needs:
             return bool(self.stand_in)
         found = _asserted(sys._getframe(1))
@@ -174,7 +175,7 @@ class Absent(NDArrayOperatorsMixin):
 
 
 class _At:
-    """x.at[k].add(v), of what is not there."""
+    """The attribute x.at, as in x.at[k].add(v), of an array that is not there."""
 
     def __init__(self, x: Absent, key: Any = None) -> None:
         self.x, self.key = x, key
@@ -210,7 +211,7 @@ class meeting:
 
 
 def stand_in_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Elements of which most functions have a value: zeros, as positions; else ones."""
+    """Return elements of which most functions have a value: zeros, as positions; else ones."""
     return np.full(shape, 0 if dtype.kind in "biu" else 1, dtype)
 
 
@@ -238,7 +239,7 @@ def computed(
 
 
 def absent(x: Any, needs: Needs) -> Any:
-    """Numbers and arrays as what is not there; else x. needs: none, where they are there."""
+    """Return numbers and arrays as what is not there; else x. needs: none, where they are there."""
     is_value = needs and isinstance(x, (np.ndarray, np.generic, bool, int, float, complex))
     return Absent(x if isinstance(x, np.ndarray) else np.asarray(x), needs) if is_value else x
 
@@ -333,7 +334,8 @@ def _fails(step: dis.Instruction) -> bool:
 
 @cache
 def _tests(file: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """From where to where asserts go in a file, without their messages: lines and columns."""
+    """Return from where to where asserts go in a file, without their messages: lines and
+    columns."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:

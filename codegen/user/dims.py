@@ -27,7 +27,7 @@ _FIXED: ContextVar[Callable[[BoundedDim], int] | None] = ContextVar("extents", d
 
 @contextmanager
 def fixed(extent_of: Callable[[BoundedDim], int]) -> Iterator[None]:
-    """While it is open, extents are these in captures too: of what an eager run captures."""
+    """Let these be the extents in captures too, while it is open: of what an eager run captures."""
     token = _FIXED.set(extent_of)
     try:
         yield
@@ -114,14 +114,15 @@ class BoundedDim:
         return f'Dim("{self.name}", at_most={self.at_most})'
 
     def symbolic(self) -> Any:
-        """Its extent as a symbolic number of the capture that is under way; None outside of any."""
+        """Return its extent as a symbolic number of the capture that is under way; None outside of
+        any."""
         if _FIXED.get() is not None:
             return None
         found = (look(self.name, self.at_most) for look in SYMBOLIC)
         return next((x for x in found if x is not None), None)
 
     def extent(self) -> Any:
-        """The extent of the dim in this capture or eager run. Raises UsageError outside of
+        """Return the extent of the dim in this capture or eager run. Raises UsageError outside of
         programs."""
         if (symbolic := self.symbolic()) is not None:
             return symbolic

@@ -31,7 +31,8 @@ class MeshName:
 
 
 def is_layout(spec: Any) -> bool:
-    """One layout, not several: a tuple of axes, Nones and tuples of axes; or None, a name."""
+    """Return whether a spec is one layout, not several: a tuple of axes, Nones and tuples of axes;
+    or None, a name."""
     if spec is None or spec is replicated or isinstance(spec, (str, MeshName)):
         return True
     return isinstance(spec, (tuple, list)) and all(
@@ -42,7 +43,8 @@ def is_layout(spec: Any) -> bool:
 
 
 def _several(spec: Any, count: int, ndims: Sequence[int]) -> list[Any] | None:
-    """One layout per item where `spec` is a tuple of them; None where it is one layout for all."""
+    """Return one layout per item where `spec` is a tuple of them; None where it is one layout for
+    all."""
     if not isinstance(spec, (tuple, list)):
         return None
     flat = all(e is None or isinstance(e, str) for e in spec)
@@ -63,7 +65,7 @@ def _several(spec: Any, count: int, ndims: Sequence[int]) -> list[Any] | None:
 
 
 def spread(spec: Any, item: Any) -> list[Any]:
-    """One layout spec per leaf of a pytree, from a spec that may stop at an inner node."""
+    """Return one layout spec per leaf of a pytree, from a spec that may stop at an inner node."""
     if isinstance(item, dict):
         if isinstance(spec, dict):
             missing = [k for k in item if k not in spec]

@@ -46,7 +46,7 @@ def rebuilt(tree: Any, items: Iterable[Any]) -> Any:
 
 
 def named(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves, each with its name."""
+    """Yield the leaves, each with its name."""
     inside = held(tree)
     if inside is None:
         yield name, tree
@@ -110,8 +110,8 @@ def listed(names: Iterable[str]) -> str:
 
 
 def together(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Rows of a table of arrays, name first: one for those that differ in numbers of their names
-    only, as w.blocks.*.query (4)."""
+    """Return rows of a table of arrays, name first: one for those that differ in numbers of their
+    names only, as w.blocks.*.query (4)."""
     found: dict[tuple[str, ...], list[str]] = {}
     for name, *cells in rows:
         steps = ("*" if step.isdigit() else step for step in name.split("."))

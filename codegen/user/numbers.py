@@ -12,7 +12,7 @@ from codegen.errors import DtypeError
 
 
 def element_type(dtype: Any) -> DType:
-    """Our element type for a NumPy dtype, scalar type, name or Python type."""
+    """Return our element type for a NumPy dtype, scalar type, name or Python type."""
     try:
         an_array = hasattr(type(dtype), "__array_priority__")
         found = None if an_array else dtypes.from_numpy(dtype)
@@ -60,7 +60,7 @@ def rounded(value: Any, dtype: DType) -> int | float | complex | bool:
 
 
 def pace_spec(value: Any) -> str:
-    """How spmd.progress writes a value."""
+    """Return how spmd.progress writes a value."""
     return ".4g" if np.asarray(value).dtype.kind in "fc" else ""
 
 

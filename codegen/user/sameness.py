@@ -78,8 +78,8 @@ def text_and_form(x: Any, simpler: Callable[[Any], Any]) -> tuple[str, Any]:
 
 
 def _form(x: Any, around: Around, simpler: Callable[[Any], Any]) -> Any:
-    """Numbers and arrays by value, functions by their code and what they close over, objects by
-    their attributes."""
+    """Return numbers and arrays by value, functions by their code and what they close over, objects
+    by their attributes."""
     x = simpler(x)
     if x is None or isinstance(x, (bool, int, float, complex, str, bytes, np.generic)):
         return type(x).__name__, repr(x)  # nan is itself, 0.0 is not -0.0

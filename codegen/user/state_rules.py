@@ -17,7 +17,8 @@ from codegen.suggest import meant
 
 
 def not_state(path: str, before: Collection[str]) -> ProgramError:
-    """An entry binds what `__init__` did not. before: the paths that there were."""
+    """Return the error for an entry that binds what `__init__` did not. before: the paths that
+    there were."""
     top = attribute_of(path)
     known = {attribute_of(p) for p in before}
     if top in known:
@@ -32,21 +33,21 @@ def not_state(path: str, before: Collection[str]) -> ProgramError:
 
 
 def lost(path: str, entry: str) -> CarryError:
-    """An entry leaves a container without one of its arrays."""
+    """Return the error for an entry that leaves a container without one of its arrays."""
     return CarryError(f"{path} is no longer there after {entry}",
                       expected="state of the same containers after every call", found="nothing",
                       remedy="an array that is kept, and a flag that says if it counts")
 
 
 def not_an_array(path: str, entry: str, was: str, now: str) -> CarryError:
-    """An entry puts something else where an array was."""
+    """Return the error for an entry that puts something else where an array was."""
     return CarryError(f"{path} was {was}, {entry} makes it {now}",
                       expected="an array of the same shape and dtype", found=now,
                       remedy=f"{path} is bound to arrays only")
 
 
 def fixed(path: str, entry: str, was: str, now: str) -> ProgramError:
-    """An entry binds anew what is neither array nor number."""
+    """Return the error for an entry that binds anew what is neither array nor number."""
     return ProgramError(f"{entry} binds {path}, which is not state",
                         expected="an array or a number", found=f"{was} before, {now} after",
                         remedy="what is no array is fixed when __init__ has run")
@@ -55,7 +56,8 @@ def fixed(path: str, entry: str, was: str, now: str) -> ProgramError:
 def changed(
     path: str, entry: str, was: tuple[str, Sequence[Any]], now: tuple[str, Sequence[Any]]
 ) -> CarryError:
-    """An entry gives state another dtype or shape: a name and extents each."""
+    """Return the error for an entry that gives state another dtype or shape: a name and extents
+    each."""
     other = shape_text(now[1]) if was[0] == now[0] else type_text(*now)
     remedy = f"{path} = ….astype(np.{was[0]})"
     if shape_text(was[1]) != shape_text(now[1]):
@@ -66,7 +68,8 @@ def changed(
 
 
 def shared(path: str, other: str, place: Place | None) -> ProgramError:
-    """An array is written in place that another state may show too."""
+    """Return the error for an array that is written in place and that another state may show
+    too."""
     return ProgramError(f"{path} is written in place, and {other} may be the same array",
                         place=place, expected="an array of its own",
                         found="one array that is bound to both, or a view: each state has memory "
@@ -75,7 +78,7 @@ def shared(path: str, other: str, place: Place | None) -> ProgramError:
 
 
 def two_of_one_name(first: str, path: str, name: str, place: Place | None) -> ProgramError:
-    """Two paths that files of saved state could not tell from each other."""
+    """Return the error for two paths that files of saved state could not tell from each other."""
     return ProgramError(f"{first} and {path} have one name, {name}", place=place,
                         expected="a name for each array", found="two keys with the same text",
                         remedy="other keys")

@@ -16,7 +16,8 @@ from codegen.user.windows import Box, Form, Start
 
 
 def call(function: Any, form: Form, passed: Mapping[str, Any], box: Box | None = None) -> None:
-    """The function once, or for every turn of its loops. box: which part of arrays these are."""
+    """Call the function once, or for every turn of its loops. box: which part of arrays these
+    are."""
     args = [
         form.first(form.starts[n], box or {}) if isinstance(x, Start) else x
         for n, x in passed.items()

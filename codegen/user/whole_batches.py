@@ -124,7 +124,7 @@ def sent_fields(feed: str, values: Sequence[Any], named: Mapping[str, Any]) -> d
 
 
 def _sent_leaves(feed: str, name: str, tree: Any) -> Iterator[tuple[str, Any]]:
-    """The arrays of a tree. Keys of dicts are names, as told() tells these from lists."""
+    """Yield the arrays of a tree. Keys of dicts are names, as told() tells these from lists."""
     inside = None if _is_of_numbers(tree) else named.held(tree)
     if inside is None:
         yield name, tree
@@ -141,7 +141,7 @@ def _sent_leaves(feed: str, name: str, tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_of_numbers(value: Any) -> bool:
-    """A list or tuple of Python numbers, or of such lists, is an array."""
+    """Return whether a list or tuple is an array: it holds Python numbers, or such lists."""
     return type(value) in (list, tuple) and len(value) > 0 and all(
         isinstance(x, (int, float, complex, np.generic)) or _is_of_numbers(x) for x in value)
 
@@ -270,7 +270,7 @@ class Batches:
         return self.made[number] if self.keeps else self.made.pop(number)
 
     def _whole(self, given: Any) -> dict[str, Array] | None:
-        """All rows of it; None of one that is not full, where no mask says so."""
+        """Return all rows of it; None of one that is not full, where no mask says so."""
         if not isinstance(given, Mapping):
             raise InputError(f'feed "{self.feed}" is given something else than batches',
                              expected="dicts of arrays, by the names of fields",
@@ -311,8 +311,8 @@ class Batches:
 
 def streams_of(given: Any, fields: Mapping[str, Mapping[str, tuple[Any, Any]]]) -> dict[
     str, Batches]:
-    """By feed, its batches. given: an iterable for the only feed, or a dict of them by feed.
-    Raises UsageError and InputError."""
+    """Return the batches of each feed, by its name. given: an iterable for the only feed, or a dict
+    of them by feed. Raises UsageError and InputError."""
     several = given if isinstance(given, Mapping) else dict.fromkeys(fields, given)
     if given is None:
         several = {}

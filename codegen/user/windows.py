@@ -42,7 +42,7 @@ class Form:
     starts: Mapping[str, str]  # parameters that are given a Start, of which array
 
     def lead(self, name: str) -> tuple[int, ...]:
-        """Which loops the leading dims follow."""
+        """Return which loops the leading dims follow."""
         return self.follows[self.names.index(name)] or ()
 
     @cached_property
@@ -56,7 +56,8 @@ class Form:
         return len(self.lead(name)) + self.labels[name].index(label)
 
     def cuts(self, name: str) -> list[tuple[Any, int] | None]:
-        """Per dim of an array: along which label it is cut, and how many ghost cells it has."""
+        """Return per dim of an array: along which label it is cut, and how many ghost cells it
+        has."""
         out: list[tuple[Any, int] | None] = [None] * len(self.lead(name))
         halo = self.halo.get(name, (None,) * len(self.labels[name]))
         for label, sides in zip(self.labels[name], halo, strict=True):
@@ -118,7 +119,7 @@ def _sides(kernel: str, name: str, entry: Any) -> Sides:
 
 
 def boundaries(kernel: str, given: Any, wanted: Mapping[str, Halo]) -> dict[str, list[Any]]:
-    """By input and dim: "edge", "wrap", or the number that stands beyond the ends."""
+    """Return, by input and dim, "edge", "wrap", or the number that stands beyond the ends."""
     wide = any(sides and any(sides) for halo in wanted.values() for sides in halo)
     if given is None and wide:
         raise _refused(kernel, "halo= without boundary=: what stands beyond the ends of the array?",
@@ -148,8 +149,8 @@ def _boundary(kernel: str, given: Any) -> Any:
 
 
 def with_boundary(x: Any, halo: Halo, boundary: Sequence[Any], pad: Callable[..., Any]) -> Any:
-    """x with ghost cells around it; pad: np.pad, or ours. Corners are as np.pad's, which goes from
-    dim to dim."""
+    """Return x with ghost cells around it; pad: np.pad, or ours. Corners are as np.pad's, which
+    goes from dim to dim."""
     none: Sides = (0, 0)
     widths = [sides or none for sides in halo]
     todo = [d for d, sides in enumerate(widths) if any(sides)]
@@ -175,7 +176,7 @@ def _refused(kernel: str, text: str, expected: str, found: str) -> KernelError:
 
 
 def ghosts(form: Form, name: str) -> tuple[Halo, list[Any]]:
-    """halo and boundary of an input for all its dims, also those that are looped over."""
+    """Return halo and boundary of an input for all its dims, also those that are looped over."""
     lead = len(form.lead(name))
     return (None,) * lead + form.halo[name], [0] * lead + form.boundary[name]
 

@@ -20,7 +20,7 @@ MOST = 1 << 16  # elements of a box that are compared one by one
 
 
 class Landing:
-    """The boxes of one exchange that are not empty, as far as they were added."""
+    """A collection of the boxes of one exchange that are not empty, as far as they were added."""
 
     def __init__(self, pairs: Pairs, read: int) -> None:
         """Prepare the boxes of one exchange. read: the term that says whether the taker takes what
@@ -79,7 +79,8 @@ class Landing:
 
     def _apart(self, owner: Array, sent: Array, begin: Array, extent: Array, clear: Array,
                values: list[Array], places: Places) -> None:
-        """No two boxes that one member takes share an element, nor does one that it sends."""
+        """Raise Mismatch if two boxes that one member takes share an element, or one does with a
+        box that it sends."""
         most = max(np.unique(owner, return_counts=True)[1].tolist())
         for by in range(1, most):
             meet = (owner[by:] == owner[:-by]) & (sent[:-by] == 0)

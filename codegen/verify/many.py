@@ -27,7 +27,8 @@ SEEN = 1 << 8  # the same, for a rank at an edge, of pairs that see one wrap of 
 
 
 def check(table: ExchangeTable, values: Mapping[str, Any]) -> Agreed:
-    """Every exchange matches on this mesh. values: what all ranks may name. Raises Mismatch."""
+    """Check that every exchange matches on this mesh. values: what all ranks may name. Raises
+    Mismatch."""
 
     def one(row: Row) -> Agreed:
         found = Agreed()
@@ -46,7 +47,7 @@ def check(table: ExchangeTable, values: Mapping[str, Any]) -> Agreed:
 
 
 class Everybody(Everyone):
-    """One exchange in one turn of the loops around it, and one wrap."""
+    """A check of one exchange in one turn of the loops around it, and one wrap, for all ranks."""
 
     def __init__(self, pairs: Pairs) -> None:
         super().__init__(pairs)
@@ -91,7 +92,7 @@ class Everybody(Everyone):
         return math.prod(self.mesh[a] for a in self.row.axes)
 
     def _all(self, flow: str) -> int:
-        """Everybody with everybody, or with those up to itself."""
+        """Check everybody with everybody, or with those up to itself."""
         pairs, n = self.pairs, self._members
         _, wrong = pairs.compared()
         of = {"up_to": n * (n + 1) // 2, "before": n * (n - 1) // 2}.get(flow, n * n)
@@ -106,7 +107,8 @@ class Everybody(Everyone):
     # ---- neighbours --------------------------------------------------------------------------
 
     def _near(self) -> int:
-        """Both lists name the same pairs; these match, and between others nothing moves."""
+        """Check that both lists name the same pairs, that these match, and that between others
+        nothing moves."""
         t, pairs = self.terms, self.pairs
         read, readers = pairs.near(pairs.taker, 0), pairs.near(pairs.giver, 2)
         boxes = pairs.boxes(pairs.giver, pairs.taker)
@@ -134,8 +136,8 @@ class Everybody(Everyone):
 
     def _hardly_moves(self, read: dict[str, tuple[int, int]], boxes: dict[str, BoxTerms],
                       symbols: list[int]) -> bool:
-        """Between few pairs only, and these match: few ranks see the wrap of a dim beyond its end.
-        False: between more than were looked at."""
+        """Return whether something moves between few pairs only, and these match: few ranks see the
+        wrap of a dim beyond its end. False: between more than were looked at."""
         t, pairs = self.terms, self.pairs
         listed = pairs.lists(read, pairs.giver)
         wrong = t.any(pairs.mismatch(boxes), t.negated(listed))
@@ -181,7 +183,7 @@ class Everybody(Everyone):
             yield _rows(symbols, low, len(ends[0])), _rows(symbols, high, len(ends[0]))
 
     def _outside(self, near: tuple[int, int], other: int, symbols: list[int]) -> Iterator[Ranges]:
-        """All pairs whose giver is outside the range along one axis.
+        """Yield all pairs whose giver is outside the range along one axis.
 
         Of the taker only what the range depends on is taken one by one.
         """
@@ -212,6 +214,6 @@ def _parts(begin: Array, end: Array, size: int) -> Iterator[tuple[Array, Array]]
 
 
 def _rows(symbols: list[int], places: Places, count: int) -> Array:
-    """Values of the symbols, a row each."""
+    """Return values of the symbols, a row each."""
     rows = [places[s] for s in symbols]
     return np.array(rows, dtype=np.int64).reshape(len(symbols), count)

@@ -32,8 +32,8 @@ MOST_WRAPS = 1 << 12  # how often a dim that goes around may be seen again
 
 
 class Pairs:
-    """One exchange on one mesh or several. turn: of each of the loops around it, and wrap; None:
-    each of them."""
+    """The pairs of members of one exchange on one mesh or several. turn: of each of the loops
+    around it, and wrap; None: each of them."""
 
     def __init__(
         self, row: Row, meshes: Sequence[Mapping[str, Any]],
@@ -109,7 +109,7 @@ class Pairs:
         return np.array([*none, *low])[1:], np.array([*none, *high])[1:]
 
     def each(self, symbols: list[int], within: Ranges | None = None) -> Iterator[Places]:
-        """All places, some at a time, mesh by mesh, the last symbol fastest."""
+        """Yield all places, some at a time, mesh by mesh, the last symbol fastest."""
         low, high = within or self.ranges(symbols)
         sizes = high - low + 1
         number = np.prod(sizes, axis=0, dtype=np.int64)
@@ -162,7 +162,7 @@ class Pairs:
         return digits[0][0] if len(digits) == 1 else digits
 
     def member(self, place: Axes) -> int:
-        """Return the same as one term."""
+        """Return the place of a member as one term: its position along all axes of the exchange."""
         found = self.position(place)
         return found if isinstance(found, int) else self.terms.joined(found)
 
@@ -238,7 +238,7 @@ class Pairs:
         return self.boxes(self.giver, self.taker)
 
     def mismatch(self, boxes: dict[str, BoxTerms]) -> int:
-        """That two boxes differ, or one is not inside its buffer."""
+        """Return the term that is 1 where two boxes differ, or one is not inside its buffer."""
         found = [box.outside() for box in boxes.values()]
         if "send" in boxes and "from" in boxes:
             found.append(boxes["send"].unlike(boxes["from"]))
@@ -249,7 +249,7 @@ class Pairs:
         return self.terms.any(*found)
 
     def moves(self, boxes: dict[str, BoxTerms]) -> int:
-        """That something is taken or sent."""
+        """Return the term that is 1 where something is taken or sent."""
         return self.terms.any(*(boxes[k].nonempty for k in ("into", "send") if k in boxes))
 
     def near(self, me: Axes, first: int) -> dict[str, tuple[int, int]]:
@@ -270,7 +270,7 @@ class Pairs:
         return out
 
     def beyond(self, near: dict[str, tuple[int, int]]) -> int:
-        """That ranges do not lie within the members of a group."""
+        """Return the term that is 1 where ranges do not lie within the members of a group."""
         t = self.terms
         return t.any(*(t.all(t.less(begin, end), t.any(
             t.less(begin, t.number(0)), t.less(self.size[a], end)))
@@ -338,7 +338,7 @@ class Pairs:
         self.judge_idle(point)
 
     def judge_near(self, point: Point) -> None:
-        """The same of neighbours: both list each other, or neither."""
+        """Raise Mismatch unless both neighbours list each other, or neither does."""
         read, readers = self.near(self.taker, 0), self.near(self.giver, 2)
         p, q = self.rank(point, self.giver), self.rank(point, self.taker)
         both = self.lists(read, self.giver), self.lists(readers, self.taker)
@@ -399,7 +399,8 @@ def _elements(box: Found) -> int:
 
 
 def _same(a: Found, b: Found) -> bool:
-    """The same elements in the same order; of an empty box nothing else counts."""
+    """Return whether boxes have the same elements in the same order; of an empty box nothing else
+    counts."""
     if not _elements(a) or not _elements(b):
         return _elements(a) == _elements(b)
     walks = [[(e, s) for e, s in zip(*box[1:], strict=True) if e > 1] for box in (a, b)]
@@ -438,7 +439,8 @@ class BoxTerms:
         return t.all(self.nonempty, t.any(t.less(low, zero), t.at_least(high, self.capacity)))
 
     def unlike(self, other: BoxTerms) -> int:
-        """Not the same elements in the same order; of an empty box nothing else counts."""
+        """Return the term that is 1 where boxes have not the same elements in the same order; of an
+        empty box nothing else counts."""
         t, two = self.terms, self.terms.number(2)
         one = (t.number(1), t.number(0))
         self.pairs.loose |= len(self.dims) != len(other.dims)

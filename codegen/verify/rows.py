@@ -21,7 +21,7 @@ Rows = Iterator[dict[str, Any]]
 
 
 def table_of(plan: Plan) -> ExchangeTable:
-    """Its exchanges, in the order of the program."""
+    """Return its exchanges, in the order of the program."""
     said = _Said(plan.lets)
     return ExchangeTable(
         plan.mesh.names, [axis.coord_sym.name for axis in plan.mesh.axes],
@@ -59,7 +59,7 @@ def conditions_of(plan: Plan) -> list[dict[str, Any]]:
 
 
 def routes_of(plan: Plan) -> list[dict[str, Any]]:
-    """Permutations that a launch tries."""
+    """Return permutations that a launch tries."""
     return [{"member": r.member.name, "to": to_json(r.to), "sends": to_json(r.sends),
              "size": to_json(r.size), "text": r.text, "place": line_of(r.place)}
             for r in plan.routes]

@@ -71,7 +71,7 @@ def sample(plan: Plan, table: ExchangeTable) -> Iterator[Values]:
 
 
 def _meshes(plan: Plan) -> Iterator[Values]:
-    """Sizes of all axes, the smallest first."""
+    """Yield sizes of all axes, the smallest first."""
     free = {a.size_sym for a in plan.mesh.axes if a.fixed is None}
     for sizes in environments(free, None, LARGEST):
         yield {**sizes, **{a.size_name: a.size.evaluate(sizes) for a in plan.mesh.axes}}

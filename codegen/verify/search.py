@@ -56,7 +56,8 @@ class Search:
                 raise Exhausted
 
     def _halves(self, low: Array, high: Array) -> Ranges:
-        """Return the halves of those ranges where the truth may hold."""
+        """Halve the ranges where the truth may hold, along their widest symbol; return the
+        halves."""
         given = {}
         for s, least, most in zip(self.symbols, low, high):
             least, most = least.astype(self.dtype), most.astype(self.dtype)

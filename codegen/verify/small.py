@@ -44,9 +44,9 @@ class Agreed:
 def check(
     table: ExchangeTable, meshes: Meshes, most: int | None = None, at_build: bool = False
 ) -> Agreed:
-    """Every exchange that is known matches on these meshes. most: pairs, else a sample of them.
-    at_build: the others too, as what the program computes is among the samples; and what a member
-    takes lands apart, and without holes.
+    """Check that every exchange that is known matches on these meshes. most: pairs, else a sample
+    of them. at_build: the others too, as what the program computes is among the samples; and what a
+    member takes lands apart, and without holes.
 
     Raises Mismatch, of the first mesh on which one does not.
     """
@@ -83,7 +83,7 @@ def each_once(
 
 
 class Everyone:
-    """All members, and pairs of members, of one exchange."""
+    """A check of one exchange that looks at all members, and pairs of members."""
 
     def __init__(self, pairs: Pairs, lands: bool = False) -> None:
         """Prepare the check of one exchange. lands: whether it is checked where what members take
@@ -112,7 +112,7 @@ class Everyone:
     # ---- places ------------------------------------------------------------------------------
 
     def where(self, truth: int, symbols: list[int]) -> Iterator[Places]:
-        """The places where a truth holds."""
+        """Yield the places where a truth holds."""
         if self.terms.value(truth) == 0:
             return
         for places in self.pairs.each(symbols):
@@ -132,7 +132,8 @@ class Everyone:
     # ---- what members say alone --------------------------------------------------------------
 
     def _together(self) -> None:
-        """All members of a group come, or none; and see each other equally often."""
+        """Check that all members of a group come, or none; and that they see each other equally
+        often."""
         pairs, taken = self.pairs, self.pairs.taken(self.pairs.first)
         often = pairs.read("wraps", pairs.giver)
         assert often is not None
@@ -150,7 +151,7 @@ class Everyone:
                               f"{me} {does}, {other} does not")
 
     def _one_root(self) -> None:
-        """All members name one."""
+        """Check that all members name one root."""
         pairs = self.pairs
         root, wrong = pairs.root()
         both = self.terms.all(self.here, wrong)
@@ -162,7 +163,7 @@ class Everyone:
             raise pairs.fault(point, f"one root below {members}", f"roots {sorted(set(named))}")
 
     def _inside(self) -> None:
-        """Ranges lie within the members of a group."""
+        """Check that ranges lie within the members of a group."""
         pairs = self.pairs
         for me, here, first in ((pairs.taker, self.there, 0), (pairs.giver, self.here, 2)):
             near = pairs.near(me, first)
@@ -179,7 +180,7 @@ class Everyone:
     # ---- pairs -------------------------------------------------------------------------------
 
     def compared(self, most: int | None) -> int:
-        """All pairs, or a sample of them: how many exchange."""
+        """Compare all pairs, or a sample of them; return how many exchange."""
         pairs = self.pairs
         symbols = pairs.symbols(pairs.giver, pairs.taker)
         if most is None or pairs.number_of(symbols) <= most:
@@ -188,7 +189,7 @@ class Everyone:
         return self.compare_some("the pairs")
 
     def compare_some(self, of: str) -> int:
-        """Every taker with itself, those beside it, the first and the last member."""
+        """Compare every taker with itself, those beside it, the first and the last member."""
         looked = self.compare(self.beside())
         ranks = self.pairs.number_of(self.pairs.symbols(self.pairs.giver))
         self.sampled = (f"{looked} of {of} transfers on {ranks} ranks: every rank's with itself, "
@@ -196,7 +197,7 @@ class Everyone:
         return looked
 
     def compare(self, portions: Iterator[Places]) -> int:
-        """How many of these pairs exchange. Raises Mismatch."""
+        """Return how many of these pairs exchange. Raises Mismatch."""
         t, pairs, count = self.terms, self.pairs, 0
         read, wrong = pairs.compared()
         read, wrong = t.all(self.here, read), t.all(self.here, wrong)
@@ -229,7 +230,7 @@ class Everyone:
                 yield {s: at[s][new] for s in symbols}
 
     def _permute(self) -> int:
-        """Who sends to whom: one receiver each, and each knows who sends to it."""
+        """Check who sends to whom: one receiver each, and each knows who sends to it."""
         t, pairs = self.terms, self.pairs
         sends, dest = pairs.read("sends", pairs.giver), pairs.read("dest", pairs.giver)
         assert sends is not None and dest is not None
@@ -271,7 +272,7 @@ class Everyone:
                           f"{me} sends to member {to} of {n}{other}")
 
     def _known(self, giver_of: Array) -> None:
-        """Every receiver names its sender, where the program knows it."""
+        """Check that every receiver names its sender, where the program knows it."""
         pairs = self.pairs
         receives, source = (pairs.read(k, pairs.giver) for k in ("receives", "source"))
         if receives is None or source is None:
@@ -291,7 +292,7 @@ class Everyone:
 
 
 def points(places: Places) -> Iterator[dict[int, int]]:
-    """One after the other."""
+    """Yield the points of these places, one after the other."""
     for k in range(len(next(iter(places.values()), [0]))):
         yield {s: int(a[k]) for s, a in places.items()}
 
@@ -300,8 +301,8 @@ def points(places: Places) -> Iterator[dict[int, int]]:
 
 
 def received(row: Row, values: Mapping[str, Any]) -> int:
-    """Elements that a rank of one mesh gets from the others in the first turn of the loops around,
-    at most. Of an exchange of many with many, ranks at the ends and in the middle tell."""
+    """Return elements that a rank of one mesh gets from the others in the first turn of the loops
+    around, at most. Of an exchange of many with many, ranks at the ends and in the middle tell."""
     pairs = Pairs(row, [values], turn=(0,) * len(row.loops))
     t, dest = pairs.terms, pairs.read("dest", pairs.giver)
     taker = pairs.taker if dest is None else pairs.place(dest)

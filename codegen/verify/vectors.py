@@ -77,7 +77,7 @@ class Terms:
         return self._one(value(rows_of(e), names, self._domain))
 
     def _domain(self, op: str, parts: Sequence[int | Digits]) -> int | Digits:
-        """The domain of terms, and of positions along several axes."""
+        """Compute an operation in the domain of terms, and of positions along several axes."""
         if op == "number":
             return self.number(*parts)  # type: ignore[arg-type]
         if tuple in map(type, parts):
@@ -92,7 +92,7 @@ class Terms:
         return found if isinstance(found, int) else self.joined(found)
 
     def _split(self, digits: Digits, divisor: Any) -> tuple[Any, Any] | None:
-        """Quotient and rest of a position, where both are positions along fewer axes."""
+        """Return quotient and rest of a position, where both are positions along fewer axes."""
         size = self.number(1)
         for k in range(len(digits), 0, -1):
             size = self.make("*", size, digits[k - 1][1])
@@ -138,7 +138,8 @@ class Terms:
         return found
 
     def _sum(self, parts: Sequence[int]) -> int:
-        """Equal terms are added up, so that what is taken away again is gone."""
+        """Return the sum of terms; equal ones are added up, so that what is taken away again is
+        gone."""
         times: dict[int, int] = {}
         for part in self._flat("+", parts):
             rest, factor = self._factor(part)
@@ -166,7 +167,7 @@ class Terms:
         return args[1] if len(args) == 2 else self.row("*", *args[1:]), factor
 
     def _product(self, parts: Sequence[int]) -> int:
-        """A number stands first."""
+        """Return the product of terms, in which a number stands first."""
         flat, fixed, rest = self._flat("*", parts), 1, []
         for part in flat:
             value = self.value(part)
@@ -225,7 +226,8 @@ class Terms:
         return () if op in LEAVES else args
 
     def parts(self, terms: tuple[int, ...]) -> dict[int, list[int]]:
-        """All that these terms are made of, in order; of each, what nothing needs after it."""
+        """Return all that these terms are made of, in order; of each, what nothing needs after
+        it."""
         found = self._parts.get(terms)
         if found is None:
             needed, left = set[int](), list(terms)
@@ -263,12 +265,12 @@ class Terms:
         return np.int64
 
     def exact(self, terms: tuple[int, ...], point: Mapping[int, int]) -> list[int]:
-        """Values of these terms at one point."""
+        """Return values of these terms at one point."""
         values = evaluate(self.table, self._named(point), integers, self.parts(terms))
         return [values[t] for t in terms]
 
     def points(self, terms: tuple[int, ...], symbols: Mapping[int, Array]) -> dict[int, Array]:
-        """Values of these terms. What others need only leaves the cache to the next."""
+        """Return values of these terms. What others need only leaves the cache to the next."""
         parts = self.parts(terms)
         return evaluate(self.table, self._named(symbols), vectors, parts, parts)
 
@@ -289,7 +291,7 @@ class Terms:
 
 
 def most(op: str, args: Sequence[Any]) -> int:
-    """The domain of what no value, and no step to it, is larger than."""
+    """Compute an operation in the domain of numbers that no value, and no step to it, exceeds."""
     if op in LEAVES:
         return max(abs(int(a)) for a in args if not isinstance(a, str))
     if op in ("ge0", "eq0"):
@@ -301,12 +303,12 @@ def most(op: str, args: Sequence[Any]) -> int:
 
 
 def _number(value: int) -> Array:
-    """Beyond 64 bits an array, which NumPy takes for what it is."""
+    """Return a number as NumPy takes it: beyond 64 bits an array."""
     return value if abs(value) < MOST else np.array([value], dtype=object)
 
 
 def vectors(op: str, args: Sequence[Array]) -> Array:
-    """The domain of arrays of integers."""
+    """Compute an operation in the domain of arrays of integers."""
     if op in _MANY:
         return reduce(_MANY[op], args)
     if op == "number":
@@ -331,7 +333,7 @@ _MANY: dict[str, Any] = {"+": add, "*": mul, "min": np.minimum, "max": np.maximu
 
 
 def ranges(op: str, args: Sequence[Any]) -> Range:
-    """The domain of ranges: arrays of least values and of most ones."""
+    """Compute an operation in the domain of ranges: arrays of least values and of most ones."""
     if op == "number" or all(least is most for least, most in args):
         one = vectors(op, args if op == "number" else [least for least, _ in args])
         return one, one

@@ -99,7 +99,7 @@ class Calibration:
                     self.limits[kind][limit.name] = limit.value(below)
 
     def _walk(self, limit: Limit, kind: str) -> Generator[str, None, int]:
-        """How many sizes go the first way: from the default on, as long as that is better."""
+        """Find how many sizes go the first way: from the default on, as long as that is better."""
         below = limit.default
         while below > 0 and (yield from self._better(limit, kind, limit.sizes[below - 1], 1)):
             below -= 1

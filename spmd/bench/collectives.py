@@ -67,7 +67,8 @@ class Bench:
         self.room: int = processes.from_first(available_memory) // MEMORY_SHARE
 
     def measure(self, name: str, sizes: tuple[int, int], step: int) -> Iterator[dict[str, Any]]:
-        """A row for every size, each so many times the last; empty rows but in the first process.
+        """Yield a row for every size, each so many times the last; empty rows but in the first
+        process.
 
         sizes: the least and the most, in bytes of a rank's operand.
         """
@@ -139,7 +140,8 @@ class Bench:
         return launch.loaded(setup, lambda _: None)
 
     def ours(self, job: Job) -> tuple[list[list[int]], int]:
-        """Nanoseconds of every turn, by rank, and how much was wrong; in the first process."""
+        """Return nanoseconds of every turn, by rank, and how much was wrong; in the first
+        process."""
         self.processes.together(job.run)
         _, operation, _ = (row["number"] for row in job.manifest["operations"]
                            if row["kind"] != "compute")  # a barrier on either side
@@ -155,7 +157,7 @@ class Bench:
 
 
 class Peer:
-    """MPI's own collective, in the same processes, of which each is one rank."""
+    """A measurement of MPI's own collective, in the same processes, of which each is one rank."""
 
     method = ""  # which is MPI's affair
 
@@ -204,7 +206,7 @@ def turns_of(name: str, count: int, ranks: int) -> int:
 
 
 def ratio(theirs: list[list[list[int]]], ours: list[list[list[int]]]) -> float:
-    """Their time over ours: the worst rank, the median turn, the median batch."""
+    """Return their time over ours: the worst rank, the median turn, the median batch."""
     return statistics.median(
         statistics.median(map(max, zip(*b))) / statistics.median(map(max, zip(*a)))
         for a, b in zip(ours, theirs)

@@ -44,7 +44,8 @@ TITLES = {
 
 
 class Floor:
-    """One collective by hand, or something it is made of, in the same processes."""
+    """A measurement of one collective by hand, or of something it is made of, in the same
+    processes."""
 
     def __init__(self, name: str, processes: Processes, ranks: int, count: int) -> None:
         self.processes, self.method = processes, ""

@@ -21,9 +21,9 @@ PERIOD = 7  # of the pattern: prime, so that no block in a wrong place looks rig
 
 
 def pattern(length: Any, begin: Any = 0) -> Any:
-    """Elements `begin` and on of a rank's part. A formula, not an array, and no part of it stands
-    in it twice, or it would be stored: what is computed between the turns is to leave the caches
-    to what is exchanged."""
+    """Return elements `begin` and on of a rank's part. A formula, not an array, and no part of it
+    stands in it twice, or it would be stored: what is computed between the turns is to leave the
+    caches to what is exchanged."""
 
     def at() -> Any:
         return spmd.arange(length, dtype=np.float64) + begin

@@ -120,7 +120,7 @@ def jitter(
     image: Any, rng: np.random.Generator, *, brightness: float = 0.0, contrast: float = 0.0,
     saturation: float = 0.0, hue: float = 0.0,
 ) -> np.ndarray:
-    """Brightness, contrast and saturation by factors drawn from 1 - x to 1 + x, the hue moved by
+    """Change brightness, contrast and saturation by factors drawn from 1 - x to 1 + x, the hue by
     -hue to hue, in an order that is drawn too.
 
     ::

@@ -92,7 +92,7 @@ class Stacked:
 
 
 class Misfit(Exception):
-    """A value that is not what is declared."""
+    """Raised for a value that is not what is declared."""
 
 
 class StackedRows:
@@ -149,7 +149,7 @@ class StackedRows:
         self._there[row] = True
 
     def put_many(self, rows: slice, results: Mapping[str, Any], skip: int, size: int) -> None:
-        """Rows skip, skip + 1, … of what a function of a batch of `size` examples gave."""
+        """Put rows skip, skip + 1, … of what a function of a batch of `size` examples gave."""
         given = {name: plain(name, v) for name, v in self._named(results).items()}
         for name, a in given.items():
             if a.shape[:1] != (size,):
@@ -171,7 +171,7 @@ class StackedRows:
         self._there[rows] = bytes([True]) * count
 
     def _begin(self, first: dict[str, np.ndarray]) -> None:
-        """The first example declares the fields, where nobody else has."""
+        """Declare the fields by the first example, where nobody else has."""
         for name, a in first.items():
             if a.dtype.hasobject or a.dtype.kind in "USmM":
                 raise Misfit(
@@ -215,7 +215,7 @@ class StackedRows:
                          f"try:      {remedy}")
 
     def finish(self) -> None:
-        """Zeros where nothing is."""
+        """Fill rows that nothing was put into with zeros."""
         if False in self._there:
             for a in self.arrays.values():
                 a[~self.there] = np.zeros((), a.dtype)
@@ -270,7 +270,8 @@ def comparable(given: Mapping[str, Any], declared: Mapping[str, Any]
 
 
 def _in_dicts(result: Mapping[Any, Any], path: str = "") -> Iterator[tuple[Any, Any]]:
-    """The values of dicts in dicts, by their paths: before anybody has declared what is a tree."""
+    """Yield the values of dicts in dicts, by their paths: before anybody has declared what is a
+    tree."""
     for key, value in result.items():
         name = f"{path}.{key}" if path else key
         if type(value) is dict and value:
@@ -286,7 +287,7 @@ def kind_of(value: Any) -> str:
 
 
 def specs_of(fields: Mapping[str, tuple[Any, Any]] | None) -> Specs | None:
-    """Fields as an image declares them, the shapes without the batch, without the mask."""
+    """Return fields as an image declares them, the shapes without the batch, without the mask."""
     if fields is None:
         return None
     return {name: (tuple(shape), dtype_of(dtype)) for name, (shape, dtype) in fields.items()

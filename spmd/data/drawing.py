@@ -26,7 +26,7 @@ BLOCK, BLOCKS = 1024, 8  # positions whose keys are computed together; how often
 
 
 class EndOfStream(Exception):
-    """There is no example at this position, nor behind it."""
+    """Raised where there is no example at this position, nor behind it."""
 
 
 class Drawn:
@@ -155,7 +155,8 @@ class ByReading(Drawn):
         return window[at][0] if at < len(window) else f"example {place} of the source"
 
     def _at(self, position: int) -> tuple[str, Any]:
-        """The epoch follows from the length, which the first pass to its end tells."""
+        """Return the epoch and the place of a position, from the length, which the first pass to
+        its end tells."""
         found = self._find(0, position) if self.length is None else None
         if found is not None:
             return found
@@ -255,6 +256,6 @@ def checked_length(source: ExampleSource) -> int:
 
 
 def drawn(source: ExampleSource, settings: Settings) -> Drawn:
-    """How the examples of a source are found by position."""
+    """Return how the examples of a source are found by position."""
     kinds = {"number": ByNumber, "reading": ByReading, "acting": ByActing}
     return kinds[source.found_by()](source, settings)

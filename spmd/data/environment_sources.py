@@ -82,7 +82,7 @@ class _Environments(ExampleSource):
         return shown is not None and shown.turn + 1 == turn and come != turn
 
     def send(self, first: int, actions: Mapping[str, Any]) -> None:
-        """Rows of actions, also in trees, for the environments shown at first, first + 1, …"""
+        """Take rows of actions, also in trees, for the environments shown at first, first + 1, …"""
         rows = {len(a) for _, a in named(dict(actions))}
         if len(rows) != 1:
             raise UsageError(

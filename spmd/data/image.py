@@ -78,7 +78,8 @@ def random_resized_crop(
     image: Any, size: tuple[int, int], rng: np.random.Generator,
     scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> np.ndarray:
-    """A part with a share of the area within `scale`, and width / height within `ratio`, resized.
+    """Cut out a part with a share of the area within `scale`, and width / height within `ratio`,
+    and resize it.
 
     Ten parts are drawn; if none fits, the largest one in the middle is taken, as others do. Of the
     bytes of a file the same part is taken, and only as many pixels are decoded as `resize` says.
@@ -92,7 +93,7 @@ def _drawn_part(
     high: int, wide: int, rng: np.random.Generator, scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> tuple[int, int, int, int]:
-    """(top, left, height, width)"""
+    """Return the part that is drawn, as (top, left, height, width)."""
     for _ in range(10):
         area = high * wide * rng.uniform(*scale)
         side = np.exp(rng.uniform(*np.log(ratio)))
@@ -163,9 +164,9 @@ def _resized(
 def rotate(
     image: Any, degrees: float, method: str = "bilinear", fill: float = 0
 ) -> np.ndarray:
-    """Turned counter-clockwise about its middle, the size unchanged; corners that nothing comes to
-    are filled. float64 is computed as float32. Use np.rot90 for quarter turns of pictures that are
-    not square.
+    """Turn a picture counter-clockwise about its middle, the size unchanged; corners that nothing
+    comes to are filled. float64 is computed as float32. Use np.rot90 for quarter turns of pictures
+    that are not square.
 
     ::
 

@@ -148,7 +148,8 @@ def _check_plain(paths: list[str], what: str) -> None:
 
 
 def _check_encoding(encoding: str, what: str) -> None:
-    """UsageError where an end of line is not the byte 10, by which files are cut into lines."""
+    """Raise UsageError where an end of line is not the byte 10, by which files are cut into
+    lines."""
     try:
         text = b"\n".decode(encoding)
     except (LookupError, UnicodeDecodeError):
@@ -175,7 +176,7 @@ class _Csv(ExampleSource):
         self._index = once_made(self._read)
 
     def _rows(self, start: int) -> Iterator[tuple[int, list[str]]]:
-        """Rows from a byte on, each with where it begins."""
+        """Yield rows from a byte on, each with where it begins."""
         at = start
 
         def texts() -> Iterator[str]:

@@ -72,7 +72,7 @@ class OwnModules:
         sys.modules[self.package], _all[self.package] = parent, self
 
     def close(self) -> None:
-        """Forget the modules: nobody uses the pipeline any more."""
+        """Forget the modules, since nobody uses the pipeline any more."""
         _all.pop(self.package, None)
         for name in [n for n in sys.modules if n.partition(".")[0] == self.package]:
             del sys.modules[name]
@@ -81,8 +81,8 @@ class OwnModules:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Its modules also go by their plain names, for whoever asks by name: pickle, importlib.
-        sys.argv is that of a file without arguments."""
+        """Let its modules also go by their plain names, for whoever asks by name: pickle,
+        importlib. sys.argv is that of a file without arguments."""
         plain_names.begin(self)
         try:
             yield
@@ -91,8 +91,8 @@ class OwnModules:
 
     @contextmanager
     def running(self, module: ModuleType) -> Iterator[None]:
-        """While the text of the file runs, as this module. Folders that it adds to sys.path are its
-        own."""
+        """Let the text of the file run as this module, while it is open. Folders that it adds to
+        sys.path are its own."""
         module.__dict__.update(__builtins__=self.builtins, __package__=self.package)
         self._shared = list(sys.path)
         self._is_own.clear()
@@ -357,7 +357,7 @@ def _is_library(folder: str) -> bool:
 
 
 def _is_there(spec: ModuleSpec | None) -> bool:
-    """A module, or a package that is more than a folder."""
+    """Return whether a module is there, or a package that is more than a folder."""
     return spec is not None and spec.loader is not None and spec.origin is not None
 
 

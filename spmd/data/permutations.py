@@ -103,7 +103,7 @@ def once(n: int, positions: Positions, seed: int, shuffle: bool | int) -> Positi
 
 
 def independent(n: int, positions: Positions, seed: int) -> Positions:
-    """One of n examples at each position, drawn again at each.
+    """Return one of n examples at each position, drawn again at each.
 
     ::
 
@@ -128,7 +128,7 @@ class Generators:
         self._generator = np.random.Generator(self._bits)
 
     def at(self, position: int) -> np.random.Generator:
-        """That of a position: Philox, whose key is seed and position."""
+        """Return the generator of a position: Philox, whose key is seed and position."""
         self._begin["state"]["key"][:] = self._seed, position
         self._bits.state = self._begin
         return self._generator

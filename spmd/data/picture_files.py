@@ -111,7 +111,7 @@ def decoded(
 
 
 def _check_holds(mode: str, opened: Any) -> None:
-    """InputError where values of the picture would be clipped."""
+    """Raise InputError where values of the picture would be clipped."""
     own = opened.mode
     if own in DEEP and mode not in (own, *DEEP[own]):
         raise InputError(

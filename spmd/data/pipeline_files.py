@@ -48,8 +48,8 @@ def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
 
 
 def load_beside(path: str, known: Iterable[Pipeline]) -> Pipeline:
-    """Return the same, for a run that has taken the pipelines `known`: it takes one text of a file,
-    and of its modules, whoever writes to them meanwhile."""
+    """Return the pipeline of a file for a run that has taken the pipelines `known`: it takes one
+    text of a file, and of its modules, whoever writes to them meanwhile."""
     file, name = file_and_name(path)
     for own in [one.own for one in known if one.own]:
         if os.path.abspath(own.file) == os.path.abspath(file):
@@ -58,13 +58,13 @@ def load_beside(path: str, known: Iterable[Pipeline]) -> Pipeline:
 
 
 def file_and_name(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """FILE.py and NAME of FILE.py:NAME; the name is "" where none stands there."""
+    """Return FILE.py and NAME of FILE.py:NAME; the name is "" where none stands there."""
     file, _, said = os.fspath(path).partition(".py:")
     return (file + ".py", said) if said else (os.fspath(path), "")
 
 
 def _address(said: str) -> str:
-    """How what is no file may be meant: as a pipeline that a scheduler serves."""
+    """Return how what is no file may be meant: as a pipeline that a scheduler serves."""
     name, _, address = said.rpartition("@")
     host = (address if name or "://" in address else "").rpartition("://")[2] or "HOST:PORT"
     name = name or ("NAME" if "://" in said else said)

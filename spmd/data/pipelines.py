@@ -111,8 +111,9 @@ class Pipeline:
         return Digest("pipeline").add(self._of_source(self.source.digest), *order).text()
 
     def order(self) -> str:
-        """Equal where pipelines have the same example at each position: epochs may differ, and what
-        is computed of an example, but not source, sampling, seed and order."""
+        """Return a hash that is equal where pipelines have the same example at each position:
+        epochs may differ, and what is computed of an example, but not source, sampling, seed and
+        order."""
         return self._order()
 
     def _order_of(self) -> str:
@@ -147,8 +148,8 @@ class Pipeline:
         return draw.name(draw.keys(position, 1)[0])
 
     def namer(self, first: int, count: int) -> Callable[[int], str]:
-        """Return the same for many positions: what names those from first on, at little cost for
-        each."""
+        """Return a function that names the examples at many positions, from `first` on, at little
+        cost for each."""
         draw = self._drawn()
         keys = draw.keys(first, max(count, 1))
 
@@ -171,7 +172,7 @@ class Pipeline:
         return not self.acts or self.source.ready(first, count)  # type: ignore[attr-defined]
 
     def send(self, first: int, actions: Mapping[str, Any]) -> None:
-        """Rows of actions, also in trees, for what positions first, first + 1, … gave."""
+        """Take rows of actions, also in trees, for what positions first, first + 1, … gave."""
         if not self.acts:
             raise UsageError(
                 f"pipeline {self.name} takes no actions", place=self.place,
@@ -286,8 +287,8 @@ class Pipeline:
                     return
 
     def _look_at(self, error: BaseException) -> None:
-        """Ctrl-C ends more than an example; where nobody hears it, as in workers, it was raised by
-        the user's code itself."""
+        """Raise what ends more than an example, such as Ctrl-C; where nobody hears that, as in
+        workers, it was raised by the user's code itself."""
         if isinstance(error, MemoryError) and self.when_full:
             self.when_full()
         if isinstance(error, KeyboardInterrupt) and (
@@ -302,7 +303,8 @@ class Pipeline:
     # ---- batches
 
     def _by_batches(self, first: int, table: StackedRows, watch: Watch) -> Iterator[Failure]:
-        """Batches begin at multiples of their size, whichever of their positions are asked for."""
+        """Yield the parts of batches, which begin at multiples of their size, whichever of their
+        positions are asked for."""
         end = first + table.count
         for begin in range(first - first % self.size, end, self.size):
             watch(begin)
@@ -511,7 +513,7 @@ def _decorator(
 
 
 def check_name(whose: str, name: Any, place: Place | None) -> None:
-    """UsageError for what cannot be the name of a pipeline at a scheduler."""
+    """Raise UsageError for what cannot be the name of a pipeline at a scheduler."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise UsageError(
             f"name of {whose} is wrong", place=place, found=repr(name),

@@ -36,7 +36,8 @@ class _TooLong(BaseException):
 
 
 def source_limit(timeout: float | None) -> float | None:
-    """Seconds for a source to say which examples there are; None: any time. timeout: for one."""
+    """Return seconds for a source to say which examples there are; None: any time. timeout: for
+    one."""
     return timeout and max(LOAD_S, READ_TIMES * timeout)
 
 

@@ -121,7 +121,7 @@ def _check(given: Mapping[str, Any], place: Place | None) -> None:
 
 
 def _check_together(settings: Settings, place: Place | None) -> None:
-    """UsageError for a setting that another one leaves without effect."""
+    """Raise UsageError for a setting that another one leaves without effect."""
     independent = settings.sampling == "independent"
     if settings.queue == "lifo" and not independent:
         raise UsageError(

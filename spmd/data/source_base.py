@@ -73,7 +73,8 @@ class ExampleSource:
         return n
 
     def found_by(self) -> str:
-        """How an example is found: by its "number", by "reading" all before it, or by "acting"."""
+        """Return how an example is found: by its "number", by "reading" all before it, or by
+        "acting"."""
         return "reading" if self.length() is None else "number"
 
     def at(self, position: int, seed: int) -> Any:

@@ -30,7 +30,7 @@ _folder: ContextVar[str] = ContextVar("folder", default="")
 
 @contextmanager
 def relative_to(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Relative paths of sources that are made meanwhile begin at this folder."""
+    """Let relative paths of sources that are made meanwhile begin at this folder."""
     token = _folder.set(os.path.abspath(folder))
     try:
         yield
@@ -187,7 +187,7 @@ class PlainFile:
         return os.fstat(self._open()).st_size
 
     def read(self, start: int, count: int) -> bytes:
-        """Bytes from start on; fewer at the end of the file. Raises ChangedFile."""
+        """Return bytes from start on; fewer at the end of the file. Raises ChangedFile."""
         parts = []
         while count > 0 and (raw := os.pread(self._open(), count, start)):
             parts.append(raw)

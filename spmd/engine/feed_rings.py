@@ -181,11 +181,12 @@ class FeedRing:
             return not self._closed and lib.spmd_ring_wants(self._ring, k) == 2
 
     def fileno(self) -> int:
-        """An eventfd: readable after something was taken by all ranks of the ring, or sent."""
+        """Return an eventfd that is readable after something was taken by all ranks of the ring, or
+        sent."""
         return self._fd
 
     def sent(self, k: int) -> dict[str, np.ndarray] | None:
-        """What the ranks of this ring sent back behind batch k: its rows. None: not yet."""
+        """Return what the ranks of this ring sent back behind batch k: its rows. None: not yet."""
         with self._lock:
             if k not in self._sent and not self._closed:
                 self._fetch(k)

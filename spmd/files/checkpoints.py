@@ -142,7 +142,8 @@ class Piece:
 
 
 def write_part(path: str, process: int, pieces: list[Piece]) -> None:
-    """The part of a process: under another name until all of it is on the disk. OutputError."""
+    """Write the part of a process, under another name until all of it is on the disk.
+    OutputError."""
     pieces = sorted(pieces, key=lambda p: -npy.SIZES[p.dtype])
     header: dict[str, Any] = {}
     rows, at, crc = [], 0, 0

@@ -66,5 +66,5 @@ def casts(old: str, new: str) -> bool:
 
 
 def cast_rows(columns: list[np.ndarray], dtype: str) -> bytes:
-    """Columns of equal length as the bytes of their rows, in one dtype."""
+    """Return columns of equal length as the bytes of their rows, in one dtype."""
     return np.stack([c.astype(numpy_dtype(dtype)) for c in columns], axis=1).tobytes()

@@ -35,7 +35,7 @@ def archive_format(path: str) -> Any:
 
 
 def split(path: str, existing: bool) -> tuple[str, str]:
-    """FILE.npz:MEMBER, or FILE.csv:COLUMN, in two; the member is "" where none is named.
+    """Return FILE.npz:MEMBER, or FILE.csv:COLUMN, in two; the member is "" where none is named.
 
     existing: what there is decides where the file's name ends; a file of the whole name comes
     first.
@@ -102,7 +102,7 @@ class InputFile:
         return os.pread(self._fd, max(0, min(count, self.length - at)), at)
 
     def read_all(self, at: int, count: int) -> bytes:
-        """Return these bytes, all of them."""
+        """Return these bytes; raise an error if the file has fewer."""
         found = self.read(at, count)
         if len(found) < count:
             raise self.wrong(
@@ -113,8 +113,9 @@ class InputFile:
     def memory(
         self, how: str, size: int, used: int, processes: int, available: int, remedy: str
     ) -> mmap.mmap:
-        """Room for `size` bytes, of which `used` are written, in each of these processes. Pages
-        that nothing is written to take no memory. EnvironmentFault where there is too little."""
+        """Return room for `size` bytes, of which `used` are written, in each of these processes.
+        Pages that nothing is written to take no memory. EnvironmentFault where there is too
+        little."""
         text = f"{self.what} {self.name}: {self.label} does not fit into memory {how}"
         if used * processes > available:
             each = f" in each of {processes} processes" if processes > 1 else ""
@@ -184,9 +185,9 @@ class InputArray:
         return given.way_out(dims) if isinstance(given, TableElements) else ""
 
     def reserve(self, low: int, high: int, processes: int, taken: int) -> None:
-        """Only bytes low to high of what is put into memory are used here, as many in each of the
-        other processes of this host; together they have `taken` since this input was opened.
-        """
+        """Note that only bytes low to high of what is put into memory are used here, as many in
+        each of the other processes of this host; together they have `taken` since this input was
+        opened."""
         self._reserved = (low, high, processes, self.available - taken)
 
     @property
@@ -209,7 +210,8 @@ class InputArray:
         return given.dtype, given.shape, given.strides, given.swapped
 
     def digest(self) -> str:
-        """Equal for two arrays of equal elements. All of a file that is not compressed is read."""
+        """Return a hash that is equal for two arrays of equal elements. All of a file that is not
+        compressed is read."""
         found = hashed(repr(self._kind()).encode(), digest_size=16)
         given = self._given
         if isinstance(given, TableElements):

@@ -35,7 +35,7 @@ _CODES = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 
 
 def dtype_of(descr: str) -> str:
-    """Our name for '<f4' and the like; "" when we have none."""
+    """Return our name for '<f4' and the like; "" when we have none."""
     if descr[1:] == "V2":
         return "bfloat16"
     if descr[1:] == "b1":
@@ -47,7 +47,7 @@ def dtype_of(descr: str) -> str:
 
 
 def descr_of(dtype: str) -> str:
-    """How a .npy header spells one of our element types."""
+    """Return how a .npy header spells one of our element types."""
     if dtype == "bfloat16":
         return "<V2"
     kind = "b" if dtype == "bool" else dtype[0]
@@ -55,7 +55,7 @@ def descr_of(dtype: str) -> str:
 
 
 def contiguous_strides(shape: tuple[int, ...], size: int, fortran: bool = False) -> tuple[int, ...]:
-    """Bytes between neighbours in each dim of a contiguous array."""
+    """Return bytes between neighbours in each dim of a contiguous array."""
     strides = [size] * len(shape)
     dims = range(len(shape)) if fortran else range(len(shape) - 1, -1, -1)
     step = size
@@ -154,7 +154,8 @@ def _described(raw: bytes, start: int, wrong: Wrong) -> Elements:
 
 
 def is_shape(shape: Any) -> bool:
-    """Extents from 0, as many as NumPy allows: a product of more would take its time."""
+    """Return whether these are extents from 0, as many as NumPy allows: a product of more would
+    take its time."""
     return len(shape) <= MOST_DIMS and all(type(n) is int and 0 <= n < 1 << 63 for n in shape)
 
 

@@ -111,7 +111,7 @@ def _directory(file: InputFile) -> tuple[int, int, int]:
 
 
 def _widened(file: InputFile, extra: bytes, fields: list[int]) -> list[int]:
-    """Fields of 32 bits, with those that did not fit taken from the zip64 extra field."""
+    """Return fields of 32 bits, with those that did not fit taken from the zip64 extra field."""
     if WIDE not in fields:
         return fields
     at = 0
@@ -172,7 +172,7 @@ def elements(file: InputFile, member: NpzMember) -> npy.Elements:
 
 
 def _whole(file: InputFile, member: NpzMember, found: npy.Elements, start: int) -> npy.Elements:
-    """Nothing follows the elements: it would be inflated, or summed, for nothing."""
+    """Check that nothing follows the elements: it would be inflated, or summed, for nothing."""
     if found.end - start != member.size:
         raise file.wrong("is damaged", f"{found.end - start} bytes, as its header says",
                          f"{member.size} bytes")
@@ -197,7 +197,7 @@ def _start(file: InputFile, member: NpzMember) -> int:
 
 
 def _inflated(file: InputFile, start: int, member: NpzMember, most: int) -> Iterator[bytes]:
-    """The content of a deflated member, in pieces of up to `most` bytes."""
+    """Yield the content of a deflated member, in pieces of up to `most` bytes."""
     stream = zlib.decompressobj(-zlib.MAX_WBITS)
     at, end, rest = start, start + member.packed, b""
     try:

@@ -116,7 +116,8 @@ def open_outputs(
 
 
 def _of_leaves(named: dict[str, str], known: list[str]) -> dict[str, str]:
-    """Files of single outputs, where they are given for trees: members are called like these."""
+    """Return files of single outputs, where they are given for trees: members are called like
+    these."""
     found: dict[str, str] = {}
     for name, given in named.items():
         leaves = [] if name in known else of_tree(name, known)

@@ -59,7 +59,7 @@ def compare(
 
 
 def put(job: Job, opened: Mapping[str, InputArray], numbers: Mapping[str, int], what: str) -> None:
-    """The hosted ranks' parts of inputs, from their files into the memory of the ranks."""
+    """Copy the hosted ranks' parts of inputs from their files into the memory of the ranks."""
     for name, file in opened.items():
         reserve(job, file, numbers[name])
     for name, file in opened.items():

@@ -73,7 +73,7 @@ def _run() -> None:
 
 
 class Meeting:
-    """One of them, while this process waits in it."""
+    """A meeting of the processes, while this process waits in it."""
 
     def __init__(self, group: Attendance, number: int) -> None:
         self.group, self.number = group, number
@@ -154,7 +154,8 @@ class Meeting:
         return any(os.environ.get(name) == str(count) for name in local)
 
     def _nobody_computes(self, now: float) -> bool:
-        """Every process of the launcher waits in a meeting or inside MPI, where it waited before.
+        """Return whether every process of the launcher waits in a meeting or inside MPI, where it
+        waited before.
 
         Each was found there SAMPLES times, at one line of its program.
         """

@@ -157,7 +157,7 @@ class Launch:
 
     @contextmanager
     def streaming(self, stream: Streaming | None) -> Iterator[None]:
-        """A call hands over what it saves, or nothing."""
+        """Let a call hand over what it saves, or nothing, while it is open."""
         self.stream = stream
         try:
             yield

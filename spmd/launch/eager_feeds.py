@@ -78,7 +78,7 @@ class WholeRing:
         return self._waits and self.taken == k
 
     def sent(self, k: int) -> None:
-        """An eager run sends nothing to workers."""
+        """Do nothing, since an eager run sends nothing to workers."""
 
     def waits(self) -> tuple[float, float]:
         return 0.0, 0.0
@@ -138,7 +138,7 @@ class EagerFeed:
             self._open.close()
 
     def send(self, first: int, values: Mapping[str, np.ndarray]) -> None:
-        """Values behind a batch, for the environments at the positions first, first + 1, …"""
+        """Send values behind a batch, for the environments at the positions first, first + 1, …"""
         if self._acting is None:
             raise UsageError(
                 f'the program sends values back to feed "{self.name}"', place=user_place(),

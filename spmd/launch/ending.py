@@ -59,7 +59,7 @@ def end_all_on_error() -> None:
 
 
 def end_all(error: SystemExit) -> NoReturn:
-    """`sys.exit` with a code or a text, where the others are not leaving: ends all processes."""
+    """End all processes at `sys.exit` with a code or a text, where the others are not leaving."""
     if not isinstance(error.code, int):
         print(error.code, file=sys.stderr)
     code = error.code if isinstance(error.code, int) else 1

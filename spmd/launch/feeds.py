@@ -109,7 +109,7 @@ class Feeds:
         self.slow = set()
 
     def check(self) -> None:
-        """Every feed that the entry takes of is given, and no other."""
+        """Check that every feed that the entry takes of is given, and no other."""
         names = [row["name"] for row in self.rows]
         asked = self.launch.face.feeds
         for name in self.given:
@@ -288,7 +288,8 @@ class Feeds:
     # ---- after it --------------------------------------------------------------------------------
 
     def ran(self) -> None:
-        """After each run, in all processes together: all have taken equally many batches."""
+        """Check, after each run, in all processes together, that all have taken equally many
+        batches."""
         if self.job is not None:
             self.job.look_feeds = None
         rows = self.processes.meet(self._counts)
@@ -314,7 +315,8 @@ class Feeds:
                     f"{helps[name]}, or less work for each example, would make the run faster")
 
     def _say_ended(self, name: str, told: int) -> None:
-        """A loop behind the end of a stream has no turns, which an answer does not show."""
+        """Say that a stream has ended: a loop behind its end has no turns, which an answer does not
+        show."""
         if told > 1 and self.processes.number == 0:
             times = "once" if told == 2 else f"{told - 1} times"
             say(f'spmd: feed "{name}" was asked for more behind its end {times}: a loop that '
@@ -322,7 +324,8 @@ class Feeds:
                 "or a call of the program for each pass")
 
     def _end(self, one: OpenFeed) -> None:
-        """A program was told that there are no more: the next call begins the stream again."""
+        """Note that a program was told that there are no more batches: the next call begins the
+        stream again."""
         if one.supply is not None:
             one.supply.finish()
         one.supply = None
@@ -362,7 +365,8 @@ class Feeds:
                 one.supply = None
 
     def close(self, goes_on: bool = False) -> None:
-        """Before the job goes. goes_on: another one takes what comes next, of the same workers."""
+        """Close the feeds before the job goes. goes_on: another one takes what comes next, of the
+        same workers."""
         self.finish()
         if not goes_on:
             self.before.clear()

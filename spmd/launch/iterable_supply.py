@@ -42,8 +42,8 @@ class Supply(Protocol):
         to `fail` of a ring."""
 
     def finish(self) -> None:
-        """Stop: from now on no ring is touched. It may be begun again, at a batch that was not
-        taken."""
+        """Stop, so that from now on no ring is touched. It may be begun again, at a batch that was
+        not taken."""
 
 
 class IterableSupply:
@@ -156,7 +156,7 @@ class IterableSupply:
         return not self.stops
 
     def _wait(self, rings: list[FeedRing], seconds: float | None = None) -> None:
-        """Until something was taken or sent, or the run ends."""
+        """Wait until something was taken or sent, or the run ends."""
         poll = select.poll()
         for fd in (self.wake, *(ring.fileno() for ring in rings)):
             poll.register(fd, select.POLLIN)

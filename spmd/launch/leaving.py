@@ -24,7 +24,7 @@ LATER_S = 1.0  # than process 0, which has something to say: the others end the 
 
 
 def begin(waits: bool = False) -> None:
-    """From now on a signal that is not ignored ends this process. waits: until
+    """Let a signal that is not ignored end this process from now on. waits: until
     `end_all_from_now_on`, as an end of one of several would be the launcher's business."""
     numbers = {n for n in (signal.SIGINT, signal.SIGTERM)
                if signal.getsignal(n) is not signal.SIG_IGN}
@@ -60,7 +60,7 @@ def told_to_end() -> int:
 
 
 def at_the_end() -> None:
-    """There is no job to abort: a signal, an earlier one too, ends this process."""
+    """Let a signal, an earlier one too, end this process: there is no job to abort."""
     lib.spmd_leave_tell(-1)
 
 

@@ -139,8 +139,8 @@ _known: dict[tuple[str, ...], Limits | None] = {}
 
 
 def in_use() -> Limits | None:
-    """For the jobs of this process: looked up once, since a program may start many. The processor
-    is asked for only where there is a file that may be meant."""
+    """Return the limits for the jobs of this process: they are looked up once, since a program may
+    start many. The processor is asked for only where there is a file that may be meant."""
     key = os.environ.get(CHOSEN, ""), folder()
     if key not in _known:
         found = find() if key[0] or _has_files(key[1]) else FoundLimits()

@@ -97,7 +97,7 @@ class Checked:
         return memoryview(self.image.data)[offset : offset + size]
 
     def load_any(self, scalars: int) -> Loaded:
-        """Some local program, for functions that read no index words."""
+        """Return some local program, for functions that read no index words."""
         words = reader.IndexWords(self.image.section(".spmd.index"))
         if words.patched:
             return self.load(words.first, words.count, list(words.sizes), list(words.scalars))

@@ -16,7 +16,8 @@ def bytes_text(count: int) -> str:
 
 
 def available_memory() -> int:
-    """Bytes that can be taken now without swapping, under the limits of this control group."""
+    """Return bytes that can be taken now without swapping, under the limits of this control
+    group."""
     have = 1 << 62
     try:
         with open("/proc/meminfo", "rb") as file:
@@ -34,7 +35,7 @@ def available_memory() -> int:
 
 
 def address_space() -> int:
-    """Bytes that this process may still map, under its own limit (ulimit -v)."""
+    """Return bytes that this process may still map, under its own limit (ulimit -v)."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return 1 << 62
@@ -46,13 +47,14 @@ def address_space() -> int:
 
 
 def memory_limit() -> int:
-    """Bytes that the control groups of this process may take together; 0 where none is limited."""
+    """Return bytes that the control groups of this process may take together; 0 where none is
+    limited."""
     limits = [_number(f"{folder}/memory.max") for folder in _control_groups()]
     return min((limit for limit in limits if limit is not None), default=0)
 
 
 def _control_groups() -> list[str]:
-    """Folders of this process's control group and of all above it, version 2."""
+    """Return folders of this process's control group and of all above it, version 2."""
     try:
         with open("/proc/self/cgroup") as file:
             paths = [line[3:].strip() for line in file if line.startswith("0::")]
@@ -75,7 +77,7 @@ def _number(path: str) -> int | None:
 
 
 def _cache(path: str) -> int:
-    """Bytes of files that the kernel drops when memory is needed."""
+    """Return bytes of files that the kernel drops when memory is needed."""
     try:
         with open(path) as file:
             return sum(

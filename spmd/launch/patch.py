@@ -58,7 +58,8 @@ def command(options: argparse.Namespace, _: Processes) -> int:
 
 
 def _path(options: argparse.Namespace, index: int, ranks: int) -> str:
-    """heat.img gives heat.3-of-16.img, beside it or in the folder asked for."""
+    """Return the path of a local program: heat.img gives heat.3-of-16.img, beside it or in the
+    folder asked for."""
     folder, base = os.path.split(options.image)
     stem = re.sub(r"\.\d+-of-\d+$", "", base.removesuffix(".img"))
     digits = len(str(ranks - 1))

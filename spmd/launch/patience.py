@@ -118,7 +118,7 @@ class Patience:
             start_new_thread(self._run, ())
 
     def end(self) -> None:
-        """End the watch: all have come to the last meeting; what they wait in now is
+        """End the watch, since all have come to the last meeting; what they wait in now is
         MPI_Finalize."""
         self.trusted = True
         if self.limit and self.mates:
@@ -144,7 +144,7 @@ class Patience:
                 self._end(lost[0])
 
     def _absent(self, pid: int) -> str:
-        """Why this process will not come; "" while it may."""
+        """Return why this process will not come; "" while it may."""
         state = state_of(pid)
         if state in ENDED:
             return "" if self.may_leave else "has ended"

@@ -29,7 +29,8 @@ FIONREAD = 0x541B  # of Linux: how many bytes nobody has read yet
 
 
 class Elsewhere(SpmdError):
-    """Another process failed, and says so itself; this one leaves with the same exit code."""
+    """Raised where another process failed, and says so itself; this one leaves with the same exit
+    code."""
 
     def __init__(self, exit_code: int, text: str = "") -> None:
         self.exit_code = exit_code
@@ -94,7 +95,7 @@ class Processes:
             return self.comm.bcast(value, root=0)
 
     def together(self, step: Callable[[], Any], *, shared: bool = True) -> Any:
-        """This process's result of `step`, once every process has succeeded at it.
+        """Return this process's result of `step`, once every process has succeeded at it.
 
         The failing process of the lowest number raises its own error, the others `Elsewhere`.
         shared: the result may travel to the others.
@@ -106,7 +107,7 @@ class Processes:
         return kept[0]
 
     def meet(self, step: Callable[[], Any]) -> list[Any]:
-        """Every process's result of `step`, in every process; fails as `together` does."""
+        """Return every process's result of `step`, in every process; fails as `together` does."""
         if self.count == 1:
             return [step()]
         value, code = None, 0

@@ -64,7 +64,8 @@ def _fitting(
     job: Job, file: str, piece: Any, carried: dict[str, tuple[int, dict[str, Any]]],
     index: dict[str, Any],
 ) -> tuple[str, int]:
-    """A piece of a part stands for elements of an array of the program: its name, how many."""
+    """Return the name and the number of elements of an array of the program for which a piece of a
+    part stands."""
     name, dtype, rank, offset, extent, _ = piece
     number, row = carried.get(name, (-1, {}))
     fits, count = bool(row) and len(extent) == lib.spmd_job_dims(job._job, number), 1
@@ -93,7 +94,7 @@ def _refill(job: Job, part: MappedPart, piece: Any, number: int, row: dict[str, 
 
 
 def _compare(keeping: Keeping, job: Job, path: str, index: dict[str, Any]) -> None:
-    """The set is of this image, and has a meaning on this mesh."""
+    """Check that the set is of this image, and has a meaning on this mesh."""
     digest = keeping.launch.checked.digest
     if index["image"] != digest:
         had, has = index.get("parameters"), job.manifest["parameters"]

@@ -267,7 +267,8 @@ class Run(Launch):
         return [self._room(job, k) for k in self.positions] if self.first else []
 
     def put(self, job: Job) -> None:
-        """The hosted ranks' parts of the inputs, from their files into the memory of the ranks."""
+        """Copy the hosted ranks' parts of the inputs, from their files into the memory of the
+        ranks."""
         job.forget(self.face.given)
         numbers = {array["name"]: number for number, array in self.face.inputs}
         array_files.put(job, self.opened, numbers, "input")

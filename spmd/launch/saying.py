@@ -38,7 +38,7 @@ class Saying:
                 self._progress(said, self.steps.ended)
 
     def close(self) -> None:
-        """The run is over."""
+        """End what is being printed, since the run is over."""
         if self.shown:
             self._write("\n")
             self.shown = False

@@ -77,7 +77,7 @@ class Setup:
         return tuple(int(evaluate(extent, self.values)) for extent in array["shape"])
 
     def owners(self, layout: list[list[str]]) -> list[int]:
-        """Hosted ranks that between them hold every element of an array once.
+        """Return hosted ranks that between them hold every element of an array once.
 
         Along an axis that splits no dim all ranks hold the same: the first of them speaks.
         """
@@ -86,7 +86,7 @@ class Setup:
         return [EVERY_RANK] if first is None else [rank for rank in hosted if first(rank) == rank]
 
     def holders(self, layout: list[list[str]]) -> list[int]:
-        """Hosted ranks that between them hold every element that this process has once."""
+        """Return hosted ranks that between them hold every element that this process has once."""
         first = self._first_holder(layout)
         if first is None:
             return [EVERY_RANK]

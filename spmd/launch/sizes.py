@@ -31,7 +31,7 @@ def divisors(number: int) -> list[int]:
 
 
 def factorings(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Every way to write a number as an ordered product of so many factors."""
+    """Yield every way to write a number as an ordered product of so many factors."""
     if parts == 0:
         if number == 1:
             yield ()
@@ -202,7 +202,7 @@ def suggestion(
 
 
 def runs_text(numbers: list[int], most: int = 16) -> str:
-    """[1, 2, 3, 4, 9] as "1 to 4, 9"."""
+    """Return [1, 2, 3, 4, 9] as "1 to 4, 9"."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:

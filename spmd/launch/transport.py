@@ -48,7 +48,7 @@ class Transport:
         self.settings: Any = ffi.new("spmd_mpi *", {**found, **handles})
 
     def close(self) -> None:
-        """Every process must come."""
+        """Close MPI's resources of the job. Every process must come."""
         self.comm.Free()
 
 

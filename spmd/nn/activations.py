@@ -16,7 +16,7 @@ from spmd.nn.shared import constant, erf, floats, in_float32
 
 
 def relu(x: Any) -> Any:
-    """max(x, 0); its gradient at 0 is 0.
+    """Return max(x, 0); its gradient at 0 is 0.
 
     >>> spmd.nn.relu(np.array([-1.0, 0.0, 2.0]))
     array([0., 0., 2.])
@@ -25,13 +25,13 @@ def relu(x: Any) -> Any:
 
 
 def relu6(x: Any) -> Any:
-    """min(max(x, 0), 6); its gradient at both ends is 0."""
+    """Return min(max(x, 0), 6); its gradient at both ends is 0."""
     return np.where(x >= 6, 6, relu(x))
 
 
 @in_float32
 def sigmoid(x: Any) -> Any:
-    """1 / (1 + exp(-x)).
+    """Return 1 / (1 + exp(-x)).
 
     >>> spmd.nn.sigmoid(np.array([-1000.0, 0.0]))
     array([0. , 0.5])
@@ -49,7 +49,7 @@ def log_sigmoid(x: Any) -> Any:
 
 @in_float32
 def softplus(x: Any) -> Any:
-    """log(1 + exp(x)), without overflow.
+    """Return log(1 + exp(x)), without overflow.
 
     >>> spmd.nn.softplus(np.array([0.0, 100.0])).round(3)
     array([  0.693, 100.   ])
@@ -61,13 +61,13 @@ def softplus(x: Any) -> Any:
 
 @in_float32
 def soft_sign(x: Any) -> Any:
-    """x / (1 + abs(x))."""
+    """Return x / (1 + abs(x))."""
     return x / (1 + np.abs(x))
 
 
 @in_float32
 def silu(x: Any) -> Any:
-    """x * sigmoid(x), which is also called swish.
+    """Return x * sigmoid(x), which is also called swish.
 
     >>> spmd.nn.silu(np.array([0.0, 1.0])).round(3)
     array([0.   , 0.731])
@@ -80,13 +80,14 @@ swish = silu
 
 @in_float32
 def mish(x: Any) -> Any:
-    """x * tanh(softplus(x)) (D. Misra, 2019)."""
+    """Return x * tanh(softplus(x)) (D. Misra, 2019)."""
     return x * np.tanh(softplus(x))
 
 
 @in_float32
 def gelu(x: Any, approximate: bool = True) -> Any:
-    """x times the normal distribution's chance of less than x (D. Hendrycks, K. Gimpel, 2016).
+    """Return x times the normal distribution's chance of less than x (D. Hendrycks, K. Gimpel,
+    2016).
 
     approximate: by tanh, as in GPT-2 and jax.nn; else by the error function.
 
@@ -101,44 +102,45 @@ def gelu(x: Any, approximate: bool = True) -> Any:
 
 @in_float32
 def elu(x: Any, alpha: float = 1.0) -> Any:
-    """x where it is positive, else alpha * (exp(x) - 1)."""
+    """Return x where it is positive, else alpha * (exp(x) - 1)."""
     x = floats(x, "elu")
     return np.where(x > 0, x, alpha * np.expm1(np.where(x > 0, 0, x)))
 
 
 @in_float32
 def celu(x: Any, alpha: float = 1.0) -> Any:
-    """x where it is positive, else alpha * (exp(x / alpha) - 1)."""
+    """Return x where it is positive, else alpha * (exp(x / alpha) - 1)."""
     x = floats(x, "celu")
     return np.where(x > 0, x, alpha * np.expm1(np.where(x > 0, 0, x) / alpha))
 
 
 @in_float32
 def selu(x: Any) -> Any:
-    """elu, scaled so that deep networks keep mean 0 and variance 1 (G. Klambauer et al., 2017)."""
+    """Return elu, scaled so that deep networks keep mean 0 and variance 1 (G. Klambauer et al.,
+    2017)."""
     return 1.0507009873554805 * elu(x, 1.6732632423543772)
 
 
 @in_float32
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
-    """x where it is 0 or more, else negative_slope * x."""
+    """Return x where it is 0 or more, else negative_slope * x."""
     return np.where(x >= 0, x, negative_slope * x)
 
 
 def hard_tanh(x: Any) -> Any:
-    """x, but at most 1 and at least -1; its gradient at both is 0, as outside."""
+    """Return x, but at most 1 and at least -1; its gradient at both is 0, as outside."""
     return np.where(x >= 1, 1, np.where(x <= -1, -1, x))
 
 
 @in_float32
 def hard_sigmoid(x: Any) -> Any:
-    """relu6(x + 3) / 6."""
+    """Return relu6(x + 3) / 6."""
     return relu6(x + 3) / 6
 
 
 @in_float32
 def hard_silu(x: Any) -> Any:
-    """x * hard_sigmoid(x), which is also called hard swish."""
+    """Return x * hard_sigmoid(x), which is also called hard swish."""
     return x * hard_sigmoid(x)
 
 
@@ -161,7 +163,7 @@ def glu(x: Any, axis: int = -1) -> Any:
 
 @in_float32
 def softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
-    """exp(x) divided by its sum along a dim, or several; the dim may be split over ranks.
+    """Return exp(x) divided by its sum along a dim, or several; the dim may be split over ranks.
 
     where: which elements take part; the others are 0, and all where none takes part.
 
@@ -190,7 +192,7 @@ def log_softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
 
 @in_float32
 def logsumexp(x: Any, axis: Any = -1, keepdims: bool = False, where: Any = None) -> Any:
-    """log(sum(exp(x))) along a dim, without overflow.
+    """Return log(sum(exp(x))) along a dim, without overflow.
 
     >>> float(spmd.nn.logsumexp(np.array([1000.0, 1000.0])).round(3))
     1000.693
@@ -206,7 +208,8 @@ def _sum_of_powers(less: Any, axis: Any, where: Any) -> Any:
 
 
 def _shifted(x: Any, axis: Any, where: Any) -> tuple[Any, Any]:
-    """x minus its largest element along a dim, and that; elements that take no part are 0."""
+    """Return x minus its largest element along a dim, and that; elements that take no part are
+    0."""
     if where is not None:
         x = np.where(where, x, -np.inf)
     most = np.max(constant(x), axis, keepdims=True)
@@ -216,7 +219,8 @@ def _shifted(x: Any, axis: Any, where: Any) -> tuple[Any, Any]:
 
 
 def one_hot(x: Any, num_classes: int, dtype: Any = np.float32, axis: int = -1) -> Any:
-    """1 where an integer is, 0 elsewhere, along a new dim; all 0 for an integer outside of it.
+    """Return 1 where an integer is, 0 elsewhere, along a new dim; all 0 for an integer outside of
+    it.
 
     >>> spmd.nn.one_hot(np.array([2, 0]), 3)
     array([[0., 0., 1.],

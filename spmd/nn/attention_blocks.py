@@ -37,7 +37,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class KeyPart:
-    """Keys and values of some positions, and what of a mask and a bias is for them.
+    """A part of the keys and values, at some positions, and what of a mask and a bias is for them.
 
     first_query, first_key: where the first of each stands. most: how many keys there may be, where
     their number differs from turn to turn.
@@ -85,7 +85,8 @@ class _Cut:
 
 
 class ScoreBlocks:
-    """Two dims, queries and keys, in blocks: what of arrays belongs to a pair of them."""
+    """Scores in blocks of queries and of keys: it finds what of arrays belongs to a pair of
+    blocks."""
 
     def __init__(self, how: Scores, q: Any, part: KeyPart) -> None:
         self.how, self.part = how, part
@@ -131,7 +132,7 @@ def begun(q: Any, v: Any) -> tuple[Any, Any, Any]:
 
 
 def visit(how: Scores, q: Any, part: KeyPart, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-    """The state after the queries have seen a part of the keys too."""
+    """Return the state after the queries have seen a part of the keys too."""
     at = ScoreBlocks(how, q, part)
 
     def rows(i: Any, state: Any) -> Any:
@@ -165,7 +166,8 @@ def ended(state: tuple[Any, Any, Any]) -> tuple[Any, Any]:
 def back(
     how: Scores, q: Any, part: KeyPart, found: tuple[Any, Any, Any], slopes: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """Cotangents of queries / scale, keys, values (and of the bias), with what this part adds.
+    """Return cotangents of queries / scale, keys, values (and of the bias), with what this part
+    adds.
 
     found: the logarithms of the sums, the cotangents of the means, and the sums of their products
     with the means.
@@ -198,7 +200,7 @@ def back(
 
 
 def _like(x: Any, slope: Any) -> Any:
-    """x, summed over dims of which `slope` has one element for all."""
+    """Return x, summed over dims of which `slope` has one element for all."""
     pairs = enumerate(zip(slope.shape, x.shape))
     over = tuple(d for d, (one, many) in pairs if is_one(one) and not is_one(many))
     return np.sum(x, over, keepdims=True) if over else x

@@ -116,7 +116,7 @@ def _check_extras(mask: Any, bias: Any, shape: tuple[Any, ...]) -> None:
 def _attended(
     q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores, ranks: Any
 ) -> Any:
-    """Arrays are (…, key heads, heads of each, length, size)."""
+    """Compute attention of arrays (…, key heads, heads of each, length, size)."""
     if not isinstance(q, Array):
         return _eager(q, k, v, mask, bias, how, ranks)
     if ranks is not None:
@@ -170,7 +170,7 @@ def _made_again(
 
 
 def _in_groups(x: Any, shared: Any) -> Any:
-    """(…, length, heads, size) to (…, key heads, heads of each, length, size)."""
+    """Reshape (…, length, heads, size) to (…, key heads, heads of each, length, size)."""
     return _grouped(np.swapaxes(x, -3, -2), shared)
 
 
@@ -183,7 +183,7 @@ def _of_scores(x: Any, heads: Any, shared: Any, ndim: int) -> Any:
 
 
 def _grouped(x: Any, shared: Any) -> Any:
-    """(…, heads, length, size) to (…, key heads, heads of each, length, size)."""
+    """Reshape (…, heads, length, size) to (…, key heads, heads of each, length, size)."""
     heads = x.shape[-3]
     if is_proved_equal(heads, shared):
         return x[..., None, :, :]
@@ -198,7 +198,7 @@ def _grouped(x: Any, shared: Any) -> Any:
 
 
 def _but_hidden(x: Any, mask: Any) -> Any:
-    """Keys or values, 0 where no query sees them: in products with weights of 0, a NaN or an
+    """Return keys or values, 0 where no query sees them: in products with weights of 0, a NaN or an
     infinity of a padded token would reach all queries."""
     over = tuple(d for d in (-3, -2) if not is_one(mask.shape[d]))
     seen = np.any(mask, over, keepdims=True) if over else mask

@@ -27,7 +27,8 @@ def is_split(*arrays: Any) -> bool:
 
 
 def over_ranks(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any:
-    """Arrays are (…, key heads, heads of each, length, size), as in attention_blocks.py."""
+    """Compute attention over ranks of arrays (…, key heads, heads of each, length, size), as in
+    attention_blocks.py."""
     *rows, length, keys = _scores_layout(q, k, v)
     at_queries, at_keys = (*rows, length, ()), (*rows[:-1], (), keys, ())
     at_scores = (*rows, length, ())

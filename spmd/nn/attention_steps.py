@@ -16,8 +16,8 @@ from spmd.nn.attention_heads import attention
 def attention_cache(
     shape: Any, capacity: int, heads: int, size: int, dtype: Any = np.float32, layout: Any = None
 ) -> dict[str, Any]:
-    """Room for the keys and values of `capacity` positions, for attention_with_cache: a dict of two
-    arrays (…, capacity, heads, size) of zeros, "key" and "value".
+    """Return room for the keys and values of `capacity` positions, for attention_with_cache: a dict
+    of two arrays (…, capacity, heads, size) of zeros, "key" and "value".
 
     - shape: an extent or a tuple of them: the batch, or the batch and the beams of beam_search.
     - heads: the number of key heads; a spmd.Dim lays it out by its rules.
@@ -32,8 +32,8 @@ def attention_cache(
 def attention_with_cache(
     query: Any, key: Any, value: Any, cache: Mapping[str, Any], at: Any, *, scale: Any = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Causal attention, step by step: the positions from `at` on look at themselves and at all that
-    steps before have left in the cache.
+    """Compute causal attention, step by step: the positions from `at` on look at themselves and at
+    all that steps before have left in the cache.
 
     - query, key, value: (…, new, heads, size), as of attention: of one new position or of some.
     - cache: what attention_cache makes, or a step before returns.

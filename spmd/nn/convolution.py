@@ -163,7 +163,7 @@ def _grouped(x: Any, groups: int) -> Any:
 
 
 def _windows(w: Any, groups: int) -> Any:
-    """(groups, *window, in / groups, out / groups)."""
+    """Return (groups, *window, in / groups, out / groups)."""
     apart = w.reshape(*w.shape[:-1], groups, w.shape[-1] // groups)
     return np.moveaxis(apart, -2, 0)
 

@@ -22,7 +22,7 @@ def sample(
     seed: Any, logits: Any, temperature: Any = 1.0, top_k: int | None = None,
     top_p: Any = None, *, stream: Any = 0,
 ) -> Any:
-    """Tokens drawn by their logits: integers of shape (…).
+    """Draw tokens by their logits: integers of shape (…).
 
     - logits: (…, vocabulary), any floats.
     - temperature: a number > 0 by which logits are divided: below 1 the likely ones are drawn more

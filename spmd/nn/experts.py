@@ -85,7 +85,8 @@ def _best(liked: Any, chances: Any, k: int) -> tuple[Any, Any]:
 
 
 def _there(sent: Any, experts: int, axis: Any) -> Any:
-    """(groups, slots, features) to (experts, groups * capacity, features), split over the axis."""
+    """Reshape (groups, slots, features) to (experts, groups * capacity, features), split over the
+    axis."""
     groups, slots, features = sent.shape
     apart = sent.reshape(groups, experts, slots // experts, features)
     if axis is not None:

@@ -22,7 +22,7 @@ Initializer = Callable[..., Any]
 
 
 def zeros(seed: Any, shape: Any, dtype: Any = np.float32, layout: Any = None) -> Any:
-    """Zeros, whatever the seed.
+    """Return zeros, whatever the seed.
 
     >>> spmd.nn.init.zeros(0, 2)
     array([0., 0.], dtype=float32)
@@ -31,7 +31,7 @@ def zeros(seed: Any, shape: Any, dtype: Any = np.float32, layout: Any = None) ->
 
 
 def ones(seed: Any, shape: Any, dtype: Any = np.float32, layout: Any = None) -> Any:
-    """Ones, whatever the seed."""
+    """Return ones, whatever the seed."""
     return zeros(seed, shape, dtype, layout) + 1
 
 
@@ -42,7 +42,7 @@ def constant(value: float) -> Initializer:
 
 
 def normal(stddev: float = 1e-2) -> Initializer:
-    """Normally distributed, with mean 0.
+    """Return an initializer of normally distributed values, with mean 0.
 
     >>> spmd.nn.init.normal(1.0)(1, 3).round(3)
     array([-0.114, -0.289,  0.954], dtype=float32)
@@ -52,13 +52,14 @@ def normal(stddev: float = 1e-2) -> Initializer:
 
 
 def uniform(scale: float = 1e-2) -> Initializer:
-    """Evenly distributed, from 0 to below scale."""
+    """Return an initializer of evenly distributed values, from 0 to below scale."""
     return lambda seed, shape, dtype=np.float32, layout=None: random.uniform(
         seed, shape, 0.0, scale, dtype, layout)
 
 
 def truncated_normal(stddev: float = 1e-2, lower: float = -2.0, upper: float = 2.0) -> Initializer:
-    """Normally distributed between lower and upper standard deviations.
+    """Return an initializer of values normally distributed between lower and upper standard
+    deviations.
 
     >>> made = spmd.nn.init.truncated_normal(1.0)(1, 1000)
     >>> bool(abs(made).max() < 2)
@@ -153,7 +154,8 @@ lecun_normal = _named(1.0, "fan_in", "truncated_normal", _LECUN)
 
 
 def glorot(seed: Any, shape: Any, dtype: Any = np.float32, layout: Any = None) -> Any:
-    """Evenly distributed, with variance 2 / (inputs + outputs): `glorot_uniform()` in one call.
+    """Return evenly distributed values, with variance 2 / (inputs + outputs): `glorot_uniform()` in
+    one call.
 
     - shape: (…, inputs, outputs).
 

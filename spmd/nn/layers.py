@@ -16,7 +16,7 @@ from spmd.nn.shared import check_dim, in_float32
 
 @in_float32
 def dense(x: Any, w: Any, b: Any = None, axes: int = 1) -> Any:
-    """x @ w + b: a linear layer.
+    """Return x @ w + b: a linear layer.
 
     - x: (…, in). w: (in, out), or any more dims: (in, heads, size) gives (…, heads, size).
     - b: what is added, of w's later dims.
@@ -53,8 +53,8 @@ def _product(x: Any, w: Any, axes: int) -> Any:
 
 
 def _summed(x: Any, w: Any, axes: int) -> Any:
-    """tensordot; where only the run knows how many rows x has along a dim, that one is not taken as
-    one with others: nobody knows then which part of both a rank has."""
+    """Return np.tensordot; where only the run knows how many rows x has along a dim, that one is
+    not taken as one with others: nobody knows then which part of both a rank has."""
     if not any(differs_from_run_to_run(e) for e in x.shape[: x.ndim - axes]):
         return np.tensordot(x, w, axes)
     inner, later = math.prod(w.shape[:axes]), w.shape[axes:]
@@ -63,7 +63,8 @@ def _summed(x: Any, w: Any, axes: int) -> Any:
 
 
 def embedding(ids: Any, table: Any) -> Any:
-    """Rows of a table: table[ids], of shape (…, features) for ids (…) and a table (rows, features).
+    """Return rows of a table: table[ids], of shape (…, features) for ids (…) and a table (rows,
+    features).
 
     Where the table's rows are split over ranks, each looks up those that it has, and one all-reduce
     of the result brings them together; the gradient exchanges nothing for that. Ids beyond the ends
@@ -139,7 +140,7 @@ dropout_key: ContextVar[DropoutKey | None] = ContextVar("dropout_key", default=A
 
 @in_float32
 def dropout(x: Any, rate: float, seed: Any, stream: Any = 0) -> Any:
-    """x with some of its elements 0, each with the chance `rate`; the others are divided by
+    """Return x with some of its elements 0, each with the chance `rate`; the others are divided by
     1 - rate (N. Srivastava et al., 2014).
 
     - seed, stream: integers, as of spmd.random: another stream (a step's number, say) gives other

@@ -39,7 +39,7 @@ def softmax_cross_entropy(logits: Any, labels: Any) -> Any:
 
 @in_float32
 def softmax_cross_entropy_with_integer_labels(logits: Any, labels: Any) -> Any:
-    """softmax_cross_entropy for labels (…) that are integers, of logits (…, classes).
+    """Return softmax_cross_entropy for labels (…) that are integers, of logits (…, classes).
 
     The gradient is softmax(logits) - one_hot(labels): one more pass over the logits.
 
@@ -86,7 +86,7 @@ def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
 
 
 def _cost(chances: Any, logarithms: Any) -> Any:
-    """-chances * logarithms, and 0 where the chance is, also of what is impossible."""
+    """Return -chances * logarithms, and 0 where the chance is, also of what is impossible."""
     impossible = (chances == 0) & (logarithms == -np.inf)
     return -chances * np.where(impossible, 0, logarithms)
 
@@ -100,7 +100,7 @@ def squared_error(predictions: Any, targets: Any = None) -> Any:
 
 @in_float32
 def l2_loss(predictions: Any, targets: Any = None) -> Any:
-    """Half of the squared error, whose gradient is the error.
+    """Return half of the squared error, whose gradient is the error.
 
     >>> float(spmd.nn.l2_loss(np.array(3.0), 1.0))
     2.0
@@ -110,7 +110,7 @@ def l2_loss(predictions: Any, targets: Any = None) -> Any:
 
 @in_float32
 def huber_loss(predictions: Any, targets: Any = None, delta: float = 1.0) -> Any:
-    """Half of the squared error up to delta, then linear (P. Huber, 1964).
+    """Return half of the squared error up to delta, then linear (P. Huber, 1964).
 
     >>> spmd.nn.huber_loss(np.array([0.5, 3.0]))
     array([0.125, 2.5  ])
@@ -130,13 +130,14 @@ def log_cosh(predictions: Any, targets: Any = None) -> Any:
 
 @in_float32
 def hinge_loss(predictions: Any, targets: Any) -> Any:
-    """max(0, 1 - predictions * targets), for targets -1 and 1."""
+    """Return max(0, 1 - predictions * targets), for targets -1 and 1."""
     return np.maximum(0, 1 - predictions * targets)
 
 
 @in_float32
 def kl_divergence(log_predictions: Any, targets: Any) -> Any:
-    """sum of targets * log(targets / predictions) along the last dim; predictions as logarithms.
+    """Return sum of targets * log(targets / predictions) along the last dim; predictions as
+    logarithms.
 
     A target of 0 counts 0 (S. Kullback, R. Leibler, 1951).
     """
@@ -164,5 +165,6 @@ def cosine_distance(predictions: Any, targets: Any, epsilon: float = 0.0) -> Any
 
 @in_float32
 def smooth_labels(labels: Any, alpha: float) -> Any:
-    """Probabilities (…, classes), of which alpha is spread evenly (C. Szegedy et al., 2016)."""
+    """Return probabilities (…, classes), of which alpha is spread evenly (C. Szegedy et al.,
+    2016)."""
     return (1 - alpha) * labels + alpha / labels.shape[-1]

@@ -15,8 +15,8 @@ from spmd.nn.shared import floats, in_float32
 def layer_norm(
     x: Any, scale: Any = None, bias: Any = None, axis: Any = -1, epsilon: float = 1e-5
 ) -> Any:
-    """x with mean 0 and variance 1 along a dim, or several; times scale, plus bias (J. Ba et al.,
-    2016). Where the dim is split, ranks exchange two numbers for each row.
+    """Return x with mean 0 and variance 1 along a dim, or several; times scale, plus bias (J. Ba et
+    al., 2016). Where the dim is split, ranks exchange two numbers for each row.
 
     >>> spmd.nn.layer_norm(np.array([1.0, 3.0]), epsilon=0.0)
     array([-1.,  1.])
@@ -29,8 +29,8 @@ def layer_norm(
 
 @in_float32
 def rms_norm(x: Any, scale: Any = None, axis: Any = -1, epsilon: float = 1e-6) -> Any:
-    """x divided by the root of its mean square along a dim; times scale (B. Zhang, R. Sennrich,
-    2019).
+    """Return x divided by the root of its mean square along a dim; times scale (B. Zhang, R.
+    Sennrich, 2019).
 
     >>> spmd.nn.rms_norm(np.array([1.0, 7.0]), epsilon=0.0)
     array([0.2, 1.4])
@@ -44,7 +44,8 @@ def batch_norm(
     x: Any, scale: Any = None, bias: Any = None, axis: Any = -1, epsilon: float = 1e-5,
     ranks: Any = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """x with mean 0 and variance 1 over all examples, for training (S. Ioffe, C. Szegedy, 2015).
+    """Return x with mean 0 and variance 1 over all examples, for training (S. Ioffe, C. Szegedy,
+    2015).
 
     - axis: the dim of features, or several, each with a mean and a variance of its own.
     - ranks: inside a shard_map, the mesh axes over which the batch is split. Outside of it layouts
@@ -75,7 +76,7 @@ def batch_norm_inference(
     x: Any, statistics: dict[str, Any], scale: Any = None, bias: Any = None, axis: Any = -1,
     epsilon: float = 1e-5,
 ) -> Any:
-    """batch_norm by statistics that training has left: each example by itself.
+    """Return batch_norm by statistics that training has left: each example by itself.
 
     >>> statistics = {"mean": np.array([2.0]), "variance": np.array([1.0])}
     >>> spmd.nn.batch_norm_inference(np.array([[3.0]]), statistics, epsilon=0.0)
@@ -93,7 +94,7 @@ def batch_norm_inference(
 def update_statistics(
     running: dict[str, Any], batch: dict[str, Any], momentum: float = 0.99
 ) -> dict[str, Any]:
-    """Running means of a batch's statistics: momentum * running + (1 - momentum) * batch.
+    """Return running means of a batch's statistics: momentum * running + (1 - momentum) * batch.
 
     >>> spmd.nn.update_statistics({"mean": 0.0}, {"mean": 1.0}, momentum=0.75)
     {'mean': 0.25}

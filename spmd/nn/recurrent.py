@@ -91,7 +91,7 @@ def lstm_cell(p: Parameters, state: Any, x: Any) -> Any:
 def recurrent(
     cell: Callable[..., Any], p: Parameters, x: Any, state: Any = None, reverse: bool = False
 ) -> tuple[Any, Any]:
-    """A cell run over a sequence: for each x[t], `state, output = cell(p, state, x[t])`.
+    """Run a cell over a sequence: for each x[t], `state, output = cell(p, state, x[t])`.
 
     - x: (length, …, in). state: what the cell begins with; zeros unless you say otherwise.
     - reverse: from the last to the first.

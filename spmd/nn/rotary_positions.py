@@ -14,8 +14,8 @@ from spmd.nn.shared import floats
 def rotary(
     x: Any, positions: Any = None, base: float = 10000.0, interleaved: bool = False
 ) -> Any:
-    """Queries or keys, whose features are turned in pairs by angles that grow with the position
-    (J. Su et al., 2021): products of both then depend on how far apart they are.
+    """Return queries or keys, whose features are turned in pairs by angles that grow with the
+    position (J. Su et al., 2021): products of both then depend on how far apart they are.
 
     - x: (…, length, heads, size), with an even size.
     - positions: integers (…, length), the places 0, 1, 2, … unless you say otherwise. In a

@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def constant(x: Any) -> Any:
-    """x, as a constant for derivatives."""
+    """Return x, as a constant for derivatives."""
     return stop_gradient(x) if isinstance(x, Array) else x
 
 
@@ -66,5 +66,5 @@ def check_dim(what: str, name: str, found: Any, expected: Any, of: str) -> None:
 
 
 def erf(x: Any) -> Any:
-    """The error function, also where SciPy is not there."""
+    """Return the error function of x, also where SciPy is not there."""
     return scalar_function("erf", x, lambda x: np.vectorize(math.erf, otypes=[x.dtype])(x))

@@ -22,7 +22,7 @@ from spmd.optim.transformation import (
 
 
 class TraceState(NamedTuple):
-    """The sum of updates, older ones less."""
+    """The sum of updates so far, in which older ones count less."""
 
     trace: Any
 
@@ -35,9 +35,8 @@ class EmaState(NamedTuple):
 
 
 def zeros(params: Any, dtype: Any = None) -> Any:
-    """Zeros in the shape and the layout of each parameter, in its type, or in float32 where that
-    is a half type, in which what is added again and again would soon be lost.
-    """
+    """Return zeros in the shape and the layout of each parameter, in its type, or in float32 where
+    that is a half type, in which what is added again and again would soon be lost."""
     return map_trees(lambda p: np.zeros_like(p, dtype=dtype or wide_type(p)), params)
 
 
@@ -83,7 +82,7 @@ def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None
 
 
 def ema(decay: Any, debias: bool = True, accumulator_dtype: Any = None) -> GradientTransformation:
-    """The exponential moving average of updates; or of weights: `average.update(params, state)`.
+    """Average updates exponentially; or weights: `average.update(params, state)`.
 
     - decay: how much of the average stays, 0 to 1.
     - debias: divides by the sum of the weights so far, as the average begins with zeros.

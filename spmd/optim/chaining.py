@@ -26,7 +26,7 @@ def identity() -> GradientTransformation:
 
 
 def chain(*args: GradientTransformation) -> GradientTransformation:
-    """Transformations one after the other; the state is the tuple of theirs.
+    """Apply transformations one after the other; the state is the tuple of theirs.
 
     Example::
 

@@ -19,7 +19,7 @@ from spmd.optim.transformation import (
 
 
 def clip(max_delta: Any) -> GradientTransformation:
-    """Every element between -max_delta and max_delta."""
+    """Clip every element to between -max_delta and max_delta."""
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         return map_trees(lambda u: np.clip(u, -max_delta, max_delta), updates), state
@@ -28,9 +28,8 @@ def clip(max_delta: Any) -> GradientTransformation:
 
 
 def clip_by_global_norm(max_norm: Any) -> GradientTransformation:
-    """All updates times one factor, so that their global norm is at most max_norm (Pascanu et al.,
-    2012).
-    """
+    """Multiply all updates by one factor, so that their global norm is at most max_norm (Pascanu et
+    al., 2012)."""
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         norm = global_norm(updates)
@@ -45,9 +44,8 @@ def clip_by_global_norm(max_norm: Any) -> GradientTransformation:
 
 
 def clip_by_block_rms(threshold: Any) -> GradientTransformation:
-    """Each array times a factor, so that the root of its mean square is at most the threshold
-    (Shazeer and Stern, 2018).
-    """
+    """Multiply each array by a factor, so that the root of its mean square is at most the threshold
+    (Shazeer and Stern, 2018)."""
 
     def clipped(u: Any) -> Any:
         rms = np.sqrt(np.mean(squared(u)))
@@ -60,8 +58,8 @@ def clip_by_block_rms(threshold: Any) -> GradientTransformation:
 
 
 def adaptive_grad_clip(clipping: Any, eps: Any = 1e-3, axis: Any = None) -> GradientTransformation:
-    """Each unit's update times a factor, so that its norm is at most `clipping` times that of its
-    weights (Brock et al., 2021).
+    """Multiply each unit's update by a factor, so that its norm is at most `clipping` times that of
+    its weights (Brock et al., 2021).
 
     - eps: the least norm of weights that counts.
     - axis: the dims of a unit; by default all where at most one dim is longer than 1, dim 0 of 2

@@ -116,7 +116,7 @@ def _check_complete(hyperparams: Any, names: Any) -> None:
 
 
 def _is_schedule(name: str, x: Any) -> bool:
-    """Functions are, but for those that make a mask."""
+    """Return whether an argument is a schedule: functions are, but for those that make a mask."""
     return callable(x) and not isinstance(x, type) and "mask" not in name
 
 

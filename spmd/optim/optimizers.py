@@ -33,7 +33,7 @@ from spmd.optim.transformation import GradientTransformation
 
 def sgd(learning_rate: Any, momentum: Any = None, nesterov: bool = False,
         accumulator_dtype: Any = None) -> GradientTransformation:
-    """Gradient descent, with momentum where one is given, and Nesterov's where asked for."""
+    """Make gradient descent, with momentum where one is given, and Nesterov's where asked for."""
     moved = identity() if momentum is None else trace(momentum, nesterov, accumulator_dtype)
     return chain(moved, scale_by_learning_rate(learning_rate))
 
@@ -42,7 +42,8 @@ def adam(
     learning_rate: Any, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: Any = 0.0,
     mu_dtype: Any = None, *, nesterov: bool = False,
 ) -> GradientTransformation:
-    """Adam (Kingma and Ba, 2014): gradients over the root of the average of their squares.
+    """Make the optimizer Adam (Kingma and Ba, 2014): gradients over the root of the average of
+    their squares.
 
     - b1, b2: how much of the averages of gradients and of their squares stays in a step.
     - eps: added to the root; eps_root: under the root.
@@ -71,7 +72,7 @@ def adamw(
     learning_rate: Any, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: Any = 0.0,
     mu_dtype: Any = None, weight_decay: Any = 1e-4, mask: Any = None, *, nesterov: bool = False,
 ) -> GradientTransformation:
-    """Adam, with decay of the weights beside it (Loshchilov and Hutter, 2019)."""
+    """Make Adam, with decay of the weights beside it (Loshchilov and Hutter, 2019)."""
     return chain(scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
                  add_decayed_weights(weight_decay, mask), scale_by_learning_rate(learning_rate))
 
@@ -80,7 +81,7 @@ def nadam(
     learning_rate: Any, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: Any = 0.0,
     mu_dtype: Any = None,
 ) -> GradientTransformation:
-    """Adam with Nesterov's momentum (Dozat, 2016)."""
+    """Make Adam with Nesterov's momentum (Dozat, 2016)."""
     return adam(learning_rate, b1, b2, eps, eps_root, mu_dtype, nesterov=True)
 
 
@@ -88,7 +89,7 @@ def nadamw(
     learning_rate: Any, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: Any = 0.0,
     mu_dtype: Any = None, weight_decay: Any = 1e-4, mask: Any = None,
 ) -> GradientTransformation:
-    """NAdam, with decay of the weights beside it."""
+    """Make NAdam, with decay of the weights beside it."""
     return adamw(learning_rate, b1, b2, eps, eps_root, mu_dtype, weight_decay, mask, nesterov=True)
 
 
@@ -96,16 +97,15 @@ def amsgrad(
     learning_rate: Any, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: Any = 0.0,
     mu_dtype: Any = None,
 ) -> GradientTransformation:
-    """Adam, whose rates never grow again (Reddi et al., 2018)."""
+    """Make Adam, whose rates never grow again (Reddi et al., 2018)."""
     return chain(scale_by_amsgrad(b1, b2, eps, eps_root, mu_dtype),
                  scale_by_learning_rate(learning_rate))
 
 
 def adabelief(learning_rate: Any, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-16,
               eps_root: Any = 1e-16) -> GradientTransformation:
-    """Adam, with the square of what was not expected in the place of the square (Zhuang et al.,
-    2020).
-    """
+    """Make Adam, with the square of what was not expected in the place of the square (Zhuang et
+    al., 2020)."""
     return chain(scale_by_belief(b1, b2, eps, eps_root), scale_by_learning_rate(learning_rate))
 
 
@@ -114,9 +114,8 @@ def lars(
     trust_coefficient: Any = 0.001, eps: Any = 0.0, trust_ratio_mask: Any = True,
     momentum: Any = 0.9, nesterov: bool = False,
 ) -> GradientTransformation:
-    """Momentum for large batches: each array's update has a norm like its weights' (You et al.,
-    2017).
-    """
+    """Make momentum for large batches: each array's update has a norm like its weights' (You et
+    al., 2017)."""
     ratio = scale_by_trust_ratio(trust_coefficient=trust_coefficient, eps=eps)
     return chain(add_decayed_weights(weight_decay, weight_decay_mask),
                  masked(ratio, trust_ratio_mask), scale_by_learning_rate(learning_rate),
@@ -127,9 +126,8 @@ def lamb(
     learning_rate: Any, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-6, eps_root: Any = 0.0,
     weight_decay: Any = 0.0, mask: Any = None,
 ) -> GradientTransformation:
-    """Adam for large batches: each array's update has a norm like its weights' (You et al.,
-    2019).
-    """
+    """Make Adam for large batches: each array's update has a norm like its weights' (You et al.,
+    2019)."""
     return chain(scale_by_adam(b1, b2, eps, eps_root), add_decayed_weights(weight_decay, mask),
                  scale_by_trust_ratio(), scale_by_learning_rate(learning_rate))
 
@@ -148,9 +146,8 @@ def rmsprop(
     eps_in_sqrt: bool = True, centered: bool = False, momentum: Any = None, nesterov: bool = False,
     bias_correction: bool = False,
 ) -> GradientTransformation:
-    """Gradients over the root of the average of their squares (Tieleman and Hinton, 2012);
-    centered: over their standard deviation (Graves, 2013).
-    """
+    """Divide gradients by the root of the average of their squares (Tieleman and Hinton, 2012);
+    centered: by their standard deviation (Graves, 2013)."""
     by = scale_by_stddev if centered else scale_by_rms
     return chain(by(decay, eps, initial_scale, eps_in_sqrt, bias_correction),
                  scale_by_learning_rate(learning_rate),
@@ -159,7 +156,7 @@ def rmsprop(
 
 def adagrad(learning_rate: Any, initial_accumulator_value: Any = 0.1, eps: Any = 1e-7
             ) -> GradientTransformation:
-    """Gradients over the root of the sum of their squares so far (Duchi et al., 2011)."""
+    """Divide gradients by the root of the sum of their squares so far (Duchi et al., 2011)."""
     return chain(scale_by_rss(initial_accumulator_value, eps),
                  scale_by_learning_rate(learning_rate))
 

@@ -92,7 +92,7 @@ def scale_by_learning_rate(learning_rate: Any = None, *, flip_sign: bool = True
 
 
 def scale_by_sign() -> GradientTransformation:
-    """The sign of each update."""
+    """Replace each update by its sign."""
     return GradientTransformation(
         empty, lambda updates, state, params=None: (map_trees(np.sign, updates), state))
 
@@ -241,7 +241,7 @@ def scale_by_stddev(
 
 def scale_by_trust_ratio(min_norm: Any = 0.0, trust_coefficient: Any = 1.0, eps: Any = 0.0
                          ) -> GradientTransformation:
-    """Each array of updates times the norm of its parameter over its own (You et al., 2019).
+    """Multiply each array of updates by the norm of its parameter over its own (You et al., 2019).
 
     Squares are added in float64: float32 has none of 1e20 and of 1e-25.
     """
@@ -264,7 +264,7 @@ def scale_by_trust_ratio(min_norm: Any = 0.0, trust_coefficient: Any = 1.0, eps:
 
 
 def scale_by_param_block_rms(min_scale: Any = 1e-3) -> GradientTransformation:
-    """Each array of updates times the root of the mean square of its parameter."""
+    """Multiply each array of updates by the root of the mean square of its parameter."""
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         needs_params(params, "scale_by_param_block_rms")

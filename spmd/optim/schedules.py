@@ -14,16 +14,15 @@ from spmd.optim.transformation import Schedule
 
 
 def constant_schedule(value: Any) -> Schedule:
-    """The same value at every step."""
+    """Return a schedule with the same value at every step."""
     return lambda count: value
 
 
 def polynomial_schedule(
     init_value: Any, end_value: Any, power: Any, transition_steps: int, transition_begin: int = 0
 ) -> Schedule:
-    """From init_value to end_value in so many steps, along a polynomial of that power; constant
-    before transition_begin and after the last.
-    """
+    """Return a schedule from init_value to end_value in so many steps, along a polynomial of that
+    power; constant before transition_begin and after the last."""
     if transition_steps <= 0:
         return constant_schedule(init_value)
     begin = max(transition_begin, 0)
@@ -38,8 +37,8 @@ def polynomial_schedule(
 def linear_schedule(
     init_value: Any, end_value: Any, transition_steps: int, transition_begin: int = 0
 ) -> Schedule:
-    """From init_value to end_value in so many steps, along a line; constant before
-    transition_begin and after the last.
+    """Return a schedule from init_value to end_value in so many steps, along a line; constant
+    before transition_begin and after the last.
 
     Example::
 
@@ -57,7 +56,7 @@ def exponential_decay(
     init_value: Any, transition_steps: int, decay_rate: Any, transition_begin: int = 0,
     staircase: bool = False, end_value: Any = None,
 ) -> Schedule:
-    """init_value times decay_rate to the power of steps over transition_steps.
+    """Return a schedule of init_value times decay_rate to the power of steps over transition_steps.
 
     - transition_begin: the steps before the decay begins.
     - staircase: the power is rounded down.
@@ -81,9 +80,8 @@ def exponential_decay(
 def cosine_decay_schedule(
     init_value: Any, decay_steps: int, alpha: Any = 0.0, exponent: Any = 1.0
 ) -> Schedule:
-    """From init_value to alpha times it in decay_steps, along half a wave of a cosine (Loshchilov
-    and Hutter, 2017). UsageError where decay_steps is not positive.
-    """
+    """Return a schedule from init_value to alpha times it in decay_steps, along half a wave of a
+    cosine (Loshchilov and Hutter, 2017). UsageError where decay_steps is not positive."""
     _check_positive("cosine_decay_schedule", "decay_steps", decay_steps)
 
     def schedule(count: Any) -> Any:
@@ -100,7 +98,7 @@ def _check_positive(what: str, name: str, value: int) -> None:
 
 
 def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
-    """One schedule after the other; each counts from the boundary where it begins."""
+    """Join schedules, one after the other; each counts from the boundary where it begins."""
     ours = [converted(s) for s in schedules]
 
     def schedule(count: Any) -> Any:
@@ -113,7 +111,7 @@ def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> 
 
 
 def warmup_constant_schedule(init_value: Any, peak_value: Any, warmup_steps: int) -> Schedule:
-    """Along a line to peak_value, where it stays."""
+    """Return a schedule along a line to peak_value, where it stays."""
     return linear_schedule(init_value, peak_value, warmup_steps)
 
 
@@ -121,9 +119,8 @@ def warmup_cosine_decay_schedule(
     init_value: Any, peak_value: Any, warmup_steps: int, decay_steps: int, end_value: Any = 0.0,
     exponent: Any = 1.0,
 ) -> Schedule:
-    """Along a line to peak_value in warmup_steps, then along a cosine to end_value; decay_steps are
-    those of both.
-    """
+    """Return a schedule along a line to peak_value in warmup_steps, then along a cosine to
+    end_value; decay_steps are those of both."""
     alpha = 0.0 if peak_value == 0.0 else end_value / peak_value
     decay = cosine_decay_schedule(peak_value, decay_steps - warmup_steps, alpha, exponent)
     return join_schedules([linear_schedule(init_value, peak_value, warmup_steps), decay],
@@ -133,9 +130,8 @@ def warmup_cosine_decay_schedule(
 def piecewise_constant_schedule(
     init_value: Any, boundaries_and_scales: Mapping[int, float] | None = None
 ) -> Schedule:
-    """init_value, times each scale from the step after its boundary on. UsageError for a negative
-    scale.
-    """
+    """Return a schedule of init_value, times each scale from the step after its boundary on.
+    UsageError for a negative scale."""
     scales = sorted((boundaries_and_scales or {}).items())
     _check_scales("piecewise_constant_schedule", [s for _, s in scales])
 
@@ -158,9 +154,9 @@ def piecewise_interpolate_schedule(
     interpolate_type: str, init_value: Any,
     boundaries_and_scales: Mapping[int, float] | None = None,
 ) -> Schedule:
-    """From init_value to its product with each scale, which is reached at its boundary, along lines
-    ("linear") or halves of cosines ("cosine"). UsageError for another type, or a negative scale.
-    """
+    """Return a schedule from init_value to its product with each scale, which is reached at its
+    boundary, along lines ("linear") or halves of cosines ("cosine"). UsageError for another type,
+    or a negative scale."""
     if interpolate_type not in ("linear", "cosine"):
         raise UsageError("piecewise_interpolate_schedule: interpolate_type is unknown",
                          place=user_place(), expected="'linear' or 'cosine'",
@@ -187,9 +183,9 @@ def linear_onecycle_schedule(
     transition_steps: int, peak_value: Any, pct_start: float = 0.3, pct_final: float = 0.85,
     div_factor: float = 25.0, final_div_factor: float = 1e4,
 ) -> Schedule:
-    """Up to peak_value along a line in the part pct_start of the steps, down again until pct_final,
-    and to almost nothing (Smith and Topin, 2018). UsageError where there are no steps.
-    """
+    """Return a schedule up to peak_value along a line in the part pct_start of the steps, down
+    again until pct_final, and to almost nothing (Smith and Topin, 2018). UsageError where there are
+    no steps."""
     _check_positive("linear_onecycle_schedule", "transition_steps", transition_steps)
     return piecewise_interpolate_schedule("linear", peak_value / div_factor, {
         int(pct_start * transition_steps): div_factor,
@@ -201,9 +197,8 @@ def cosine_onecycle_schedule(
     transition_steps: int, peak_value: Any, pct_start: float = 0.3, div_factor: float = 25.0,
     final_div_factor: float = 1e4,
 ) -> Schedule:
-    """Up to peak_value along half a cosine in the part pct_start of the steps, and down to almost
-    nothing (Smith and Topin, 2018). UsageError where there are no steps.
-    """
+    """Return a schedule up to peak_value along half a cosine in the part pct_start of the steps,
+    and down to almost nothing (Smith and Topin, 2018). UsageError where there are no steps."""
     _check_positive("cosine_onecycle_schedule", "transition_steps", transition_steps)
     return piecewise_interpolate_schedule("cosine", peak_value / div_factor, {
         int(pct_start * transition_steps): div_factor,

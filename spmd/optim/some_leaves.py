@@ -64,7 +64,7 @@ def _spread(said: Any, tree: Any, path: str) -> Any:
 
 
 def masked(inner: GradientTransformation, mask: Any) -> GradientTransformation:
-    """inner for the leaves where the mask is True; the others pass unchanged.
+    """Apply inner to the leaves where the mask is True; the others pass unchanged.
 
     - mask: a tree of Python's True and False in the structure of the parameters, where one may
       stand for a whole part of it; or a function that makes it of them.
@@ -88,7 +88,7 @@ def masked(inner: GradientTransformation, mask: Any) -> GradientTransformation:
 
 def partition(transforms: Mapping[Any, GradientTransformation], param_labels: Any
               ) -> GradientTransformation:
-    """A transformation for each label: other rates, or other optimizers, for some parameters.
+    """Apply a transformation for each label: other rates, or other optimizers, for some parameters.
 
     - transforms: by label.
     - param_labels: a tree of labels in the structure of the parameters, where one may stand for a
@@ -145,7 +145,8 @@ def _check_labelled(tree: Any, labels: Any) -> None:
 
 
 def freeze(mask: Any) -> GradientTransformation:
-    """Updates of zeros where the mask is True, as in `masked`; the others pass unchanged."""
+    """Replace updates by zeros where the mask is True, as in `masked`; the others pass
+    unchanged."""
     return masked(set_to_zero(), mask)
 
 

@@ -60,12 +60,12 @@ class MultiSteps:
         self._mean, self._dtype = use_grad_mean, accumulator_dtype
 
     def init(self, params: Any) -> MultiStepsState:
-        """The state before the first call."""
+        """Return the state before the first call."""
         return MultiStepsState(counter(), counter(), self._opt.init(params),
                                zeros(params, self._dtype))
 
     def update(self, updates: Any, state: MultiStepsState, params: Any = None) -> Any:
-        """The updates of this call, and the next state."""
+        """Return the updates of this call, and the next state."""
         n = state.mini_step
 
         def grown(u: Any, a: Any) -> Any:
@@ -94,7 +94,7 @@ class MultiSteps:
         return np.logical_and(state.mini_step == 0, state.gradient_step > 0)
 
     def gradient_transformation(self) -> GradientTransformation:
-        """The same as a pair of functions."""
+        """Return this optimizer as a pair of functions."""
         return GradientTransformation(self.init, self.update)
 
 

@@ -45,7 +45,7 @@ def transformation(init: Callable[..., Any], update: Callable[..., Any]
 
 
 class EmptyState(NamedTuple):
-    """The state of what remembers nothing."""
+    """The state of a transformation that remembers nothing."""
 
 
 class CountState(NamedTuple):
@@ -93,7 +93,8 @@ def in_type(x: Any, dtype: Any) -> Any:
 
 
 def in_types(x: Any) -> Callable[[Any], Any]:
-    """A number in the element type that is asked for: made once, however many leaves have it."""
+    """Return a function that gives a number in an element type: made once, however many leaves have
+    it."""
     return cache(lambda dtype: in_type(x, dtype))
 
 
@@ -108,7 +109,7 @@ def widened(tree: Any) -> Any:
 
 
 def squared(x: Any) -> Any:
-    """|x|², a float of complex numbers too."""
+    """Return |x|², a float of complex numbers too."""
     return x.real * x.real + x.imag * x.imag if x.dtype.kind == "c" else x * x
 
 
@@ -133,14 +134,15 @@ def needs_params(params: Any, what: str) -> None:
 
 
 def either(condition: Any, f: Callable[[], Any], g: Callable[[], Any]) -> Any:
-    """f() where the condition holds, else g(); a branch of the program where only the run knows."""
+    """Return f() where the condition holds, else g(); a branch of the program where only the run
+    knows."""
     if isinstance(condition, (bool, np.bool_, np.ndarray)):
         return f() if condition else g()
     return spmd.cond(condition, f, g)
 
 
 def apply_updates(params: Any, updates: Any) -> Any:
-    """Parameters plus updates, in the element types of the parameters."""
+    """Return parameters plus updates, in the element types of the parameters."""
     return map_trees(lambda p, u: p if u is None else in_type(p + u, _dtype_of(p)), params, updates)
 
 

@@ -19,8 +19,9 @@ Buffers = Mapping[str, Any]
 
 
 class Packing:
-    """Where the leaves of each stage lie. lengths: of the buffers, by the name of the dtype; ends:
-    how much of these each stage has. Always holds: nothing else of a row is read or written.
+    """A packing says where the leaves of each stage lie. lengths: of the buffers, by the name of
+    the dtype; ends: how much of these each stage has. Always holds: nothing else of a row is read
+    or written.
 
     most: of a number of elements that differs between ranks, the largest one, for which there is
     room.

@@ -38,7 +38,7 @@ class SplitAxes:
     them as much as the one with most needs."""
 
     def __init__(self, context: Context, weights: Any, others: Sequence[str]) -> None:
-        """others: axes that split something else."""
+        """Find the axes that split weights. others: axes that split something else."""
         arrays = [x for x in flatten(weights)[1] if isinstance(x, Array)]
         named = {a for x in arrays for e in x.read().type.layout or () for a in e}
         axes = tuple(a for a in context.mesh.axes if a.name in named.difference(others))

@@ -168,7 +168,7 @@ def _check_returned(tree: Any) -> None:
 
 @dataclass(frozen=True)
 class StageCode:
-    """What stages do with microbatches of one type.
+    """The code that stages run for microbatches of one type.
 
     halves: of each stage. like: of each stage, the first one with the same code. activations: what
     stages hand on, by the stage that gives it. cotangents: of the floats of these. kept: what

@@ -79,7 +79,7 @@ class StagePlaces:
     """
 
     def __init__(self, axis: str, stages: int, place: str, split: Sequence[str] = ()) -> None:
-        """split: the axes that split weights."""
+        """Place stages on ranks, as `place` says. split: the axes that split weights."""
         if place not in PLACES:
             raise UsageError(f"place={place!r}", place=user_place(),
                              expected=f"one of {', '.join(PLACES)}", remedy=meant(place, PLACES))

@@ -18,8 +18,8 @@ NONE = -(2**30)  # in the place of a microbatch: below the number of any of them
 
 @dataclass(frozen=True, eq=False)
 class TickTables:
-    """What stages do in each tick of a cycle. Microbatches are counted from the first one of the
-    step that begins with the cycle; those of earlier steps are below 0.
+    """Tables of what stages do in each tick of a cycle. Microbatches are counted from the first one
+    of the step that begins with the cycle; those of earlier steps are below 0.
 
     kinds: IDLE, FORWARD, BACKWARD or, where W is an action of its own, WEIGHTS. microbatches: of
     which.

@@ -47,7 +47,7 @@ def pipeline(
     microbatches: int, schedule: Any = "1f1b", accumulate: int | str | None = None,
     correction: str | None = None, optimizer: Any, cut: Cut = "parameters", place: str = "block",
 ) -> TrainingPipeline:
-    """Return a TrainingPipeline: layers on different ranks, several microbatches in flight at once.
+    """Return a TrainingPipeline of layers on different ranks, with several microbatches in flight.
 
     - layers: pairs (function, parameters), in order. The first function takes (parameters, x), each
       other one what the one before returns, a tree of arrays of any shapes; the last one takes

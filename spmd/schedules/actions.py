@@ -20,7 +20,8 @@ ABSENT = -1
 
 
 class Action(NamedTuple):
-    """One action: at `tick`, `stage` does `kind` ("F", "B", "W" or "U") of `microbatch`."""
+    """An action of a schedule: at `tick`, `stage` does `kind` ("F", "B", "W" or "U") of
+    `microbatch`."""
 
     tick: int
     stage: int

@@ -44,7 +44,8 @@ def one_f_one_b(s: Any, p: Any, k: Any, m: Any) -> dict[str, Any]:
 
 
 def continuous(s: Any, p: Any, k: Any, m: Any) -> dict[str, Any]:
-    """As 1F1B, and each stage is updated as soon as its own gradients are there."""
+    """Return the ticks of 1F1B, but each stage is updated as soon as its own gradients are
+    there."""
     return {"F": 2 * k + s, "B": 2 * (k + p) - 1 - s, "U": 2 * (k + p) - 1 - s}
 
 

@@ -15,7 +15,7 @@ from spmd.schedules.actions import ABSENT, Ticks, gradient_kind, needs
 
 
 class Problem(NamedTuple):
-    """What is wrong at a tick of a stage; `other` is the tick of the action that it clashes with.
+    """A problem at a tick of a stage; `other` is the tick of the action that it clashes with.
 
     A tick of ABSENT is that of a problem which belongs to no single cell.
     """

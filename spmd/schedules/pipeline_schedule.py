@@ -306,7 +306,8 @@ class Schedule:
         return tick_drawing.title(self)
 
     def text(self, kept_bytes: Sequence[int] | None = None) -> str:
-        """Return a drawing: a row for each stage, a column for each tick, a point where it is idle.
+        """Draw the schedule as text: a row for each stage, a column for each tick, a point where it
+        is idle.
 
         An asterisk marks an update at the end of a tick; crossed are updates between F and B of
         one microbatch. kept_bytes: of one microbatch's activations, for each stage; without them,

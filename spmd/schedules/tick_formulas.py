@@ -142,7 +142,7 @@ def proved(formulas: Formulas, kept: Callable[[Any, Any, Any], Any] | None = Non
 
 
 class _Claims:
-    """What must be at least 0 for a schedule of formulas to be legal, as symbolic integers."""
+    """Claims for a schedule of formulas to be legal: symbolic integers that must be at least 0."""
 
     def __init__(self, formulas: Formulas, kinds: set[str], p: Expr, m: Expr) -> None:
         self.formulas, self.kinds, self.p, self.m = formulas, kinds, p, m

@@ -60,7 +60,7 @@ def _within(text: Text, least: int) -> str:
 
 
 def _sum(terms: Terms) -> Text:
-    """What is added first, then what is taken away."""
+    """Return the text of a sum: what is added first, then what is subtracted."""
     out, binds = "", _SUM
     for number, factors in sorted(terms, key=lambda term: term[0] < 0):
         parts = [*[(str(abs(number)), _ATOM)] * (abs(number) != 1 or not factors), *factors]
@@ -74,7 +74,7 @@ def _sum(terms: Terms) -> Text:
 
 
 def layout_text(layout: list[list[str]]) -> str:
-    """As the user writes it: ("x", None)."""
+    """Return a layout as the user writes it: ("x", None)."""
     entries = []
     for axes in layout:
         inner = ", ".join(f'"{a}"' for a in axes)

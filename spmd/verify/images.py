@@ -38,7 +38,7 @@ EXECUTE_S = 120  # how long a child process may take
 
 
 def command(options: argparse.Namespace, _: Processes) -> int:
-    """Verifies every image. Raises what is wrong with the first that does not pass."""
+    """Verify every image that is named. Raises what is wrong with the first that does not pass."""
     with shown():
         found = []
         for path in options.image:
@@ -53,7 +53,8 @@ def command(options: argparse.Namespace, _: Processes) -> int:
 
 
 def verify(path: str, options: Any) -> dict[str, Any]:
-    """What was checked of one image, or of the one that FILE.py gives, as the command line asks."""
+    """Return what was checked of one image, or of the one that FILE.py gives, as the command line
+    asks."""
     data, parameters = looking.image_or_built(path, options.set, options.no_cache)
     image = reader.read(data, host=False)
     scalars = {k: v for k, v in read(options.set).items() if k not in parameters}
@@ -65,7 +66,8 @@ def checked(
     image: reader.ImageFile, path: str, ranks: Any, mesh: dict[str, int], settings: dict[str, Any],
     execute: bool = False,
 ) -> dict[str, Any]:
-    """What was checked of one image. ranks: several numbers, or None; execute: of a file only."""
+    """Return what was checked of one image. ranks: several numbers, or None; execute: of a file
+    only."""
     check_settings(image.manifest, settings)
     patched, given, _ = patched_in(image, settings, mesh, None)
     scalars = scalars_of(image.manifest, patched)

@@ -303,7 +303,7 @@ class Branch(Capture):
 
     @contextmanager
     def _inside(self, arm: _Arm) -> Iterator[None]:
-        """While it is open, ops are appended to this arm."""
+        """Append ops to this arm while it is open."""
         self.context.blocks.append(arm.block)
         try:
             yield
@@ -368,7 +368,7 @@ def captured_if(
 
 
 def _followed(path: Any, later: Sequence[Callable[[], Any]], code: Code, k: int) -> Iterator[int]:
-    """The arm that a way through the function takes, without a capture."""
+    """Yield the arm that a way through the function takes, without a capture."""
     code.names.arms += 1
     try:
         yield from iter((k,)) if path.choose(2) else _chosen_arms(later, code, k + 1)
@@ -377,7 +377,7 @@ def _followed(path: Any, later: Sequence[Callable[[], Any]], code: Code, k: int)
 
 
 def _chosen_arms(later: Sequence[Callable[[], Any]], code: Code, k: int) -> Iterator[int]:
-    """The arms of the tests that are left, the first of them number k."""
+    """Yield the arms of the tests that are left, the first of them number k."""
     for j, evaluate in enumerate(later):
         test = evaluate()
         if is_traced(test):

@@ -216,7 +216,7 @@ class Loop(Capture):
         return Block(tuple(Value(name, t) for name, t in named))
 
     def entering(self) -> Iterator[tuple[Value, Any, View]]:
-        """The arguments of the open pass, with what each is before the loop and how that is
+        """Yield the arguments of the open pass, with what each is before the loop and how that is
         seen. Variables without a value before the loop are left out: no turn reads them before it
         binds them."""
         before = {s: content for s, content, _ in self.mark.storages}
@@ -235,7 +235,7 @@ class Loop(Capture):
         return list(held.tree.paths())[j]
 
     def enter(self, args: Sequence[Value]) -> None:
-        """Variables and storages show the arguments."""
+        """Let variables and storages show the arguments."""
         values = iter(args)
         self.start = {n: list(h.leaves) for n, h in self.entry.items() if h is not None}
         self.made = {k: array_of(self.context, next(values), t) for k, t in self.carried.items()}

@@ -71,7 +71,7 @@ def as_called(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def why_unconverted() -> str:
-    """Why the function that asks for a value now is not compiled; "" when it is."""
+    """Return why the function that asks for a value now is not compiled; "" when it is."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and is_library_file(frame.f_code.co_filename):
         frame = frame.f_back
@@ -99,7 +99,8 @@ def _unread(code: types.CodeType) -> str:
 
 
 def given(function: Any, what: str, *names: str) -> Callable[..., Any]:
-    """as_called(function), for a function that we call with so many arguments, called `names`."""
+    """Return as_called(function), for a function that we call with so many arguments, called
+    `names`."""
     check_call(function, what, *names, expected=f"a function of {', '.join(names) or 'nothing'}")
     return as_called(function)
 

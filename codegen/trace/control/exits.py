@@ -35,7 +35,7 @@ def assign(name: str, value: ast.expr, place: ast.AST) -> ast.stmt:
 
 
 def own_nodes(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """The nodes and all below them, without the insides of nested functions and classes."""
+    """Yield the nodes and all below them, without the insides of nested functions and classes."""
     for node in nodes:
         yield node
         if not isinstance(node, SCOPES):
@@ -43,7 +43,7 @@ def own_nodes(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
 
 
 def cannot_lower(body: Stmts) -> str:
-    """Why the control flow of a function cannot be compiled; "" where it can be."""
+    """Return why the control flow of a function cannot be compiled; "" where it can be."""
     for node in own_nodes(body):
         if isinstance(node, (ast.Yield, ast.YieldFrom)):
             return "it is a generator (it has a yield)"
@@ -94,7 +94,7 @@ def _exits_of(node: ast.stmt) -> _Exits:
 
 
 def blocks(node: ast.AST) -> Iterator[Stmts]:
-    """The statement lists directly in a compound statement."""
+    """Yield the statement lists directly in a compound statement."""
     for name in ("body", "orelse", "finalbody"):
         if isinstance(block := getattr(node, name, None), list):
             yield block
@@ -261,7 +261,8 @@ def _binds_in_test(s: ast.While) -> bool:
 
 
 def _test_inside(s: ast.While) -> ast.While:
-    """`while (x := f()): …` binds in its test: the test becomes the body's first statement."""
+    """Move a test that binds, `while (x := f()): …`, into the loop: it becomes the body's first
+    statement."""
     stop: Stmts = [at(s.test, ast.Break())]
     first = at(s.test, ast.If(ast.UnaryOp(ast.Not(), s.test), stop, []))
     return ast.copy_location(ast.While(at(s.test, ast.Constant(True)), [first, *s.body], []), s)

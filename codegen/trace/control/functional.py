@@ -212,7 +212,7 @@ def _holding(init: Any, *functions: Callable[..., Any]) -> Names:
 
 
 def _by_value(x: Any) -> Any:
-    """Return the same tree around arrays of their own."""
+    """Return a tree with arrays of its own in the place of each array."""
     tree, leaves = flatten(x)
     copies = [
         wrap(leaf.context, leaf.read(), leaf.weak, leaf.scalar) if isinstance(leaf, Array) else leaf

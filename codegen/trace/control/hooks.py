@@ -46,7 +46,7 @@ def if_(
     test: Any, names: Names, bound: Sequence[str], touched: Sequence[str], kept: Sequence[str],
     *later: Callable[[], Any],
 ) -> Iterable[int]:
-    """The numbers of the arms to run: one where the tests are known, else each in turn."""
+    """Return the numbers of the arms to run: one where the tests are known, else each in turn."""
     for k, evaluate in enumerate((lambda: test, *later)):
         value = evaluate()
         if is_traced(value):
@@ -91,7 +91,7 @@ def for_(
     iterable: Any, names: Names, bound: Sequence[str], touched: Sequence[str],
     flags: Sequence[str], loop_number: int, hint: str, kept: Sequence[str], fresh: Sequence[str],
 ) -> Iterable[Any]:
-    """The iterable itself, or the passes of a captured loop over an spmd.range or a feed."""
+    """Return the iterable itself, or the passes of a captured loop over an spmd.range or a feed."""
     if isinstance(iterable, (Range, Stream)):
         code = Code(names, bound, touched, flags, loop_number, kept, fresh)
         if isinstance(iterable, Stream):
@@ -185,7 +185,7 @@ def raising(names: Names) -> None:
 
 
 def stored(thing: Any, *steps: Any) -> None:
-    """A statement has stored into a thing, or has bound the variable of a name.
+    """Note that a statement has stored into a thing, or has bound the variable of a name.
 
     steps: keys and attributes that lead from the thing to a list, dict or object inside it.
     """

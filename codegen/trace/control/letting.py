@@ -37,8 +37,8 @@ class Bounds:
 
 
 def as_symbol(x: Any, power: bool = True) -> Any:
-    """x, or a Number for a 0-d integer or bool array. power: that it may be a power of two is
-    assumed until it is known: no exchange over such a distance is refused before."""
+    """Return x, or a Number for a 0-d integer or bool array. power: that it may be a power of two
+    is assumed until it is known: no exchange over such a distance is refused before."""
     if not isinstance(x, Array) or x.ndim or x.type.dtype.kind not in "biu":
         return x
     context = x.context
@@ -71,7 +71,7 @@ def as_formula(x: Any) -> Any:
 
 @contextmanager
 def no_branches(context: Context) -> Iterator[None]:
-    """While it is open, ops are appended before the formula and not in an arm of its choices."""
+    """Append ops before the formula and not in an arm of its choices, while it is open."""
     inner = context.blocks[context.selecting or len(context.blocks) :]
     del context.blocks[len(context.blocks) - len(inner) :]
     try:
@@ -271,7 +271,8 @@ def _least(fn: str, low: list[int | None]) -> int | None:
 
 
 def _power(fn: str, parts: list[Bounds]) -> bool:
-    """Products that exceed 64 bits are no powers of two, but no distance between ranks either."""
+    """Return whether an operation on powers of two gives one: products beyond 64 bits are none, but
+    no distance between ranks either."""
     if fn == "shl":
         return parts[0].power and parts[1].least is not None and parts[1].least >= 0
     return fn in ("mul", "cast", "minimum", "maximum") and all(p.power for p in parts)

@@ -237,13 +237,13 @@ class Outside:
         return True
 
     def put_back(self) -> None:
-        """After a failure, restore every thing that would keep an array of the program alive."""
+        """Restore, after a failure, every thing that would keep an array of the program alive."""
         for seen, now in self._others():
             if self._holds_traced(_new(seen, now).values()):
                 _restore(seen.thing, seen.items, now)
 
     def _others(self) -> Iterator[tuple[_Seen, dict[Any, Any]]]:
-        """The things that have changed, each with what it holds now."""
+        """Yield the things that have changed, each with what it holds now."""
         for seen in self._seen:
             now = seen.read() or {}
             if now.keys() != seen.items.keys() or not all(
@@ -519,7 +519,7 @@ def _of_extension(thing: Any) -> dict[Any, Any] | None:
 
 
 def _public(names: Any) -> dict[Any, Any]:
-    """Data of a class or a module, and the classes and functions in it."""
+    """Return data of a class or a module, and the classes and functions in it."""
     return {
         k: v for k, v in dict(names).items()
         if not isinstance(v, types.ModuleType)

@@ -103,7 +103,7 @@ class _Walk:
         return self.hash.hexdigest()
 
     def put(self, *words: Any) -> None:
-        """Words with their lengths, so that no two sequences read the same."""
+        """Add words with their lengths, so that no two sequences read the same."""
         for word in words:
             data = word if isinstance(word, bytes) else str(word).encode("utf-8", "surrogatepass")
             self.hash.update(b"%d:" % len(data))
@@ -244,7 +244,8 @@ def _no() -> Sequence[Any]:
 
 
 def _instance(x: Any) -> Iterator[Any]:
-    """An object of a class that Python code defines: the class, the elements, the attributes."""
+    """Yield the parts of an object whose class Python code defines: the class, the elements, the
+    attributes."""
     kind = type(x)
     if not all(c in _BASES or not _root(module_of(c)) or _holds_nothing(c) for c in kind.__mro__):
         raise _Unknown
@@ -274,7 +275,7 @@ def _instance(x: Any) -> Iterator[Any]:
 
 
 def _holds_nothing(c: type) -> bool:
-    """Bases in known modules that keep no state of their own."""
+    """Return whether a class stands in a known module and keeps no state of its own."""
     return c.__module__ in (
         "typing", "abc", "codegen.trace.ranks.layout_forms", "codegen.trace.user_operations"
     ) or (c.__module__ == "enum" and issubclass(c, enum.Enum))

@@ -131,14 +131,14 @@ class Capture:
         return block
 
     def abort(self) -> None:
-        """After an exception, drop the open block and put everything back."""
+        """Drop the open block after an exception, and put everything back."""
         if self.open is not None:
             self.close()
             self.put_back()
             self.mark.forget_later(self.context, self.what, self.place)
 
     def put_back(self) -> None:
-        """Variables and storages as they were before the piece ran."""
+        """Put variables and storages back to what they were before the piece ran."""
         restore(self.names, self.entry)
         self.mark.restore_storages()
 

@@ -387,7 +387,8 @@ class _Rewriter(ast.NodeTransformer):
         return [new, *(at(node, ast.Expr(_runtime("stored", *x))) for x in changed.values())]
 
     def visit_Match(self, node: ast.Match) -> Any:
-        """Python itself compares types, and True and False: it does not know ours."""
+        """Rewrite a match statement. Python itself compares types, and True and False: it does not
+        know ours."""
         patterns = [p for case in node.cases for p in ast.walk(case.pattern)]
         asks = any(isinstance(p, ast.MatchClass) or (
             isinstance(p, ast.MatchSingleton) and p.value is not None) for p in patterns
@@ -404,7 +405,8 @@ class _Rewriter(ast.NodeTransformer):
         return [at(node, ast.Expr(_runtime("raising", _load(_NAMES)))), new]
 
     def visit_Assert(self, node: ast.Assert) -> Any:
-        """Python's own assert where the test is known; else a condition of the program."""
+        """Rewrite an assert, which is Python's own where the test is known; else a condition of the
+        program."""
         source = ast.Constant(ast.unparse(node.test))
         message = self.visit(_texts(_copy(node.msg))) if node.msg else ast.Constant("")
         test = _runtime("asserted", self._test(node.test), source, _later(message))
@@ -448,7 +450,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
-        """Methods are rewritten; the statements of the class body stay as they are."""
+        """Rewrite the methods of a class; the statements of the class body stay as they are."""
         for k, s in enumerate(node.body):
             if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 node.body[k] = _rewrite_function(s, node.name)

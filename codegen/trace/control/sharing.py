@@ -21,7 +21,8 @@ _COPY = "a copy of {0} for one of them: list, dict or copy.copy makes it"
 
 
 def parts(tree: Tree, path: str) -> Iterator[tuple[str, Any]]:
-    """The containers of a tree, in the order in which `fill` comes to them, with their paths."""
+    """Yield the containers of a tree, in the order in which `fill` comes to them, with their
+    paths."""
     for key, child in zip(tree.keys, tree.children):
         yield from parts(child, path + (f".{key}" if tree.kind == "object" else f"[{key!r}]"))
     if tree.kind not in ("leaf", "tuple"):
@@ -34,8 +35,8 @@ def _fixed(thing: Any) -> bool:
 
 
 def holder(thing: Any, but: Iterable[str] = ()) -> str:
-    """How else the user's running functions reach a thing: a path, or ""; `but`: variables of the
-    innermost function that do not count."""
+    """Return how else the user's running functions reach a thing: a path, or ""; `but`: variables
+    of the innermost function that do not count."""
     frame, skipped = sys._getframe(1), set(but)
     while frame is not None and frame.f_globals.get("__name__") != "codegen.trace.program":
         if is_user_file(frame.f_code.co_filename):

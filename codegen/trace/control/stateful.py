@@ -83,7 +83,8 @@ def watched(context: Context, function: Any) -> Any:
 
 
 def _logging(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of logging, which is called while building: of values that are known then."""
+    """Return a function of logging, which is called while building: of values that are known
+    then."""
 
     def log(*args: Any, **options: Any) -> Any:
         if is_unknown((args, options)):
@@ -143,7 +144,8 @@ def _next(iterator: Any, *default: Any) -> Any:
 
 
 def _of_generator(context: Context, function: Any, generator: Any) -> Any:
-    """A method of a random generator. One that gets a seed in the program is the program's own."""
+    """Return a method of a random generator. One that gets a seed in the program is the program's
+    own."""
     if isinstance(generator, random.SystemRandom):
         raise _frozen("random.SystemRandom", _SEED)
     if function.__name__ == "seed":
@@ -319,7 +321,7 @@ def _text(x: Any) -> Any:
 
 
 def _popped(owner: set[Any]) -> Callable[[], Any]:
-    """owner.pop, of a set: its first element in that order."""
+    """Return owner.pop, of a set: its first element in that order."""
 
     def pop() -> Any:
         for x in ordered(owner):
@@ -331,7 +333,7 @@ def _popped(owner: set[Any]) -> Callable[[], Any]:
 
 
 def iterating(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of Python's that goes through its arguments."""
+    """Return a function of Python's that goes through its arguments."""
 
     def through(*args: Any, **kwargs: Any) -> Any:
         return plain(*map(ordered, args), **kwargs)

@@ -41,7 +41,8 @@ class Attempt(Capture):
 
 
 def captured_while(context: Context, test: Callable[[], Any], code: Code) -> Iterator[None]:
-    """Python's own iterations while the test is known; from the first unknown one on, an op."""
+    """Yield Python's own iterations while the test is known; from the first unknown one on, capture
+    an op."""
     started = False
     while True:
         attempt = Attempt(context, code, "loop")

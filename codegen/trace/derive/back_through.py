@@ -189,7 +189,8 @@ def _in_parts(
     sizes.append(expr.const(1))
 
     def level(k: int, operands: Sequence[Value], first: Expr, end: Expr) -> Sequence[Value]:
-        """The turns from `first` up to `end`, of those that one part of the level above has."""
+        """Return the turns from `first` up to `end`, of those that one part of the level above
+        has."""
         size = sizes[k]
         left = _parts(at, end, size, first)
         stop = _symbol(at, at.clipped(left, expr.const(_PARTS)), expr.const(_PARTS))
@@ -359,8 +360,8 @@ def _in_row(at: Reverse, stack: Value, value: Value, number: Expr, like: Op) -> 
 
 
 def _saved_in(body: Region, turns: _Turns) -> dict[Value, Value]:
-    """Results of what the body calls that are kept for their way back: turn by turn, where each has
-    the same shape; and what they are in what is called."""
+    """Return results of what the body calls that are kept for their way back: turn by turn, where
+    each has the same shape; and what they are in what is called."""
     return {
         result: value for op in body.ops if (n := saved_by(op))
         for result, value in list(zip(op.results, op.regions[0].results, strict=True))[-n:]
@@ -407,8 +408,8 @@ def _turn_of(at: Reverse, stack: Value, number: Expr, a: Value) -> Value:
 
 
 def _keep(at: Reverse, op: Op, turns: _Turns, kept: Mapping[Value, Value]) -> None:
-    """The loop as it was recorded, which also keeps, turn by turn, some values that its body is
-    given or makes."""
+    """Let the loop, as it was recorded, also keep, turn by turn, some values that its body is given
+    or makes."""
     kept = {v: s for v, s in kept.items() if v not in at.kept}
     if not kept:
         return

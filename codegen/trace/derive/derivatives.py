@@ -248,7 +248,8 @@ def _twice_back(
 def _said(
     context: Context, outs: Sequence[Value], begins: Sequence[Value]
 ) -> dict[Value, Axes]:
-    """Cotangents that are not known yet vary as that does which they are of."""
+    """Return the axes of cotangents that are not known yet: they vary as that does which they are
+    of."""
     found = families(context) if context.rank_view else None
     return {b: found.varies(v) for v, b in zip(outs, begins, strict=True)} if found else {}
 
@@ -284,7 +285,8 @@ class custom_vjp:
         functools.update_wrapper(self, f)
 
     def with_copies(self, copied: Callable[[Any], Any]) -> custom_vjp:
-        """Return the same of copies of f and fwd; bwd runs later, and reads what holds then."""
+        """Return this function made of copies of f and fwd; bwd runs later, and reads what holds
+        then."""
         new = copy.copy(self)
         new.f, new.fwd = copied(self.f), copied(self.fwd)
         return new

@@ -88,8 +88,8 @@ def without(made: Any, needs: Sequence[str]) -> Any:
 
 
 def own_args(args: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
-    """The arguments of a run as plain NumPy: those that are differentiated are copies, as in an
-    image, so what the function writes into them is its own."""
+    """Return the arguments of a run as plain NumPy: those that are differentiated are copies, as in
+    an image, so what the function writes into them is its own."""
     numbered = {k % max(len(args), 1) for k in numbers}
     out = list(args)
     for k in numbered.intersection(range(len(args))):
@@ -141,6 +141,6 @@ def _copy(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _in_program(x: np.ndarray[Any, Any]) -> Any:
-    """An array of an eager run lies in a program as it is said to lie there."""
+    """Return an array of an eager run as one of a program, laid out as it is said to lie there."""
     layout = getattr(x, "layout", None)
     return known.made(np.array(x)) if layout is None else asarray(x, layout=layout)

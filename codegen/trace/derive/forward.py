@@ -20,7 +20,8 @@ from codegen.trace.derive.reverse import Reverse, differentiable, read_by
 
 
 def can(context: Context, recorded: Iterable[Op]) -> bool:
-    """Not yet where ranks exchange: there the way back is gone back."""
+    """Return whether ops can be followed forwards: not yet where ranks exchange, where the way back
+    is gone back."""
     return not context.rank_view and not any(_exchanges(op) for op in recorded)
 
 

@@ -28,7 +28,7 @@ def check_function(what: str, f: Any) -> None:
 
 
 def numbers_of(what: str, argnums: Any) -> tuple[int, ...]:
-    """Which arguments a function is differentiated by."""
+    """Return which arguments a function is differentiated by."""
     several = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
     if not all(isinstance(k, (int, np.integer)) and not isinstance(k, bool) for k in several):
         raise UsageError(f"{what}: argnums are no numbers of arguments", place=user_place(),

@@ -56,7 +56,8 @@ def _branch(op: Op, wanted: set[Value]) -> Op:
 
 
 def _loop(op: Op, wanted: set[Value]) -> Op:
-    """Only what is carried that matters in the end: to results, to the condition, to effects."""
+    """Return a loop that carries only what matters in the end: to results, to the condition, to
+    effects."""
     kept = {k for k, v in enumerate(op.results) if v in wanted}
     while True:
         slim = [_carrying(region, kept, k == len(op.regions) - 1)

@@ -139,7 +139,7 @@ class Reverse:
         return self.shared(self.summed(g, have - want), have & want, want)
 
     def where(self, holds: Expr, g: Value) -> Value:
-        """g on ranks for which this is 1, zeros on others."""
+        """Return g on ranks for which this is 1, zeros on others."""
         if holds == 1:
             return g
         mask = self.spread(self.emit(ops.Symbolic(holds, dtypes.BOOL)), (), g.type.shape)
@@ -155,7 +155,7 @@ class Reverse:
         self.put(value, part if before is None else self.map("add", before, part))
 
     def _as_value(self, value: Value, part: Value, have: Axes | None = None) -> Value:
-        """A part in the shares that the cotangent of a value is in."""
+        """Return a part in the shares that the cotangent of a value is in."""
         if have is None:
             have = self.reach - self.shares.varies(value)
         return self.shared(part, have, self.shares.of(value))
@@ -238,7 +238,7 @@ class Reverse:
         return self.spread(index_value(self.context, expr.as_expr(e)), (), shape)
 
     def spread(self, x: Value, dims: tuple[int, ...], shape: Shape) -> Value:
-        """Repeated along the dims of a shape that it does not have."""
+        """Return x repeated along the dims of a shape that it does not have."""
         return x if x.type.shape == shape else self.emit(ops.Broadcast(dims, shape), x)
 
     def clipped(self, index: Value, most: Expr) -> Value:
@@ -278,7 +278,7 @@ class Reverse:
         return self.map("mul", g, self.form(form, operands, out))
 
     def expect(self, holds: Value, text: str) -> None:
-        """The run ends with this text where something does not hold."""
+        """End the run with this text where something does not hold."""
         expect(self.context, holds, text)
 
     def none(self, op: Op) -> UnsupportedError:
@@ -322,7 +322,8 @@ def read_by(op: Op) -> Iterable[Value]:
 
 
 def moving(op: Op) -> Iterable[Value]:
-    """The results that change little where an operand does: floats, and their keys in sorting."""
+    """Return the results that change little where an operand does: floats, and their keys in
+    sorting."""
     keys = not isinstance(op.what, ops.Map) or op.what.fn == "order_key"
     return (v for v in op.results if keys or differentiable(v.type))
 

@@ -177,7 +177,7 @@ class Shares:
         return self.summed.get(value, NONE)
 
     def after(self, value: Value) -> Axes:
-        """Along which axes a cotangent is in shares once it is summed as planned."""
+        """Return along which axes a cotangent is in shares once it is summed as planned."""
         return self.of(value) - self.sums(value)
 
     def reach(self, value: Value) -> Axes:

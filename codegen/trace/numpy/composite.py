@@ -24,7 +24,7 @@ from codegen.user.half_types import adding
 
 
 def _float(x: Any) -> Array:
-    """x as NumPy's floating loops take it: integers by their size, itself otherwise."""
+    """Return x as NumPy's floating loops take it: integers by their size, itself otherwise."""
     array = as_array(x)
     kind, size = array.type.dtype.kind, array.type.dtype.size
     if kind in "fc":
@@ -115,7 +115,7 @@ def _logaddexp2(a: Any, b: Any) -> Any:
 
 
 def _bitwise_count(x: Any) -> Any:
-    """Ones of |x|, counted side by side in fields of 2, 4 and 8 bits."""
+    """Return the number of ones of |x|, counted side by side in fields of 2, 4 and 8 bits."""
     if as_array(x).type.dtype.kind not in "biu":
         raise unsupported(f"np.bitwise_count of {as_array(x).dtype}", "integers")
     size = as_array(x).type.dtype.size

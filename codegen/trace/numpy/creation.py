@@ -48,7 +48,7 @@ Make = Callable[[Shape, Sequence[Expr]], Array]
 
 
 def _make(what: str, shape: Shape, layout: Any, make: Make) -> Array:
-    """make(local shape, offsets) here, or on every rank of a new global array."""
+    """Return make(local shape, offsets) here, or on every rank of a new global array."""
     context = require_context(what)
     made = make(shape, [expr.const(0)] * len(shape))
     if context.rank_view or layout is None:
@@ -148,7 +148,7 @@ def full_like(x: Any, value: Any, dtype: Any = None, layout: Any = None, **other
 
 
 def zeros_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
-    """Zeros of the shape, dtype and layout of x unless you give others."""
+    """Return zeros of the shape, dtype and layout of x unless you give others."""
     return full_like(x, 0, dtype, layout, **other)
 
 
@@ -170,7 +170,8 @@ like = empty_like
 def arange(
     start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, layout: Any = None
 ) -> Array:
-    """Numbers from start (0) up to stop, which is left out, in steps of `step`: as numpy.arange.
+    """Return numbers from start (0) up to stop, which is left out, in steps of `step`: as
+    numpy.arange.
 
     Bounds are integers or formulas of axis sizes and the index; the step is known while building.
     dtype: int64 for integers, float64 with a float among them. layout: as of spmd.input. It takes
@@ -208,7 +209,7 @@ def linspace(
     start: Any, stop: Any, num: Any = 50, endpoint: bool = True, retstep: bool = False,
     dtype: Any = None, axis: int = 0, *, layout: Any = None,
 ) -> Any:
-    """`num` numbers from start to stop, at equal distances: as numpy.linspace.
+    """Return `num` numbers from start to stop, at equal distances: as numpy.linspace.
 
     endpoint: whether stop is the last of them. retstep: return the distance too. num may be a
     formula of axis sizes, not data (UnsupportedError). All else as in full.
@@ -260,7 +261,7 @@ def logspace(
     start: Any, stop: Any, num: Any = 50, endpoint: bool = True, base: Any = 10.0,
     dtype: Any = None, axis: int = 0,
 ) -> Any:
-    """base ** linspace(start, stop, num)."""
+    """Return base ** linspace(start, stop, num)."""
     if np.ndim(base) if not isinstance(base, Array) else base.ndim:  # it may say what axis counts
         given = [as_array(x) for x in (start, stop, base)]
         n = max(x.ndim for x in given)
@@ -316,8 +317,8 @@ def identity(n: Any, dtype: Any = None) -> Array:
 
 
 def asarray(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
-    """x as an array of the program: NumPy arrays, numbers, nested lists, which may hold traced
-    numbers.
+    """Return x as an array of the program: NumPy arrays, numbers, nested lists, which may hold
+    traced numbers.
 
     An array of the program stays itself, without a copy, unless dtype or layout say otherwise. A
     NumPy array becomes a constant of the image, of which you get a copy that can be written.

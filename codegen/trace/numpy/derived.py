@@ -49,8 +49,9 @@ def derived(back: Back) -> Callable[[F], F]:
 
 
 def with_slopes(slopes: Callable[..., Sequence[Any]]) -> Callable[[F], F]:
-    """Decorator of a function of arrays of one shape, element by element. slopes: from its
-    arguments and its result to the partial derivatives by the arguments."""
+    """Give a function of arrays of one shape, element by element, its derivatives; use it as a
+    decorator. slopes: from its arguments and its result to the partial derivatives by the
+    arguments."""
 
     def back(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
         (g,) = cotangents

@@ -32,7 +32,7 @@ from codegen.trace.numpy.refused import CLASSES, RANDOM, REMEDIES, SHAPES_OF_DAT
 
 @cache
 def _by_function() -> dict[Any, Function]:
-    """NumPy's function objects -> ours."""
+    """Return our functions by NumPy's function objects."""
     return {
         found: ours for name, ours in table().items() if (found := of_numpy_name(name)) is not None
     }
@@ -106,7 +106,7 @@ def call_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _run(name: str, ours: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Our function, or an error where NumPy's has arguments that ours has not."""
+    """Run our function; raise an error where NumPy's has arguments that ours has not."""
     kwargs = {k: v for k, v in kwargs.items() if v is not np._NoValue}
     try:
         return ours(*args, **kwargs)
@@ -231,15 +231,15 @@ def _of_numpy(function: Any) -> Function:
 
 @cache
 def _dispatched() -> frozenset[int]:
-    """NumPy's functions that hand arrays over, but not lists of them: by id."""
+    """Return NumPy's functions that hand arrays over, but not lists of them: by id."""
     return frozenset(
         id(f) for n in _named().values() if hasattr(f := of_numpy_name(n), "_implementation")
     )
 
 
 def directly(function: Any) -> Function:
-    """NumPy's function, for lists or tuples that hold arrays of the program: NumPy hands over
-    arrays, but not lists of them."""
+    """Return NumPy's function, for lists or tuples that hold arrays of the program: NumPy hands
+    over arrays, but not lists of them."""
     owner = getattr(function, "__self__", None)
     if isinstance(function, np.ufunc) or isinstance(owner, np.ufunc):
         ufunc, name = (owner, function.__name__) if owner is not None else (function, "__call__")
@@ -250,7 +250,7 @@ def directly(function: Any) -> Function:
 
 
 def _of_random(function: Any) -> Function:
-    """A function that would go through elements while building."""
+    """Return a function that would go through elements while building."""
     name = function.__name__
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -335,7 +335,7 @@ def attribute(name: str) -> Any:
 
 
 def _in_programs(ours: Function, plain: Any) -> Function:
-    """Ours while a program is captured; NumPy's own in an eager run, and elsewhere."""
+    """Return ours while a program is captured; NumPy's own in an eager run, and elsewhere."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         elsewhere = Context.current() is None and plain is not None
@@ -375,7 +375,7 @@ def _ufunc(ufunc: np.ufunc) -> Function:
 
 @cache
 def namespace() -> types.ModuleType:
-    """spmd.numpy's twin inside the compiler, for __array_namespace__."""
+    """Return spmd.numpy's twin inside the compiler, for __array_namespace__."""
     module = types.ModuleType("spmd.numpy", "NumPy's functions on arrays of a program.")
     module.__getattr__ = attribute  # type: ignore[method-assign]
     return module

@@ -138,7 +138,7 @@ def _kinds_of(operands: Sequence[Operand]) -> list[Any]:
 
 
 def result_type(*operands: Operand) -> DType:
-    """np.result_type with weak operands."""
+    """Return np.result_type with weak operands."""
     samples = {int: 0, float: 0.0, complex: 0j}
     kinds = _kinds_of(operands)
     try:
@@ -169,7 +169,7 @@ def _kind_text(x: Operand) -> str:
 
 
 def loop_dtypes(ufunc: np.ufunc, operands: Sequence[Operand], dtype: Any) -> list[DType]:
-    """Element types of the inputs, then of the outputs, of the loop that NumPy would run."""
+    """Return element types of the inputs, then of the outputs, of the loop that NumPy would run."""
     kinds = _kinds_of(operands)
     if kinds and all(isinstance(k, type) for k in kinds):  # weak ones alone: as default dtypes
         kinds = [np.dtype({int: np.int64}.get(k, k)) for k in kinds]
@@ -322,7 +322,7 @@ def _exactly_compared(operands: list[Operand]) -> list[Operand]:
 
 
 def _compare_mixed(ufunc: np.ufunc, a: Any, b: Any) -> Array:
-    """Comparison of int64 with uint64, exact as NumPy's."""
+    """Compare int64 with uint64, exactly as NumPy does."""
     name = ufunc.__name__
     a, b = as_array(a), as_array(b)
     if a.type.dtype.kind == "u":
@@ -340,7 +340,7 @@ _POWERS: dict[float, np.ufunc] = {2: np.square, 0.5: np.sqrt, -1: np.reciprocal}
 
 
 def _simple_power(operands: list[Operand]) -> tuple[np.ufunc, list[Operand]]:
-    """x ** 2, 0.5 and -1 as NumPy computes them: square, sqrt and reciprocal, to the bit."""
+    """Return x ** 2, 0.5 and -1 as NumPy computes them: square, sqrt and reciprocal, to the bit."""
     x, exponent = operands
     if is_negative(exponent) and all(kind_of(o) is int for o in operands):
         return np.power, [apply(np.multiply, x, 1.0), exponent]  # of Python integers: a float
@@ -361,7 +361,7 @@ def is_negative(x: Operand) -> bool:
 
 
 def _check_exponent(context: Context, operands: Sequence[Operand]) -> None:
-    """NumPy refuses negative powers of integers; of Python's own they are floats."""
+    """Refuse negative powers of integers, as NumPy does; of Python's own they are floats."""
     e = expr_of(operands[1])
     if e is not None and all(kind_of(x) is int for x in operands) and context.in_every_launch:
         if {s.kind for s in e.symbols()} <= LAUNCH:

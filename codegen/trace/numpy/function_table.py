@@ -196,7 +196,7 @@ _OTHER: dict[str, Function] = {
 
 @cache
 def table() -> dict[str, Function]:
-    """NumPy's name (dotted in a submodule) -> ours."""
+    """Return our functions by NumPy's names (dotted in a submodule)."""
     rows = {n: getattr(module, n) for module, names in _SAME.items() for n in names.split()}
     rows |= {f"linalg.{n}": getattr(linear, n) for n in LINALG.split()} | _OTHER
     rows |= {name: adding(ours) for name, ours in rows.items() if name in ADDING - PRODUCTS}

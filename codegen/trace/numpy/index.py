@@ -93,7 +93,7 @@ def _known_elements(array: Array, key: Any) -> Any:
 
 
 def _assign_known(x: Array, key: Any, value: Any) -> bool:
-    """x[key] = value by NumPy itself; False where NumPy refuses it."""
+    """Assign x[key] = value by NumPy itself; return False where NumPy refuses it."""
     has_formula = x.storage.content.formula is not None
     target = None
     if has_formula:
@@ -216,7 +216,7 @@ def _index_array(context: Context, item: Item, extent: Expr, dim: int) -> Value:
 
 
 def from_the_end(index: Array, extent: Expr) -> Array:
-    """Negative indices counted from the end of a dim."""
+    """Return negative indices counted from the end of a dim."""
     index = as_array(index, dtypes.INT64)
     return elementwise.select(index < 0, index + Number(extent), index)
 

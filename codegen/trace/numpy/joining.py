@@ -201,7 +201,7 @@ def _stretch(item: slice) -> Array:
 
 
 def block(arrays: Any) -> Array:
-    """np.block of nested lists."""
+    """Return np.block of nested lists."""
 
     def depth(x: Any) -> int:
         return 1 + depth(x[0]) if isinstance(x, list) else 0

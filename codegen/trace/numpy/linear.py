@@ -115,7 +115,7 @@ def spread(x: Array, lead: Sequence[Any], own: int) -> Array:
 
 @cache
 def _named(of: str) -> Any:
-    """NumPy's class of what a function of several results gives."""
+    """Return NumPy's class of what a function of several results gives."""
     return type(getattr(np.linalg, of)(np.eye(1)))
 
 

@@ -28,7 +28,7 @@ _NEAR = 0.75  # a singular matrix is moved by this power of the rounding unit
 
 
 def _hold(holds: Any, what: str, expected: str) -> None:
-    """The run ends where something does not hold."""
+    """End the run where something does not hold."""
     array = as_array(holds)
     expect(array.context, as_value(array.context, array), f"{what}\n  expected: {expected}")
 
@@ -50,7 +50,7 @@ def _symmetric(x: Any) -> Any:
 
 
 def _apart(x: Any) -> Any:
-    """1 / (x_j - x_i), and 0 on the diagonal."""
+    """Return 1 / (x_j - x_i), and 0 on the diagonal."""
     gaps = x[..., None, :] - x[..., :, None]
     same = np.eye(x.shape[-1], dtype=bool)
     return np.where(same, 0, 1 / np.where(same, 1, gaps)).astype(x.dtype)
@@ -142,8 +142,8 @@ def eigvals(args: Any, w: Any, given: Any) -> Found:
 
 
 def eig(args: Any, made: Any, given: Any) -> Found:
-    """LAPACK's vectors are of length 1, and their largest elements real, which says all that the
-    equation leaves open."""
+    """Return the cotangent of the matrix. LAPACK's vectors are of length 1, and their largest
+    elements real, which says all that the equation leaves open."""
     (w, v), (gw, gv) = made, given
     inner = 0 if gw is None else _diagonal(gw)
     if gv is not None:
@@ -200,8 +200,9 @@ def _h_of(g: Any) -> Any:
 
 
 def _of_those_with_values(u: Any, g: Any, s: Any) -> Any:
-    """Cotangents of the first k columns, of those of all. The others are any basis of what is left:
-    what follows from the choice among these has no derivative."""
+    """Return the cotangents of the first k columns, which have values, from those of all columns.
+    The others are any basis of what is left: what follows from the choice among these has no
+    derivative."""
     if g is None or same_extent(u.extents[-1], s.extents[-1]):
         return g
     k = s.shape[-1]

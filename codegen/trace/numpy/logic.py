@@ -139,7 +139,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def compare(ops: Sequence[str], first: Any, second: Any, *rest: _Later) -> Any:
-    """A chain of comparisons; every operand is evaluated at most once."""
+    """Evaluate a chain of comparisons, every operand at most once."""
     held = _COMPARE[ops[0]](first, second)
     if not rest:
         return held

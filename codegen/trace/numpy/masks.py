@@ -60,7 +60,8 @@ def masked(array: Array, key: Any) -> Chosen | None:
 
 
 class Chosen(NDArrayOperatorsMixin):
-    """The elements of `whole` where `mask`, whose first dim is its dim `at`, holds."""
+    """The elements of `whole` for which `mask` holds; the mask's first dim is dim `at` of
+    `whole`."""
 
     def __init__(self, whole: Array, mask: Array, at: int) -> None:
         self.whole = whole
@@ -80,7 +81,7 @@ class Chosen(NDArrayOperatorsMixin):
         return same and (self.at, self.ndim) == (other.at, other.ndim)
 
     def operand(self, x: Any) -> Any:
-        """x as an operand beside `whole`."""
+        """Return x as an operand beside `whole`."""
         if isinstance(x, Chosen):
             if not self.fits(x):
                 raise UnsupportedError(

@@ -110,7 +110,7 @@ def _isclose(a: Any, b: Any, *, rel_tol: float = 1e-9, abs_tol: float = 0.0) -> 
 
 
 def _remainder(x: Any, y: Any) -> Any:
-    """IEEE 754's, by CPython's formula: exact."""
+    """Return IEEE 754's remainder, by CPython's formula, exactly."""
     a, b = (apply(np.absolute, _real(v)) for v in (x, y))
     rest = apply(np.fmod, a, b)
     over = b - rest
@@ -139,7 +139,7 @@ def _mapped(fn: str, x: Any) -> Any:
 
 
 def _whole_root(n: Array) -> Any:
-    """The root of the float64 nearest to n is one off at most."""
+    """Return the whole root of n: the root of the float64 nearest to n is one off at most."""
     root = apply(np.sqrt, _real(n)).astype(np.int64)
     root = select(root > n // apply(np.maximum, root, 1), root - 1, root)
     return select((root + 1) <= n // (root + 1), root + 1, root)
@@ -163,7 +163,8 @@ _OWN: dict[str, Callable[..., Any]] = {
 
 
 def rounded(x: Array, digits: Any) -> Any:
-    """round(x) is an integer, round(x, digits) of x's own type; half to even."""
+    """Round as Python does: round(x) is an integer, round(x, digits) of x's own type; half to
+    even."""
     if x.ndim:
         raise unsupported("round() of an array", "np.round(x, digits)")
     if digits is not None:

@@ -23,7 +23,8 @@ def is_turned(x: Any) -> bool:
 
 
 def kept(result: Any, *operands: Any) -> Any:
-    """The result of element-wise work, or a copy with order="K": it lies as its operands do."""
+    """Return the result of element-wise work, or a copy with order="K": it lies as its operands
+    do."""
     if isinstance(result, Array) and any(is_turned(x) for x in operands):
         result.storage.turned = True
     return result

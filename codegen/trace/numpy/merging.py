@@ -96,7 +96,8 @@ def by_tuples(
 
 
 def _merged(axes: tuple[str, ...], rows: list[Array], what: Merge) -> list[Array]:
-    """Blocks of one length, sorted on each rank, to blocks that are sorted from rank to rank."""
+    """Turn blocks of one length, sorted on each rank, into blocks that are sorted from rank to
+    rank."""
     context = rows[0].context
     mesh, n = context.mesh, context.mesh.size(axes)
     p = communicate.member_of(context, axes)

@@ -45,7 +45,7 @@ def _is_plain(x: Any) -> bool:
 
 
 def operate(ufunc: np.ufunc, *inputs: Any, out: Array | None = None) -> Any:
-    """An operator of Python on arrays: weak operands give a weak result."""
+    """Run an operator of Python on arrays: weak operands give a weak result."""
     if any(x is None or isinstance(x, (str, bytes, dict, NDArrayOperatorsMixin)) for x in inputs):
         return NotImplemented  # the mixin: x[mask], which knows better
     first = inputs[0]
@@ -61,7 +61,7 @@ def operate(ufunc: np.ufunc, *inputs: Any, out: Array | None = None) -> Any:
 
 
 def _recorded(ufunc: np.ufunc, inputs: Sequence[Any], out: Array | None) -> Any:
-    """An operator on operands that are known only at run time."""
+    """Record an operator on operands that are known only at run time."""
     _refuse_rows(ufunc, inputs)
     operands = [normal(x) for x in inputs]
     context = Context.current()
@@ -111,7 +111,8 @@ _COUNTING = (np.add, np.subtract, np.multiply, np.negative, np.floor_divide, np.
 
 
 def _is_pythons(x: Operand) -> bool:
-    """A number, or a truth value, that Python computes with: not an element of an array."""
+    """Return whether x is a number, or a truth value, that Python computes with: not an element of
+    an array."""
     if isinstance(x, Number):
         return not x.strong
     return is_weak(x) or type(x) is bool or getattr(x, "weak", False)
@@ -127,7 +128,8 @@ def _counted(x: Operand) -> Operand:
 
 
 def bitwise(ufunc: np.ufunc, a: Number, b: Any) -> Any:
-    """& | ^ of integers that are no formula together: in `to=` of a permute refused, else arrays.
+    """Compute & | ^ of integers that are no formula together: refuse them in `to=` of a permute,
+    else take arrays.
 
     Of n & (n - 1) is remembered that it is 0 where n is a power of two: see _power_of_two.
     """
@@ -152,7 +154,8 @@ def bitwise(ufunc: np.ufunc, a: Number, b: Any) -> Any:
 
 
 def _power_of_two(ufunc: np.ufunc, operands: list[Operand]) -> Any:
-    """n & (n - 1) == 0 as a condition: n divides a large power of two. None for anything else."""
+    """Return n & (n - 1) == 0 as a condition: n divides a large power of two. None for anything
+    else."""
     array = next((x for x in operands if isinstance(x, Array)), None)
     zero = any(type(x) is int and x == 0 for x in operands)
     if array is None or array.ndim or not zero:
@@ -168,12 +171,12 @@ def _power_of_two(ufunc: np.ufunc, operands: list[Operand]) -> Any:
 
 
 def minimum(*values: Any) -> Any:
-    """Built-in min of numbers and 0-d arrays."""
+    """Return built-in min of numbers and 0-d arrays."""
     return _extreme(values, expr.minimum, np.minimum, np.less)
 
 
 def maximum(*values: Any) -> Any:
-    """Built-in max of numbers and 0-d arrays."""
+    """Return built-in max of numbers and 0-d arrays."""
     return _extreme(values, expr.maximum, np.maximum, np.greater)
 
 
@@ -191,7 +194,7 @@ def _extreme(
 
 
 def _beyond_first(ufunc: np.ufunc, beyond: np.ufunc, a: Operand, b: Operand) -> Any:
-    """Python's max or min: the second where it is beyond the first, which NaN never is."""
+    """Return Python's max or min: the second where it is beyond the first, which NaN never is."""
     context = require_context("min and max")
     if any(e != 1 for x in (a, b) for e in extents_of(normal(x))):
         raise ShapeError(

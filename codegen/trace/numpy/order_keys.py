@@ -25,7 +25,7 @@ def made(x: Array, what: Kind, *more: Array) -> Array:
 
 
 def keys_of(array: Array, one_zero: bool = False) -> Array:
-    """Integers in the order of the elements, none of them complex. one_zero: -0.0 is 0.0."""
+    """Return integers in the order of the elements, none of them complex. one_zero: -0.0 is 0.0."""
     if array.type.dtype.kind != "f":
         return array
     wide = as_array(array, np.float64 if array.type.dtype.size == 8 else np.float32)
@@ -50,7 +50,8 @@ def order_of(array: Array, d: int) -> Array:
 
 
 def order_by(keys: Sequence[Array], d: int) -> Array:
-    """Return the same by the last key, of equal ones by the one before, and so on."""
+    """Return the positions in sorted order by the last key, of equal ones by the one before, and so
+    on."""
     order = order_of(keys[0], d)
     for key in keys[1:]:
         placed = order_of(picking.take_along_axis(key, order, d), d)
@@ -85,7 +86,7 @@ _NAN = {4: 0x7FC00000, 8: 0x7FF8000000000000}  # its key
 
 
 def filled(rows: Array, n: Expr) -> Array:
-    """Rows made n long by what stands behind all keys."""
+    """Return rows made n long by what stands behind all keys."""
     dtype = rows.type.dtype
     last = True if dtype.kind == "b" else int(np.iinfo(dtype.name).max)
     block = creation.full((*rows.shape[:-1], number(n)), last, dtypes.numpy_dtype(dtype))

@@ -149,7 +149,7 @@ def top_k(x: Any, k: int, *, axis: int = -1) -> tuple[Array, Array]:
 
 
 def _falling(values: Array) -> Any:
-    """Integers that increase where values decrease."""
+    """Return integers that increase where values decrease."""
     return apply(np.invert, keys_of(values, one_zero=True))
 
 

@@ -165,7 +165,7 @@ def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str, turned: 
 
 
 def _pad_again(array: Array, d: int, before: Any, after: Any, mode: str, turned: Any) -> Array:
-    """Wider than the array is: its elements come several times."""
+    """Pad an array by more than it is long: its elements come several times."""
     sizes = (array.extents[d], extent(before), extent(after))
     if not all(e.is_const for e in sizes):
         raise unsupported(

@@ -146,7 +146,7 @@ def take(x: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "r
 
 
 def _by_mode(indices: Any, count: Any, mode: str) -> Any:
-    """Indices of `count` elements, those beyond the ends moved as mode= says."""
+    """Return indices of `count` elements, those beyond the ends moved as mode= says."""
     if mode == "wrap":
         return as_array(indices) % as_array(count)
     return clip(indices, 0, count - 1) if mode == "clip" else indices
@@ -268,7 +268,7 @@ def _or_nan(same: Any, a: Any, b: Any) -> Any:
 
 
 def array_equiv(a1: Any, a2: Any) -> Any:
-    """Equal once broadcast; shapes that do not fit each other are not."""
+    """Return whether arrays are equal once broadcast; shapes that do not fit each other are not."""
     try:
         return all_(apply(np.equal, a1, a2))
     except ShapeError:
@@ -388,7 +388,7 @@ def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) ->
 
 
 def putmask(a: Any, mask: Any, values: Any) -> None:
-    """Values that are fewer than the elements of `a` come again and again."""
+    """Put values where the mask holds; fewer than the elements of `a` come again and again."""
     array = as_array(a)
     new = as_array(values, array.type.dtype)
     if new.ndim and not expr.equal(expr.product(new.extents), expr.product(array.extents)):
@@ -398,7 +398,8 @@ def putmask(a: Any, mask: Any, values: Any) -> None:
 
 
 def place(arr: Any, mask: Any, vals: Any) -> None:
-    """The elements for which the mask holds, in their order, become vals, again and again."""
+    """Put vals, again and again, in the place of the elements for which the mask holds, in their
+    order."""
     array, values = as_array(arr), shaping.ravel(as_array(vals, as_array(arr).type.dtype))
     chosen = shaping.ravel(as_array(mask, dtypes.BOOL))
     at = (cumsum(chosen) - 1) % values.shape[0]
@@ -424,7 +425,7 @@ def unpackbits(a: Any, axis: Any = None, count: Any = None, bitorder: str = "big
 
 
 def packbits(a: Any, axis: Any = None, bitorder: str = "big") -> Array:
-    """Truth values as the bits of bytes; the last byte is filled with zeros."""
+    """Return truth values as the bits of bytes; the last byte is filled with zeros."""
     array, d = _bytes("np.packbits", a, axis)
     flags = as_array(as_array(array, dtypes.BOOL), np.uint8)
     count = constant(flags.extents[d], "np.packbits", "an extent known while building")
@@ -481,7 +482,7 @@ def min_scalar_type(a: Any) -> Any:
 
 
 def _of_shape(function: Any) -> Any:
-    """np.tril_indices_from and its kin: of a shape known while building."""
+    """Return np.tril_indices_from and its kin: of a shape known while building."""
 
     def call(a: Any, *args: Any, **options: Any) -> Any:
         shape = tuple(constant(e, function.__name__, "") for e in as_array(a).extents)

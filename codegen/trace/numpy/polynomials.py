@@ -45,7 +45,7 @@ def _shorter(what: str, x: Array, y: Array, mode: str) -> bool:
 
 
 def _mode(what: str, mode: Any) -> str:
-    """NumPy takes numbers and first letters too."""
+    """Return a mode by its name; NumPy takes numbers and first letters too."""
     names = ("valid", "same", "full")
     found = {key: n for k, n in enumerate(names) for key in (k, n, n[0])}
     if mode not in found:
@@ -80,7 +80,7 @@ _AT_ONCE = 64  # elements of a kernel that one loop sums up
 
 
 def _everywhere(x: Array, kernel: Array, wide: int) -> Any:
-    """Also where a part of the kernel overlaps; wide: its known extent, or 0."""
+    """Convolve also where only a part of the kernel overlaps; wide: its known extent, or 0."""
     count, n = kernel.shape[0], x.shape[0]
     if 0 < wide <= 8 and expr.nonneg(x.extents[0] - wide):
         out = zeros(n + wide - 1, result_type(x, kernel))
@@ -106,7 +106,7 @@ def _everywhere(x: Array, kernel: Array, wide: int) -> Any:
 
 
 def _overlaps(x: Array, kernel: Array, begin: Any, end: Any) -> Any:
-    """Results from `begin` to `end`, each of what of the kernel lies over x."""
+    """Return results from `begin` to `end`, each of what of the kernel lies over x."""
     at = (arange(end - begin) + begin)[:, None] - arange(kernel.shape[0])
     inside = (at >= 0) & (at < x.shape[0])
     made = result_type(x, kernel)
@@ -152,7 +152,7 @@ def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
 
 
 def aligned(ufunc: np.ufunc, a: Any, b: Any) -> Any:
-    """A ufunc of coefficients of equal powers."""
+    """Apply a ufunc to coefficients of equal powers."""
     p, q = shaping.atleast_1d(a), shaping.atleast_1d(b)
     n = max(_count(p), _count(q))
     wide = [joining.concatenate([zeros(n - _count(x), x.dtype), x]) for x in (p, q)]
@@ -190,7 +190,7 @@ def polymul(a1: Any, a2: Any) -> Any:
 
 
 def polydiv(u: Any, v: Any) -> Any:
-    """Quotient and remainder; the remainder is as long as a remainder can be."""
+    """Return quotient and remainder; the remainder is as long as a remainder can be."""
     p, q = (shaping.atleast_1d(x) + 0.0 for x in (u, v))
     rest, short = p.astype(result_type(p, q)), _count(q) - 1
     many = max(_count(p) - short, 1)
@@ -217,7 +217,7 @@ def poly(seq_of_zeros: Any) -> Any:
 
 
 def roots(p: Any) -> Any:
-    """Eigenvalues of the companion matrix, those that are 0 last; always complex."""
+    """Return eigenvalues of the companion matrix, those that are 0 last; always complex."""
     made = floats(shaping.atleast_1d(p))
     n = _count(made) - 1
     if made.ndim != 1:

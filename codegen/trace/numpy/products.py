@@ -89,7 +89,7 @@ def vdot(x: Array, y: Array) -> Any:
 
 
 def matvec(x: Any, y: Any) -> Any:
-    """Matrices by vectors; leading dims broadcast."""
+    """Multiply matrices by vectors; leading dims broadcast."""
     return shaping.squeeze(matmul(x, shaping.expand_dims(y, -1)), -1)
 
 
@@ -149,7 +149,7 @@ def tensordot(x: Any, y: Any, axes: Any = 2) -> Any:
 
 
 def _subscripts(text: str, arrays: Sequence[Array]) -> tuple[list[str], str]:
-    """One string of letters per operand, and the result's; `...` becomes capital letters."""
+    """Return one string of letters per operand, and the result's; `...` becomes capital letters."""
     text = text.replace(" ", "")
     inputs, arrow, output = text.partition("->")
     terms = inputs.split(",")
@@ -228,7 +228,7 @@ def _as_text(subscripts: Any, operands: Sequence[Any]) -> tuple[str, list[Any]]:
 
 
 def _path(text: str, arrays: Sequence[Array], optimize: Any) -> list[tuple[int, ...]]:
-    """Which operands are combined next; results stand behind those that are left."""
+    """Return which operands are combined next; results stand behind those that are left."""
     if isinstance(optimize, (list, tuple)) and optimize and optimize[0] == "einsum_path":
         return [tuple(step) for step in optimize[1:]]
     plain = all(e.is_const for a in arrays for e in a.extents)
@@ -246,7 +246,7 @@ def _alike(x: Any) -> Any:
 
 
 def einsum_path(subscripts: Any, *operands: Any, optimize: Any = "greedy", **_: Any) -> Any:
-    """NumPy's own, of the operands' shapes."""
+    """Return NumPy's own, of the operands' shapes."""
     text, arrays = _as_text(subscripts, operands)
     return np.einsum_path(text, *map(_alike, arrays), optimize=optimize)
 

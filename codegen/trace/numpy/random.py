@@ -180,7 +180,7 @@ def categorical(
 
 
 def _first(seed: Any, shape: Any, stream: Any, start: Any) -> Any:
-    """64 random bits per element."""
+    """Return 64 random bits per element."""
     made = _drawn("bits", None, seed, shape, stream, start)
     if made is not None:
         return made
@@ -256,7 +256,7 @@ def _integer(x: Any) -> Any:
 
 
 def _positions(shape: Any, start: Any) -> Any:
-    """start plus the row-major number of every element, as uint64."""
+    """Return start plus the row-major number of every element, as uint64."""
     extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     traced = Context.current() is not None
     if traced:
@@ -287,7 +287,8 @@ def _inside(bits: Any, kind: np.dtype[Any]) -> Any:
 
 
 def _scaled(lower: Any, upper: Any, span: int) -> Any:
-    """64 bits * span / 2**64, rounded down: D. Lemire, "Fast random integer generation", 2019."""
+    """Return 64 bits * span / 2**64, rounded down: D. Lemire, "Fast random integer generation",
+    2019."""
     if span == 2**64:
         return lower | (upper << 32)
     low, high = span & _LOW, span >> 32

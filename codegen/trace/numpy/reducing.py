@@ -30,7 +30,7 @@ from codegen.user.numbers import element_type
 
 
 def dims_of(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
-    """NumPy's axis argument as dims."""
+    """Return NumPy's axis argument as dims."""
     if axis is None:
         return tuple(range(ndim))
     items = axis if isinstance(axis, (tuple, list)) else (axis,)
@@ -69,7 +69,7 @@ def reduce(
     fn: str, what: str, x: Any, axis: Any = None, dtype: DType | None = None, out: Any = None,
     keepdims: Any = False, initial: Any = None, where: Any = True,
 ) -> Any:
-    """COMBINE[fn] over dims; with where=, elements outside the mask do not count."""
+    """Return COMBINE[fn] over dims; with where=, elements outside the mask do not count."""
     array = as_array(x)
     dims = dims_of(axis, array.ndim, what)
     element = dtype or array.type.dtype
@@ -98,7 +98,7 @@ def reduce(
 
 
 def sum_dtype(x: Any, dtype: Any) -> DType:
-    """Bools and small integers are summed as NumPy sums them: int64 or uint64."""
+    """Return the type in which NumPy sums: int64 or uint64 for bools and small integers."""
     if dtype is not None:
         return element_type(dtype)
     element = as_array(x).type.dtype
@@ -151,7 +151,7 @@ def count_nonzero(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
 
 
 def stretched(x: Array, like: Array) -> Array:
-    """x broadcast to the shape of another array."""
+    """Return x broadcast to the shape of another array."""
     return wrap(x.context, broadcast_value(x.context, x.read(), like.extents))
 
 
@@ -349,7 +349,7 @@ def floats(array: Array) -> Array:
 
 
 def along(array: Array, d: int, key: Any) -> Array:
-    """array[:, …, key], where the key stands in dim d."""
+    """Return array[:, …, key], where the key stands in dim d."""
     got: Array = array[(*[slice(None)] * d, key)]
     return got
 

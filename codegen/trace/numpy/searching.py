@@ -91,8 +91,8 @@ _COMPARED_WITH_ALL = 16  # with so many, a value is faster compared with all
 
 
 def _searched(row: Array, values: Array, right: bool) -> Array:
-    """A binary search for each value. Of a split row each rank searches its block, and the ranks
-    add what they find; values that are split alike go from rank to rank."""
+    """Find each value by a binary search. Of a split row each rank searches its block, and the
+    ranks add what they find; values that are split alike go from rank to rank."""
     axes = split_over(row, 0)
     if not axes:
         return made(row, SearchSorted(right), values)
@@ -123,7 +123,8 @@ def _searched(row: Array, values: Array, right: bool) -> Array:
 
 
 def isin(element: Any, test_elements: Any, invert: bool = False, **_: Any) -> Array:
-    """x is in tests if fewer sorted tests are less than x than are up to x. NaN equals nothing."""
+    """Return whether each element is in the tests: fewer sorted tests are less than it than are up
+    to it. NaN equals nothing."""
     array, tests = as_array(element), shaping.ravel(test_elements)
     n = tests.extents[0]
     if n.is_const and n.value <= _COMPARED_WITH_ALL and not split_over(tests, 0):
@@ -137,7 +138,8 @@ def isin(element: Any, test_elements: Any, invert: bool = False, **_: Any) -> Ar
 
 
 def digitize(x: Any, bins: Any, right: bool = False) -> Any:
-    """Which of the intervals between edges each element lies in; edges increase or decrease."""
+    """Return which of the intervals between edges each element lies in; edges increase or
+    decrease."""
     side = "left" if right else "right"
     reducing.no_complex(x, "np.digitize")
     _line(bins, "np.digitize: the bins are")
@@ -170,7 +172,7 @@ def _wrong(message: str, found: str, expected: str = "") -> ShapeError:
 def interp(
     x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None
 ) -> Any:
-    """Piecewise linear through (xp, fp); complex fp: of real and imaginary parts."""
+    """Interpolate linearly between the points (xp, fp); complex fp: real and imaginary parts."""
     reducing.no_complex(x, "np.interp")
     reducing.no_complex(xp, "np.interp")
     at, xs = as_array(x, np.float64), as_array(xp, np.float64)

@@ -61,7 +61,7 @@ def _wanted(shape: Any) -> list[Expr | None]:
 
 
 def _missing(have: Shape, given: Sequence[Expr]) -> Expr | None:
-    """The extent x with product(given) * x = product(have); None: there is none."""
+    """Return the extent x with product(given) * x = product(have); None: there is none."""
     left, over = list(have), []
     for e in given:
         match = next((k for k, h in enumerate(left) if same_extent(h, e)), None)
@@ -211,7 +211,7 @@ atleast_1d, atleast_2d, atleast_3d = _at_least(1), _at_least(2), _at_least(3)
 
 
 def broadcast_to(x: Any, shape: Any, subok: bool = False) -> Array:
-    """A read-only view of a larger shape."""
+    """Return a read-only view of a larger shape."""
     array = as_array(x)
     wanted = shape_of(shape, "np.broadcast_to", scalars=True)
     joined = broadcast_shapes([array.extents, wanted], "broadcast_to")
@@ -273,7 +273,7 @@ def rot90(x: Any, k: int = 1, axes: Any = (0, 1)) -> Array:
 
 
 def roll(x: Any, shift: Any, axis: Any = None) -> Array:
-    """Elements moved along dims, around the end; shifts may be symbolic."""
+    """Return elements moved along dims, around the end; shifts may be symbolic."""
     array = as_array(x)
     if axis is None:
         return reshape(roll(ravel(array), shift, 0), array.shape)
@@ -328,7 +328,7 @@ def half_way(x: Any, axes: Any, sign: int) -> Array:
 
 
 def resize(x: Any, shape: Any) -> Array:
-    """The elements again and again until the shape is full."""
+    """Return the elements again and again until the shape is full."""
     array = ravel(x)
     wanted = [constant(e, "np.resize", "") for e in shape_of(shape, "np.resize")]
     have = constant(array.extents[0], "np.resize", "np.tile")

@@ -145,7 +145,7 @@ def unique(
 
 
 def _named(name: str, fields: str, options: dict[str, bool]) -> Callable[..., Any]:
-    """unique with a named tuple of results."""
+    """Return unique with a named tuple of results."""
     result = namedtuple(name, f"values {fields}")  # type: ignore[misc]
 
     def call(x: Any, /, *, size: int, fill_value: Any = None) -> Any:

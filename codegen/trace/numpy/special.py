@@ -42,7 +42,7 @@ f = _Functions()
 
 
 def _log_of(x: Any, log_y: Any, y: Any) -> Any:
-    """x times a logarithm, which is 0 where x is."""
+    """Return x times a logarithm, which is 0 where x is."""
     return select((x == 0) & ~f.isnan(y), 0.0, x * log_y)
 
 
@@ -273,7 +273,7 @@ def names() -> list[str]:
 
 
 def ours_of(function: Any) -> Callable[..., Any] | None:
-    """Our function for one of scipy.special that is no ufunc."""
+    """Return our function for one of scipy.special that is no ufunc."""
     name = getattr(function, "__name__", "")
     own = getattr(sys.modules.get("scipy.special"), name, None) if name in FUNCTIONS else None
     return FUNCTIONS[name] if own is function else None

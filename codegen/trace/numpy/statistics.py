@@ -259,7 +259,7 @@ def _shaped(made: Any, dtype: DType, wide: tuple[Any, ...] | None, out: Any) -> 
 
 def cov(m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None,
         fweights: Any = None, aweights: Any = None, *, dtype: Any = None) -> Any:
-    """Covariances of variables in rows, or in columns where rowvar is false."""
+    """Return covariances of variables in rows, or in columns where rowvar is false."""
     parts = []
     for one in (m,) if y is None else (m, y):
         rows = shaping.atleast_2d(one)

@@ -90,7 +90,7 @@ def from_the_end(e: Expr, extent: Expr) -> Expr:
 
 
 def part_of(key: slice, extent: Expr) -> Part:
-    """NumPy's clamping as formulas, so that u[1:-1], u[:-2] and u[2:] have equal extents."""
+    """Return NumPy's clamping as formulas, so that u[1:-1], u[:-2] and u[2:] have equal extents."""
     step_expr = expr.const(1) if key.step is None else expr_of(key.step)
     if step_expr is None or not step_expr.is_const or step_expr == 0:
         raise index_error("the step of a slice must be known while building",
@@ -138,8 +138,8 @@ def beyond(x: Any, extent: Expr, dim: int, found: str = "") -> ShapeError:
 
 
 def stays_within(e: Expr, x: Any, extent: Expr, dim: int) -> None:
-    """An index that is known at launch: launches where some rank has no such element are refused.
-    In loops and branches, which may never run, nothing is said."""
+    """Refuse launches where some rank has no element at an index that is known at launch. In loops
+    and branches, which may never run, nothing is said."""
     context = Context.current()
     if context is None or not context.in_every_launch:
         return

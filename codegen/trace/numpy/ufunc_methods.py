@@ -106,7 +106,7 @@ def _one_dim(axis: Any, array: Array, what: str) -> int:
 
 
 def _lanes(ufunc: np.ufunc, x: Any, d: int, dtype: Any) -> Array:
-    """x with the dim first, which each rank has whole, in the type of NumPy's loop."""
+    """Return x with the dim first, which each rank has whole, in the type of NumPy's loop."""
     *given, kind = loop_dtypes(ufunc, [as_array(x)] * 2, dtype)
     if set(given) != {kind}:
         raise DtypeError(f"np.{ufunc.__name__} makes {kind} of {given[0]}, which it cannot go on "
@@ -259,7 +259,7 @@ _FEW = 16
 
 
 def _checked(ufunc: np.ufunc, indices: Any, array: Array, d: int) -> Any:
-    """Indices that are known, as an array of NumPy's."""
+    """Return indices that are known, as an array of NumPy's."""
     n = constant(array.extents[d], f"np.{ufunc.__name__}.reduceat", "a dim of a known extent")
     begin = np.asarray(known.plain(indices), np.int64)
     if begin.ndim != 1 or np.any((begin < 0) | (begin >= n)):
@@ -273,7 +273,7 @@ _DECREASE = """reduceat: the indices decrease
 
 
 def _segments(at: Array, array: Array, d: int) -> Array:
-    """Which segment each place belongs to; -1: before the first."""
+    """Return which segment each place belongs to; -1: before the first."""
     holds = apply(np.less_equal, at[:-1], at[1:])
     expect(at.context, holds.read(), _DECREASE)
     split = None if array.context.rank_view else (layout_of(array.read().type)[d] or None,)
@@ -295,7 +295,7 @@ def _combined(fn: str, array: Array, d: int, segments: Array, count: Any) -> Arr
 
 
 def at(ufunc: np.ufunc, array: Any, key: Any, value: Any = None) -> None:
-    """array[key] = ufunc(array[key], value), once for each time that an element is named."""
+    """Assign array[key] = ufunc(array[key], value), once for each time that an element is named."""
     name = ufunc.__name__
     if not isinstance(array, Array):
         raise unsupported(f"np.{name}.at on a NumPy array", "an array of the program")

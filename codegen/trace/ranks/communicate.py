@@ -214,7 +214,8 @@ def _integers(perm: Any) -> list[tuple[int, int]]:
 def send_by(
     context: Context, axes: Axes, p: Sym, to: Expr, sends: Expr, rows: Iterable[Array]
 ) -> list[Array]:
-    """ppermute of a formula: member p sends each of rows to member `to`, where `sends` is 1."""
+    """Send by a formula, as ppermute does: member p sends each of rows to member `to`, where
+    `sends` is 1."""
     route = (to, sends, *_sources(to, sends, p, context.mesh.size(axes)))
     return [_permute(context, axes, p, route, x) for x in rows]
 
@@ -385,7 +386,7 @@ def _exchange_blocks(context: Context, axes: Axes, array: Array, s: int, c: int)
 
 
 def axis_index(axis: Any = None) -> Any:
-    """This rank's position along the axis, from 0; several axes are taken as one, row-major.
+    """Return this rank's position along the axis, from 0; several axes are taken as one, row-major.
 
     Without an axis, all axes are taken: the position among all ranks, also called spmd.index().
     A number that may stand in subscripts, extents of blocks and conditions: an `if` on it makes

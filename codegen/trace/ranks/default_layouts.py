@@ -40,7 +40,7 @@ def computed_layouts(
 
 
 def fields_in(body: Region) -> list[tuple[Shape, Layout]]:
-    """Shapes and layouts of the fields of batches that a rank takes."""
+    """Return shapes and layouts of the fields of batches that a rank takes."""
     return [home for op in walk(body) if isinstance(op.what, Take) for home in op.what.homes]
 
 
@@ -67,7 +67,8 @@ class _Cuts:
         return same_extent(local_extent(self.mesh, wide, entry), extent)
 
     def by_dims(self, shape: Shape, axes: Axes) -> Iterator[Layout]:
-        """Layouts in which every dim that is cut has the extent of a cut dim of an argument."""
+        """Yield layouts in which every dim that is cut has the extent of a cut dim of an
+        argument."""
         entries = self.entries(axes)
         choices = [[*(e for e in entries if self.cut(extent, e)), ()] for extent in shape]
         for layout in itertools.product(*choices):
@@ -83,8 +84,8 @@ class _Cuts:
         return [e for e in dict.fromkeys([*single, *given]) if e and axes.issuperset(e)]
 
     def cut(self, extent: Expr, entry: LayoutEntry) -> bool:
-        """A dim of an argument is cut over these axes into parts of this extent; or would be, where
-        the extent differs between ranks: that is no coincidence."""
+        """Return whether a dim of an argument is cut over these axes into parts of this extent; or
+        would be, where the extent differs between ranks: that is no coincidence."""
         uneven = bool(_coords(extent))
         return any(self.is_part(extent, n, entry) for wide, layout in self.arguments
                    for n, its in zip(wide, layout)
@@ -194,7 +195,7 @@ class _Refused:
         return tuple(entries)
 
     def written(self, layout: Layout) -> str:
-        """out_layouts=, with this layout for result k, and a place for each other."""
+        """Return out_layouts=, with this layout for result k, and a place for each other."""
         layouts = [found[0] if found else self.suggested(v, self.known.varies(v))
                    for v, found in zip(self.known.body.results, self.fitting)]
         layouts[self.k] = layout
@@ -202,7 +203,7 @@ class _Refused:
 
 
 def _written(returned: Any, layouts: Sequence[Layout]) -> str:
-    """out_layouts=, with a place for each result."""
+    """Return out_layouts=, with a place for each result."""
     if isinstance(returned, dict) and len(returned) == len(layouts):
         items = ", ".join(f"{k!r}: {layout_text(x)}" for k, x in zip(returned, layouts))
         return f"out_layouts={{{items}}}"

@@ -116,7 +116,7 @@ def _again(context: Context, region: Region, a: Array, b: Array) -> Array:
 
 
 def _in_blocks(context: Context, axes: Axes, x: Array, each: Region, prefix: bool) -> Array:
-    """Combine in blocks: member k gets block k of everybody's x, combines, and gives back what
+    """Combine x in blocks: member k gets block k of everybody's x, combines, and gives back what
     others want of it."""
     size = number(context.mesh.size(axes))
     rows = all_to_all(x.reshape((1, -1)), axes, 1, 0, tiled=True)

@@ -36,7 +36,7 @@ from codegen.user.signatures import check_call
 
 
 def coords_of(e: Expr) -> set[Sym]:
-    """Positions on mesh axes that an extent depends on."""
+    """Return positions on mesh axes that an extent depends on."""
     return {s for s in e.symbols() if s.kind == "coord"}
 
 
@@ -79,7 +79,7 @@ class _Arguments:
 
 
 def shard_of_constant(context: Context, data: np.ndarray[Any, Any], layout: Layout) -> Array:
-    """This rank's shard of a constant, as a new local array."""
+    """Return this rank's shard of a constant, as a new local array."""
     shape = tuple(expr.const(n) for n in data.shape)
     mesh = context.mesh
     value = as_value(context, data)
@@ -331,7 +331,7 @@ def replicated_constant(context: Context, data: np.ndarray[Any, Any]) -> Array:
 
 @contextmanager
 def rank_view(context: Context) -> Iterator[None]:
-    """While it is open, arrays are local."""
+    """Let arrays be local while it is open."""
     context.rank_view += 1
     try:
         yield

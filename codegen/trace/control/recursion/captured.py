@@ -45,7 +45,8 @@ _WAYS = 500  # through a function, of which one should return without a call of 
 
 
 class _Again(BaseException):
-    """A call shows that a type is wider: what was captured with the other one is dropped."""
+    """Raised where a call shows that a type is wider: what was captured with the other one is
+    dropped."""
 
 
 class _NothingKnown(BaseException):
@@ -53,7 +54,8 @@ class _NothingKnown(BaseException):
 
 
 class _Member(BaseException):
-    """A function calls one whose recursion is open outside: both are of that recursion."""
+    """Raised where a function calls one whose recursion is open outside: both are of that
+    recursion."""
 
     def __init__(self, recursion: Recursion, members: list[Any]) -> None:
         super().__init__()
@@ -98,7 +100,8 @@ class Member:
 
 
 def called(context: Context, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The results of a call: a placeholder inside the function, else those of a whole recursion."""
+    """Return the results of a call: a placeholder inside the function, else those of a whole
+    recursion."""
     arguments = bound(function.function, args, kwargs)
     open_now: tuple[Recursion, ...] = context.recursions
     for k, recursion in enumerate(open_now):
@@ -305,7 +308,7 @@ class Recursion:
     # ---- calls ----------------------------------------------------------------------------------
 
     def call(self, function: Any, arguments: inspect.BoundArguments) -> Any:
-        """The results of a call inside a body, as values of the op that stands for it."""
+        """Return the results of a call inside a body, as values of the op that stands for it."""
         context, member = self.context, self.members[function]
         self._refuse_where_it_stands(function)
         if member.take(arguments.arguments, self.serial):
@@ -379,7 +382,7 @@ def _openings(context: Context) -> tuple[int, ...]:
 
 @contextmanager
 def _as_before(context: Context) -> Iterator[None]:
-    """Afterwards the same blocks, loops and logs are open, whatever was interrupted in between."""
+    """Leave the same blocks, loops and logs open as before, whatever was interrupted in between."""
     lists = ("blocks", "bodies", "write_logs", "loops", "left_early", "captured")
     before = {name: list(getattr(context, name)) for name in lists}
     numbers = {name: getattr(context, name) for name in ("recordings", "members", "rank_view",

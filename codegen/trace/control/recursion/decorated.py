@@ -38,7 +38,8 @@ _open = _Open()
 
 
 class _TailCall(BaseException):
-    """A function returns what it calls itself for: its frame is left before that call begins."""
+    """Raised where a function returns what it calls itself for: its frame is left before that call
+    begins."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
@@ -118,7 +119,8 @@ class Recursive:
 
 
 def _unguarded(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """The nodes that stand in no try and no with, which have something to do after a return."""
+    """Return an iterator over the nodes that stand in no try and no with, which have something to
+    do after a return."""
     held = {id(inner) for node in own_nodes(body) if isinstance(node, (ast.Try, ast.With))
             for inner in own_nodes([node])}
     return (node for node in own_nodes(body) if id(node) not in held)

@@ -356,7 +356,7 @@ class _Machine:
     def _push(
         self, g: FunctionCode, after: BasicBlock, values: Sequence[Value], state: dict[Key, Value]
     ) -> None:
-        """A row for a call, with the block that its results come to."""
+        """Push a row for a call, with the block that its results come to."""
         emit, depth = self.context.emit_one, g.member.function.depth
         top = emit(Map("add"), state["top", g], self._number(1))
         fits = emit(Map("lt"), top, self._number(depth))
@@ -365,7 +365,8 @@ class _Machine:
         self._write(state, g, ("back", g), self._number(self.numbers[id(after)]))
 
     def _shown(self, g: FunctionCode, values: Sequence[Value]) -> list[tuple[str, Any]]:
-        """The arguments of a call by name: numbers as they are in the run, arrays as their type."""
+        """Return the arguments of a call by name: numbers as they are in the run, arrays as their
+        type."""
         taken = g.member.arguments
         shown, given = [], iter(values)
         for path, leaf in zip(taken.tree.paths(), taken.leaves):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,12 @@ from spmd.launch.job import Job
 from spmd.launch.setup import EVERY_RANK
 
 MOST_GATHERED = 1 << 30  # bytes of one process that are gathered: MPI counts them in an int
+MOST_SENT = 1 << 26  # bytes of a part that are sent at once
+
+Part = tuple[tuple[int, ...], np.ndarray]  # where it begins in its array, its elements
 
 
-def hosted_parts(job: Job, array: int) -> list[tuple[tuple[int, ...], np.ndarray]]:
+def hosted_parts(job: Job, array: int) -> list[Part]:
     """Return where the hosted ranks' parts of an input or output begin, and views of their
     elements."""
     row = job.array(array)
@@ -45,26 +49,70 @@ def collect(job: Job, rooms: Mapping[int, tuple[str, int]], what: str) -> dict[i
     without one ("") to the first process, where these arrays come out. Every process must come.
     what: they are, in messages.
     """
-    def fill() -> None:
-        for array, (path, start) in rooms.items():
-            if path:
-                store(job, array, path, start, what)
+    processes = job.processes
+    files = {array: room for array, room in rooms.items() if room[0]}
+    # The first process has made the files; other hosts may not see them.
+    seen = processes.meet(lambda: [os.path.exists(path) for path, _ in files.values()])
 
-    job.processes.together(fill)
+    def fill() -> None:
+        for (array, (path, start)), here in zip(files.items(), seen[processes.number], strict=True):
+            if here:
+                store(job, array, path, start, what, hosted_parts(job, array))
+
+    processes.together(fill)
+    if not all(map(all, seen)):
+        processes.together(lambda: _bring(job, files, seen, what))
     found = {}
-    for array, (path, _) in rooms.items():
+    for array in (array for array in rooms if array not in files):
         row = job.array(array)
         shape, dtype = job.setup.shape(row), numpy_dtype(row["dtype"])
-        if path or math.prod(shape) * dtype.itemsize > MOST_GATHERED:
+        if math.prod(shape) * dtype.itemsize > MOST_GATHERED:
             continue
-        whole = gather(job.processes.comm, hosted_parts(job, array), shape, dtype)
+        whole = gather(processes.comm, hosted_parts(job, array), shape, dtype)
         if whole is not None:
             found[array] = whole
     return found
 
 
-def store(job: Job, array: int, path: str, start: int, what: str) -> None:
-    """Writes the hosted ranks' parts of an array into a file whose elements begin at start.
+def _bring(job: Job, files: Mapping[int, tuple[str, int]], seen: list[list[bool]],
+           what: str) -> None:
+    """Sends parts from processes that do not see a file to the first one, which writes them. It
+    takes all that is sent before it raises OutputError: nobody waits for it."""
+    comm, failure = job.processes.comm, None
+    for k, (array, (path, start)) in enumerate(files.items()):
+        for sender in (s for s, theirs in enumerate(seen) if not theirs[k]):
+            if job.processes.number == sender:
+                for piece in _pieces(hosted_parts(job, array)):
+                    comm.send(piece, dest=0)
+                comm.send(None, dest=0)
+            elif job.processes.number == 0:
+                parts = iter(partial(comm.recv, source=sender), None)
+                try:
+                    store(job, array, path, start, what, parts)
+                except OutputError as error:
+                    failure = failure or error
+                for _ in parts:  # of a file that takes no more
+                    pass
+    if failure is not None:
+        raise failure
+
+
+def _pieces(parts: Iterable[Part]) -> Iterator[Part]:
+    """Yields parts of an array in pieces that MPI can send: where each begins, its elements."""
+    for offsets, part in parts:
+        if part.nbytes <= MOST_SENT:
+            yield offsets, part
+        elif len(part) == 1:
+            for inner, piece in _pieces([(offsets[1:], part[0])]):
+                yield (offsets[0], *inner), piece[None]
+        else:
+            half = len(part) // 2
+            yield from _pieces([(offsets, part[:half]),
+                                ((offsets[0] + half, *offsets[1:]), part[half:])])
+
+
+def store(job: Job, array: int, path: str, start: int, what: str, parts: Iterable[Part]) -> None:
+    """Writes parts of an array into a file whose elements begin at start.
 
     Byte by byte, where hosts share a file but not its pages in memory. Raises OutputError.
     """
@@ -73,7 +121,7 @@ def store(job: Job, array: int, path: str, start: int, what: str) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            for offsets, part in hosted_parts(job, array):
+            for offsets, part in parts:
                 _store_part(fd, start, shape, offsets, part)
             os.fsync(fd)
         finally:
@@ -81,8 +129,8 @@ def store(job: Job, array: int, path: str, start: int, what: str) -> None:
     except OSError as error:
         raise OutputError(
             f"{what} {row['name']}: cannot write {path}: {error.strerror}",
-            expected="a directory that all hosts see", found=f"host {os.uname().nodename}",
-            remedy="a path in a shared directory",
+            expected="a directory that may be written to",
+            found=f"host {os.uname().nodename}", remedy="a path in another directory",
         ) from None
 
 
@@ -107,7 +155,7 @@ def _store_part(
 
 
 def gather(
-    comm: Any, parts: list[tuple[tuple[int, ...], np.ndarray]], shape: tuple[int, ...],
+    comm: Any, parts: list[Part], shape: tuple[int, ...],
     dtype: np.dtype, root: int = 0,
 ) -> np.ndarray | None:
     """Return the global array in process `root`, None in the others. Every process must come."""

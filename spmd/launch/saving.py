@@ -66,6 +66,7 @@ class Saving:
         frames = self.processes.together(lambda: self._prepare(job, resumed))
         nonce = self.processes.from_first(lambda: self._open(frames))
         self.processes.together(lambda: self._join(nonce, frames))
+        self.processes.from_first(self._see_others)
         job.look_frames = self.look
 
     def _prepare(self, job: Job, resumed: dict[str, Any] | None) -> dict[str, int]:
@@ -114,6 +115,15 @@ class Saving:
                 except OSError as error:
                     raise series.files.failed(error.strerror) from None
                 self._tell(series)
+
+    def _see_others(self) -> None:
+        """Raise OutputError where what other processes write is not seen here."""
+        end = time.monotonic() + SEE_SECONDS
+        for series in self.series:
+            while any(self._told(series, k) is None for k in range(1, self.processes.count)):
+                if time.monotonic() > end:
+                    raise _unseen(series, series.whole)
+                time.sleep(0.001)
 
     def begin_stream(self, take: Callable[[int, Any], None]) -> set[tuple[int, int]]:
         """Give `take` every part that this run writes, as the number of its save and a spmd_frame.
@@ -177,13 +187,18 @@ class Saving:
         for process in range(self.processes.count):
             if process == self.processes.number:
                 continue
-            try:
-                with open(series.files.done_path(process), "rb") as file:
-                    text = file.read(8)
-            except OSError:
-                text = b""
-            least = min(least, unpack("<q", text)[0] if len(text) == 8 else 0)
+            least = min(least, self._told(series, process) or 0)
         return least
+
+    def _told(self, series: _Series, process: int) -> int | None:
+        """Return how many frames a process says that it has written its parts of; None where that
+        is not seen."""
+        try:
+            with open(series.files.done_path(process), "rb") as file:
+                text = file.read(8)
+        except OSError:
+            return None
+        return int(unpack("<q", text)[0]) if len(text) == 8 else None
 
     def _all(self, series: _Series) -> int:
         """Return how many frames the first rank of this process has made."""
@@ -237,10 +252,7 @@ class Saving:
                 self._name_whole(series)
                 time.sleep(0.001)
             if series.whole < frames:
-                raise OutputError(
-                    f"save {series.files.name}, frame {series.whole}: parts of other processes are "
-                    f"missing in {series.files.folder}", expected="a folder that all hosts share",
-                    remedy=f"-o '{series.files.name}=…' on a shared file system")
+                raise _unseen(series, series.whole)
 
     def said(self) -> list[str]:
         """Return a line for each series that says how many frames it has, and where."""
@@ -263,3 +275,12 @@ class Saving:
                 with suppress(OSError):
                     os.unlink(series.files.done_path(process))
         self.series, self._take = [], None
+
+
+def _unseen(series: _Series, frame: int) -> OutputError:
+    """Return the error of a frame of which parts that others have written are not seen here."""
+    files = series.files
+    return OutputError(
+        f"save {files.name}, frame {frame}: parts of other processes are missing in "
+        f"{files.folder}", expected="a folder that all hosts share",
+        remedy=f"-o '{files.name}=…' on a shared file system")

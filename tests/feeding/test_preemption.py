@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,10 +16,11 @@ from tests.conftest import until
 from tests.feeding.test_job_places import agent, job
 from tests.feeding.test_jobs import PROGRAM, Submitting
 from tests.feeding.test_jobs import room as room
+from tests.feeding.test_jobs_on_agents import Spread
 
 
 def runs(name, ranks, priority=0.0, agent="a", keeps=True, began=0.0):
-    return RunningRow(name, agent, ranks, priority, keeps, began)
+    return RunningRow(name, ((agent, ranks),), priority, keeps, began)
 
 
 def test_as_few_ranks_as_possible_end():
@@ -39,6 +42,20 @@ def test_nobody_ends_in_vain():
     assert jobs_that_yield(two, [runs("x", 4)], [agent("a", 4, 0)], ()) == {"x": "p/9"}
 
 
+def test_jobs_on_several_agents_give_and_take():
+    full = [agent("a", 4, 0), agent("b", 4, 0), agent("c", 1, 1)]
+    both = RunningRow("both", (("a", 2), ("b", 2)), 0.0, True)
+    rest = [runs("x", 2), runs("y", 2, 1.0, agent="b")]
+    assert jobs_that_yield([job(9, 7, priority=5)], [both, *rest], full, ()) == dict.fromkeys(
+        ("both", "x", "y"), "p/9"), "c is none of those that it waits for"
+    assert jobs_that_yield([job(9, 5, priority=5)], [both, *rest], full, ()) == dict.fromkeys(
+        ("both", "x"), "p/9")
+    assert jobs_that_yield([job(9, 5, priority=5)], [both], full, ()) == {}
+    assert jobs_that_yield([job(9, 5, priority=5, has_frames=True)], [both, *rest], full, ()) == {}
+    one = [job(9, 2, priority=5), job(8, 2, priority=4)]
+    assert jobs_that_yield(one, [both], full, ()) == {"both": "p/9"}, "b has room for the other"
+
+
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.booleans()), max_size=6),
        st.lists(st.tuples(st.integers(1, 8), st.integers(0, 3)), max_size=4), st.integers(0, 4))
 def test_who_takes_slots_has_all_of_them(there, wanted, free):
@@ -55,9 +72,10 @@ def test_who_takes_slots_has_all_of_them(there, wanted, free):
 
 
 def test_what_keeps_checkpoints():
-    assert keeps_checkpoints(["--checkpoint", "kept", "--resume=kept", "--every", "3"])
-    for words in ([], ["--checkpoint", "kept"], ["--resume", "kept"], ["--checkpoint"],
-                  ["--checkpoint", "kept", "--resume", "old"]):
+    assert keeps_checkpoints(["--checkpoint", "/kept", "--resume=/kept", "--every", "3"])
+    for words in ([], ["--checkpoint", "/kept"], ["--resume", "/kept"], ["--checkpoint"],
+                  ["--checkpoint", "/kept", "--resume", "/old"],
+                  ["--checkpoint", "goes-with-its-ranks", "--resume", "goes-with-its-ranks"]):
         assert not keeps_checkpoints(words)
     assert word_behind(["-x", "--resume"], "--resume") == ""
 
@@ -104,5 +122,30 @@ def test_a_higher_job_takes_the_slots_of_a_lower_one(tmp_path, image, keeps):
         assert (row["status"], row["attempt"]) == (0, 2 if keeps else 1), row
         assert (b"batch 1\n" in bytes(said)) is not keeps
         assert served.counted_once("low") and served.counted_once("high")
+    finally:
+        served.close()
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_a_job_on_two_agents_gives_its_slots_to_another_on_both(tmp_path, image):
+    served, kept = Spread(tmp_path, image), tmp_path / "kept"
+    try:
+        low = served.started_job(
+            "low", "--options", f"--checkpoint {kept} --resume {kept} --every 2", ranks=4,
+            seconds=0.02)
+        assert served.feed(*served.words("high", "--detach", "--priority", 5, ranks=4)) == 0
+        with served.client() as client:
+            high = client.status()["jobs"][-1]["name"]
+            until(lambda: client.job(low["name"])["state"] == "pending")
+            row = client.fetch(high)
+            assert row["status"] == 0 and " (ranks 2-3)" in row["host"], (row["why"], row["said"])
+            row = client.fetch(low["name"])
+            said = client.ask("get", job=row["job"], attempt=row["attempt"], file="stdout",
+                              offset=0).frames[0]
+        assert (row["status"], row["attempt"]) == (0, 2) and " (ranks 2-3)" in row["host"], row
+        assert b"batch 1\n" not in bytes(said)
+        assert served.counted_once("low") and served.counted_once("high")
+        until(lambda: os.listdir(served.jobs) == [])
     finally:
         served.close()

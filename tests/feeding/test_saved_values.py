@@ -122,6 +122,35 @@ def test_a_job_ends_well_once_a_value_is_so(served, capfd, launch):
     until(lambda: os.listdir(served.jobs) == [])
 
 
+@pytest.mark.mpi
+def test_a_job_on_two_agents_ends_once_a_value_is_so(served, capfd):
+    """Its frames lie beside its checkpoints, where all agents see them; without such a folder it
+    waits for one agent that has room."""
+    other, kept = served.offers(4), served.folder / "wide"
+    frames = served.folder / "of_both/{}.npy"
+    words = served.words("wide", "--until", "loss < 0.1", "-o", f"counts={frames}", ranks=8,
+                         seconds=0.001)
+    try:
+        assert served.feed(*words, "--detach") == 0
+        with served.client() as client:
+            name = last_job(served)["name"]
+            until(lambda: "it needs 8 ranks on one agent, where its frames lie, and agents offer "
+                  in client.job(name)["why"])
+            client.cancel_job(name)
+        assert served.feed(*words, "--options",
+                           f"--checkpoint {kept} --resume {kept} --every 5") == 0
+        row = last_job(served)
+        assert " (ranks 4-7) with 8 ranks" in capfd.readouterr().err
+        assert row["why"] == "loss < 0.1: it was 0.0909091 in frame 10"
+        served.check("wide", row)
+        assert sorted(os.listdir(frames.parent)) == sorted(
+            f"{k}.npy" for k in range(-(-row["batches"] // 10)))
+        until(lambda: os.listdir(served.jobs) == [])
+    finally:
+        other.terminate()
+        other.wait()
+
+
 def test_a_value_that_is_never_so_leaves_the_end_to_the_program(served):
     assert served.feed(*served.words("once", "--until", "loss<=-1e9")) == 0
     row = last_job(served)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -144,6 +145,25 @@ def test_a_state_without_jobs_is_read_and_no_number_comes_twice(tmp_path: Path) 
     store.drop_job("2")
     store.put_job(three := StoredJob("3", "p", {}))
     assert three.number == 3
+
+
+def test_a_job_that_was_kept_with_one_agent_is_read(tmp_path: Path) -> None:
+    store = StateFile(path := str(tmp_path / "s"))
+    store.put_job(one := StoredJob("1", "p", {}, places=[["a", "nodea", 2], ["b", "nodeb", 3]]))
+    assert (one.ranks, one.where) == (5, "nodea (ranks 0-1), nodeb (ranks 2-4)")
+    assert (one.part_of("b"), one.part_of("c")) == (1, None)
+    store.close()
+    db = sqlite3.connect(path)
+    value = json.loads(db.execute("SELECT value FROM jobs").fetchone()[0])
+    del value["places"]
+    for number, (agent, host, ranks) in enumerate([("a", "nodea", 2), ("", "", 0)]):
+        db.execute("INSERT OR REPLACE INTO jobs VALUES (?,?,?)", (number + 1, f"{number + 1}", (
+            json.dumps({**value, "agent": agent, "host": host, "ranks": ranks}))))
+    db.execute("PRAGMA user_version=4")
+    db.commit()
+    db.close()
+    jobs = StateFile(path).jobs()
+    assert [(job.places, job.where) for job in jobs] == [([["a", "nodea", 2]], "nodea"), ([], "")]
 
 
 def test_a_second_scheduler_is_refused(tmp_path: Path) -> None:

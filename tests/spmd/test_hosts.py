@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from spmd import output_parts
 from tests.conftest import EXAMPLES, ROOT, Launch, run
 from tests.faults.test_lost import LIMIT, TURNS, said_once_in_time, wait_for_text
 from tests.spmd.network import ADDRESSES, Network
@@ -111,6 +112,18 @@ def test_inside_an_mpi4py_program(built, mpirun, tmp_path, transport, hosts):
     assert done.out.count("right") == 1 and done.err == ""  # launchers mix lines of ranks
 
 
+def test_parts_travel_in_pieces_that_have_room(monkeypatch):
+    monkeypatch.setattr(output_parts, "MOST_SENT", 64)
+    part = np.arange(3 * 5 * 7.0).reshape(3, 5, 7)
+    whole = np.full((4, 9, 7), -1.0)
+    for (i, j, k), piece in output_parts._pieces([((1, 4, 0), part), ((0, 0, 0), part[:0])]):
+        assert piece.nbytes <= 64
+        a, b, c = piece.shape
+        assert (whole[i : i + a, j : j + b, k : k + c] == -1).all()
+        whole[i : i + a, j : j + b, k : k + c] = piece
+    assert np.array_equal(whole[1:, 4:], part) and (whole == -1).sum() == 4 * 9 * 7 - part.size
+
+
 @pytest.fixture
 def network(tmp_path):
     try:
@@ -149,6 +162,36 @@ def test_two_hosts_with_addresses_of_their_own(built, spmd_command, network, tmp
     assert "spmd:" not in done.err, done.err
     refused = run(across(network, tmp_path, image, "--transport", "shm"), env=ENVIRONMENT)
     assert "found:    hosta, hostb" in refused.err, refused.err
+
+
+SAVES = """
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("x",))
+def saves(n: int = 8):
+    x = spmd.zeros(n, np.float32, layout=("x",))
+    for _ in spmd.range(3):
+        x = x + 1
+        spmd.save("x", x)
+        print("a turn")
+    return x
+"""
+
+
+@pytest.mark.mpi
+def test_frames_in_a_folder_of_one_host_are_refused_before_the_first(built, network, tmp_path):
+    """Ranks would wait for them to be whole, for ever where the program has no end."""
+    image, folder = built(SAVES), tmp_path / "apart"
+    folder.mkdir()
+    for host in ADDRESSES:
+        network.inside(host, "mount", "-t", "tmpfs", "none", str(folder))
+    done = run(across(network, tmp_path, image, "-o", f"x={folder}/{{}}.npy"), env=ENVIRONMENT)
+    assert done.code == 74 and "a turn" not in done.out, done.text
+    assert f"parts of other processes are missing in {folder}" in done.err
+    assert "a folder that all hosts share" in done.err
+    run(across(network, tmp_path, image, "-o", f"x={tmp_path}/{{}}.npy"), env=ENVIRONMENT).expect(0)
+    assert (np.load(tmp_path / "2.npy") == 3).all()
 
 
 @pytest.mark.mpi

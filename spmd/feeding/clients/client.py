@@ -203,12 +203,12 @@ class Client:
         options: Sequence[str] = (), launch: str = "", device: str = "", restarts: int = 0,
         feed: str = "", until: str = "",
     ) -> dict[str, Any]:
-        """Start ranks that take a pipeline which is submitted: a job, queued for slots of an agent.
+        """Start ranks that take a pipeline which is submitted: a job, queued for slots of agents.
 
         - image: a file here. ranks: how many, or (least, most); None: as the pipeline says.
         - inputs, outputs: files here, by name. options: further words of `spmd run`.
         - launch: the command that starts so many processes, as "mpirun -n {ranks}"; "": as the
-          agent does, else one process with all ranks.
+          agent does, else one process with all ranks, or mpirun where they are on several agents.
         - device: the kind that it prefers, "": as the pipeline says. restarts: how often it may
           begin again when it is lost.
         - feed: the feed that takes the pipeline, where the image has several.

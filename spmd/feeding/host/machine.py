@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import resource
 import socket
+import struct
 import time
+from contextlib import suppress
 
 from codegen.errors import UsageError
 
+SIOCGIFADDR = 0x8915  # of Linux: the address of an interface
 PORTS = "SPMD_FEED_PORTS"  # at which workers listen, and the scheduler of one command
 
 
@@ -37,6 +41,21 @@ def own_address(connect: str) -> str:
                          expected="tcp://HOST:PORT") from None
     found = found.removeprefix("::ffff:")
     return f"[{found}]" if ":" in found else found
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface that has an IPv4 address; "" for one of this machine alone, or
+    where none has it."""
+    if address.startswith("127."):
+        return ""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has none
+                asked = struct.pack("256s", name.encode())
+                found = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, asked)[20:24]
+                if socket.inet_ntoa(found) == address:
+                    return name
+    return ""
 
 
 def ports_of(given: str, processes: int, mine: str) -> str:

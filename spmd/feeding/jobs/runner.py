@@ -7,6 +7,7 @@ Always holds: ranks end with it, and it ends with its agent; a scheduler that is
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -20,9 +21,10 @@ from urllib.parse import quote
 from codegen.errors import OutputError, PeerError, shown
 from spmd.feeding.clients.client import Client
 from spmd.feeding.host.children import Channel, Child, end_marked, ended_by, of_parent
+from spmd.feeding.jobs import spread
 from spmd.feeding.jobs.saved_values import SavedValues
 from spmd.feeding.messages.end_conditions import condition
-from spmd.feeding.messages.job_words import word_behind
+from spmd.feeding.messages.job_words import checkpoint_folder, word_behind
 from spmd.feeding.messages.keys import KEYS, Keys
 from spmd.feeding.messages.scheduler_answers import Refused
 from spmd.files import ZARR, is_series
@@ -35,6 +37,7 @@ ASK_S = 2.0  # for an answer of the scheduler, before it is asked again
 LOOK_S = 0.1
 AGAIN_S = 0.5  # before it is asked again that cannot keep what it was sent
 END_S = 3.0  # for a launcher to end its ranks
+NAMED_S = 2.0  # for other agents to say how their daemons have ended
 PART_BYTES = 1 << 20
 FULL = 74  # exit code of a disk without room: that may change
 OUTPUTS = "stdout", "stderr"
@@ -56,22 +59,22 @@ class Yielded(Exception):
 
 
 class Runner:
-    """said: the fields of start_job, and of its agent: connect, keys, folder, launch, host, and
-    runs_on, the kind of device."""
+    """said: the fields of start_job, and of its agent: connect, keys, folder, launch, and runs_on,
+    the kind of device."""
+
+    prints = OUTPUTS  # files for standard output and standard error of what it starts
 
     def __init__(self, channel: Channel, said: dict[str, Any]) -> None:
         self.channel, self.said, self.folder = channel, said, said["folder"]
         self.of = {"job": said["job"], "attempt": said["attempt"]}
+        self.host = said["places"][said["part"]][0]
         self.keys = Keys.of_plain(said["keys"])
         self.client = Client(said["connect"], self.keys, ASK_S)
         self.child: Child | None = None
-        self.sent = dict.fromkeys(OUTPUTS, 0)
+        self.sent = dict.fromkeys(self.prints, 0)
         self.work = os.path.join(self.folder, WORK)
         self.series = series_of(said)
         self.values: SavedValues | None = None
-        if said["until"]:
-            one = condition(said["until"])
-            self.values = SavedValues(os.path.join(self.work, self.series[one.name]), one)
         self.before: str | None = None  # the newest checkpoint when it was told to yield
         self.asked_s = 0.0  # when the scheduler was asked last to end the feed
 
@@ -79,15 +82,7 @@ class Runner:
         """Until the scheduler knows how the job ended, or it must end."""
         try:
             self.prepare()
-            self.start()
-            try:
-                status = self.watch()
-            except Yielded:
-                self.end_ranks()
-                self.ask("job_ended", **self.of, status=None, why="", files={}, yields=True)
-                return
-            self.send_prints()
-            self.tell_end(status)
+            self.carry_out()
         except Over as over:
             self.end_ranks()
             if over.why:
@@ -97,6 +92,24 @@ class Runner:
             self.end_ranks()
             self.client.close()
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def carry_out(self) -> None:
+        """Starts the ranks, and tells how they have ended."""
+        if self.said["until"]:
+            one = condition(self.said["until"])
+            self.values = SavedValues(os.path.join(self.work, self.series[one.name]), one)
+        words, environment = command_of(self.said, self.series), {}
+        if len(self.said["places"]) > 1:
+            environment = spread.prepare(self.folder, self.said["places"], self.said["connect"],
+                                         self.of["job"], str(self.of["attempt"]))
+        self.start(words, environment)
+        try:
+            status = self.watch()
+        except Yielded:
+            self.end_ranks()
+            self.ask("job_ended", **self.of, status=None, why="", files={}, yields=True)
+            return
+        self.tell_end(status)
 
     # ---- the scheduler
 
@@ -116,7 +129,7 @@ class Runner:
 
     def look_at_agent(self) -> None:
         if (said := self.channel.said()) is None:
-            raise Over(f"its agent on {self.said['host']} was killed, or has ended")
+            raise Over(f"its agent on {self.host} was killed, or has ended")
         if any("yields" not in one for one in said):
             raise Over  # it is told to end
         if said and self.before is None:
@@ -138,6 +151,10 @@ class Runner:
                     opened.write(frame)
                 if opened.tell() >= answer["value"]["size"]:
                     return
+
+    def read(self, file: str) -> bytes:
+        """Return a short file of this attempt; nothing where it is not there."""
+        return b"".join(map(bytes, self.ask("get", **self.of, file=file, offset=0).frames))
 
     def put(self, file: str, path: str, begin: int = 0) -> int:
         """Sends a file from `begin` on; returns how long it is."""
@@ -165,20 +182,21 @@ class Runner:
             with os.fdopen(fd, "w") as secret:
                 secret.write(value + "\n")
 
-    def start(self) -> None:
+    def start(self, command: list[str], environment: dict[str, str]) -> None:
         files = [os.open(os.path.join(self.folder, name),
-                         os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) for name in OUTPUTS]
+                         os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) for name in self.prints]
         self.child = Child(LAUNCHED, tuple(files))
         for fd in files:
             os.close(fd)
+        alone = len(self.said["places"]) == 1
         self.child.channel.send(
-            command=command_of(self.said, self.series), folder=self.work,
+            command=command, folder=self.work if alone else spread.EVERYWHERE,
             environment={KEYS: os.path.join(self.folder, "keys"), "PYTHONUNBUFFERED": "1",
-                         "SPMD_RUN": self.said["name"],
-                         "SPMD_FEED_DEVICE": self.said["runs_on"]})
+                         "SPMD_RUN": self.said["name"], "SPMD_FEED_DEVICE": self.said["runs_on"],
+                         spread.FOLDER: self.work, spread.PYTHON: sys.executable, **environment})
 
     def watch(self) -> int:
-        """Return the exit status as a shell says it, once the launcher has ended."""
+        """Return the exit status as Popen says it, once what was started has ended."""
         assert self.child is not None
         while (status := self.child.has_ended()) is None:
             self.child.channel.flush()
@@ -188,6 +206,7 @@ class Runner:
             if self.before is not None and self.newest_checkpoint() > self.before:
                 raise Yielded
             time.sleep(LOOK_S)
+        self.send_prints()
         return status
 
     def look_at_values(self) -> None:
@@ -198,9 +217,9 @@ class Runner:
             self.asked_s = time.monotonic()
 
     def send_prints(self) -> None:
-        for name in OUTPUTS:
-            if os.stat(os.path.join(self.folder, name)).st_size > self.sent[name]:
-                self.sent[name] = self.put(name, name, self.sent[name])
+        for name, sent in self.sent.items():
+            if os.stat(os.path.join(self.folder, name)).st_size > sent:
+                self.sent[name] = self.put(name, name, sent)
 
     def tell_end(self, status: int) -> None:
         """Sends the outputs of a run that ended well; then, how it ended."""
@@ -215,11 +234,27 @@ class Runner:
                 files[file] = self.put(file, path)
         if status:
             why = f"{os.path.basename(command_of(self.said, self.series)[0])} {ended_by(status)}"
+            why += "".join(f"; {text}" for text in self.killed_daemons())
         elif self.values:
             self.values.look()
             why = str(self.values)
         self.ask("job_ended", **self.of, status=status if status >= 0 else 128 - status,
                  why=shown(why), files=files)
+
+    def killed_daemons(self) -> list[str]:
+        """Return what was killed on other agents: their runners say it when a launcher ends."""
+        hosts = [host for host, _ in self.said["places"]]
+        waited = {k for k in range(1, len(hosts)) if self.read(f"start.{k}")}
+        found: list[str] = []
+        last = time.monotonic() + NAMED_S
+        while waited and time.monotonic() < last:
+            for k in sorted(waited):
+                if end := self.read(f"end.{k}"):
+                    waited.remove(k)
+                    how = json.loads(end)
+                    found += [f"its daemon on {hosts[k]} {how['text']}"] * how["killed"]
+            time.sleep(LOOK_S)
+        return found
 
     def end_ranks(self) -> None:
         if self.child is None:
@@ -238,8 +273,8 @@ class Runner:
 def series_of(said: dict[str, Any]) -> dict[str, str]:
     """Return where the ranks of a job save frames, by the names of saves: below the folder where
     they run; those of a job that keeps checkpoints beside these, so that it finds them there when
-    it goes on."""
-    kept = word_behind(said["words"], "--checkpoint") or word_behind(said["words"], "--resume")
+    it goes on, and all of its agents see them."""
+    kept = checkpoint_folder(said["words"])
     folder = f"{kept.rstrip('/')}.{FRAMES}" if kept else FRAMES
     names = {one["name"]: one["file"] for one in said["outputs"] if is_series(one["file"])}
     if said["until"]:
@@ -251,9 +286,12 @@ def series_of(said: dict[str, Any]) -> dict[str, str]:
 def command_of(said: dict[str, Any], series: dict[str, str]) -> list[str]:
     """The launcher's words, and those of `spmd run` with the files of the job. series: where frames
     go, by the names of saves."""
-    launch = said["launch"].replace("{ranks}", str(said["ranks"]))
+    alone = len(said["places"]) == 1
+    launch = shlex.split(said["launch"]) or ([] if alone else spread.launcher())
+    launch = [word.replace("{ranks}", str(said["ranks"])) for word in launch]
     feed = f"{said['pipeline']}@{said['connect']}"
-    words = [*shlex.split(launch), sys.executable, "-m", "spmd", "run", said["image"],
+    start = [sys.executable, "-m", "spmd"] if alone else spread.RANK
+    words = [*launch, *start, "run", said["image"],
              "--ranks", str(said["ranks"]),
              "--feed", f"{said['feed']}={feed}" if said["feed"] else feed]
     for name, path in series.items():
@@ -268,10 +306,10 @@ def command_of(said: dict[str, Any], series: dict[str, str]) -> list[str]:
     return words + said["words"]
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str], kind: type[Runner] = Runner) -> None:
     channel, _ = of_parent(arguments)
     if channel.wait_for(FIRST_S) and (said := channel.said()):
-        Runner(channel, said[0]).run()
+        kind(channel, said[0]).run()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ NAME = re.compile(r"[A-Za-z0-9_.@:+-]{1,128}")
 ADDRESS = re.compile(r"(tcp|ipc|inproc)://[\x21-\x7e]{1,256}")
 BITS = re.compile(r"(?:[0-9a-f]{2}){1,262144}")
 JOB = re.compile(r"[A-Za-z0-9_.@:+-]{1,128}/\d{1,18}")
-JOB_FILE = re.compile(r"image|stdout|stderr|(?:in|out)\.\d{1,3}")
+JOB_FILE = re.compile(r"image|stdout|stderr|(?:in|out|start|said|end)\.\d{1,3}")
 FILE_NAME = re.compile(r"(?!\.\.?$)[^-/\0\n][^/\0\n]{0,254}")
 KEY = re.compile(r"[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}|")  # Z85, or none
 LARGEST = 2**62
@@ -56,7 +56,7 @@ address = pattern(ADDRESS, "an address such as tcp://host:5555")
 bits = pattern(BITS, "pairs of hexadecimal digits, 262144 at most")
 key = pattern(KEY, "a key of 40 characters")
 job_name = pattern(JOB, "the name of a job, as images/3")
-job_file = pattern(JOB_FILE, "image, stdout, stderr, in.N or out.N")
+job_file = pattern(JOB_FILE, "image, stdout, stderr, in.N, out.N, start.N, said.N or end.N")
 file_name = pattern(FILE_NAME, "the name of a file, without folders")
 
 

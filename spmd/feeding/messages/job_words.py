@@ -1,13 +1,19 @@
-"""What further words of `spmd run` say of a job, which its submitter gave it.
+"""What the submitter of a job says of it: the fields of wire.JOB, and further words of `spmd run`.
 
-In: the words. Out: what is behind one of them; nothing here knows all of them.
+In: these. Out: what is behind a word, where a job keeps what it saves. Nothing here knows all
+words.
 """
 
 from __future__ import annotations
 
+import os
+
+from spmd.files import is_series
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
 
 def word_behind(words: Sequence[str], option: str) -> str:
@@ -23,3 +29,16 @@ def word_behind(words: Sequence[str], option: str) -> str:
         if name == option:
             return value if equals else follower
     return ""
+
+
+def checkpoint_folder(words: Sequence[str]) -> str:
+    """Return the folder of checkpoints that a job writes, else of those that it begins with; "" for
+    none."""
+    return word_behind(words, "--checkpoint") or word_behind(words, "--resume")
+
+
+def has_frames(asked: Mapping[str, Any]) -> bool:
+    """Return whether a job saves frames where only one agent sees them: in the folder in which its
+    ranks run. Others lie beside its checkpoints, in a folder that all agents see."""
+    saves = asked["until"] or any(is_series(one["file"]) for one in asked["outputs"])
+    return bool(saves) and not os.path.isabs(checkpoint_folder(asked["words"]))

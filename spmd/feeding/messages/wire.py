@@ -133,6 +133,7 @@ JOB: dict[str, Check] = {
     "words": each(text(), 256), "launch": text(), "device": text(64),
     "restarts": whole(0, 1 << 20), "feed": text(128), "until": text(512),
 }
+PLACE = row(text(256), whole(1, 1 << 20))
 # What has gone wrong, of the front of a server and its replicas: the class of the error, its text.
 ERROR = maybe(record(kind=text(64), text=text(65536)))
 
@@ -157,10 +158,12 @@ TABLE: dict[str, dict[str, Check]] = {
     "load": PIPELINE,
     "drop": {"name": name, "version": count},
     "stop": {"why": text()},
-    # scheduler -> agent. start_job: until your beats name it, again and again. end_job: end it if
-    # it runs, and name it no more.
+    # scheduler -> agent. start_job: until your beats name it, again and again. places: its agents'
+    # hosts and how many ranks each has, in their order; part: which of them you are. end_job: end
+    # it if it runs, and name it no more.
     "start_job": {"job": identity, "attempt": count, "name": job_name, "pipeline": name,
-                  "ranks": whole(1, 1 << 20), **JOB},
+                  "ranks": whole(1, 1 << 20), "places": each(PLACE, 1000), "part": whole(0, 999),
+                  **JOB},
     "end_job": {"job": identity},
     "yield_job": {"job": identity},  # end it behind its next checkpoint, if it comes to one
     # scheduler -> agent: public keys of whoever may connect to your workers, and nobody else.
@@ -205,6 +208,7 @@ TABLE: dict[str, dict[str, Check]] = {
              "feed": name},
     "cancel": {"name": name, "by": maybe(text(256))},
     # jobs. put: bytes of a file from `offset` on; attempt 0: of whoever submits it, before it does.
+    # start.N, said.N, end.N: what a launcher starts at place N, what that prints, how it has ended.
     # get answers {"size"} of the file, and bytes. job: its row. end_early: of its runner: its feed
     # is to end as soon as all ranks can; answers {"batches"}, none until that is known. job_ended:
     # files are its outputs, with their sizes; it was lost if status is none; yields: it was told to

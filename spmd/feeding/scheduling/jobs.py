@@ -14,9 +14,16 @@ from typing import Any
 
 from codegen.errors import PeerError, UsageError
 from codegen.suggest import meant
+from spmd.feeding.messages.job_words import has_frames
 from spmd.feeding.messages.wire import JOB, Message
 from spmd.feeding.scheduling.job_files import JobFiles
-from spmd.feeding.scheduling.job_places import JobRow, SlotRow, place_jobs
+from spmd.feeding.scheduling.job_places import (
+    JobRow,
+    JobStart,
+    SlotRow,
+    distinct_names,
+    place_jobs,
+)
 from spmd.feeding.scheduling.known_parties import (
     JOULES,
     KnownAgent,
@@ -50,7 +57,9 @@ class Jobs:
         self.files = JobFiles(f"{store.path}.jobs" if store.path else "")
         self.known = {one.job: one for one in store.jobs()}
         now = time.monotonic()
-        self.seen = dict.fromkeys(self.known, now)  # when its agent said that it runs
+        # When each agent of a job said that it runs, by job and agent.
+        self.seen = {(one.job, place[0]): now for one in self.known.values()
+                     for place in one.places}
         self.unheard: set[str] = set()  # started, and no agent has said that it has them
         self.yielding: dict[str, str] = {}  # by job: for whom it ends behind its next checkpoint
         self.yielded: dict[str, str] = {}  # by job that waits since then: for whom it ended
@@ -173,39 +182,42 @@ class Jobs:
 
     def heard(self, agent: KnownAgent, there: Mapping[str, list[Any]]) -> None:
         """Answer what an agent says of its jobs by those that it should start, and end."""
-        for one in self.known.values():
-            if one.state != "running" or one.agent != agent.agent:
+        for one in self._started():
+            if (part := one.part_of(agent.agent)) is None:
                 continue
             attempt, runs = there.get(one.job, (0, False))
             if attempt == one.attempt:
                 self.unheard.discard(one.job)
+            if attempt == one.attempt and not runs:
+                self._lose(one, f"what runs it on {one.places[part][1]} was killed")
+                continue
+            self.seen[one.job, agent.agent] = time.monotonic()
             if attempt != one.attempt:
-                self.seen[one.job] = time.monotonic()
                 self.tell(agent.peer, "start_job", job=one.job, attempt=one.attempt, name=one.name,
-                          pipeline=one.pipeline, ranks=one.ranks, **one.asked)
-            elif runs:
-                self.seen[one.job] = time.monotonic()
-                if one.job in self.yielding:
-                    self.tell(agent.peer, "yield_job", job=one.job)
-            else:
-                self._lose(one, f"what runs it on {one.host} was killed")
+                          pipeline=one.pipeline, ranks=one.ranks, part=part,
+                          places=[[host, ranks] for _, host, ranks in one.places], **one.asked)
+            elif one.job in self.yielding and part == 0:  # it ends those on other agents
+                self.tell(agent.peer, "yield_job", job=one.job)
         for job, (attempt, _) in there.items():
             of = self.known.get(job)
-            if of is None or (of.state, of.agent, of.attempt) != ("running", agent.agent, attempt):
+            if of is None or (of.state, of.attempt) != ("running", attempt) or (
+                    of.part_of(agent.agent) is None):
                 self.tell(agent.peer, "end_job", job=job)
 
     def left(self, agent: str) -> None:
         """An agent has ended its jobs, and itself."""
         for one in self._started():
-            if one.agent == agent:
-                self._lose(one, f"its agent on {one.host} has ended")
+            if (part := one.part_of(agent)) is not None:
+                self._lose(one, f"its agent on {one.places[part][1]} has ended")
 
     def tick(self, now: float, late: float) -> None:
         """Do what is due by the clock. late: for how long we were held up, and heard nobody."""
         for one in self._started():
-            self.seen[one.job] += max(late, 0.0)
-            if now - self.seen[one.job] > SILENT_S:
-                self._lose(one, f"its agent on {one.host} has been silent for {SILENT_S:g} s")
+            for agent, host, _ in one.places:
+                self.seen[one.job, agent] += max(late, 0.0)
+                if now - self.seen[one.job, agent] > SILENT_S:
+                    self._lose(one, f"its agent on {host} has been silent for {SILENT_S:g} s")
+                    break
         if now - self._placed >= PLACE_S:
             self._placed = now
             self._place(now)
@@ -216,10 +228,11 @@ class Jobs:
     def charge(self, seconds: float) -> None:
         """A rank costs what a worker of its agent does."""
         for one in self._started():
-            agent, pipeline = self.agents.get(one.agent), self.pipelines.get(one.pipeline)
-            if agent and pipeline:
-                pipeline.charge(one.ranks, {"cost": agent.cost, "energy": agent.watts * JOULES},
-                                seconds)
+            for name, _, ranks in one.places:
+                agent, pipeline = self.agents.get(name), self.pipelines.get(one.pipeline)
+                if agent and pipeline:
+                    pipeline.charge(ranks, {"cost": agent.cost, "energy": agent.watts * JOULES},
+                                    seconds)
 
     # ---- the queue
 
@@ -228,7 +241,8 @@ class Jobs:
         none are free until it beats again."""
         taken: dict[str, int] = {}
         for one in self._started():
-            taken[one.agent] = taken.get(one.agent, 0) + one.ranks
+            for agent, _, ranks in one.places:
+                taken[agent] = taken.get(agent, 0) + ranks
         return [SlotRow(a.agent, a.name, a.device, a.slots,
                         max(0, a.slots - taken.get(a.agent, 0))
                         if a.seen > self.doubtful.get(a.agent, 0.0) else 0)
@@ -249,20 +263,21 @@ class Jobs:
                 one.why = why
                 continue
             rows.append(JobRow(one.job, one.name, one.asked["least"], one.asked["most"],
-                               one.asked["device"], row.priority, row.estimated_s, one.number))
+                               one.asked["device"], row.priority, row.estimated_s, one.number,
+                               has_frames(one.asked)))
         starts, waits = place_jobs(rows, self.slots())
         for job, why in waits.items():
             waiting[job].why = why.replace("--connect ADDRESS", f"--connect {self.address}")
             if name := self.yielded.get(job):
                 waiting[job].why += f"; it gave up slots for {name}, and goes on where it was"
         for start in starts:
-            self._start(waiting[start.job], self.agents[start.agent], start.ranks, now)
+            self._start(waiting[start.job], start, now)
         self._preempt([row for row in rows if row.job in waits], waiting)
 
     def _preempt(self, rows: list[JobRow], waiting: Mapping[str, StoredJob]) -> None:
         """Has jobs of a lower priority end for these, where they lose nothing by that."""
-        running = [RunningRow(one.job, one.agent, one.ranks, self._priority(one),
-                              keeps_checkpoints(one.asked["words"]), one.began)
+        running = [RunningRow(one.job, tuple((agent, ranks) for agent, _, ranks in one.places),
+                              self._priority(one), keeps_checkpoints(one.asked["words"]), one.began)
                    for one in self._started()]
         before, self.yielding = self.yielding, jobs_that_yield(rows, running, self.slots(),
                                                                self.yielding)
@@ -296,10 +311,11 @@ class Jobs:
             f"its setting min_workers is {least}, and {here} workers are here; try: {update} "
             "--min-workers none, or more workers")
 
-    def _start(self, one: StoredJob, agent: KnownAgent, ranks: int, now: float) -> None:
+    def _start(self, one: StoredJob, start: JobStart, now: float) -> None:
         before = vars(one).copy()
-        one.state, one.attempt, one.ranks, one.why = "running", one.attempt + 1, ranks, ""
-        one.agent, one.host, one.began = agent.agent, agent.name, time.time()
+        one.state, one.attempt, one.why, one.began = "running", one.attempt + 1, "", time.time()
+        names = distinct_names([self.agents[agent].name for agent, _ in start.places])
+        one.places = [[agent, name, ranks] for (agent, ranks), name in zip(start.places, names)]
         one.batches = None
         self.yielded.pop(one.job, None)
         for consumer in self.consumers.values():  # of an attempt before this one
@@ -312,7 +328,8 @@ class Jobs:
             return
         if one.attempt > 1:
             self.files.drop_attempt(one.job, one.attempt - 1)
-        self.seen[one.job] = now  # its agent is told when it beats
+        for agent, _ in start.places:
+            self.seen[one.job, agent] = now  # it is told when it beats
         self.unheard.add(one.job)
 
     def _lose(self, one: StoredJob, why: str) -> None:
@@ -327,8 +344,9 @@ class Jobs:
         counts = failed and one.job not in self.unheard
         again = again and status not in FINAL and one.pipeline in self.pipelines and (
             not counts or one.failures < one.asked["restarts"])
-        if status == LOST and failed:  # its agent may be gone, too
-            self.doubtful[one.agent] = time.monotonic()
+        if status == LOST and failed:  # an agent of it may be gone, too
+            self.doubtful.update(dict.fromkeys((agent for agent, _, _ in one.places),
+                                               time.monotonic()))
         one.failures += counts and status != 0
         one.state, one.why = "pending" if again else "ended", why
         one.status, one.ended = (None, 0.0) if again else (status, time.time())
@@ -338,6 +356,8 @@ class Jobs:
             vars(one).update(before)
             raise
         self.unheard.discard(one.job)
+        for agent, _, _ in one.places:
+            self.seen.pop((one.job, agent), None)
         if not again:
             self.files.drop_attempt(one.job, 0)
 
@@ -351,7 +371,6 @@ class Jobs:
 
     def _forget(self, one: StoredJob) -> None:
         del self.known[one.job]
-        self.seen.pop(one.job, None)
         self.files.drop(one.job)
 
     def _started(self) -> list[StoredJob]:
@@ -365,5 +384,5 @@ class Jobs:
         return {
             "job": one.job, "name": one.name, "pipeline": one.pipeline, "state": one.state,
             "why": one.why, "status": one.status, "attempt": one.attempt,
-            "ranks": one.ranks or one.asked["least"], "host": one.host,
+            "ranks": one.ranks or one.asked["least"], "host": one.where,
             "seconds": round(end - (one.began or one.submitted), 1)}

@@ -8,28 +8,38 @@ where that one then has all of its slots; as few ranks as possible end.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from spmd.feeding.messages.job_words import word_behind
-from spmd.feeding.scheduling.job_places import JobRow, SlotRow, in_turn
+from spmd.feeding.scheduling.job_places import JobRow, SlotRow, agents_for, in_turn
 
 
 class RunningRow(NamedTuple):
-    """A job that runs. keeps: it goes on from a checkpoint of its own. began: when it started."""
+    """A job that runs. places: its agents, and how many ranks each has. keeps: it goes on from a
+    checkpoint of its own. began: when it started."""
 
     job: str
-    agent: str
-    ranks: int
+    places: tuple[tuple[str, int], ...]
     priority: float
     keeps: bool
     began: float = 0.0
 
+    @property
+    def ranks(self) -> int:
+        return sum(ranks for _, ranks in self.places)
+
+    def ranks_on(self, agents: Collection[str]) -> int:
+        """Return how many ranks some agents have of it."""
+        return sum(ranks for agent, ranks in self.places if agent in agents)
+
 
 def keeps_checkpoints(words: Sequence[str]) -> bool:
-    """Return whether a job with these words of `spmd run` goes on where it ended."""
+    """Return whether a job with these words of `spmd run` goes on where it ended: a folder that is
+    not absolute lies where its ranks run, and goes with these."""
     folder = word_behind(words, "--checkpoint")
-    return folder != "" and folder == word_behind(words, "--resume")
+    return os.path.isabs(folder) and folder == word_behind(words, "--resume")
 
 
 def jobs_that_yield(waiting: Sequence[JobRow], running: Sequence[RunningRow],
@@ -42,21 +52,40 @@ def jobs_that_yield(waiting: Sequence[JobRow], running: Sequence[RunningRow],
     yields: dict[str, str] = {}
     for job in in_turn(waiting):
         choices = []
-        for agent in agents:
-            mine = [row for row in running if row.agent == agent.agent and row.keeps
-                    and row.priority < job.priority and row.job not in yields]
-            # Those that end anyway, then the lowest priority, then who loses least.
-            mine.sort(key=lambda row: (row.job not in ending, row.priority, -row.began))
-            chosen: list[RunningRow] = []
-            while mine and free[agent.agent] + sum(r.ranks for r in chosen) < job.least:
-                chosen.append(mine.pop(0))
-            if agent.slots >= job.least <= free[agent.agent] + sum(r.ranks for r in chosen):
+        for group in agents_for(job, agents):
+            names = {row.agent for row in group}
+            chosen = _chosen(job, names, [row for row in running if row.job not in yields], free,
+                             ending)
+            if chosen is not None:
                 more = sum(row.ranks for row in chosen if row.job not in ending)
-                choices.append((more, agent.device != (job.device or agent.device), agent.agent,
+                kinds = {row.device for row in group}
+                choices.append((more, bool(job.device) and kinds != {job.device}, sorted(names),
                                 chosen))
         if not choices:
             continue
         _, _, best, chosen = min(choices, key=lambda choice: choice[:3])
         yields.update({row.job: job.name for row in chosen})
-        free[best] += sum(row.ranks for row in chosen) - job.least
+        for row in chosen:
+            for name, ranks in row.places:
+                free[name] = free.get(name, 0) + ranks
+        left = job.least
+        for name in best:
+            taken = min(left, free[name])
+            free[name], left = free[name] - taken, left - taken
     return yields
+
+
+def _chosen(job: JobRow, agents: set[str], running: Sequence[RunningRow], free: Mapping[str, int],
+            ending: Collection[str]) -> list[RunningRow] | None:
+    """Return jobs that end so that another one has enough slots of some agents; None where these
+    are too few whoever ends."""
+    mine = [row for row in running if row.keeps and row.priority < job.priority
+            and row.ranks_on(agents)]
+    # Those that end anyway, then the lowest priority, then who loses least.
+    mine.sort(key=lambda row: (row.job not in ending, row.priority, -row.began))
+    chosen: list[RunningRow] = []
+    missing = job.least - sum(free[name] for name in agents)
+    while mine and missing > 0:
+        chosen.append(mine.pop(0))
+        missing -= chosen[-1].ranks_on(agents)
+    return chosen if missing <= 0 else None

@@ -20,8 +20,8 @@ from typing import Any
 from codegen.errors import EnvironmentFault, InputError, OutputError, VersionError
 
 # 1 had no older versions, facts, nor runs that were read; 2 no modules; 3 no jobs; 4 none that ends
-# early.
-FORMAT = 5
+# early; 5 jobs on one agent.
+FORMAT = 6
 COMES = -1
 LOCKED_S = 0.5  # a scheduler that is ending gives its file up within this time
 
@@ -95,10 +95,10 @@ class StoredJob:
     """Ranks that were submitted with a pipeline. job: the identity that its submitter gave it.
 
     asked: the fields of wire.JOB. state: "pending", "running" or "ended". attempt: how often it was
-    started. failures: how often it began, and ended badly. agent, host, ranks: of the last start.
-    status: its exit status, None before its end. why: it waits, or ended so. files: its outputs
-    with their sizes. batches: after so many its feed ends; None: as its source does. Times are of
-    the epoch.
+    started. failures: how often it began, and ended badly. places: of the last start, [agent, host,
+    ranks] in the order of ranks. status: its exit status, None before its end. why: it waits, or
+    ended so. files: its outputs with their sizes. batches: after so many its feed ends; None: as
+    its source does. Times are of the epoch.
     """
 
     job: str
@@ -108,9 +108,7 @@ class StoredJob:
     state: str = "pending"
     attempt: int = 0
     failures: int = 0
-    agent: str = ""
-    host: str = ""
-    ranks: int = 0
+    places: list[list[Any]] = field(default_factory=list)
     status: int | None = None
     why: str = ""
     batches: int | None = None
@@ -123,6 +121,26 @@ class StoredJob:
     def name(self) -> str:
         """Return what people call it: no pipeline and no other job has this name."""
         return f"{self.pipeline}/{self.number}"
+
+    @property
+    def ranks(self) -> int:
+        """Return with how many ranks it was started last; 0 for none."""
+        return sum(ranks for _, _, ranks in self.places)
+
+    @property
+    def where(self) -> str:
+        """Return the hosts of its last start; of several, which ranks each has."""
+        found, first = [], 0
+        for _, host, ranks in self.places:
+            last = first + ranks - 1
+            found.append(f"{host} (rank{'s' * (ranks > 1)} {first}" + f"-{last}" * (ranks > 1) + ")"
+                         if len(self.places) > 1 else host)
+            first = last + 1
+        return ", ".join(found)
+
+    def part_of(self, agent: str) -> int | None:
+        """Return which of its places an agent has, or None."""
+        return next((k for k, place in enumerate(self.places) if place[0] == agent), None)
 
 
 class StateMemory:
@@ -307,10 +325,7 @@ class StateFile:
 
     def jobs(self) -> list[StoredJob]:
         rows = self._db.execute("SELECT number, value FROM jobs ORDER BY number").fetchall()
-        jobs = [StoredJob(number=number, **json.loads(value)) for number, value in rows]
-        for one in jobs:
-            one.asked.setdefault("until", "")  # of before there were conditions
-        return jobs
+        return [StoredJob(number=number, **_as_now(json.loads(value))) for number, value in rows]
 
     def agents(self) -> list[str]:
         return [row[0] for row in self._db.execute("SELECT agent FROM agents")]
@@ -334,6 +349,15 @@ def _row(one: StoredPipeline) -> tuple[Any, ...]:
     return (one.name, one.version, one.file, one.source, json.dumps(one.settings),
             json.dumps(one.spent), one.submitted, json.dumps(one.facts), one.own_name,
             json.dumps(one.modules))
+
+
+def _as_now(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a job, also of one that an older format has kept."""
+    if "places" not in value:
+        place = [value.pop("agent"), value.pop("host"), value.pop("ranks")]
+        value["places"] = [place] if place[0] else []
+    value["asked"].setdefault("until", "")
+    return value
 
 
 def _folder(path: str) -> None:

@@ -145,7 +145,7 @@ class Agent:
         self.watch, self._told = self.lines.watch(self.scheduler), ""
         self.mine = own_address(connect)
         self.jobs = JobRunners(slots, launch, folder, self.log, connect=connect,
-                               keys=keys.as_plain(), host=socket.gethostname(), runs_on=device)
+                               keys=keys.as_plain(), runs_on=device)
         self.workers: list[Supervised] = []
         self.pipelines: dict[tuple[str, int], dict[str, Any]] = {}  # by name and version
         self.ports = ports_of(ports, processes, self.mine)

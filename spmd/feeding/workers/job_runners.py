@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PREFIX = "spmd-job-"  # of folders of jobs
 LOCK = "lock"  # a file in each, which its agent and its runner hold while they live
-RUNNER = "spmd.feeding.jobs.runner"
+RUNNER, PART_RUNNER = "spmd.feeding.jobs.runner", "spmd.feeding.jobs.part_runner"
 END_S = 5.0  # for ranks to end, and for the scheduler to hear of it
 
 
@@ -38,7 +38,7 @@ class JobRunner:
         self.folder = tempfile.mkdtemp(prefix=PREFIX, dir=parent or None)
         self.lock = os.open(os.path.join(self.folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
-        self.child = Child(RUNNER, (self.lock,), ends_itself=True)
+        self.child = Child(PART_RUNNER if said["part"] else RUNNER, (self.lock,), ends_itself=True)
         self.child.channel.send(**said, folder=self.folder)
 
     def has_ended(self) -> bool:

@@ -77,7 +77,8 @@ def _said(what: Any, symbols: Mapping[Sym, IntLike], counter: Sym | None) -> Any
     if isinstance(what, ArrayType):
         return replace(what, shape=tuple(e.subst(symbols) for e in what.shape))
     if isinstance(what, (tuple, list)):
-        return type(what)(_said(part, symbols, None) for part in what)
+        parts = [_said(part, symbols, None) for part in what]
+        return type(what)(*parts) if hasattr(what, "_fields") else type(what)(parts)
     if isinstance(what, Sym):
         return what if counter is None else counter
     if isinstance(what, Kind):

@@ -101,11 +101,18 @@ def _add_job(one: Any) -> None:
                      "of the pipeline")
     one.add_argument("--restarts", metavar="N", type=texts.index, default=0,
                      help="with --ranks: how often they begin again when they are lost; default: 0")
-    one.add_argument("--until", metavar="'NAME < NUMBER'", default="",
+    one.add_argument("--until", metavar="'NAME < NUMBER'", type=_condition, default=None,
                      help="with --ranks: end well once what the program saves as NAME is so; also "
                      "<=, >, >=; of an array its mean")
     one.add_argument("--detach", action="store_true",
                      help="with --ranks: do not wait for their end; fetch does")
+
+
+def _condition(text: str) -> str:
+    """Return the text of a condition, which is read where the names that it may have are known."""
+    if not text.strip():
+        raise ValueError(f"{text!r} is no condition such as 'loss < 0.1'")
+    return text
 
 
 def _add_output(one: Any) -> None:

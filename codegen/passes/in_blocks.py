@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
+from codegen.copies import said_with
 from codegen.fresh import Fresh
 from codegen.ir import ArrayType, Module, Op, Region, Shape, Value, used_values, walk
 from codegen.kit import Builder
@@ -322,8 +322,7 @@ class _Blocks:
                 self.to.add(what.but(start=tuple(at)), (self.held[key],), o.results)
                 return
         if any(self.i in e.symbols() for e in what.exprs()):
-            what = what.but(**{f.name: _at(getattr(what, f.name), self.where)
-                               for f in fields(what)})  # type: ignore[arg-type]
+            what = said_with(what, self.where)
         self.to.ops.append(replace(o, what=what))
 
     def added(self, x: Value, sums: Value) -> Value:
@@ -337,12 +336,3 @@ class _Blocks:
         new = to.made(MatMul(), a, to.shaped(x, (self.width, self.columns)))
         new = to.made(Map("add"), to.box(sums, (low, ZERO), (count, self.columns)), new)
         return to.made(Update((low, ZERO), (1, 1)), sums, new)
-
-
-def _at(said: Any, where: Mapping[Sym, Expr]) -> Any:
-    """Return a field of an op with symbols replaced by formulas."""
-    if isinstance(said, Expr):
-        return said.subst(where)
-    if isinstance(said, ArrayType):
-        return replace(said, shape=_at(said.shape, where))
-    return type(said)(_at(x, where) for x in said) if isinstance(said, tuple | list) else said

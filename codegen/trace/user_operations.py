@@ -224,7 +224,10 @@ class Operation:
     def _in_numpy(self, operands: Sequence[NumpyArray]) -> NumpyArray:
         """Return what `numpy` returns, checked against the type that `result` states."""
         stated = self._stated(operands)
-        made = np.asarray(self.numpy(*operands))
+        views = [x.view() for x in operands]  # a caller's array is not for the rule to write
+        for view in views:
+            view.flags.writeable = False
+        made = np.asarray(self.numpy(*views))
         self._check(made.shape, made.dtype, tuple(stated.shape), stated.dtype, "numpy", "result")
         return made
 

@@ -40,8 +40,11 @@ class JsonProcess:
 
     async def request(self, body: bytes, length: str | None) -> InferRequest:
         """Return the request in a body: see read_request."""
-        size = int(length) if length is not None and length.isdecimal() else len(body)
-        if min(size, len(body)) <= LONG:
+        if length is not None and len(length) < 20 and length.isdecimal():
+            size = min(int(length), len(body))
+        else:  # the request is refused, or is JSON to its end
+            size = len(body)
+        if size <= LONG:
             return read_request(body, length)
         asked: InferRequest = await self._elsewhere(read_request, PickleBuffer(body), length)
         return asked

@@ -37,7 +37,7 @@ class RequestBodies:
     async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         """Return the body of a request with these headers, whose names are in small letters."""
         coding = headers.get(b"content-encoding", b"identity")
-        if coding != b"identity":
+        if coding.lower() != b"identity":
             raise Refusal(415, InputError(
                 "the body is compressed", found=coding.decode("latin-1"),
                 expected="a body without Content-Encoding"), CLOSES)

@@ -25,7 +25,6 @@ from spmd.launch.options import OPTIONS
 from spmd.launch.processes import Processes
 from spmd.report import is_shortage
 from spmd.serving.call_queue import CallQueue
-from spmd.serving.joined_writes import JoinedWrites
 from spmd.serving.model_repository import LOAD, ModelRepository
 from spmd.serving.refusals import Access
 from spmd.serving.served_job import JobSource, Opening, OpenJob, open_job
@@ -34,8 +33,8 @@ from spmd.texts import MOST_SECONDS
 
 try:
     import uvicorn
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+    from spmd.serving.http_protocol import HttpProtocol
     from spmd.serving.inference_server import InferenceServer
     from spmd.serving.web_application import WebApplication
 except ImportError as error:
@@ -140,13 +139,6 @@ def _replicas_asked(asked: argparse.Namespace
     return begin
 
 
-class _JoiningProtocol(HttpToolsProtocol):
-    """HTTP whose answers leave in one piece, where they are short."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(JoinedWrites(transport))  # type: ignore[arg-type]
-
-
 class _DrainingServer(uvicorn.Server):
     """A server that ends once its queue is idle. begin: starts what belongs to it, in its event
     loop, and returns what stops that; ended_by: the first signal."""
@@ -186,7 +178,7 @@ def _served(server: InferenceServer, listening: socket.socket, tokens: list[str]
     pages = WebApplication(server)
     config = uvicorn.Config(
         pages.guarded(access), log_level="critical", access_log=False,
-        lifespan="off", ws="none", http=_JoiningProtocol, proxy_headers=False,
+        lifespan="off", ws="none", http=HttpProtocol, proxy_headers=False,
         server_header=False, date_header=False, ssl_certfile=asked.tls_cert,
         ssl_keyfile=asked.tls_key, timeout_graceful_shutdown=CLOSING_S)
     service = None if asked.grpc_port is None else _grpc_service(server, access)

@@ -278,6 +278,7 @@ def test_a_job_that_is_cancelled_ends_and_nothing_of_it_counts_any_more(served):
     (["--ranks", "2", "--image", "none.img"], "none.img"),
     (["--ranks", "2", "-o", "u=frames/{}.npy"], "the program saves nothing under 'u'"),
     (["--ranks", "2", "--until", "loss is small"], "is no condition"),
+    (["--ranks", "2", "--until", ""], "is no condition"),
     (["--ranks", "2", "--until", "seen < 1"], "seen, an output, which is there at the end"),
     (["--until", "loss < 1"], "--until is for ranks"),
     (["--ranks", "2", "-o", "w=a/x.npy", "-o", "v=x.npy"], "cannot write a/x.npy"),

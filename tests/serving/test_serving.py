@@ -213,6 +213,7 @@ BAD: dict[str, tuple[int, str, Any, dict[str, str], str]] = {
                           b'"shape": [3], "parameters": {"binary_data_size": 24}}]}12345678',
                           {JSON_LENGTH: "101"}, "8 bytes that are left"),
     "length": (400, "things.add", b"{}", {JSON_LENGTH: "3"}, "is '3'"),
+    "long length": (400, "things.add", b"{}", {JSON_LENGTH: "1" * 5000}, "is '1111"),
     "no output": (400, "things.add", {"inputs": [X], "outputs": [{"name": "q"}]}, {},
                   "no output 'q'"),
     "timeout": (400, "things.add", {"inputs": [X], "parameters": {"timeout": 0}}, {},
@@ -262,6 +263,30 @@ def test_an_answer_before_the_end_of_a_body_is_read(path, status, server):
     for _ in range(3):
         answer = server.asked("POST", f"/v2/{path}", body, Connection="close")
         assert answer.status == status, answer.error
+
+
+@pytest.mark.parametrize("pieces", ["at once", "head and body", "bytes"])
+def test_a_client_that_asks_for_another_protocol_is_answered_in_this_one(pieces, server):
+    """Java's HttpClient and curl --http2 do so with their first request."""
+    body = json.dumps({"inputs": [
+        tensor("u", "FP64", [2], [1, 2]), tensor("seconds", "FP64", [], [0])]}).encode()
+    head = ("POST /v2/models/things.rest/infer HTTP/1.1\r\nHost: h\r\n"
+            f"Content-Length: {len(body)}\r\nContent-Encoding: Identity\r\n").encode()
+    asks = (head + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+            b"HTTP2-Settings: AAMA\r\n\r\n")
+    last = head + b"Connection: close\r\n\r\n"
+    whole = asks + body + asks + body + last + body
+    sent = {"at once": [whole], "bytes": [whole[k:k + 1] for k in range(len(whole))],
+            "head and body": [asks, body, asks + body[:9], body[9:] + last, body]}
+    with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in sent[pieces]:
+            connection.sendall(piece)
+            time.sleep(0.05 if len(piece) > 1 else 0)
+        with connection.makefile("rb") as answers:
+            found = answers.read()
+    expected = server.infer("things.rest", body).body
+    assert (found.count(b"HTTP/1.1 200 OK"), found.count(expected)) == (3, 3), found
 
 
 def test_an_answer_that_is_only_a_head_is_sent(server):

@@ -129,7 +129,7 @@ def used(n: int = 11):
         **dict(zip(("slope_x", "slope_y"),
                    spmd.grad(lambda x, y: np.sum(ramp(x, y) ** 2), (0, 1))(x, y))),
         "tangent": spmd.jvp(lambda x: ramp(x, y), (x,), (x * 2,))[1],
-        "members": spmd.vmap(lambda v: blocks(v), in_axes=1)(x),
+        "members": spmd.vmap(lambda v: blocks(v), in_axes=1)(x), "rows": spmd.vmap(blocks)(x),
         "batch": spmd.vmap(ramp)(np.stack([x, 2 * x]), np.stack([y, 3 * y])),
         "both": spmd.vmap(spmd.grad(lambda v: np.sum(largest(v[:, None]) ** 2)), in_axes=1)(x),
         "arm": spmd.cond(x[0, 0] > 0, lambda: largest(x), lambda: -largest(x)),
@@ -156,6 +156,7 @@ def by_hand(n: int = 11) -> dict[str, Any]:
         "slope": slope, "slope_x": 2 * placed, "slope_y": np.full(5, 2 * placed.sum()),
         "tangent": 2 * x,
         "members": np.stack([blocks.numpy(row) for row in x.T]),
+        "rows": np.stack([blocks.numpy(row) for row in x]),
         "batch": np.stack([placed, 2 * x + np.arange(n)[:, None] + 30]), "both": slope.T,
         "arm": -largest.numpy(x), "shards": 0.0,
     }
@@ -307,12 +308,36 @@ def test_a_wrong_derivative_is_refused(rule: Any, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("rules, words", [
-    ({"compute": lambda self, part, x: 3.0 * x}, ["compute on 1 ranks", "numpy", "element"]),
+    ({"compute": lambda self, part, x: 3.0 * x}, ["compute on 1 rank", "numpy", "element"]),
     ({"compute": lambda self, part, x: 2.0 * x * (part.start[0] == 0)}, ["compute on 2 ranks"]),
     ({"vjp": lambda self, operands, result, g: (g,)}, ["vjp", "differences of numpy"]),
     ({"numpy": lambda self, x: x[1:]}, ["disagree about the shape", "numpy returns"]),
 ])
-def test_trying_finds_rules_that_disagree(rules: Any, words: list[str]) -> None:
+@pytest.mark.parametrize("unit", [1.0, 1e-15, 1j])
+def test_trying_finds_rules_that_disagree(rules: Any, words: list[str], unit: complex) -> None:
     with pytest.raises(spmd.SpmdError) as caught:
-        spmd.extend.check(with_rules(**rules), np.arange(1.0, 7.0), ranks=(1, 2))
+        spmd.extend.check(with_rules(**rules), np.arange(1.0, 7.0) * unit, ranks=(1, 2))
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_right_rules_of_other_types_pass() -> None:
+    turned = {"result": lambda self, x: spmd.extend.Type(x.shape, np.complex128),
+              "numpy": lambda self, x: x * 1j}
+    x = np.arange(1.0, 7.0)
+    for operand, back in ((x, lambda g: np.real(g * 1j)), (x + 2j, lambda g: g * 1j)):
+        rules = {**turned, "vjp": lambda self, operands, result, g, back=back: (back(g),)}
+        spmd.extend.check(with_rules(**rules), operand, ranks=(2,))
+    positive = {"result": lambda self, x: spmd.extend.Type(x.shape, np.bool_),
+                "numpy": lambda self, x: x > 3, "vjp": lambda self, operands, result, g: (None,)}
+    spmd.extend.check(with_rules(**positive), x, ranks=(2,))
+
+
+def test_a_rule_cannot_write_into_the_arrays_of_its_caller() -> None:
+    def numpy(self: Any, x: Any) -> Any:
+        x *= 2
+        return x
+
+    x = np.arange(3.0)
+    with pytest.raises(ValueError, match="read-only"):
+        with_rules(numpy=numpy)(x)
+    assert x.tolist() == [0, 1, 2]

@@ -89,7 +89,7 @@ def _submit_ranks(asked: argparse.Namespace, client: Client, found: dict[str, An
     job = client.submit_job(
         name, image, asked.ranks, inputs=_files(asked, "input"), outputs=_files(asked, "output"),
         options=asked.options, launch=asked.launch or "", device=asked.device,
-        restarts=asked.restarts, feed=asked.feed, until=asked.until)
+        restarts=asked.restarts, feed=asked.feed, until=asked.until or "")
     if asked.detach:
         _told(asked, {**found, "job": job}, f"{job['name']}: submitted")
         return 0

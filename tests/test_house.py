@@ -93,7 +93,7 @@ ONLY = {
     "starlette": ("spmd.serving.web_application",),
     "grpc": ("spmd.serving.grpc_service",),
     "google": ("spmd.serving.grpc_messages",),
-    "uvicorn": ("spmd.serving.serve_command",),
+    "uvicorn": ("spmd.serving.serve_command", "spmd.serving.http_protocol"),
     "prometheus_client": ("spmd.serving.request_metrics",),
 }
 

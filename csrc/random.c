@@ -2,6 +2,8 @@
 #define SPMD_RANDOM_FILL spmd_random_fill_any
 #include "random.h"
 
+#include <stdlib.h>
+
 #define DIGIT_BITS 11
 #define DIGITS (1 << DIGIT_BITS)
 

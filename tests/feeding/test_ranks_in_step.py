@@ -66,7 +66,7 @@ class RunOfTwo:
         find_rates(self.ranks, now)
         workers = self.workers(now)
         there = {w.worker for w in workers}
-        found = assign([PipelineRow("p")], [r.row(now, there) for r in self.ranks], workers,
+        found = assign([PipelineRow("p")], [r.row(now, there, {}) for r in self.ranks], workers,
                        self.shares)
         for rank in self.ranks:
             rank.steady_since = rank.steady_since if found.shares == self.shares else now

@@ -70,7 +70,7 @@ def test_a_process_without_rows_asks_for_no_example(asked, epochs, batches):
             assert ring.heard()
         assert batches in (0, 60) or not ring.heard()
         time.sleep(0.1)
-        until(lambda: run.served.scheduler.consumers == {})
+        until(lambda: all(one.idle for one in run.served.scheduler.consumers.values()))
 
 
 def test_kill_9_in_the_middle_loses_nothing_and_repeats_nothing():

@@ -264,14 +264,14 @@ class _Member:
         self._is_known = False  # the server has answered once
         self._waiting: deque[Message] = deque()  # that came during a call
         self._ended = ""
-        self._parted = 0.0
+        self._parted, self._broke = 0.0, False
 
     def run(self) -> int:
         """Join, and again where the line has broken. Returns the exit code."""
         try:
             while not self._ended and not self._stopping:
                 self._line = self._lines.dealer(self._address, self._lines.keys.server, new_id())
-                self._watch = self._lines.watch(self._line)
+                self._watch, self._broke = self._lines.watch(self._line), False
                 self._jobs.want_again()
                 try:
                     self._serve_on_a_line()
@@ -294,7 +294,7 @@ class _Member:
         for fd in (self._line.getsockopt(zmq.FD), *self._watch.fds(), self._jobs.fileno()):
             poller.register(fd, select.POLLIN)
         while not self._ended:
-            broke = self._watch.broke()
+            broke = self._has_broken()
             if self._watch.stands and not has_asked:  # before, it is lost where a key is refused
                 has_asked = True
                 self._tell("replica", spmd=__version__, host=os.uname().nodename,
@@ -341,8 +341,20 @@ class _Member:
                          expected=f"within {JOIN_S:g} s", remedy="the address that spmd serve "
                          "IMAGE --replicas prints; a firewall that lets us through")
 
+    def _has_broken(self) -> bool:
+        """Return whether the line has broken since it was made. It may stand again already."""
+        self._broke = self._broke or self._watch.broke()
+        return self._broke
+
     def _tell(self, kind: str, frames: Any = (), /, **fields: Any) -> None:
-        self._line.send_multipart(encode(kind, frames, **fields), copy=False)
+        """Send a message. It is lost where the line has broken: this replica joins again then."""
+        parts = encode(kind, frames, **fields)
+        while not self._has_broken():
+            try:
+                self._line.send_multipart(parts, zmq.NOBLOCK, copy=False)
+                return
+            except zmq.Again:
+                self._line.poll(int(LOOK_S * 1000), zmq.POLLOUT)
 
     def _next(self) -> Message | None:
         """Return the next message; None while there is none."""
@@ -407,7 +419,7 @@ class _Member:
         """Return how many frames were read since; keep other messages for later. Raises GoneError
         where the call is to end."""
         count = 0
-        if self._watch.broke():
+        if self._has_broken():
             self._waiting.append(Message("who", {}))
             raise GoneError("the line to the server broke")
         while (message := self._received()) is not None:

@@ -7,12 +7,10 @@ axes; what has layouts of its own also as it is written. A form that is refused 
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +23,7 @@ import numpy as np
 
 import spmd
 from benchmarks import global_arrays, research_kernels
+from benchmarks.numpy_kernels import of_job
 from benchmarks.running import json_lines, table
 from codegen import compile as compiler
 from spmd import layout_table, show, source
@@ -132,7 +131,7 @@ def timed(form: Form, images: dict[str, bytes], ranks: int) -> dict[str, float]:
     best: dict[str, float] = {}
     jobs = {key: Image(loader.check(data)).open(ranks=ranks) for key, data in images.items()}
     try:
-        took = {key: seconds_of(job, form.given or {}) for key, job in jobs.items()}
+        took = {key: of_job(job, form.given or {}) for key, job in jobs.items()}
         for number in range(ROUNDS):
             for key, once in took.items():
                 if number < 3 or best[key] < LONGEST_S:
@@ -141,25 +140,6 @@ def timed(form: Form, images: dict[str, bytes], ranks: int) -> dict[str, float]:
         for job in jobs.values():
             job.close()
     return best
-
-
-def seconds_of(job: Any, given: dict[str, Any]) -> Callable[[], float]:
-    """Return what runs an open image, and gives the seconds of that without its arguments."""
-    job(**copy.deepcopy(given))
-    run, took = job._job.run, [0.0]
-
-    def measured(*args: Any) -> None:
-        start = time.perf_counter()
-        run(*args)
-        took[0] = time.perf_counter() - start
-
-    job._job.run = measured
-
-    def once() -> float:
-        job(**copy.deepcopy(given))
-        return took[0]
-
-    return once
 
 
 def bytes_of(data: bytes, ranks: int) -> int:

@@ -17,7 +17,7 @@ OF_UPGRADES = b"upgrade", b"http2-settings"  # headers, and what `Connection` ca
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection."""
+    """The protocol of one connection, which uvicorn makes for each."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -38,7 +38,7 @@ class SavedValues:
         return self.holds
 
     def __str__(self) -> str:
-        """What is said of how the job ended."""
+        """Return, once the job has ended, whether the condition held, and what was seen last."""
         if self.last is None:
             return f"{self.condition} could not be looked at: nothing was saved"
         if self.holds:

@@ -359,8 +359,8 @@ def _fair_goals(
 
 
 def _first_ones(demands: list[Need], levels: Mapping[str, float]) -> dict[str, float]:
-    """What each consumer should get: the same part of what it needs as all of its pipeline; but
-    those that come first have all of it, as far as that goes."""
+    """Return how much each consumer should get: the same part of what it needs as all of its
+    pipeline; but those that come first have all of it, as far as that goes."""
     goals: dict[str, float] = {}
     for name, level in levels.items():
         mine = [d for d in demands if d.pipeline == name]

@@ -371,7 +371,7 @@ class Scheduler:
         self.tell(peer, "answer", value=self.snapshot)
 
     def takers(self) -> list[KnownConsumer]:
-        """Those that workers are for."""
+        """Return the consumers that need workers: all but those that are idle."""
         return [one for one in self.consumers.values() if not one.idle]
 
     def _running(self) -> set[str]:

@@ -85,7 +85,7 @@ def _samples(seen: dict[str, Any]) -> Iterator[tuple[str, dict[str, str], float]
 
 
 def _of_jobs(jobs: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Those that ended are only counted: they would be more and more."""
+    """Yield the metrics of jobs. Ended ones are only counted: there are ever more of them."""
     counts = dict.fromkeys(("pending", "running", "ended", "failed"), 0)
     for j in jobs:
         counts["failed" if j["status"] else j["state"]] += 1

@@ -13,65 +13,65 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from codegen import kept
-from codegen.check_names import POINTS
+from codegen.checks.blas_int_limits import blas_int_limits
+from codegen.checks.check_graph import check
+from codegen.checks.check_loops import check_loops
+from codegen.checks.check_memory import check_memory
+from codegen.checks.check_plan import check_finished, check_plan
+from codegen.checks.compare_ranks import compare_ranks
 from codegen.checks.conflicts import check_conflicts
+from codegen.checks.instrument import instrument
+from codegen.checks.matching import check as check_matching
+from codegen.checks.names import POINTS
+from codegen.checks.replicas import check_replicas
+from codegen.checks.uniformity import check_uniform
 from codegen.describe import manifest_of, notes_of
 from codegen.emit.image import CSource, emit
 from codegen.errors import UsageError
+from codegen.graph.blocked_substitution import blocked_substitution
+from codegen.graph.checkpoint_locations import checkpoint_locations
+from codegen.graph.cse import cse
+from codegen.graph.fold_batch_sums import fold_batch_sums
+from codegen.graph.fold_casts import fold_casts
+from codegen.graph.hoist_reductions import hoist_reductions
+from codegen.graph.keep_row_dims import keep_row_dims
+from codegen.graph.lower_expects import lower_expects
+from codegen.graph.materialize_constants import materialize_constants
+from codegen.graph.sink_allreduce import sink_allreduce
+from codegen.graph.sink_reads import sink_reads
+from codegen.graph.split_at_edges import split_at_edges
+from codegen.graph.transpose_before_exchange import transpose_before_exchange
+from codegen.image import build_cache
 from codegen.image.target import resolve
-from codegen.ir import Module
+from codegen.ir.graph import Module
+from codegen.ir.loops import Loops
+from codegen.ir.plan import Plan
 from codegen.layouts.demands import Demands, Split
+from codegen.layouts.gather_before_loop import gather_before_loop
+from codegen.layouts.hoist_products import hoist_products
 from codegen.layouts.independent_rows import independent_rows
-from codegen.passes.accumulate import accumulated
-from codegen.passes.alone import alone
-from codegen.passes.apart import with_apart
-from codegen.passes.arrivals import with_arrivals
-from codegen.passes.at_once import at_once
-from codegen.passes.buffers import placed
-from codegen.passes.cast_constants import with_cast_constants
-from codegen.passes.check import check
-from codegen.passes.check_loops import check_loops
-from codegen.passes.check_memory import check_memory
-from codegen.passes.check_plan import check_finished, check_plan
-from codegen.passes.compare import compared
-from codegen.passes.computed_once import without_common
-from codegen.passes.destinations import with_destinations
-from codegen.passes.enclose import enclosed
-from codegen.passes.expectations import at_one_place
-from codegen.passes.fetch_ahead import fetched_ahead
-from codegen.passes.fuse import fused
-from codegen.passes.hoist import hoisted
-from codegen.passes.in_blocks import in_blocks
-from codegen.passes.instrument import instrumented
-from codegen.passes.joined_sums import with_joined_sums
-from codegen.passes.matching import check as check_matching
-from codegen.passes.narrow import narrowed
-from codegen.passes.own_constants import with_own_constants
-from codegen.passes.owned_rows import with_owned_rows, with_rows_kept
-from codegen.passes.partition import partition
-from codegen.passes.pieces import in_pieces
-from codegen.passes.points import with_points
-from codegen.passes.read_behind import read_behind
-from codegen.passes.replicas import check_replicas
-from codegen.passes.rotate import rotated
-from codegen.passes.row_by_row import row_by_row
-from codegen.passes.row_wise import row_wise
-from codegen.passes.schedule import scheduled
-from codegen.passes.settle import settled
-from codegen.passes.shared_loops import with_shared_loops
-from codegen.passes.state_writes import with_kept_writes
-from codegen.passes.sums_at_once import sums_at_once
-from codegen.passes.sums_behind import with_sums_behind
-from codegen.passes.to_loops import looped
-from codegen.passes.turn import turned
-from codegen.passes.uniform import check_uniform
-from codegen.passes.whole_loops import with_whole_loops
+from codegen.layouts.owner_computes import owner_computes, rows_on_owners
+from codegen.layouts.partition import partition
+from codegen.layouts.replicate_loops import replicate_loops
+from codegen.layouts.reshape_chains import reshape_chains
+from codegen.layouts.share_loops import share_loops
+from codegen.loops.accumulate_in_place import accumulate_in_place
+from codegen.loops.assign_buffers import assign_buffers
+from codegen.loops.copy_elision import copy_elision
+from codegen.loops.double_buffering import double_buffering
+from codegen.loops.fuse import fuse
+from codegen.loops.fuse_into_exchange import fuse_into_exchange
+from codegen.loops.schedule import schedule
+from codegen.loops.skewed_fusion import skewed_fusion
+from codegen.loops.stored_values import stored_values
+from codegen.loops.to_loops import to_loops
 from codegen.pipeline import PassRow, apply, leaving_out, pass_names, recording, rows
-from codegen.plan.grammar import Plan
-from codegen.plan.loops import Loops
+from codegen.plan.hoist_formulas import hoist_formulas
+from codegen.plan.loops_into_phases import loops_into_phases
 from codegen.plan.operation_graph import OperationRow, operation_graph
-from codegen.plan.stored import stored_values
+from codegen.plan.self_exchange_elision import self_exchange_elision
+from codegen.plan.to_plan import to_plan
+from codegen.plan.undo_log import undo_log
 from codegen.progress import at
 from codegen.suggest import meant
 from codegen.verify.exchange_table import ExchangeTable
@@ -82,15 +82,16 @@ OBJECTS_BETWEEN_COLLECTIONS = 500_000
 
 # Passes that a build can do without, and those that make, or check, what an image must have.
 OPTIMISATIONS = pass_names(
-    with_cast_constants, without_common, at_once, sums_at_once, in_pieces, in_blocks, row_wise,
-    with_sums_behind, with_owned_rows, with_apart, with_shared_loops, fetched_ahead,
-    with_whole_loops, with_rows_kept, turned, with_joined_sums, read_behind, accumulated, fused,
-    with_destinations, with_arrivals, rotated, enclosed, row_by_row, alone,
+    fold_casts, cse, hoist_products, hoist_reductions, split_at_edges, blocked_substitution,
+    keep_row_dims, sink_allreduce, owner_computes, reshape_chains, share_loops, gather_before_loop,
+    replicate_loops, rows_on_owners, transpose_before_exchange, fold_batch_sums, sink_reads,
+    accumulate_in_place, fuse, copy_elision, fuse_into_exchange, double_buffering,
+    loops_into_phases, skewed_fusion, self_exchange_elision,
 )
 NEEDED = pass_names(
-    with_points, check_replicas, compared, partition, check_uniform, check_matching, instrumented,
-    at_one_place, with_own_constants, looped, placed, scheduled, narrowed,
-    with_kept_writes, settled, hoisted, emit,
+    checkpoint_locations, check_replicas, compare_ranks, partition, check_uniform, check_matching,
+    instrument, lower_expects, materialize_constants, to_loops, assign_buffers, to_plan,
+    blas_int_limits, undo_log, schedule, hoist_formulas, emit,
 )
 
 
@@ -112,25 +113,28 @@ class Levels:
 def lower(graph: Module) -> Levels:
     """Return all levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
-    graph = through(check, check(graph), check_replicas, with_cast_constants, without_common,
-                    compared, at_once, sums_at_once, in_pieces, in_blocks, row_wise)
-    owned = halves = apply(with_owned_rows, split(graph), split)
-    for of in (with_apart, with_shared_loops, fetched_ahead, with_whole_loops):
+    graph = through(check, check(graph), check_replicas, fold_casts, cse, compare_ranks,
+                    hoist_products, hoist_reductions, split_at_edges, blocked_substitution,
+                    keep_row_dims)
+    owned = halves = apply(owner_computes, split(graph), split)
+    for of in (reshape_chains, share_loops, gather_before_loop, replicate_loops):
         halves = apply(of, halves, split)
-    demands, program = apply(with_rows_kept, halves, owned)
-    program = through(check, program, turned, with_joined_sums, read_behind, check_uniform)
+    demands, program = apply(rows_on_owners, halves, owned)
+    program = through(check, program, transpose_before_exchange, fold_batch_sums, sink_reads,
+                      check_uniform)
     at("proving that sends and receives match")
-    program = through(check, program, check_matching, instrumented, at_one_place,
-                      with_own_constants)
+    program = through(check, program, check_matching, instrument, lower_expects,
+                      materialize_constants)
     at("choosing loops and buffers")
-    loops = check_loops(apply(looped, program, stored_values(program)))
-    loops = through(check_loops, loops, accumulated, fused, with_destinations,
-                    with_arrivals)
-    memory = apply(rotated, apply(placed, loops))
-    plan = check_memory(memory, check_plan(apply(narrowed, apply(scheduled, memory))))
-    plan = through(check_plan, plan, with_kept_writes, enclosed, row_by_row)
+    loops = check_loops(apply(to_loops, program, stored_values(program)))
+    loops = through(check_loops, loops, accumulate_in_place, fuse, copy_elision,
+                    fuse_into_exchange)
+    memory = apply(double_buffering, apply(assign_buffers, loops))
+    plan = check_memory(memory, check_plan(apply(blas_int_limits, apply(to_plan, memory))))
+    plan = through(check_plan, plan, undo_log, loops_into_phases, skewed_fusion)
     exchanges = check_exchanges(plan)
-    finished = check_finished(apply(hoisted, apply(settled, apply(alone, plan))))
+    finished = check_finished(
+        apply(hoist_formulas, apply(schedule, apply(self_exchange_elision, plan))))
     operations = check_conflicts(finished, operation_graph(finished))
     at("writing C")
     return Levels(demands.graph, demands, program, loops, plan, exchanges, finished, operations,
@@ -150,22 +154,22 @@ def through(
 def split(graph: Module) -> Split:
     """Return which parts of a Graph's values ranks hold, and the Graph's Program."""
     demands = Demands(check(graph))
-    return demands, through(check, check(apply(partition, graph, demands)), with_sums_behind)
+    return demands, through(check, check(apply(partition, graph, demands)), sink_allreduce)
 
 
 def build(
     program: Any, parameters: Mapping[str, Any], *, target: str = "native",
-    store: kept.BuildStore | None = None, checks: Collection[str] = (),
+    store: build_cache.BuildStore | None = None, checks: Collection[str] = (),
     without: Iterable[str] = (),
 ) -> bytes:
     """Return the image of a program (an ELF shared object) for a target instruction set.
 
     store: where machine code of earlier builds may be, and that of this one goes. checks: names of
-    codegen.check_names, of what the image checks while it runs; POINTS: it can be kept and resumed.
+    codegen.checks.names, of what the image checks while it runs; POINTS: it can be resumed.
     without: names of optimisations that are left out. Raises UsageError for other names.
     """
     with rarely_collected(), leaving_out(optimisations(without)):
-        return _built(program, parameters, resolve(target), store or kept.Nothing(), checks)
+        return _built(program, parameters, resolve(target), store or build_cache.Nothing(), checks)
 
 
 def optimisations(names: Iterable[str]) -> tuple[str, ...]:
@@ -210,18 +214,18 @@ def rarely_collected() -> Iterator[None]:
 
 
 def _built(
-    program: Any, parameters: Mapping[str, Any], target: str, store: kept.BuildStore,
+    program: Any, parameters: Mapping[str, Any], target: str, store: build_cache.BuildStore,
     checks: Collection[str],
 ) -> bytes:
     at(f"tracing {program.name}")
     graph = program.graph(parameters, checks)
-    levels = lower(apply(with_points, graph) if POINTS in checks else graph)
+    levels = lower(apply(checkpoint_locations, graph) if POINTS in checks else graph)
     at("describing the image")
-    return kept.linked(
+    return build_cache.linked(
         store,
         levels.source.text,
         objects=[
-            kept.kernel(store, kernel, signature, symbol, target)
+            build_cache.kernel(store, kernel, signature, symbol, target)
             for symbol, (kernel, signature) in levels.plan.kernels
         ],
         constants=levels.source.constants,

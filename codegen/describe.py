@@ -12,27 +12,30 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.explain.checking import shares
 from codegen.explain.reasons import tables
+from codegen.graph.image_constants import constant_places
 from codegen.image.manifest import ENTRY, FORMAT, INTERFACE
 from codegen.image.target import describe
-from codegen.ir import Entry, Feed
-from codegen.layouts.independent_rows import IndependentRows
-from codegen.plan.exprs import exprs
-from codegen.plan.grammar import (
+from codegen.ir.exprs import exprs
+from codegen.ir.graph import Entry, Feed
+from codegen.ir.graph_text import module_text
+from codegen.ir.overlays import overlays
+from codegen.ir.plan import (
     Array,
     Buffer,
     Exchange,
     Expect,
     KernelCall,
     LibraryCall,
+    More,
     Nest,
     Phase,
     Plan,
+    Save,
+    Send,
+    Take,
 )
-from codegen.plan.handed import More, Save, Send, Take
-from codegen.plan.image_constants import constant_places
-from codegen.plan.operation_graph import Act, OperationRow
-from codegen.plan.overlays import overlays
-from codegen.plan.steps import (
+from codegen.ir.plan_text import loops_text, plan_text
+from codegen.ir.steps import (
     Operation,
     operations,
     simple_works,
@@ -40,8 +43,8 @@ from codegen.plan.steps import (
     step_memory,
     work_buffers,
 )
-from codegen.plan.text import loops_text, plan_text
-from codegen.printer import module_text
+from codegen.layouts.independent_rows import IndependentRows
+from codegen.plan.operation_graph import Act, OperationRow
 from codegen.symbolic.expr import Expr, to_json
 from codegen.verify.rows import conditions_of, line_of, routes_of
 

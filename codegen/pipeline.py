@@ -1,7 +1,7 @@
 """The passes of a build as they run: which are left out, what each changed, how long it took.
 
 In: a pass, and the level that it is given. Out: what the pass makes of it; in a `recording`, a
-PassRun of every pass as well. A pass is named by its file in codegen/passes, emit by its function.
+PassRun of every pass as well. A pass is named by its file in its room, emit by its function.
 Always holds: nothing of a recording is in an image; without one, nothing is compared or kept.
 """
 
@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from codegen.structure import alike, size
+from codegen.ir.structure import alike, size
 
 T = TypeVar("T")
 
@@ -67,8 +67,8 @@ _current: ContextVar[_Pipeline] = ContextVar("_current", default=_PLAIN)
 
 def pass_name(run: Callable[..., Any]) -> str:
     """Return the name by which users know a pass."""
-    folder, _, module = run.__module__.rpartition(".")
-    return module if folder == "codegen.passes" else run.__name__
+    room, _, module = run.__module__.rpartition(".")
+    return run.__name__ if room == "codegen.emit" else module
 
 
 def pass_names(*runs: Callable[..., Any]) -> tuple[str, ...]:

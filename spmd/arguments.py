@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from codegen.check_names import POINTS, built_with
+from codegen.checks.names import POINTS, built_with
 from codegen.errors import InputError, UsageError
 from codegen.image.manifest import ENTRY, IndexWords, scalar_value
 from codegen.suggest import meant

@@ -10,7 +10,7 @@ import os
 import warnings
 from typing import Any
 
-from codegen.check_names import POINTS, checks_of
+from codegen.checks.names import POINTS, checks_of
 from codegen.errors import LayoutWarning, UsageError
 from codegen.suggest import meant
 from spmd import source

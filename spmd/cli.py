@@ -13,7 +13,7 @@ import sys
 from errno import ENOSPC
 from importlib import import_module
 
-from codegen.check_names import CHECKS, USUAL, checks_of
+from codegen.checks.names import CHECKS, USUAL, checks_of
 from codegen.errors import UsageError
 from codegen.suggest import meant
 from spmd import __version__, interrupts, report, texts

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
-from codegen.casts import inexact
 from codegen.errors import InputError, UsageError
 from codegen.user import named
+from codegen.user.casts import inexact
 from spmd.arguments import check_array
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, Local

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from codegen.check_names import POINTS, built_with, checks_of
+from codegen.checks.names import POINTS, built_with, checks_of
 from codegen.errors import LayoutWarning, UsageError
 from codegen.image.elf import printable
 from codegen.mesh import checked_count, checked_sizes

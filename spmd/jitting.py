@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from codegen.check_names import checks_of
+from codegen.checks.names import checks_of
 from codegen.errors import LayoutWarning
 from codegen.trace.context import Context
 from codegen.trace.control import reads

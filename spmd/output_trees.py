@@ -13,7 +13,7 @@ from typing import Any
 
 def structure(tree: Any, outputs: list[Any]) -> Any:
     """Return outputs as the program returned them: tree as a manifest holds it
-    (codegen.ir.Returned)."""
+    (codegen.ir.graph.Returned)."""
     if not isinstance(tree, list):
         return outputs[tree]
     kind, *inner = tree

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from codegen import kept
-from codegen.check_names import POINTS, built_with, checks_of
+from codegen.checks.names import POINTS, built_with, checks_of
 from codegen.errors import (
     REPORT,
     InputError,
@@ -28,6 +27,7 @@ from codegen.errors import (
     SpmdError,
     UsageError,
 )
+from codegen.image import build_cache
 from codegen.image import manifest as reader
 from codegen.image.target import resolve
 from codegen.misspelt import keyword_remedy
@@ -224,13 +224,13 @@ def _built(
     target = resolve(target)
     values = program.bind(parameters)
     how = (target, *checks, *(f"without {name}" for name in without))
-    key = kept.program_key(program, values, how)
+    key = build_cache.program_key(program, values, how)
     if key and (data := cache.get(key)) is not None:
         return data
     data = _compiler().build(
         program, parameters, target=target, store=cache, checks=checks, without=without)
     # A program that changes what it reads is not the one that was looked up.
-    if key and key == kept.program_key(program, values, how):
+    if key and key == build_cache.program_key(program, values, how):
         cache.put(key, data)
     return data
 

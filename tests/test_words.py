@@ -17,7 +17,7 @@ PUBLIC = {
     "spmd/data/image.py", "spmd/data/text.py", "spmd/image.py", "spmd/random.py", "spmd/showing.py",
 }
 # One thing on its way down: what users write, the op, the step or work of the Plan; or its oracle.
-LEVELS = ("codegen/trace/", "codegen/ops/", "codegen/plan/grammar.py", "codegen/plan/handed.py",
+LEVELS = ("codegen/trace/", "codegen/ops/", "codegen/ir/plan.py", "codegen/ir/handed.py",
           "codegen/oracle/")
 # Where it is a word of NumPy, of BLAS, of JAX or of zarr.
 QUOTED = {

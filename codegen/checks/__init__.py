@@ -1,1 +1,1 @@
-"""Checkers that follow what a pass has made from its result alone, with no code of the pass."""
+"""Room 5 of the middle end: what must hold between levels, and what a running image checks."""

@@ -14,24 +14,23 @@ from functools import cache
 from typing import Any
 
 from codegen.errors import InternalError, Place
-from codegen.plan import grammar as g
-from codegen.plan import handed as h
+from codegen.ir import plan as g
+from codegen.ir.overlays import overlays
 from codegen.plan.operation_graph import OperationRow
-from codegen.plan.overlays import overlays
 from codegen.symbolic.expr import Expr, Sym
 
 # Fields through which memory is only read; the others of these classes, and all of others, write.
 _READS = {
     (g.Load, "buffer"), (g.Let, "value"), (g.Loop, "flag"), (g.Branch, "on"), (g.Choice, "on"),
-    (g.Exchange, "pull_from"), (g.Exchange, "send"), (h.Send, "given"), (h.Save, "given"),
+    (g.Exchange, "pull_from"), (g.Exchange, "send"), (g.Send, "given"), (g.Save, "given"),
 }
 # Fields with the steps or works of a region, in the order of regions.
 _REGIONS: dict[type, tuple[str, ...]] = {
     g.Loop: ("condition", "body"), g.Branch: ("arms",), g.Default: ("steps",),
     g.Turns: ("body",), g.Choice: ("arms",), g.Phase: ("work",),
 }
-_MEETINGS = (g.Exchange, h.Take, h.More, h.Send)
-_SIGNS = (g.Print, h.Save, g.Expect, g.Point)
+_MEETINGS = (g.Exchange, g.Take, g.More, g.Send)
+_SIGNS = (g.Print, g.Save, g.Expect, g.Point)
 _GATES = (g.Expect, g.Point)
 _PLAIN = (str, int, float, type(None), Place, Sym)
 
@@ -70,7 +69,7 @@ class _Check:
         self.lets: set[Sym] = set()
         self.overlays = overlays(plan)
         for step in _steps(plan.steps):
-            if isinstance(step, h.Take):
+            if isinstance(step, g.Take):
                 self.batches.setdefault(step.feed, set()).update(b.number for b in step.into)
             elif isinstance(step, g.Exchange) and step.shifts:
                 assert step.pull_into is not None and step.pull_from is not None
@@ -140,7 +139,7 @@ class _Check:
         if isinstance(act, _SIGNS):
             touched.writes.add("what is seen of a run")
         touched.gate |= isinstance(act, _GATES)
-        if isinstance(act, h.Take | h.More):
+        if isinstance(act, g.Take | g.More):
             touched.writes |= self.batches.get(act.feed, set())
         if isinstance(act, g.Let):
             touched.writes.add(act.counter)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from codegen.plan.grammar import Step
-from codegen.plan.steps import inner_steps
+from codegen.ir.plan import Step
+from codegen.ir.steps import inner_steps
 
 LONGEST = 100  # steps, or entries of a table, of one function
 NOINLINE = "__attribute__((noinline))\n"

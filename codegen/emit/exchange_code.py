@@ -13,10 +13,10 @@ from dataclasses import replace
 from codegen.emit.lines import comment, source, wrapped
 from codegen.emit.phases import PhaseWriter
 from codegen.emit.rank_code import Places, RankFunction
-from codegen.fresh import Fresh
-from codegen.mesh import Mesh
-from codegen.plan.exprs import mapped
-from codegen.plan.grammar import (
+from codegen.ir.exprs import mapped
+from codegen.ir.fresh import Fresh
+from codegen.ir.indexing import rewritten
+from codegen.ir.plan import (
     ARRIVED,
     POINT,
     Box,
@@ -29,7 +29,7 @@ from codegen.plan.grammar import (
     Store,
     Var,
 )
-from codegen.plan.indexing import rewritten
+from codegen.mesh import Mesh
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.spelling import Binds

@@ -20,7 +20,7 @@ from codegen.emit.spell import (
 )
 from codegen.errors import Place
 from codegen.functions import FUNCTIONS
-from codegen.plan.grammar import (
+from codegen.ir.plan import (
     Apply,
     Bound,
     Branch,

@@ -20,9 +20,11 @@ from codegen.emit.rank_code import Places, RankFunction
 from codegen.emit.spell import combined
 from codegen.emit.stepping import ControlWriter
 from codegen.functions import FUNCTIONS
-from codegen.image.gufunc import c_types
-from codegen.plan.fed_in_place import where_fields_lie
-from codegen.plan.grammar import (
+from codegen.graph.image_constants import constant_places
+from codegen.gufunc import c_types
+from codegen.ir.names import identifier
+from codegen.ir.overlays import overlays
+from codegen.ir.plan import (
     Array,
     Exchange,
     Expect,
@@ -33,10 +35,8 @@ from codegen.plan.grammar import (
     Plan,
     Print,
 )
-from codegen.plan.image_constants import constant_places
-from codegen.plan.names import identifier
-from codegen.plan.overlays import overlays
-from codegen.plan.steps import simple_works, walk_steps
+from codegen.ir.steps import simple_works, walk_steps
+from codegen.plan.fed_in_place import where_fields_lie
 from codegen.routine_trials import Word
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.spelling import Binds

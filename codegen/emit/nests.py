@@ -12,10 +12,10 @@ from codegen.dtypes import DType
 from codegen.emit.expressions import single
 from codegen.emit.function import CFunction
 from codegen.emit.spell import combined, converted, element, literal, stored, suffix
-from codegen.fresh import Fresh
 from codegen.functions import OPENMP, neutral
-from codegen.library_routines import KEEP_ROUTINE
-from codegen.plan.grammar import (
+from codegen.ir.fresh import Fresh
+from codegen.ir.names import identifier
+from codegen.ir.plan import (
     KEEPS,
     Bound,
     Buffer,
@@ -27,8 +27,8 @@ from codegen.plan.grammar import (
     Sweep,
     Var,
 )
-from codegen.plan.lookahead import PIECE
-from codegen.plan.names import identifier
+from codegen.library_routines import KEEP_ROUTINE
+from codegen.loops.lookahead import PIECE
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.spelling import Binds, Text, c_operand
@@ -311,7 +311,7 @@ class NestWriter(CFunction):
 
 
 def total_of(f: Keep) -> DType:
-    assert f.total is not None, "passes/settle.py says in which type a fold is computed"
+    assert f.total is not None, "loops/schedule.py says in which type a fold is computed"
     return f.total
 
 

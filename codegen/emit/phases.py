@@ -15,7 +15,7 @@ from codegen.emit.nests import NestWriter
 from codegen.emit.shared_works import SharedCall, SharedWorks
 from codegen.emit.spell import combined, literal, storage_suffix, suffix
 from codegen.functions import FUNCTIONS, neutral, neutral_sign
-from codegen.plan.grammar import (
+from codegen.ir.plan import (
     Argument,
     Buffer,
     Choice,
@@ -111,7 +111,7 @@ class PhaseWriter(NestWriter):
                 for k in self.arms(work):
                     self.works(work.arms[k])
             case Reduce():
-                raise AssertionError("passes/settle.py leaves no Reduce")
+                raise AssertionError("loops/schedule.py leaves no Reduce")
 
     # ---- lanes -----------------------------------------------------------------------------------
 

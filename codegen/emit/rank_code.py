@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Container
 
 from codegen.emit.function import CFunction
-from codegen.plan.grammar import Buffer, Let, Loop, Plan, Runtime
-from codegen.plan.names import buffer_names, identifier
-from codegen.plan.steps import walk_steps
+from codegen.ir.names import buffer_names, identifier
+from codegen.ir.plan import Buffer, Let, Loop, Plan, Runtime
+from codegen.ir.steps import walk_steps
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.spelling import Binds, Text, c_operand
 

@@ -15,8 +15,8 @@ from codegen.emit.alike import differing, tokens
 from codegen.emit.exchange_code import beginning, box_bodies, box_head, over, says
 from codegen.emit.lines import comment, source, wrapped
 from codegen.emit.rank_code import Places
-from codegen.plan.grammar import Exchange, Plan
-from codegen.plan.steps import walk_steps
+from codegen.ir.plan import Exchange, Plan
+from codegen.ir.steps import walk_steps
 
 LEAST_USES = 3
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from codegen.emit.alike import differing, kind, numbers, plain, tokens
 from codegen.emit.cutting import NOINLINE
 from codegen.emit.lines import comment, wrapped
-from codegen.fresh import Fresh
-from codegen.plan.grammar import KEEPS, Buffer, Lane, Nest, Phase, Plan, Runtime, Store, Work
-from codegen.plan.steps import walk_steps
+from codegen.ir.fresh import Fresh
+from codegen.ir.plan import KEEPS, Buffer, Lane, Nest, Phase, Plan, Runtime, Store, Work
+from codegen.ir.steps import walk_steps
 
 if TYPE_CHECKING:  # phases.py writes their calls
     from codegen.emit.phases import PhaseWriter

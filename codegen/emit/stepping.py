@@ -21,7 +21,7 @@ from codegen.emit.phases import PhaseWriter
 from codegen.emit.rank_code import Places, RankFunction
 from codegen.emit.shared_exchanges import SharedExchanges
 from codegen.emit.shared_works import SharedWorks
-from codegen.plan.grammar import (
+from codegen.ir.plan import (
     Branch,
     Default,
     Exchange,
@@ -29,14 +29,17 @@ from codegen.plan.grammar import (
     Let,
     Load,
     Loop,
+    More,
     Phase,
     Plan,
     Point,
     Print,
+    Save,
+    Send,
     Step,
+    Take,
 )
-from codegen.plan.handed import More, Save, Send, Take
-from codegen.plan.steps import inner_steps, is_asked, operations, walk_steps
+from codegen.ir.steps import inner_steps, is_asked, operations, walk_steps
 from codegen.symbolic.spelling import Binds
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from codegen.errors import Place
 from codegen.explain.traffic import Traffic
-from codegen.ir import Module, Op, Region, Value, layout_text, walk
-from codegen.layouts.cuts import layout_of
+from codegen.ir.cuts import layout_of
+from codegen.ir.graph import Module, Op, Region, Value, layout_text, walk
 from codegen.layouts.demands import Demands
 from codegen.mesh import LayoutEntry
 from codegen.ops import Fourier, Kernel, Loop, MatMul

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from codegen.plan.grammar import (
+from codegen.ir.indexing import leaves
+from codegen.ir.plan import (
     Apply,
     Exchange,
     Expect,
@@ -25,8 +26,7 @@ from codegen.plan.grammar import (
     Simple,
     Step,
 )
-from codegen.plan.indexing import leaves
-from codegen.plan.steps import simple_works, step_buffers, walk_steps, work_buffers
+from codegen.ir.steps import simple_works, step_buffers, walk_steps, work_buffers
 
 Key = int | str  # a buffer's number, or the name of what a nest keeps
 

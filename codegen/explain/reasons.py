@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 from codegen.errors import Place
 from codegen.explain import advice
 from codegen.explain.traffic import Meter, Traffic
-from codegen.ir import Input, Module, Op, Region, Value, layout_text, walk
-from codegen.kit import global_ops
-from codegen.layouts import propagation
+from codegen.graph import layout_propagation
+from codegen.graph.builder import global_ops
+from codegen.ir import plan
+from codegen.ir.cuts import Window, home, layout_of
+from codegen.ir.graph import Input, Module, Op, Region, Value, layout_text, walk
+from codegen.ir.graph_text import user_text
+from codegen.ir.steps import walk_steps
 from codegen.layouts.costs import bytes_of
-from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.demands import Demands
 from codegen.ops import (
     Branch,
@@ -32,9 +35,6 @@ from codegen.ops import (
     Take,
     Update,
 )
-from codegen.plan import grammar as plan
-from codegen.plan.steps import walk_steps
-from codegen.printer import user_text
 from codegen.symbolic import expr
 from codegen.symbolic.expr import to_json
 from codegen.trace.targets import target_at
@@ -255,7 +255,7 @@ class Explained:
         for k, v in arrays:
             without = replace(v.type, layout=((),) * v.type.ndim)
             types = [*given[:k], without, *given[k + 1 :]]
-            if propagation.laid_out(op.what, types, plain) != value.type:
+            if layout_propagation.laid_out(op.what, types, plain) != value.type:
                 return v
         return arrays[0][1] if arrays else None
 

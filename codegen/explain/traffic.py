@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codegen.errors import ProgramError
-from codegen.ir import Op
-from codegen.layouts.cuts import Cut
+from codegen.ir.cuts import Cut
+from codegen.ir.graph import Op
 from codegen.mesh import Mesh
 from codegen.ops import Exchange
 from codegen.ops.group import Bounds, Span, each

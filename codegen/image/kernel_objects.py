@@ -21,9 +21,9 @@ from numba.np import numpy_support
 
 from codegen.dtypes import DType
 from codegen.errors import KernelError
+from codegen.gufunc import ONLY, Parameter, c_names
 from codegen.image import kernel_refusals as refusals
 from codegen.image import link
-from codegen.image.gufunc import ONLY, Parameter, c_names
 from codegen.places import names_in
 
 # What numba calls by another name, with the same arguments.

@@ -7,7 +7,7 @@ Always holds: work is bounded by the length of the text; only cheap modules are 
 
 from __future__ import annotations
 
-from codegen.check_names import CHECKS
+from codegen.checks.names import CHECKS
 from codegen.image.elf import damaged, printable
 from codegen.symbolic.meaning import ARGUMENTS, MANY, names_in
 
@@ -181,7 +181,7 @@ _COUNT = integer(0)
 
 
 def returned(value: Any, where: str) -> None:
-    """Check a tree as codegen.ir.Returned says; `leaves` gives the outputs that it holds."""
+    """Check a tree as codegen.ir.graph.Returned says; `leaves` gives the outputs that it holds."""
     level = [value]
     for _ in range(MOST_NESTED + 2):
         level = [tree for node in level for tree in _nested(node, where)]

@@ -1,1 +1,1 @@
-"""Where arrays lie: the layouts of values, and the parts of them that ranks hold and need."""
+"""Room 2 of the middle end: layouts of values, and the parts of them that ranks hold and need."""

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import product
 from math import log2, prod
 
-from codegen.ir import Module, Op, Region, Shape, Value, free_counters, walk
+from codegen.ir.graph import Module, Op, Region, Shape, Value, free_counters, walk
 from codegen.mesh import Mesh
 from codegen.ops import Branch, Exchange, Fold, Loop, Move
 from codegen.ops.group import each

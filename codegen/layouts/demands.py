@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from codegen.errors import Place
-from codegen.ir import Module, Op, Region, Value, free_values
-from codegen.kit import global_ops
-from codegen.layouts import cuts
-from codegen.layouts.cuts import Cut, Window, home, layout_of
+from codegen.graph.builder import global_ops
+from codegen.ir import cuts
+from codegen.ir.cuts import Cut, Window, home, layout_of
+from codegen.ir.graph import Module, Op, Region, Value, free_values
+from codegen.layouts.fetch_or_recompute import moves_less
+from codegen.layouts.ghost_cells import Rooms
 from codegen.layouts.localize import Localizer
-from codegen.layouts.rooms import Rooms
-from codegen.layouts.shifted import moves_less
 from codegen.mesh import LayoutEntry
 from codegen.ops import Branch, Loop, Map, Relayout, Roll, Send, ShardMap, Transpose
 from codegen.symbolic import expr

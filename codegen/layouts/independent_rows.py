@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from codegen.errors import Place
-from codegen.ir import Entry, Module, Op, Output, Region, Scalar, Value, free_values, walk
-from codegen.layouts import cuts
-from codegen.layouts.cuts import Cut, Window
+from codegen.ir import cuts
+from codegen.ir.cuts import Cut, Window
+from codegen.ir.graph import Entry, Module, Op, Output, Region, Scalar, Value, free_values, walk
 from codegen.layouts.localize import Localizer
 from codegen.mesh import Axis, Mesh
 from codegen.ops import Branch, Expect, Feeding, Full, Let, Loop, Point, Print, Reduce, Save

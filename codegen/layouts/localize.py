@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from codegen import dtypes
 from codegen.dtypes import DType
-from codegen.ir import Op, Shape, Value
-from codegen.kit import Builder
-from codegen.layouts import cuts
-from codegen.layouts.cuts import Cut, Window
+from codegen.graph.builder import Builder
+from codegen.ir import cuts
+from codegen.ir.cuts import Cut, Window
+from codegen.ir.graph import Op, Shape, Value
 from codegen.mesh import LayoutEntry, Mesh
 from codegen.ops import (
     Broadcast,

@@ -11,10 +11,10 @@ from typing import Any
 
 from codegen import mesh
 from codegen.errors import Place
-from codegen.ir import ArrayType, Op, Shape, Value
-from codegen.kit import Builder
-from codegen.layouts import cuts
-from codegen.layouts.cuts import Window, home, layout_of
+from codegen.graph.builder import Builder
+from codegen.ir import cuts
+from codegen.ir.cuts import Window, home, layout_of
+from codegen.ir.graph import ArrayType, Op, Shape, Value
 from codegen.layouts.demands import Demands
 from codegen.ops import Exchange, Kind, Move, Reshape, Slice
 from codegen.ops.group import along

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codegen import dtypes
-from codegen.ir import ArrayType, Op, Shape
+from codegen.ir import plan
+from codegen.ir.graph import ArrayType, Op, Shape
 from codegen.mesh import Layout
 from codegen.ops.kind import Kind, Types
-from codegen.plan import grammar, handed
 
 if TYPE_CHECKING:
-    from codegen.passes.to_loops import Maker
+    from codegen.loops.to_loops import Maker
 
 # Of a rank's part of a field: shape and layout of the whole.
 Homes = tuple[tuple[Shape, Layout], ...]
@@ -51,7 +51,7 @@ class Take(Feeding):
 
     def steps(self, op: Op, at: Maker) -> None:
         arrays = _arrays(self.fields, [v.type for v in op.results], self.homes)
-        at.add(handed.Take(at.numbered(), self.feed, op.results, arrays, op.place))
+        at.add(plan.Take(at.numbered(), self.feed, op.results, arrays, op.place))
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class More(Feeding):
         return ()
 
     def steps(self, op: Op, at: Maker) -> None:
-        at.add(handed.More(self.feed, op.result, op.place))
+        at.add(plan.More(self.feed, op.result, op.place))
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class Send(Feeding):
 
     def steps(self, op: Op, at: Maker) -> None:
         arrays = _arrays(self.fields, [v.type for v in op.operands], self.homes)
-        at.add(handed.Send(at.numbered(), self.feed, op.operands, arrays, op.place))
+        at.add(plan.Send(at.numbered(), self.feed, op.operands, arrays, op.place))
 
 
-def _arrays(names: Sequence[str], types: Types, homes: Homes) -> tuple[grammar.Home, ...]:
-    return tuple(grammar.Home(name, t.dtype, t.shape, (*home, None))
+def _arrays(names: Sequence[str], types: Types, homes: Homes) -> tuple[plan.Home, ...]:
+    return tuple(plan.Home(name, t.dtype, t.shape, (*home, None))
                  for name, t, home in zip(names, types, homes, strict=True))

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from codegen.ir import ArrayType, Op, Value
-from codegen.layouts.cuts import Window
+from codegen.ir.cuts import Window
+from codegen.ir.graph import ArrayType, Op, Value
 from codegen.mesh import Layout
 from codegen.ops.kind import Array, Eval, Kind, Stated, Types
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
 if TYPE_CHECKING:
-    from codegen.kit import Builder
+    from codegen.graph.builder import Builder
     from codegen.layouts.localize import Localizer
     from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse

@@ -16,24 +16,24 @@ import numpy as np
 
 from codegen.dtypes import DType
 from codegen.errors import InternalError
-from codegen.ir import ArrayType, Op, Shape, Value
-from codegen.layouts import cuts
-from codegen.layouts.cuts import Cut, Window
+from codegen.ir import cuts
+from codegen.ir.cuts import Cut, Window
+from codegen.ir.graph import ArrayType, Op, Shape, Value
+from codegen.ir.indexing import affine, loop_vars, positions, strides
+from codegen.ir.plan import Caller, Load, Part
 from codegen.library_routines import LETTERS, named_in
 from codegen.mesh import joined_layout
 from codegen.ops.kind import Array, Eval, Kind, Types, extents, layout_of
 from codegen.ops.matmul import shared
 from codegen.ops.views import Broadcast
-from codegen.plan.grammar import Caller, Load, Part
-from codegen.plan.indexing import affine, loop_vars, positions, strides
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
-    from codegen.kit import Builder
+    from codegen.checks.instrument import Instrument
+    from codegen.graph.builder import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.instrument import Instrument
-    from codegen.passes.to_loops import Maker
+    from codegen.loops.to_loops import Maker
     from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 

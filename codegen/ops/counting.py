@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from codegen.ir import Op, Shape, Value
-from codegen.layouts.cuts import Cut
+from codegen.ir.cuts import Cut
+from codegen.ir.graph import Op, Shape, Value
 from codegen.ops.control import Relayout
 from codegen.ops.maps import Map
 from codegen.ops.reshapes import Reshape

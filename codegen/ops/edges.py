@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen.ir import ArrayType, Op, Value
-from codegen.layouts.cuts import Window, of_result
+from codegen.ir.cuts import Window, of_result
+from codegen.ir.graph import ArrayType, Op, Value
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
 from codegen.ops.sources import Full
 from codegen.ops.views import Broadcast, Slice, Update
@@ -17,7 +17,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
-    from codegen.kit import Builder
+    from codegen.graph.builder import Builder
     from codegen.layouts.localize import Localizer
     from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse

@@ -6,16 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from codegen.ir import ArrayType, Op, Shape, Value
+from codegen.ir import plan
+from codegen.ir.graph import ArrayType, Op, Shape, Value
 from codegen.mesh import Layout
 from codegen.ops.kind import Array, Eval, Kind, Types
-from codegen.plan import grammar as plan
-from codegen.plan import handed
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
-    from codegen.passes.to_loops import Maker
+    from codegen.loops.to_loops import Maker
     from codegen.trace.batching.batch import Batch
 
 POSITION = "@"  # a spec of an `expect`: where the element is
@@ -110,7 +109,7 @@ class Save(Kind):
         (v,) = op.operands
         home = None if self.home is None else (*self.home, None)
         array = plan.Home(self.series, v.type.dtype, v.type.shape, home)
-        at.add(handed.Save(self.series, self.every, op.operands, (array,), op.place))
+        at.add(plan.Save(self.series, self.every, op.operands, (array,), op.place))
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,18 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.functions import neutral
-from codegen.ir import ArrayType, Op, Value
+from codegen.ir.graph import ArrayType, Op, Value
 from codegen.ops.group import Bounds, Group, Near, Wraps, common, each, poison, within
 from codegen.ops.kind import Array, Kind, Types, extents
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, IntLike, Sym
 
 if TYPE_CHECKING:
-    from codegen.claims import Claims
+    from codegen.checks.claims import Claims
+    from codegen.checks.instrument import Instrument
     from codegen.explain.traffic import Meter, Traffic
-    from codegen.passes.instrument import Instrument
-    from codegen.passes.to_loops import Maker
-    from codegen.plan.boxes import Sides
+    from codegen.loops.exchange_boxes import Sides
+    from codegen.loops.to_loops import Maker
     from codegen.trace.batching.batch import Batch
 
 Axes = tuple[str, ...]

@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codegen import dtypes
-from codegen.image import gufunc
-from codegen.ir import ArrayType, Op, Value
-from codegen.layouts import cuts
-from codegen.layouts.cuts import Window
+from codegen import dtypes, gufunc
+from codegen.ir import cuts
+from codegen.ir.cuts import Window
+from codegen.ir.graph import ArrayType, Op, Value
+from codegen.ir.indexing import loop_vars, positions
+from codegen.ir.plan import Argument, KernelCall
 from codegen.ops.kind import Array, Eval, Stated, extents
 from codegen.ops.views import Broadcast
-from codegen.plan.grammar import Argument, KernelCall
-from codegen.plan.indexing import loop_vars, positions
 
 if TYPE_CHECKING:
+    from codegen.checks.instrument import Instrument
     from codegen.layouts.localize import Localizer
-    from codegen.passes.instrument import Instrument
-    from codegen.passes.to_loops import Maker
+    from codegen.loops.to_loops import Maker
     from codegen.trace.batching.batch import Batch
 
 # Of an operand, per dim: the result and its dim that a part goes with, and ghost cells; None: whole

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from numpy.typing import NDArray
 
-from codegen.ir import ArrayType, Op, Shape, Value
-from codegen.layouts.cuts import Cut, Window, whole
+from codegen.ir.cuts import Cut, Window, whole
+from codegen.ir.graph import ArrayType, Op, Shape, Value
+from codegen.ir.indexing import Index, loop_vars, positions
 from codegen.mesh import Layout
-from codegen.plan.indexing import Index, loop_vars, positions
 from codegen.symbolic.expr import Expr, IntLike, Sym
 
 if TYPE_CHECKING:  # what rules are given; it asks kinds in turn
-    from codegen.claims import Claims
-    from codegen.kit import Builder
+    from codegen.checks.claims import Claims
+    from codegen.checks.instrument import Instrument
+    from codegen.graph.builder import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.instrument import Instrument
-    from codegen.passes.to_loops import Maker
-    from codegen.plan.access import At, Resolver
+    from codegen.loops.access import At, Resolver
+    from codegen.loops.to_loops import Maker
     from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 

@@ -14,20 +14,20 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.dtypes import DType
-from codegen.ir import ArrayType, Op, Shape, Value
-from codegen.layouts.cuts import Window, whole
+from codegen.ir.cuts import Window, whole
+from codegen.ir.graph import ArrayType, Op, Shape, Value
+from codegen.ir.indexing import loop_vars, positions, ravel
+from codegen.ir.plan import Caller, Part, Var
 from codegen.library_routines import LETTERS, named_in, real_of
 from codegen.mesh import joined_layout
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
-from codegen.plan.grammar import Caller, Part, Var
-from codegen.plan.indexing import loop_vars, positions, ravel
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
-    from codegen.kit import Builder
+    from codegen.graph.builder import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.to_loops import Maker
+    from codegen.loops.to_loops import Maker
     from codegen.trace.batching.batch import Batch
 
 INFO = dtypes.BY_NAME["int32"]

@@ -11,8 +11,10 @@ import numpy as np
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.functions import COMBINE, neutral_sign
-from codegen.ir import ArrayType, Op, Shape, Value
-from codegen.layouts.cuts import Cut, Window, whole
+from codegen.ir.cuts import Cut, Window, whole
+from codegen.ir.graph import ArrayType, Op, Shape, Value
+from codegen.ir.indexing import Index, loop_vars, or_zero, positions, ravel, with_bounds
+from codegen.ir.plan import Bound, Store
 from codegen.ops.control import Relayout
 from codegen.ops.counting import counted, within
 from codegen.ops.group import combine
@@ -21,17 +23,15 @@ from codegen.ops.maps import Map
 from codegen.ops.reshapes import OnceAtZero
 from codegen.ops.sources import Full, Iota
 from codegen.ops.views import Broadcast, Transpose, Update
-from codegen.plan.grammar import Bound, Store
-from codegen.plan.indexing import Index, loop_vars, or_zero, positions, ravel, with_bounds
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
-    from codegen.claims import Claims
-    from codegen.kit import Builder
+    from codegen.checks.claims import Claims
+    from codegen.graph.builder import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.to_loops import Maker
-    from codegen.plan.access import At, Resolver
+    from codegen.loops.access import At, Resolver
+    from codegen.loops.to_loops import Maker
     from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 

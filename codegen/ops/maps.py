@@ -12,21 +12,21 @@ from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import InternalError
 from codegen.functions import FUNCTIONS
-from codegen.ir import ArrayType, Op, Shape, Value
-from codegen.layouts.cuts import Cut, Window
+from codegen.ir.cuts import Cut, Window
+from codegen.ir.graph import ArrayType, Op, Shape, Value
+from codegen.ir.indexing import Index, apply
 from codegen.mesh import joined_layout
 from codegen.ops.exchanges import Fold
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
-from codegen.partials import FLAT, PARTIALS, of_power
-from codegen.plan.indexing import Index, apply
-from codegen.plan.magnitudes import compared
+from codegen.ops.magnitudes import compared
+from codegen.ops.partials import FLAT, PARTIALS, of_power
 from codegen.symbolic.expr import const
 
 if TYPE_CHECKING:
-    from codegen.kit import Builder
+    from codegen.checks.instrument import Instrument
+    from codegen.graph.builder import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.instrument import Instrument
-    from codegen.plan.access import At, Resolver
+    from codegen.loops.access import At, Resolver
     from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 

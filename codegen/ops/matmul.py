@@ -10,24 +10,23 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.dtypes import DType
-from codegen.ir import ArrayType, Op, Shape, Value
-from codegen.layouts import cuts
-from codegen.layouts.cuts import Cut, Window
+from codegen.ir import cuts, plan
+from codegen.ir.cuts import Cut, Window
+from codegen.ir.graph import ArrayType, Op, Shape, Value
+from codegen.ir.indexing import affine, loop_vars, positions, ravel
+from codegen.ir.plan import Caller, LibraryCall, Part
 from codegen.library_routines import LETTERS, MOST, named_in
 from codegen.mesh import joined_layout
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
 from codegen.ops.views import Broadcast, Transpose
-from codegen.plan import grammar as plan
-from codegen.plan.grammar import Caller, LibraryCall, Part
-from codegen.plan.indexing import affine, loop_vars, positions, ravel
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
-    from codegen.kit import Builder
+    from codegen.checks.instrument import Instrument
+    from codegen.graph.builder import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.instrument import Instrument
-    from codegen.passes.to_loops import Maker
+    from codegen.loops.to_loops import Maker
     from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codegen import dtypes
-from codegen.ir import ArrayType, Op, Value
-from codegen.layouts.cuts import Window, whole
+from codegen.ir.cuts import Window, whole
+from codegen.ir.graph import ArrayType, Op, Value
+from codegen.ir.indexing import loop_vars, positions, ravel
+from codegen.ir.plan import Argument, KernelCall, Store
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
 from codegen.ops.reductions import Lane
-from codegen.plan.grammar import Argument, KernelCall, Store
-from codegen.plan.indexing import loop_vars, positions, ravel
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
-    from codegen.kit import Builder
+    from codegen.graph.builder import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.to_loops import Maker
+    from codegen.loops.to_loops import Maker
     from codegen.trace.batching.batch import Batch
 
 

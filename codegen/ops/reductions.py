@@ -10,28 +10,28 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.functions import COMBINE, neutral, neutral_sign
-from codegen.ir import ArrayType, Op, Shape, Value
-from codegen.layouts.cuts import Cut, Window, whole
+from codegen.ir import plan
+from codegen.ir.cuts import Cut, Window, whole
+from codegen.ir.graph import ArrayType, Op, Shape, Value
+from codegen.ir.indexing import loop_vars, positions, ravel, strides
 from codegen.ops import running_back
 from codegen.ops.exchanges import Fold
 from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, behind, dropped, layout_of
 from codegen.ops.lookups import Gather, Scatter
 from codegen.ops.maps import Map
+from codegen.ops.partials import PARTIALS
 from codegen.ops.reshapes import OnceAtZero
 from codegen.ops.sources import Iota
 from codegen.ops.views import Broadcast, Slice
-from codegen.partials import PARTIALS
-from codegen.plan import grammar as plan
-from codegen.plan.indexing import loop_vars, positions, ravel, strides
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
-    from codegen.kit import Builder
+    from codegen.checks.instrument import Instrument
+    from codegen.graph.builder import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.instrument import Instrument
-    from codegen.passes.to_loops import Maker
+    from codegen.loops.to_loops import Maker
     from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 

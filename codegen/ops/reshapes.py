@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codegen.errors import InternalError
-from codegen.groups import DimGroup, groups, reshaped_layout
-from codegen.ir import ArrayType, Op, Shape, Value
-from codegen.layouts import cuts
-from codegen.layouts.cuts import Cut, Window
+from codegen.ir import cuts
+from codegen.ir.cuts import Cut, Window
+from codegen.ir.graph import ArrayType, Op, Shape, Value
+from codegen.ir.indexing import Index, loop_vars, match_dims, positions, ravel
+from codegen.ir.plan import Store
 from codegen.mesh import Mesh
 from codegen.ops.kind import Array, Eval, Types, extents, layout_of
+from codegen.ops.reshape_groups import DimGroup, groups, reshaped_layout
 from codegen.ops.views import Slice, View
-from codegen.plan.grammar import Store
-from codegen.plan.indexing import Index, loop_vars, match_dims, positions, ravel
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, product
 
 if TYPE_CHECKING:
-    from codegen.kit import Builder
+    from codegen.graph.builder import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.to_loops import Maker
-    from codegen.plan.access import At, Resolver
+    from codegen.loops.access import At, Resolver
+    from codegen.loops.to_loops import Maker
     from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 

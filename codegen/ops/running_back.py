@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from codegen import dtypes
-from codegen.ir import Op, Shape, Value
+from codegen.ir.graph import Op, Shape, Value
 from codegen.ops.lookups import Scatter
 from codegen.ops.reshapes import OnceAtZero
 from codegen.ops.sources import Iota

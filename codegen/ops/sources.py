@@ -10,19 +10,19 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.dtypes import DType
-from codegen.ir import ArrayType, Op, Shape, Value
-from codegen.layouts.cuts import Window
+from codegen.ir.cuts import Window
+from codegen.ir.graph import ArrayType, Op, Shape, Value
+from codegen.ir.indexing import Index, ravel
+from codegen.ir.plan import Integer, Literal, Load, Runtime
 from codegen.ops.kind import Array, Eval, Kind, Types, extents
-from codegen.plan.grammar import Integer, Literal, Load, Runtime
-from codegen.plan.indexing import Index, ravel
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
-    from codegen.kit import Builder
+    from codegen.graph.builder import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.to_loops import Maker
-    from codegen.plan.access import At, Resolver
+    from codegen.loops.access import At, Resolver
+    from codegen.loops.to_loops import Maker
 
 
 

@@ -13,14 +13,14 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.dtypes import DType
-from codegen.ir import Op, Shape
+from codegen.ir.graph import Op, Shape
 from codegen.library_routines import real_of
 from codegen.ops.kind import Array
 from codegen.ops.lapack import INFO, Factor, Members
 from codegen.symbolic import expr
 
 if TYPE_CHECKING:
-    from codegen.passes.to_loops import Maker
+    from codegen.loops.to_loops import Maker
 
 _BLOCK = 64  # columns that LAPACK takes at once: more workspace makes it no faster
 

@@ -15,19 +15,19 @@ import numpy as np
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import InternalError
-from codegen.ir import ArrayType, Op, Value
+from codegen.ir.graph import ArrayType, Op, Value
+from codegen.ir.indexing import affine, loop_vars, positions, strides
+from codegen.ir.plan import Caller, Load, Part
 from codegen.library_routines import named_in
 from codegen.ops.kind import Array, Eval, Types, layout_of
 from codegen.ops.reductions import Lane
 from codegen.ops.views import Broadcast, Slice, Update
-from codegen.plan.grammar import Caller, Load, Part
-from codegen.plan.indexing import affine, loop_vars, positions, strides
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
-    from codegen.passes.instrument import Instrument
-    from codegen.passes.to_loops import Maker
+    from codegen.checks.instrument import Instrument
+    from codegen.loops.to_loops import Maker
     from codegen.trace.derive.reverse import Reverse
 
 # Of the complex type of a real one, and the other way round.

@@ -10,21 +10,21 @@ import numpy as np
 
 from codegen.dtypes import INT64
 from codegen.errors import InternalError
-from codegen.ir import ArrayType, Op, Shape, Value
-from codegen.layouts.cuts import Cut, Window, of_operand, of_result, rolled, whole
+from codegen.ir.cuts import Cut, Window, of_operand, of_result, rolled, whole
+from codegen.ir.graph import ArrayType, Op, Shape, Value
+from codegen.ir.indexing import Index, ravel, rows_kept, waiting_room
+from codegen.ir.plan import Store
 from codegen.ops.kind import Array, Eval, Kind, Types, behind, dropped, extents, layout_of
 from codegen.ops.sources import Iota
-from codegen.plan.grammar import Store
-from codegen.plan.indexing import Index, ravel, rows_kept, waiting_room
 from codegen.symbolic import estimate, expr
 from codegen.symbolic.expr import Expr, as_expr
 
 if TYPE_CHECKING:
-    from codegen.claims import Claims
-    from codegen.kit import Builder
+    from codegen.checks.claims import Claims
+    from codegen.graph.builder import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.to_loops import Maker
-    from codegen.plan.access import At, Resolver
+    from codegen.loops.access import At, Resolver
+    from codegen.loops.to_loops import Maker
     from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 
@@ -136,7 +136,7 @@ def numpy_box(
 @dataclass(frozen=True)
 class Slice(View):
     """result[j] = operand[start + step * j]; start Exprs, step ints (not 0), in bounds; cut: by the
-    arithmetic of codegen.layouts.cuts."""
+    arithmetic of codegen.ir.cuts."""
 
     name = "slice"
     inline = True

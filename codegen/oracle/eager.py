@@ -19,10 +19,9 @@ import ml_dtypes  # noqa: F401  so that NumPy knows the name bfloat16
 import numpy as np
 
 from codegen import dtypes
-from codegen.casts import inexact, may_cast
 from codegen.errors import InputError, LayoutError, MeshError, Place, SpmdError, UsageError
 from codegen.image.manifest import scalar_value
-from codegen.ir import Module, layout_text, walk
+from codegen.ir.graph import Module, layout_text, walk
 from codegen.mesh import Layout, as_written
 from codegen.ops import ShardMap
 from codegen.ops.kind import layout_of
@@ -35,6 +34,7 @@ from codegen.oracle.threads import Crew
 from codegen.places import put_place, user_place
 from codegen.user import held_inputs, named, spec
 from codegen.user.absent import Absent, stand_in_for, stand_in_of
+from codegen.user.casts import inexact, may_cast
 from codegen.user.dims import BoundedDim, extent_of, fixed
 from codegen.user.eager_runs import running_eagerly
 from codegen.user.given_extents import GivenExtents

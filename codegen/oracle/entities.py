@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
-from codegen.casts import inexact
 from codegen.errors import InputError, Place, SpmdError
 from codegen.oracle import eager
 from codegen.oracle.local import local
@@ -22,6 +21,7 @@ from codegen.oracle.saved_items import EndedCall, SavedItems, Takers, both
 from codegen.oracle.streams import EagerStream
 from codegen.user import named, state_paths, state_rules
 from codegen.user.absent import needs_of
+from codegen.user.casts import inexact
 from codegen.user.entry_methods import (
     called_whole,
     no_entry,

@@ -26,7 +26,7 @@ from codegen.errors import (
     UsageError,
 )
 from codegen.image.manifest import ENTRY
-from codegen.ir import INITIAL, Entry, Feed, Input, Module, Op, Region, Shape, Value
+from codegen.ir.graph import INITIAL, Entry, Feed, Input, Module, Op, Region, Shape, Value
 from codegen.ops import (
     POSITION,
     Branch,

@@ -1,1 +1,1 @@
-"""The Plan: loops over buffers, exchanges, steps; and what its makers share."""
+"""Room 4 of the middle end: from loops to compute phases and exchanges in order."""

@@ -9,9 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codegen.plan.grammar import Branch, Buffer, Default, Exchange, Loop, Phase, Plan, Point, Step
-from codegen.plan.handed import More, Take
-from codegen.plan.steps import memory_written, step_buffers, walk_steps, walk_works
+from codegen.ir.plan import (
+    Branch,
+    Buffer,
+    Default,
+    Exchange,
+    Loop,
+    More,
+    Phase,
+    Plan,
+    Point,
+    Step,
+    Take,
+)
+from codegen.ir.steps import memory_written, step_buffers, walk_steps, walk_works
 
 # As csrc/spmd_image.h has them. ALONE: where there is one rank, as others would read the buffer.
 COPIED, ALONE, IN_PLACE = range(3)

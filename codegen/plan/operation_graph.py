@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from codegen.errors import Place
-from codegen.plan.exprs import exprs
-from codegen.plan.grammar import (
+from codegen.ir.exprs import exprs
+from codegen.ir.overlays import Overlays, overlays
+from codegen.ir.plan import (
     Branch,
     Choice,
     Default,
@@ -24,17 +25,19 @@ from codegen.plan.grammar import (
     LibraryCall,
     Load,
     Loop,
+    More,
     Phase,
     Plan,
     Point,
     Print,
+    Save,
+    Send,
     Step,
+    Take,
     Turns,
     Work,
 )
-from codegen.plan.handed import More, Save, Send, Take
-from codegen.plan.overlays import Overlays, overlays
-from codegen.plan.steps import (
+from codegen.ir.steps import (
     inner_steps,
     inner_works,
     memory_read,

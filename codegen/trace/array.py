@@ -17,7 +17,7 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import MissingError, Place, ProgramError, TracedValueError, UnsupportedError
-from codegen.ir import ArrayType, Shape, Value
+from codegen.ir.graph import ArrayType, Shape, Value
 from codegen.mesh import Layout, Mesh, as_written, local_extent
 from codegen.ops import Relayout, Symbolic
 from codegen.places import is_user_file

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from codegen.ir import ArrayType
+from codegen.ir.graph import ArrayType
 from codegen.mesh import block_extent, block_offset
 from codegen.ops import Full, Lu, Move, Qr, Relayout, Swapped, Triangular, Update
 from codegen.ops.group import Bounds

@@ -17,9 +17,9 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import KernelError, Place
+from codegen.gufunc import Parameter, Signature
 from codegen.image import c_objects, prototypes, target
 from codegen.image.c_objects import FunctionInC, Passed
-from codegen.image.gufunc import Parameter, Signature
 from codegen.image.prototypes import CParameter
 from codegen.trace.array import Array, Number
 from codegen.trace.control.conversion import convert

@@ -19,7 +19,7 @@ import numpy as np
 from codegen import dtypes, ops
 from codegen.errors import Place, ProgramError, SpmdError
 from codegen.image.manifest import ENTRY
-from codegen.ir import (
+from codegen.ir.graph import (
     INITIAL,
     ArrayType,
     Entry,

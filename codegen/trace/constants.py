@@ -12,7 +12,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import DtypeError, ShapeError
-from codegen.ir import Shape, Value
+from codegen.ir.graph import Shape, Value
 from codegen.ops import Broadcast, Const, Full, Iota, Map
 from codegen.symbolic import expr
 from codegen.trace.context import Context

@@ -18,8 +18,9 @@ import numpy as np
 
 from codegen.dtypes import INT64
 from codegen.errors import Place, ProgramError, TracedValueError, UnsupportedError, UsageError
-from codegen.fresh import Fresh
-from codegen.ir import (
+from codegen.graph import layout_propagation
+from codegen.ir.fresh import Fresh
+from codegen.ir.graph import (
     ArrayType,
     Condition,
     Entry,
@@ -32,7 +33,6 @@ from codegen.ir import (
     StateArray,
     Value,
 )
-from codegen.layouts import propagation
 from codegen.mesh import Axis, Layout, Mesh
 from codegen.ops import Full, Kind
 from codegen.places import user_frame, user_place
@@ -294,7 +294,7 @@ class Context:
         given = [v.type for v in operands]
         types = what.infer(given)
         if not self.rank_view:
-            types = [propagation.laid_out(what, given, t) for t in types]
+            types = [layout_propagation.laid_out(what, given, t) for t in types]
         place = place or self.place or user_place()
         hint = assigned_name(place) or what.called
         results = tuple(

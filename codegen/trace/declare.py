@@ -22,8 +22,17 @@ from codegen.errors import (
     UsageError,
 )
 from codegen.image.manifest import ENTRY
-from codegen.ir import ArrayType, Input, Region, Scalar, Shape, Value, free_counters, free_values
-from codegen.layouts import cuts
+from codegen.ir import cuts
+from codegen.ir.graph import (
+    ArrayType,
+    Input,
+    Region,
+    Scalar,
+    Shape,
+    Value,
+    free_counters,
+    free_values,
+)
 from codegen.mesh import Layout, Owned, checked_text, local_offset
 from codegen.ops import Full, Iota, Map, Reshape, RunScalar
 from codegen.places import user_place

@@ -15,7 +15,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import ProgramError, ShapeError
-from codegen.ir import Shape, Value
+from codegen.ir.graph import Shape, Value
 from codegen.ops import POSITION, Expect, Map
 from codegen.progress import ARRAY, FIELD
 from codegen.symbolic import expr

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from codegen.answers import unanswerable
 from codegen.errors import ProgramError, ShapeError, TracedValueError
-from codegen.ir import ArrayType, Feed, Module, Op, Shape, layout_text, walk
+from codegen.graph.feed_answers import unanswerable
+from codegen.ir.graph import ArrayType, Feed, Module, Op, Shape, layout_text, walk
 from codegen.mesh import Layout, local_extent
 from codegen.ops import More, Send, Take
 from codegen.ops.batches import Homes

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from codegen.errors import Place, ProgramError, UsageError
-from codegen.ir import Module
+from codegen.ir.graph import Module
 from codegen.places import program_files, user_place
 from codegen.trace.classes import Entity
 from codegen.trace.context import Context, eager_current

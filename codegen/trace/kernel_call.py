@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from codegen import gufunc
 from codegen.errors import KernelError, Place
-from codegen.image import gufunc
-from codegen.image.gufunc import Signature
+from codegen.gufunc import Signature
 from codegen.image.kernel_source import Reading
 from codegen.image.prototypes import RESERVED
 from codegen.symbolic import expr

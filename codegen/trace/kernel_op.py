@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from codegen import ops
-from codegen.image.gufunc import ONLY
-from codegen.ir import ArrayType, Value
+from codegen.gufunc import ONLY
+from codegen.ir.graph import ArrayType, Value
 from codegen.mesh import Layout, LayoutEntry
 from codegen.ops import Edge, Full, Relayout, Roll
 from codegen.symbolic import expr

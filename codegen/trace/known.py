@@ -14,7 +14,7 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.dtypes import DType
-from codegen.ir import Value
+from codegen.ir.graph import Value
 from codegen.trace.array import Array
 from codegen.trace.context import Context
 from codegen.trace.storage import Known, Storage

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import UsageError
-from codegen.ir import Value
+from codegen.ir.graph import Value
 from codegen.ops import Print
 from codegen.progress import ERROR, MARK, OPEN
 from codegen.suggest import meant

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.check_names import CHECKS
+from codegen.checks.names import CHECKS
 from codegen.errors import (
     LayoutError,
     MissingError,
@@ -27,11 +27,11 @@ from codegen.errors import (
     UnsupportedError,
     UsageError,
 )
-from codegen.ir import Condition, Module, Output, Returned
-from codegen.layouts.choosing import choose
+from codegen.graph.predicated import predicated
+from codegen.ir.graph import Condition, Module, Output, Returned
+from codegen.layouts.input_layouts import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
 from codegen.places import place_in, program_files, put_place, user_place
-from codegen.predicated import predicated
 from codegen.suggest import meant
 from codegen.trace import registration  # noqa: F401  # what those below need of those above
 from codegen.trace.context import CapturedAgain, Context, Limits

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from codegen.errors import ProgramError, UnsupportedError, UsageError
-from codegen.ir import Module, Op, walk
+from codegen.ir.graph import Module, Op, walk
 from codegen.ops import Save
 from codegen.places import user_place
 from codegen.trace.array import as_array

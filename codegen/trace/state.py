@@ -18,8 +18,8 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.dtypes import DType
-from codegen.ir import ArrayType, Shape
-from codegen.layouts import propagation
+from codegen.graph import layout_propagation
+from codegen.ir.graph import ArrayType, Shape
 from codegen.mesh import Layout
 from codegen.symbolic import expr
 from codegen.trace.array import Array, Number
@@ -290,7 +290,7 @@ def joined(a: LeafType, b: LeafType) -> LeafType | None:
     """Return one type for both: a weak one adapts to the other; None where they do not agree."""
     if len(a.shape) != len(b.shape):
         return None
-    layout = propagation.met(a.array, b.array).layout
+    layout = layout_propagation.met(a.array, b.array).layout
     if not all(expr.equal(m, n) for m, n in zip(a.shape, b.shape)):
         return None
     if a.dtype == b.dtype:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from codegen.dtypes import DType
-from codegen.ir import ArrayType, Value
+from codegen.ir.graph import ArrayType, Value
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace import view

@@ -22,9 +22,9 @@ from codegen.errors import (
     UnsupportedError,
     UsageError,
 )
-from codegen.ir import ArrayType, Op, Value
-from codegen.layouts import cuts
-from codegen.layouts.cuts import Cut, Window
+from codegen.ir import cuts
+from codegen.ir.cuts import Cut, Window
+from codegen.ir.graph import ArrayType, Op, Value
 from codegen.mesh import Layout, joined_layout
 from codegen.ops import Exchange, Kind, Slice
 from codegen.ops.kind import Array as NumpyArray
@@ -41,7 +41,7 @@ from codegen.trace.numpy.elementwise import example_of_difference, shape_text
 from codegen.user.absent import computed, needs_of
 
 if TYPE_CHECKING:  # what rules are given
-    from codegen.kit import Builder
+    from codegen.graph.builder import Builder
     from codegen.layouts.localize import Localizer
     from codegen.trace.batching.batch import Batch
 

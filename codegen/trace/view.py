@@ -18,7 +18,7 @@ from codegen import dtypes, ops
 from codegen.dtypes import DType
 from codegen.errors import ProgramError
 from codegen.functions import FUNCTIONS
-from codegen.ir import Shape, Value
+from codegen.ir.graph import Shape, Value
 from codegen.ops import Broadcast, Diagonal, Reshape, Slice, Transpose
 from codegen.symbolic.expr import Expr, as_expr, const
 from codegen.trace.context import Context

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.image import gufunc
+from codegen import gufunc
 from codegen.user.windows import Box, Form, Start
 
 

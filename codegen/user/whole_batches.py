@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
-from codegen.casts import may_cast, range_text
 from codegen.errors import InputError, MissingError, ProgramError, ShapeError, UsageError
 from codegen.places import user_place
 from codegen.short_batches import MASK, not_given
 from codegen.user import named
+from codegen.user.casts import may_cast, range_text
 from codegen.user.numbers import element_type
 from codegen.user.spec import Spec, is_tree
 

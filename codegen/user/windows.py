@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from codegen.errors import KernelError
-from codegen.image.gufunc import Follows
+from codegen.gufunc import Follows
 
 Sides = tuple[int, int]
 Halo = tuple[Sides | None, ...]

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from codegen.errors import Place
-from codegen.plan.grammar import Box, Branch, Default, Exchange, Load, Loop, Plan, Step
-from codegen.plan.steps import is_asked
+from codegen.ir.plan import Box, Branch, Default, Exchange, Load, Loop, Plan, Step
+from codegen.ir.steps import is_asked
 from codegen.symbolic.expr import Expr, Sym, to_json
 from codegen.verify.exchange_table import ExchangeTable
 

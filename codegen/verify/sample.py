@@ -14,8 +14,8 @@ from math import prod
 from codegen.errors import InternalError
 from codegen.image.conditions import broken_condition, broken_route
 from codegen.image.manifest import ENTRY
-from codegen.plan.grammar import Exchange, Let, Plan
-from codegen.plan.steps import walk_steps
+from codegen.ir.plan import Exchange, Let, Plan
+from codegen.ir.steps import walk_steps
 from codegen.symbolic.facts import Values, candidates, environments
 from codegen.symbolic.meaning import names_in
 from codegen.verify.exchange_table import ExchangeTable, Mismatch

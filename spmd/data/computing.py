@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from codegen.casts import is_masked, may_cast, range_text
 from codegen.errors import EnvironmentFault, InputError, Place, SpmdError
 from codegen.short_batches import MASK
+from codegen.user.casts import is_masked, may_cast, range_text
 from codegen.user.named import by_path, held, is_in, of_tree
 from spmd.data.source_tools import ChangedFile, SourceFailed
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.casts import may_cast, range_text
 from codegen.errors import InputError
+from codegen.user.casts import may_cast, range_text
 from spmd.data.colours import (
     adjust_hue,
     brightness,

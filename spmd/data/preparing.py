@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from codegen.casts import may_cast
 from codegen.errors import InputError
+from codegen.user.casts import may_cast
 
 NORMS = ("l2", "l1", "max")
 

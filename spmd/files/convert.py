@@ -10,7 +10,7 @@ import mmap
 import numpy as np
 
 from codegen import dtypes
-from codegen.casts import inexact
+from codegen.user.casts import inexact
 from spmd.arrays import numpy_dtype
 from spmd.files import npy
 from spmd.files.npy import AT_ONCE

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from codegen import dtypes
-from codegen.casts import may_cast, range_text
 from codegen.errors import InputError, SpmdError, UsageError
 from codegen.places import is_user_file, place_at
 from codegen.short_batches import MASK, not_given
 from codegen.user import whole_batches
+from codegen.user.casts import may_cast, range_text
 from codegen.user.named import by_path
 from spmd.engine.feed_rings import FedFeed, FeedField, FeedRing, are_idle
 from spmd.launch.processes import say

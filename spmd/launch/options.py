@@ -6,7 +6,7 @@ Always holds: a name, its type, its default, how it is read and what it means st
 
 from __future__ import annotations
 
-from codegen.check_names import checks_of
+from codegen.checks.names import checks_of
 from spmd import texts
 
 TYPE_CHECKING = False

@@ -12,7 +12,7 @@ import os
 import sys
 from mmap import mmap
 
-from codegen.check_names import POINTS, built_with
+from codegen.checks.names import POINTS, built_with
 from codegen.errors import UsageError
 from codegen.user import named
 from spmd import report

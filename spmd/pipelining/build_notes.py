@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.dtypes import BY_NAME
 from codegen.explain.reasons import place_row
-from codegen.ir import ArrayType
+from codegen.ir.graph import ArrayType
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import to_json

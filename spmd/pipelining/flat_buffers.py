@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-from codegen.ir import ArrayType
+from codegen.ir.graph import ArrayType
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.number import number

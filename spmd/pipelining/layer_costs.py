@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codegen.errors import UsageError
-from codegen.ir import Op
+from codegen.ir.graph import Op
 from codegen.ops import Branch, Loop
 from codegen.places import user_place
 from codegen.symbolic.expr import Expr

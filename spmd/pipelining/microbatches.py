@@ -14,7 +14,7 @@ import numpy as np
 
 import spmd
 from codegen.errors import ShapeError
-from codegen.ir import ArrayType
+from codegen.ir.graph import ArrayType
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array

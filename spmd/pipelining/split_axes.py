@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 import spmd
-from codegen.copies import Copier
-from codegen.ir import ArrayType, Input, Module, Op, Output, Region, Value, walk
-from codegen.kit import Builder
-from codegen.layouts.cuts import layout_of
+from codegen.graph.builder import Builder
+from codegen.graph.clone import Copier
+from codegen.ir.cuts import layout_of
+from codegen.ir.graph import ArrayType, Input, Module, Op, Output, Region, Value, walk
+from codegen.layouts.partition import partition
 from codegen.mesh import Layout, LayoutEntry, Mesh
 from codegen.ops import Branch, Exchange, Fold, Loop
-from codegen.passes.partition import partition
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, local_type, not_given

@@ -15,7 +15,7 @@ import numpy as np
 
 from codegen.dtypes import INT64
 from codegen.errors import ProgramError, ShapeError, SpmdError, UnsupportedError
-from codegen.ir import ArrayType, Op, Region, walk
+from codegen.ir.graph import ArrayType, Op, Region, walk
 from codegen.places import is_ours, put_place, user_place
 from codegen.places import last as last_step
 from codegen.trace.array import Array, as_array

@@ -15,8 +15,8 @@ import numpy as np
 
 import spmd
 from codegen.errors import UsageError
-from codegen.ir import ArrayType
-from codegen.layouts.cuts import block, owned
+from codegen.ir.cuts import block, owned
+from codegen.ir.graph import ArrayType
 from codegen.mesh import Layout, LayoutEntry
 from codegen.places import user_place
 from codegen.suggest import meant

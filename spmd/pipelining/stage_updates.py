@@ -14,8 +14,8 @@ import numpy as np
 
 import spmd
 from codegen.errors import UsageError
-from codegen.ir import ArrayType
-from codegen.layouts.propagation import met
+from codegen.graph.layout_propagation import met
+from codegen.ir.graph import ArrayType
 from codegen.places import user_place
 from codegen.trace.array import Array, as_array, as_value, wrap
 from codegen.trace.context import require_context

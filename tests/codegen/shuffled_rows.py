@@ -17,10 +17,10 @@ from codegen.describe import manifest_of, notes_of
 from codegen.emit.image import emit
 from codegen.image import link
 from codegen.image.target import resolve
-from codegen.plan.exprs import exprs
-from codegen.plan.grammar import Branch, Choice, Default, Loop, Phase, Plan, Turns
+from codegen.ir.exprs import exprs
+from codegen.ir.plan import Branch, Choice, Default, Loop, Phase, Plan, Turns
+from codegen.ir.steps import operations
 from codegen.plan.operation_graph import OperationRow, operation_graph
-from codegen.plan.steps import operations
 from spmd.image import Image
 from spmd.launch import loader
 

@@ -28,7 +28,7 @@ import pytest
 
 import spmd
 from codegen.errors import ProgramError
-from codegen.printer import module_text
+from codegen.ir.graph_text import module_text
 from codegen.trace.control import conversion
 from codegen.trace.control.reads import digest
 

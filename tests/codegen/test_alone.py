@@ -7,8 +7,8 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.plan.grammar import Exchange
-from codegen.plan.steps import walk_steps
+from codegen.ir.plan import Exchange
+from codegen.ir.steps import walk_steps
 
 N = 40
 

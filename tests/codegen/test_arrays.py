@@ -14,7 +14,7 @@ import pytest
 
 import spmd
 from codegen.errors import SpmdError
-from codegen.ir import walk
+from codegen.ir.graph import walk
 from codegen.oracle import interpret
 
 # ruff: noqa: B007

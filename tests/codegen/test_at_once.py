@@ -10,9 +10,9 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import Op, Region, walk
+from codegen.ir.graph import Op, Region, walk
+from codegen.layouts import hoist_products
 from codegen.ops import Loop, MatMul
-from codegen.passes import at_once
 
 N, M = 24, 20
 
@@ -98,7 +98,7 @@ def others():
 
 @pytest.fixture(autouse=True)
 def few_are_enough(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(at_once, "WORK", 1)
+    monkeypatch.setattr(hoist_products, "WORK", 1)
 
 
 def products(ops: Iterable[Op]) -> list[Any]:

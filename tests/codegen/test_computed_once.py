@@ -9,7 +9,7 @@ import numpy as np
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import walk
+from codegen.ir.graph import walk
 
 _DRAW = np.random.default_rng(4)
 GIVEN: dict[str, Any] = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import spmd
-from codegen.ir import Module, walk
+from codegen.ir.graph import Module, walk
 from codegen.oracle import interpret
 
 # ruff: noqa: C408, C416, B007

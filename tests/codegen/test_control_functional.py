@@ -106,7 +106,7 @@ def test_arms_are_regions() -> None:
 
 
 def _ops(module):
-    from codegen.ir import walk
+    from codegen.ir.graph import walk
 
     return list(walk(module.body))
 

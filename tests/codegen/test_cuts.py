@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from codegen import mesh
-from codegen.layouts import cuts
-from codegen.layouts.cuts import Cut
+from codegen.ir import cuts
+from codegen.ir.cuts import Cut
 from codegen.symbolic import expr
 
 MESH = mesh.Mesh((mesh.Axis("x"),))

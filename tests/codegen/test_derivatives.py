@@ -11,8 +11,8 @@ import pytest
 import spmd
 from codegen.functions import FUNCTIONS, SPECIAL
 from codegen.ops import OPS, Defined, Kind, Map
+from codegen.ops.partials import FLAT, OTHERWISE, PARTIALS
 from codegen.oracle import interpret
-from codegen.partials import FLAT, OTHERWISE, PARTIALS
 from codegen.trace.derive.reverse import RULES
 from tests.codegen import derived_cases
 from tests.codegen.derived_cases import CASES, POINTS, X
@@ -284,7 +284,7 @@ def test_what_is_differentiated_prints_once(capfd):
 def test_a_loop_keeps_only_what_its_way_back_reads():
     """A linear loop keeps nothing, and the first loop is not there if only the gradient is
     wanted."""
-    from codegen.ir import walk
+    from codegen.ir.graph import walk
     from codegen.ops import Loop
 
     def program(f, derivative=spmd.grad):

@@ -7,7 +7,7 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import walk
+from codegen.ir.graph import walk
 from codegen.mesh import block_extent, block_offset
 from codegen.ops import Exchange
 from codegen.symbolic import expr

@@ -9,8 +9,8 @@ import pytest
 
 import spmd
 from codegen.compile import Levels, lower
-from codegen.plan.grammar import Choice, Loop, Phase, Turns
-from codegen.plan.steps import walk_steps, walk_works
+from codegen.ir.plan import Choice, Loop, Phase, Turns
+from codegen.ir.steps import walk_steps, walk_works
 
 N = 11
 GIVEN = {"a": np.random.default_rng(5).normal(size=(N, N)), "s": np.arange(N) * 7 % 4}

@@ -18,10 +18,10 @@ from codegen.explain.advice import unrolled
 from codegen.explain.reasons import tables
 from codegen.explain.traffic import unclipped
 from codegen.image.manifest import evaluate
-from codegen.ir import walk
+from codegen.ir.block_names import Naming
+from codegen.ir.graph import walk
+from codegen.ir.graph_text import module_text
 from codegen.mesh import local_extent, local_offset
-from codegen.naming import Naming
-from codegen.printer import module_text
 from codegen.symbolic import expr
 from spmd import layout_table
 from spmd.verify.formulas import infix

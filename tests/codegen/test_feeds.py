@@ -11,6 +11,8 @@ import pytest
 
 import spmd
 from codegen import ops
+from codegen.checks.check_plan import check_plan
+from codegen.checks.uniformity import check_uniform
 from codegen.compile import build, lower
 from codegen.describe import manifest_of
 from codegen.errors import (
@@ -26,12 +28,10 @@ from codegen.errors import (
     UnsupportedError,
     UsageError,
 )
+from codegen.graph.checkpoint_locations import checkpoint_locations
 from codegen.image import schema
-from codegen.ir import Op, Region, walk
+from codegen.ir.graph import Op, Region, walk
 from codegen.oracle import interpret
-from codegen.passes.check_plan import check_plan
-from codegen.passes.points import with_points
-from codegen.passes.uniform import check_uniform
 from codegen.plan.fed_in_place import ALONE, COPIED, IN_PLACE, where_fields_lie
 from codegen.symbolic import expr
 from codegen.trace.program import Program
@@ -389,7 +389,7 @@ def test_answers_that_may_have_a_batch():
             told.append((yield b))
 
     with pytest.raises(UnsupportedError, match="answers the batch of the turn before"):
-        with_points(late.capture())
+        checkpoint_locations(late.capture())
     expected = late.eager(feed=gives)
     assert [t["values"][0] for t in told[:2]] == [0, 2] and late.capture().feeds
     np.testing.assert_array_equal(expected, np.full(4, 4))
@@ -451,7 +451,7 @@ def test_ranks_come_to_a_feed_together():
 def test_what_is_done_with_feeds_keeps_its_number_and_order():
     """No pass changes the number or order of the Graph's takes, questions and sends."""
     for program in (fed, two_feeds):
-        levels = lower(with_points(program.capture()))
+        levels = lower(checkpoint_locations(program.capture()))
         def said(module):
             return [(type(op.what).__name__, op.what.feed) for op in walk(module.body)
                     if isinstance(op.what, ops.Feeding)]
@@ -502,7 +502,7 @@ def placed(body, turns="for _ in spmd.range(9)"):
     exec(compile(text, "placed.py", "exec"), space)
     graph = space["placed"].capture()
     found = where_fields_lie(lower(graph).finished)
-    assert where_fields_lie(lower(with_points(graph)).finished) == found
+    assert where_fields_lie(lower(checkpoint_locations(graph)).finished) == found
     return found
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.checks.check_plan import check_finished
 from codegen.compile import Levels, lower
 from codegen.errors import InternalError
-from codegen.passes.check_plan import check_finished
-from codegen.passes.settle import settled
-from codegen.plan.exprs import exprs, mapped
-from codegen.plan.grammar import Exchange, Lane, Loop, Nest, Phase, Plan, Step
-from codegen.plan.steps import mapped_steps, walk_steps, walk_works
-from codegen.plan.text import plan_text
+from codegen.ir.exprs import exprs, mapped
+from codegen.ir.plan import Exchange, Lane, Loop, Nest, Phase, Plan, Step
+from codegen.ir.plan_text import plan_text
+from codegen.ir.steps import mapped_steps, walk_steps, walk_works
+from codegen.loops.schedule import schedule
 from codegen.symbolic import expr
 from codegen.symbolic.block_laws import BY_PARTS
 from codegen.symbolic.meaning import OPERATIONS
@@ -96,7 +96,7 @@ def test_names_stand_for_what_was_there(name: str, monkeypatch: pytest.MonkeyPat
     """Every formula has the value that it had before, at points drawn by chance."""
     monkeypatch.setitem(OPERATIONS, BY_PARTS, lambda k, each, left: k * each + min(k, left))
     made = lower(PROGRAMS[name].capture())
-    before, after = settled(made.plan), made.finished
+    before, after = schedule(made.plan), made.finished
     pairs = list(zip(walk_steps(before.steps), walk_steps(after.steps), strict=True))
     for seed in range(20):
         at = Drawn(seed)

@@ -11,7 +11,7 @@ import scipy.fft
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import walk
+from codegen.ir.graph import walk
 from codegen.ops import Exchange
 from codegen.oracle import interpret
 from codegen.trace.numpy import fourier

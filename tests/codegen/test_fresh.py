@@ -5,7 +5,7 @@ import pytest
 
 import spmd
 from codegen.errors import UsageError
-from codegen.fresh import Fresh
+from codegen.ir.fresh import Fresh
 
 
 def test_no_name_is_given_twice():

@@ -5,10 +5,10 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.passes.fuse import LARGEST
-from codegen.plan.grammar import Apply, Keep, Nest, Phase, Reduce, Store
-from codegen.plan.steps import walk_steps
-from codegen.plan.text import loops_text
+from codegen.ir.plan import Apply, Keep, Nest, Phase, Reduce, Store
+from codegen.ir.plan_text import loops_text
+from codegen.ir.steps import walk_steps
+from codegen.loops.fuse import LARGEST
 
 F64 = np.float64
 

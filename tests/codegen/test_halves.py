@@ -7,7 +7,7 @@ import pytest
 
 import spmd
 from codegen.errors import UsageError
-from codegen.ir import Op
+from codegen.ir.graph import Op
 from codegen.ops import Loop, MatMul
 from codegen.trace.array import as_array
 from codegen.trace.context import require_context

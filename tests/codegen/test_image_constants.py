@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.checks.check_plan import check_plan
 from codegen.compile import lower
 from codegen.errors import InternalError
-from codegen.passes.check_plan import check_plan
-from codegen.plan.grammar import Exchange, KernelCall, LibraryCall, Load, Phase, Plan, Store
-from codegen.plan.steps import mapped_steps, simple_works, walk_steps
-from codegen.plan.text import plan_text
+from codegen.ir.plan import Exchange, KernelCall, LibraryCall, Load, Phase, Plan, Store
+from codegen.ir.plan_text import plan_text
+from codegen.ir.steps import mapped_steps, simple_works, walk_steps
 
 rng = np.random.default_rng(0)
 N = 16  # products of fewer elements are loops

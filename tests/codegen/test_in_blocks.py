@@ -9,10 +9,10 @@ import pytest
 
 import spmd
 from codegen.compile import Levels, lower
+from codegen.graph import blocked_substitution
+from codegen.ir.plan import Exchange, Loop
+from codegen.ir.steps import walk_steps
 from codegen.oracle.interpret import run
-from codegen.passes import in_blocks
-from codegen.plan.grammar import Exchange, Loop
-from codegen.plan.steps import walk_steps
 
 N = 41  # no multiple of the rows of a block
 
@@ -59,7 +59,7 @@ def program(of: Any, split: str | None = "r") -> Any:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_blocks, "BLOCK", 4)
+    monkeypatch.setattr(blocked_substitution, "BLOCK", 4)
 
 
 def blocks(levels: Levels) -> int:

@@ -9,10 +9,10 @@ import pytest
 
 import spmd
 from codegen.errors import MeshError, ShapeError
-from codegen.ir import walk
+from codegen.ir.graph import walk
+from codegen.layouts.partition import partition
 from codegen.ops import Exchange
 from codegen.oracle import interpret
-from codegen.passes.partition import partition
 
 TABLE = np.arange(4.0)
 

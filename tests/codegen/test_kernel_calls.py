@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.checks.check_graph import check
+from codegen.checks.matching import check as check_matching
 from codegen.compile import lower
 from codegen.errors import KernelError
 from codegen.explain.reasons import tables
 from codegen.image.kernel_source import Reading
+from codegen.layouts.partition import partition
 from codegen.oracle import interpret
-from codegen.passes.check import check
-from codegen.passes.matching import check as check_matching
-from codegen.passes.partition import partition
 from codegen.trace.kernel_call import tree_of
 
 

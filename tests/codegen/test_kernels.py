@@ -8,7 +8,7 @@ import pytest
 import spmd
 from codegen.dtypes import BY_NAME
 from codegen.errors import KernelError
-from codegen.image.gufunc import Parameter
+from codegen.gufunc import Parameter
 from codegen.image.kernel_objects import compile_kernel
 from codegen.symbolic import expr
 from codegen.trace.number import Number

@@ -3,8 +3,8 @@
 import pytest
 
 from codegen.compile import lower
-from codegen.plan.text import loops_text, plan_text
-from codegen.printer import module_text
+from codegen.ir.graph_text import module_text
+from codegen.ir.plan_text import loops_text, plan_text
 from tests.codegen import sample_programs
 
 PROGRAMS = ("ring_allreduce", "branches", "in_place", "fed", "fed_ranks")

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.checks.check_loops import check_loops
 from codegen.compile import lower
 from codegen.errors import InternalError
-from codegen.ir import Region, Value, walk
+from codegen.ir.graph import Region, Value, walk
+from codegen.ir.loops import Do
+from codegen.ir.plan import Keep, Nest, Store, Sweep
+from codegen.ir.steps import memory_read, memory_written
 from codegen.ops import Map
-from codegen.passes.check_loops import check_loops
-from codegen.plan.grammar import Keep, Nest, Store, Sweep
-from codegen.plan.loops import Do
-from codegen.plan.steps import memory_read, memory_written
 from tests.codegen.sample_programs import halo, in_place
 
 

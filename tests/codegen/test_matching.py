@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.checks.matching import check
+from codegen.checks.uniformity import check_uniform
 from codegen.compile import lower
 from codegen.errors import MatchingError, MeshError
-from codegen.passes.matching import check
-from codegen.passes.partition import partition
-from codegen.passes.uniform import check_uniform
-from codegen.variance import analysed
+from codegen.graph.variance import analysed
+from codegen.layouts.partition import partition
 from tests.codegen import sample_programs
 
 

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.checks.check_memory import check_memory
 from codegen.compile import lower
 from codegen.errors import InternalError
-from codegen.ir import Region, walk
-from codegen.passes.buffers import placed
-from codegen.passes.check_memory import check_memory
-from codegen.passes.rotate import rotated
-from codegen.passes.schedule import scheduled
-from codegen.plan.grammar import Exchange, Loop, Nest, Phase, Plan, Store
-from codegen.plan.loops import Do, Placed
-from codegen.plan.steps import memory_read, walk_steps
+from codegen.ir.graph import Region, walk
+from codegen.ir.loops import Do, Placed
+from codegen.ir.plan import Exchange, Loop, Nest, Phase, Plan, Store
+from codegen.ir.steps import memory_read, walk_steps
+from codegen.loops.assign_buffers import assign_buffers
+from codegen.loops.double_buffering import double_buffering
+from codegen.plan.to_plan import to_plan
 from tests.codegen.test_mutations import PROGRAMS
 from tests.codegen.test_plan_mutations import with_step
 
@@ -54,8 +54,8 @@ _placed: dict[str, tuple[Placed, Plan]] = {}
 
 def placed_of(name: str) -> tuple[Placed, Plan]:
     if name not in _placed:
-        where = rotated(placed(lower(ALL[name].capture()).loops))
-        _placed[name] = where, scheduled(where)
+        where = double_buffering(assign_buffers(lower(ALL[name].capture()).loops))
+        _placed[name] = where, to_plan(where)
     return _placed[name]
 
 
@@ -206,7 +206,7 @@ def test_a_value_in_the_memory_of_one_that_is_needed_is_noticed(name):
         if where.of[v] is not where.of[w]:
             broken = replace(where, of={**where.of, v: where.of[w]})
             try:
-                plan = scheduled(broken)
+                plan = to_plan(broken)
             except InternalError:
                 continue
             if not noticed(broken, plan):

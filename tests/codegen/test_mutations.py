@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.checks.check_graph import check
+from codegen.checks.matching import check as check_matching
+from codegen.checks.uniformity import check_uniform
 from codegen.dtypes import BOOL, INT64
 from codegen.errors import InternalError, LayoutError, MatchingError
-from codegen.ir import ArrayType, Op, Region, Value, walk
+from codegen.ir.graph import ArrayType, Op, Region, Value, walk
+from codegen.layouts.partition import partition
 from codegen.ops import Branch, Exchange, Full, Loop, Map, Symbolic
-from codegen.passes.check import check
-from codegen.passes.matching import check as check_matching
-from codegen.passes.partition import partition
-from codegen.passes.uniform import check_uniform
 from codegen.symbolic import expr
 from codegen.symbolic.expr import const
 from examples.heat import heat

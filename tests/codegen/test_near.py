@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from codegen import mesh
-from codegen.layouts import cuts
+from codegen.ir import cuts
 from codegen.mesh import Axis, Mesh
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Sym, const, symbol

@@ -15,15 +15,15 @@ import numpy as np
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import ArrayType, Op, Shape, walk
-from codegen.layouts.cuts import given
+from codegen.ir import plan
+from codegen.ir.cuts import given
+from codegen.ir.graph import ArrayType, Op, Shape, walk
+from codegen.ir.indexing import Index, loop_vars, positions, ravel
 from codegen.mesh import local_extent, local_offset
 from codegen.ops import OPS, Exchange, Kind
 from codegen.ops.group import Span
 from codegen.ops.kind import layout_of
 from codegen.oracle import interpret
-from codegen.plan import grammar as plan
-from codegen.plan.indexing import Index, loop_vars, positions, ravel
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import as_array, wrap

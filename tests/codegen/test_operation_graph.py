@@ -14,12 +14,11 @@ from codegen.checks.conflicts import check_conflicts
 from codegen.compile import Levels, lower
 from codegen.describe import manifest_of
 from codegen.errors import InternalError
-from codegen.passes.points import with_points
-from codegen.plan.grammar import Exchange, Let, Phase, Plan, Point
-from codegen.plan.handed import Take
+from codegen.graph.checkpoint_locations import checkpoint_locations
+from codegen.ir.overlays import overlays
+from codegen.ir.plan import Exchange, Let, Phase, Plan, Point, Take
+from codegen.ir.steps import operations, walk_steps
 from codegen.plan.operation_graph import OperationRow, operation_graph
-from codegen.plan.overlays import overlays
-from codegen.plan.steps import operations, walk_steps
 from spmd import nn, optim
 from tests.codegen import sample_programs, test_alone
 from tests.codegen.shuffled_rows import image_of, shuffled
@@ -200,7 +199,7 @@ _levels: dict[str, Levels] = {}
 def levels_of(name: str) -> Levels:
     if name not in _levels:
         graph = PLANS[name].graph({}, ())
-        _levels[name] = lower(with_points(graph) if name == "seen" else graph)
+        _levels[name] = lower(checkpoint_locations(graph) if name == "seen" else graph)
     return _levels[name]
 
 

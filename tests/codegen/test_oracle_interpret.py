@@ -5,7 +5,7 @@ import pytest
 
 from codegen import dtypes, mesh, ops
 from codegen.errors import InputError, InternalError, MatchingError, MeshError, Place, UsageError
-from codegen.ir import ArrayType, Condition, Input, Module, Op, Output, Region, Scalar, Value
+from codegen.ir.graph import ArrayType, Condition, Input, Module, Op, Output, Region, Scalar, Value
 from codegen.mesh import Axis, Mesh
 from codegen.oracle.interpret import run
 from codegen.symbolic import expr

@@ -9,7 +9,7 @@ import pytest
 
 import spmd
 from codegen.errors import UnsupportedError
-from codegen.ir import walk
+from codegen.ir.graph import walk
 from codegen.ops import Loop
 from codegen.oracle import interpret
 from codegen.trace.program import Program

@@ -9,22 +9,22 @@ import pytest
 
 import spmd
 from benchmarks.pipeline_memory import unequal
+from codegen.checks.check_loops import check_loops
+from codegen.checks.check_memory import check_memory
 from codegen.compile import lower, through
 from codegen.errors import InternalError
 from codegen.image import manifest
+from codegen.ir.overlays import overlays
+from codegen.loops.accumulate_in_place import accumulate_in_place
+from codegen.loops.assign_buffers import assign_buffers
+from codegen.loops.copy_elision import copy_elision
+from codegen.loops.double_buffering import double_buffering
+from codegen.loops.fuse import fuse
+from codegen.loops.fuse_into_exchange import fuse_into_exchange
+from codegen.loops.stored_values import stored_values
+from codegen.loops.to_loops import to_loops
 from codegen.ops import Loop
-from codegen.passes.accumulate import accumulated
-from codegen.passes.arrivals import with_arrivals
-from codegen.passes.buffers import placed
-from codegen.passes.check_loops import check_loops
-from codegen.passes.check_memory import check_memory
-from codegen.passes.destinations import with_destinations
-from codegen.passes.fuse import fused
-from codegen.passes.rotate import rotated
-from codegen.passes.schedule import scheduled
-from codegen.passes.to_loops import looped
-from codegen.plan.overlays import overlays
-from codegen.plan.stored import stored_values
+from codegen.plan.to_plan import to_plan
 from spmd import show
 from spmd.image import Image
 
@@ -62,9 +62,9 @@ def rank_bytes(image: Image, path, **inputs) -> int:
 def placed_of(program):
     """Return the Loops of a program with their buffers."""
     program_level = lower(program.graph({})).program
-    loops = looped(program_level, stored_values(program_level))
-    return rotated(placed(through(check_loops, loops, accumulated, fused, with_destinations,
-                                with_arrivals)))
+    loops = to_loops(program_level, stored_values(program_level))
+    return double_buffering(assign_buffers(through(
+        check_loops, loops, accumulate_in_place, fuse, copy_elision, fuse_into_exchange)))
 
 
 @spmd.program(mesh=("stage",))
@@ -209,14 +209,14 @@ def in_arm(given, buffer, arm):
 def test_memory_of_an_arm_that_is_read_outside_is_refused() -> None:
     """Each buffer but those of arms, put into an arm: whoever reads it elsewhere finds nothing."""
     given = placed_of(four)
-    check_memory(given, scheduled(given))
+    check_memory(given, to_plan(given))
     refused = 0
     for buffer in given.buffers:
         if buffer.arm:
             continue
         wrong = in_arm(given, buffer, 1)
         with pytest.raises(InternalError):
-            check_memory(wrong, scheduled(wrong))
+            check_memory(wrong, to_plan(wrong))
         refused += 1
     assert refused >= 2
 
@@ -225,7 +225,7 @@ def test_memory_of_a_stretch_that_is_needed_behind_it_is_refused() -> None:
     """The verifier refuses to place what loops carry between stretches of a program into one of
     them."""
     given = placed_of(unequal(16, 4, 8, True)[0])
-    check_memory(given, scheduled(given))
+    check_memory(given, to_plan(given))
     stretches = list(given.arms.stretches.values())
     assert len({b.arm for b in given.buffers} & set(stretches)) >= 3
     carried = {given.of[v] for op in given.loops.module.body.ops if isinstance(op.what, Loop)
@@ -235,4 +235,4 @@ def test_memory_of_a_stretch_that_is_needed_behind_it_is_refused() -> None:
         for arm in stretches:
             wrong = in_arm(given, buffer, arm)
             with pytest.raises(InternalError):
-                check_memory(wrong, scheduled(wrong))
+                check_memory(wrong, to_plan(wrong))

@@ -7,7 +7,7 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import walk
+from codegen.ir.graph import walk
 from codegen.ops import Exchange, Loop
 
 RANKS = (1, 2, 3, 5, 6)

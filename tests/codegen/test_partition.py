@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import spmd
-from codegen.ir import Module, Op, walk
+from codegen.ir.graph import Module, Op, walk
+from codegen.layouts.partition import partition
 from codegen.ops import Exchange
-from codegen.passes.partition import partition
 
 N = 24
 

@@ -7,12 +7,12 @@ import pytest
 
 import spmd
 from codegen import ops
+from codegen.checks.check_graph import check
+from codegen.checks.check_plan import check_plan
 from codegen.compile import lower
 from codegen.errors import InternalError
-from codegen.ir import walk
-from codegen.passes.check import check
-from codegen.passes.check_plan import check_plan
-from codegen.plan.grammar import (
+from codegen.ir.graph import walk
+from codegen.ir.plan import (
     Branch,
     Exchange,
     Keep,
@@ -24,8 +24,8 @@ from codegen.plan.grammar import (
     Reduce,
     Store,
 )
-from codegen.plan.steps import walk_steps
-from codegen.plan.stored import DEEPEST
+from codegen.ir.steps import walk_steps
+from codegen.loops.stored_values import DEEPEST
 from tests.codegen import sample_programs
 
 

@@ -5,10 +5,10 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import walk
-from codegen.passes.pieces import in_pieces
-from codegen.plan.grammar import Loop, Phase, Store
-from codegen.plan.steps import walk_steps
+from codegen.graph.split_at_edges import split_at_edges
+from codegen.ir.graph import walk
+from codegen.ir.plan import Loop, Phase, Store
+from codegen.ir.steps import walk_steps
 
 N = 20
 
@@ -149,7 +149,7 @@ def test_one_loop_over_the_inside(step):
 @pytest.mark.parametrize("step", WHOLE, ids=lambda f: f.__name__)
 def test_not_split(step):
     graph = program_of(step).capture()
-    assert in_pieces(graph).body.ops == graph.body.ops
+    assert split_at_edges(graph).body.ops == graph.body.ops
 
 
 @pytest.mark.parametrize("n", [N, 5, 3, 2])
@@ -208,7 +208,7 @@ def test_what_is_used_twice_is_looked_at_once():
 
 
 def test_no_op_is_left_over():
-    graph = in_pieces(program_of(leapfrog).capture())
+    graph = split_at_edges(program_of(leapfrog).capture())
     (loop,) = [op for op in graph.body.ops if op.what.name == "loop"]
     whole = [op for op in walk(loop.regions[0]) if op.what.name == "map"
              and op.result.type.shape == loop.results[0].type.shape]

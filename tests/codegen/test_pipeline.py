@@ -14,8 +14,8 @@ import spmd
 from codegen import compile as compiler
 from codegen.compile import NEEDED, OPTIMISATIONS, build, lower, recorded
 from codegen.errors import UsageError
-from codegen.ir import Module, Region
-from codegen.structure import alike, size
+from codegen.ir.graph import Module, Region
+from codegen.ir.structure import alike, size
 from spmd.image import Image
 from spmd.launch import loader
 from tests.codegen import sample_programs

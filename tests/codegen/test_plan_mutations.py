@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.checks.check_plan import check_plan
 from codegen.compile import lower
 from codegen.errors import InternalError
-from codegen.passes.check_plan import check_plan
-from codegen.plan.grammar import Branch, Exchange, Plan
-from codegen.plan.steps import inner_steps, walk_steps
+from codegen.ir.plan import Branch, Exchange, Plan
+from codegen.ir.steps import inner_steps, walk_steps
 from codegen.symbolic import expr
 from codegen.verify.rows import table_of
 from codegen.verify.sample import check_exchanges, sample

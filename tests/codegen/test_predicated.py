@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 
 import spmd
-from codegen.ir import walk
+from codegen.checks.check_graph import check
+from codegen.graph.predicated import predicated
+from codegen.ir.graph import walk
 from codegen.ops import Branch, Full, Loop
-from codegen.passes.check import check
-from codegen.predicated import predicated
 
 N = 6
 

@@ -9,8 +9,8 @@ import pytest
 
 import spmd
 from codegen import philox
+from codegen.layouts.partition import partition
 from codegen.oracle.interpret import run
-from codegen.passes.partition import partition
 from codegen.trace.numpy import random
 
 # Of the authors' own library, Random123: tests/kat_vectors, philox4x32 10.

@@ -7,10 +7,10 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import walk
-from codegen.passes.read_behind import read_behind
-from codegen.plan.grammar import LibraryCall, Phase
-from codegen.plan.steps import walk_steps
+from codegen.graph.sink_reads import sink_reads
+from codegen.ir.graph import walk
+from codegen.ir.plan import LibraryCall, Phase
+from codegen.ir.steps import walk_steps
 from codegen.symbolic import expr
 
 N = 6
@@ -51,7 +51,7 @@ def test_values_and_copies(change, copies):
     np.testing.assert_allclose(spmd.build(changed).run(ranks=1, x=x), expected)
     levels = lower(changed.capture())
     assert any(b.capacity == expr.const(N) for b in levels.plan.buffers) == copies
-    again = [op.what for region in read_behind(levels.program).regions for op in walk(region)]
+    again = [op.what for region in sink_reads(levels.program).regions for op in walk(region)]
     assert again == [op.what for region in levels.program.regions for op in walk(region)]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import spmd
-from codegen.ir import walk
+from codegen.ir.graph import walk
 from codegen.ops import DynamicUpdate
 
 # mypy: ignore-errors

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.checks.check_graph import check
 from codegen.compile import lower
 from codegen.describe import manifest_of
-from codegen.ir import walk
+from codegen.ir.graph import walk
+from codegen.ir.graph_text import module_text
 from codegen.ops import Map, MatMul
 from codegen.oracle.interpret import run
-from codegen.passes.check import check
-from codegen.printer import module_text
 
 # mypy: ignore-errors
 

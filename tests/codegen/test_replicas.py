@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.checks.replicas import check_replicas
 from codegen.errors import MatchingError
-from codegen.passes.replicas import check_replicas
 
 
 def checked(body: Callable[..., Any], out: Any, axes: Any = "r", **options: Any) -> Any:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.checks.check_plan import check_plan
 from codegen.compile import lower
 from codegen.errors import InternalError
-from codegen.passes.check_plan import check_plan
-from codegen.plan.grammar import Load, Loop, Phase, Plan, Store
-from codegen.plan.steps import walk_steps
+from codegen.ir.plan import Load, Loop, Phase, Plan, Store
+from codegen.ir.steps import walk_steps
 
 N = 13
 

@@ -1,4 +1,4 @@
-"""Works that pass over the same arrays go row by row together (passes/row_by_row.py)."""
+"""Works that pass over the same arrays go row by row together (loops/skewed_fusion.py)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.passes import row_by_row
-from codegen.plan.grammar import Nest, Phase, Turns
-from codegen.plan.steps import walk_steps, walk_works
+from codegen.ir.plan import Nest, Phase, Turns
+from codegen.ir.steps import walk_steps, walk_works
+from codegen.loops import skewed_fusion
 
 pytestmark = pytest.mark.usefixtures("vectors_cc")
 
@@ -116,9 +116,9 @@ def test_results_are_the_same_to_the_bit(program, monkeypatch):
         plain = spmd.build(program, n=n, m=m)
         with monkeypatch.context() as patch:
             patch.setenv("SPMD_CACHE", "off")  # kept images know nothing of what is patched
-            patch.setattr(row_by_row, "FAR_CACHE", 0)
-            patch.setattr(row_by_row, "SHORT", 1)
-            patch.setattr(row_by_row, "FEW", 1)
+            patch.setattr(skewed_fusion, "FAR_CACHE", 0)
+            patch.setattr(skewed_fusion, "SHORT", 1)
+            patch.setattr(skewed_fusion, "FEW", 1)
             assert any(isinstance(w, Turns) for w in works(program, n=n, m=m))
             rows = spmd.build(program, n=n, m=m)
         for ranks in (1, 2, 3, 5):

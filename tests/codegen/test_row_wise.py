@@ -6,8 +6,8 @@ import numpy as np
 
 import spmd
 from codegen.compile import lower
-from codegen.plan.grammar import Exchange, Loop
-from codegen.plan.steps import walk_steps
+from codegen.ir.plan import Exchange, Loop
+from codegen.ir.steps import walk_steps
 from codegen.verify.rows import table_of
 from codegen.verify.sample import sample
 

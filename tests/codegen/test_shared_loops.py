@@ -10,9 +10,8 @@ import pytest
 import spmd
 from codegen.compile import lower, split
 from codegen.explain.reasons import tables
+from codegen.layouts import share_loops
 from codegen.oracle.interpret import run
-from codegen.passes import shared_loops
-from codegen.passes.shared_loops import with_shared_loops
 from tests.codegen.test_whole_loops import exchanges_in_loops
 
 
@@ -106,10 +105,10 @@ def nested(n: int = 7):
 def test_a_program_of_which_all_follows(monkeypatch: pytest.MonkeyPatch):
     """If the estimates favour every loop, all of a program is laid out, and its results stay the
     same."""
-    monkeypatch.setattr(shared_loops, "GAIN", -1e9)
-    monkeypatch.setattr(shared_loops, "FACTOR", 0.0)
+    monkeypatch.setattr(share_loops, "GAIN", -1e9)
+    monkeypatch.setattr(share_loops, "FACTOR", 0.0)
     before = split(nested.graph({}))
-    demands, program = with_shared_loops(before, split)
+    demands, program = share_loops.share_loops(before, split)
     assert {o.name: o.layout for o in demands.graph.outputs} == {
         "a": (("r",), ()), "b": (("r",),), "sum": (("r",), ()), "total": ()}
     expected = nested.eager()

@@ -7,7 +7,7 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import walk
+from codegen.ir.graph import walk
 from codegen.ops import Exchange, Map
 
 ROWS, LAYOUT = 8, ("stage", None, None)

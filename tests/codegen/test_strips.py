@@ -9,9 +9,9 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.plan.grammar import Exchange, Phase, Store
-from codegen.plan.steps import walk_steps
-from codegen.plan.text import work_text
+from codegen.ir.plan import Exchange, Phase, Store
+from codegen.ir.plan_text import work_text
+from codegen.ir.steps import walk_steps
 
 _DRAW = np.random.default_rng(3)
 GIVEN: dict[str, Any] = {

@@ -9,10 +9,10 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import walk
+from codegen.graph import hoist_reductions
+from codegen.ir.graph import walk
+from codegen.loops import row_tiles
 from codegen.ops import Loop, Reduce
-from codegen.passes import sums_at_once
-from codegen.plan import row_tiles
 
 N, BINS = 150, 9
 
@@ -61,7 +61,7 @@ def program(body: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def few_are_enough(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sums_at_once, "ELEMENTS", 8)
+    monkeypatch.setattr(hoist_reductions, "ELEMENTS", 8)
     monkeypatch.setattr(row_tiles, "TILE", 128)
 
 
@@ -116,4 +116,4 @@ def test_what_would_take_an_array_for_each_turn_stays():
         return made
 
     graph = far.capture()
-    assert sums_at_once.sums_at_once(graph) is graph
+    assert hoist_reductions.hoist_reductions(graph) is graph

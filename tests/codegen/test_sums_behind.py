@@ -10,7 +10,7 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import Module, Region
+from codegen.ir.graph import Module, Region
 from codegen.ops import Exchange, Loop
 from codegen.oracle import interpret
 from spmd import nn

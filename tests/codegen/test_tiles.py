@@ -8,8 +8,8 @@ import numpy as np
 
 import spmd
 from codegen.compile import lower
-from codegen.plan.grammar import Exchange, Loop, Phase, Turns
-from codegen.plan.steps import walk_steps
+from codegen.ir.plan import Exchange, Loop, Phase, Turns
+from codegen.ir.steps import walk_steps
 
 N, K = 600, 21
 _DRAW = np.random.default_rng(8)

@@ -6,7 +6,7 @@ import pytest
 import spmd
 from codegen.dtypes import FLOAT64
 from codegen.errors import DtypeError, ShapeError, SpmdError, UnsupportedError
-from codegen.plan.grammar import Literal
+from codegen.ir.plan import Literal
 from tests.codegen.test_trace_numpy import S, T, agree, check, check_all, traced
 
 C = np.array([1 + 1j, -1j, complex(np.nan, 0), complex(np.inf, -1), 0, complex(-0.0, -2), 3],

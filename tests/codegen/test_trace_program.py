@@ -19,8 +19,8 @@ from codegen.errors import (
     UnsupportedError,
     UsageError,
 )
+from codegen.ir.graph_text import module_text
 from codegen.oracle import interpret
-from codegen.printer import module_text
 
 
 @spmd.program(mesh=("ring",))

@@ -16,7 +16,7 @@ from codegen.errors import (
     SpmdError,
     UsageError,
 )
-from codegen.ir import walk
+from codegen.ir.graph import walk
 from codegen.oracle import interpret
 from codegen.symbolic import expr
 from codegen.trace.number import number

@@ -11,7 +11,7 @@ import pytest
 
 import spmd
 from codegen.errors import CheckError, ShapeError, UnsupportedError, UsageError
-from codegen.ir import walk
+from codegen.ir.graph import walk
 from codegen.ops import OPS, Exchange, Kind
 from tests.codegen.member_cases import CASES, ROW, rounded
 
@@ -189,7 +189,7 @@ def test_ranks_exchange_nothing_for_members_that_are_split() -> None:
 
         return spmd.vmap(member)(x)
 
-    from codegen.passes.partition import partition
+    from codegen.layouts.partition import partition
 
     ops = [op for op in walk(partition(rows.capture()).body) if isinstance(op.what, Exchange)]
     assert all(op.operands[0].type.ndim == 0 for op in ops), ops  # whether a member goes on

@@ -11,13 +11,12 @@ import pytest
 import spmd
 from codegen.compile import Levels, lower, split
 from codegen.explain.reasons import tables
-from codegen.layouts.relaid import Inside, Laid, relaid
-from codegen.layouts.walked import across
+from codegen.ir.plan import Exchange, Loop
+from codegen.ir.steps import walk_steps
+from codegen.layouts import replicate_loops
+from codegen.layouts.loop_dims import across
+from codegen.layouts.relayout import Inside, Laid, relaid
 from codegen.oracle.interpret import run
-from codegen.passes import whole_loops
-from codegen.passes.whole_loops import with_whole_loops
-from codegen.plan.grammar import Exchange, Loop
-from codegen.plan.steps import walk_steps
 from tests.programs import global_flow as flow
 from tests.programs import global_recipes as recipes
 from tests.programs.test_global import CHOICE, RANKS, expected_of, same, search
@@ -181,9 +180,9 @@ def test_results_are_numpys_on_any_number_of_ranks():
 
 def test_random_programs_with_every_loop_computed_whole(monkeypatch: pytest.MonkeyPatch):
     """They give the same results if the estimates favour it for all loops with exchanges."""
-    monkeypatch.setattr(whole_loops, "GAIN", -1.0)
+    monkeypatch.setattr(replicate_loops, "GAIN", -1.0)
     for name in ("FACTOR", "EXCHANGES_OVER_SAVED"):
-        monkeypatch.setattr(whole_loops, name, 0.0)
+        monkeypatch.setattr(replicate_loops, name, 0.0)
     changed = []
 
     def compared(recipe: Any, ranks: int, choice: int) -> None:
@@ -193,7 +192,7 @@ def test_random_programs_with_every_loop_computed_whole(monkeypatch: pytest.Monk
         expected = expected_of(program)
         graph = program.capture()
         before = split(graph)
-        demands, lowered = with_whole_loops(before, split)
+        demands, lowered = replicate_loops.replicate_loops(before, split)
         changed.append(demands is not before[0])
         mesh = recipes.sizes(ranks, recipe.axes, choice)
         inputs = {i.name: expected[f"r0_{k}"] for k, i in enumerate(graph.inputs)}

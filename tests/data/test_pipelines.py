@@ -363,7 +363,7 @@ def test_importing_it_needs_numpy_only():
     code = ("import sys, spmd.data; print([m for m in sys.modules if m.split('.')[0] in "
             "('mpi4py', 'numba', 'cffi', '_cffi_backend', 'PIL', 'llvmlite', 'pickle5') or "
             "m.startswith(('codegen.', 'spmd.')) and not m.startswith(('spmd.data', "
-            "'spmd.files', 'codegen.errors', 'codegen.casts', 'codegen.short_batches', "
+            "'spmd.files', 'codegen.errors', 'codegen.user.casts', 'codegen.short_batches', "
             "'codegen.user.named', 'codegen.suggest')) and m != 'codegen.user'])")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           check=True).stdout.strip() == "[]"

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.layouts.partition import partition
 from codegen.oracle import interpret
-from codegen.passes.partition import partition
 from codegen.user.named import named
 from tests.programs import test_expressions as expressions
 from tests.programs.expressions import ARRAYS

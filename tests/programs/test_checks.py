@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import spmd
-from codegen.check_names import CHECKS, USUAL, checks_of
+from codegen.checks.compare_ranks import compare_ranks
+from codegen.checks.instrument import instrument
+from codegen.checks.names import CHECKS, USUAL, checks_of
 from codegen.errors import CheckError, UsageError
-from codegen.ir import Module
+from codegen.ir.graph import Module
+from codegen.layouts.partition import partition
 from codegen.oracle.interpret import run
-from codegen.passes.compare import compared
-from codegen.passes.instrument import instrumented
-from codegen.passes.partition import partition
 from spmd.cli import parsed
 from spmd.eager_command import command as run_eager
 from spmd.launch.processes import Processes
@@ -34,7 +34,7 @@ def program(body: Callable[..., Any], checks: str) -> tuple[Module, Module]:
         return body(u, k, spmd.scalar("s", 3))
 
     graph = case.graph({}, checks_of(checks))
-    return graph, instrumented(partition(graph))
+    return graph, instrument(partition(graph))
 
 
 def written(u, k, s):
@@ -189,7 +189,7 @@ def test_what_all_ranks_hold(body, out, said):
             u = u + 0
         return spmd.shard_map(body, out_layouts=out, check_vma=False)(u, w)
 
-    module = partition(compared(case.graph({}, ("equal",))))
+    module = partition(compare_ranks(case.graph({}, ("equal",))))
     if not said:
         run(module, {"r": 3})
         return

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.checks.check_graph import check
+from codegen.layouts.partition import partition
 from codegen.oracle import interpret
-from codegen.passes.check import check
-from codegen.passes.partition import partition
 from tests.programs.collectives import CASES, difference, given, operand
 
 MESHES = [(1, 1), (2, 1), (1, 3), (2, 3), (3, 2), (2, 4)]

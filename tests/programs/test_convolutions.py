@@ -9,7 +9,7 @@ import pytest
 import spmd
 from codegen.compile import lower
 from codegen.errors import DtypeError, ShapeError, UsageError
-from codegen.ir import walk
+from codegen.ir.graph import walk
 from codegen.ops import Convolve
 from spmd.nn.convolution import pairs
 

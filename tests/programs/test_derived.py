@@ -11,14 +11,14 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 
 import spmd
-from codegen.ir import Module
+from codegen.checks.check_graph import check
+from codegen.checks.matching import check as check_matching
+from codegen.checks.uniformity import check_uniform
+from codegen.graph.sink_allreduce import sink_allreduce
+from codegen.graph.split_at_edges import split_at_edges
+from codegen.ir.graph import Module
+from codegen.layouts.partition import partition
 from codegen.oracle.interpret import run
-from codegen.passes.check import check
-from codegen.passes.matching import check as check_matching
-from codegen.passes.partition import partition
-from codegen.passes.pieces import in_pieces
-from codegen.passes.sums_behind import with_sums_behind
-from codegen.passes.uniform import check_uniform
 from tests.programs import derived_recipes as recipes
 from tests.programs.global_recipes import sizes
 from tests.programs.test_global import search
@@ -38,7 +38,7 @@ def test_recipes_are_differentiated(part: int) -> None:
 
 
 def parted(graph: Module) -> Module:
-    return check(with_sums_behind(check(partition(check(in_pieces(graph))))))
+    return check(sink_allreduce(check(partition(check(split_at_edges(graph))))))
 
 
 def close(found: Any, wanted: Any, error: Any, what: str) -> None:

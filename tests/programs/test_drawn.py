@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.checks.check_graph import check
+from codegen.checks.matching import check as check_matching
+from codegen.checks.uniformity import check_uniform
+from codegen.graph.split_at_edges import split_at_edges
+from codegen.layouts.partition import partition
 from codegen.oracle import interpret
-from codegen.passes.check import check
-from codegen.passes.matching import check as check_matching
-from codegen.passes.partition import partition
-from codegen.passes.pieces import in_pieces
-from codegen.passes.uniform import check_uniform
 from tests.conftest import numbers
 from tests.programs.expressions import ARRAYS
 from tests.programs.global_recipes import AXES, sizes
@@ -164,7 +164,7 @@ expected = functools.cache(numpy_says)
 def compare(program: Drawn, mesh: dict[str, int], folder: Path, image: bool = False) -> None:
     case = loaded(program.text, folder, f"drawn{next(_files)}").case
     wanted = [expected(text) for text in program.texts]
-    graph = check(in_pieces(check(case.capture())))
+    graph = check(split_at_edges(check(case.capture())))
     inputs = {i.name: GIVEN[i.name] for i in graph.inputs}
     if image:
         found = spmd.build(case).run(ranks=math.prod(mesh.values()), mesh=mesh, **inputs)

@@ -19,13 +19,13 @@ import scipy.special
 from hypothesis import settings
 
 import spmd
+from codegen.checks.check_graph import check
 from codegen.errors import MissingError, SpmdError, TracedValueError, UnsupportedError
 from codegen.explain.traffic import Meter
-from codegen.ir import Module, Region
+from codegen.ir.graph import Module, Region
+from codegen.layouts.partition import partition
 from codegen.ops import Exchange
 from codegen.oracle import interpret
-from codegen.passes.check import check
-from codegen.passes.partition import partition
 from codegen.trace import namespace
 from codegen.trace.numpy.refused import BUILD_TIME
 from tests.programs.expressions import ARRAYS, EXPRESSIONS, MORE

@@ -15,14 +15,14 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 import spmd
+from codegen.checks.check_graph import check
+from codegen.checks.matching import check as check_matching
+from codegen.checks.uniformity import check_uniform
 from codegen.dtypes import numpy_dtype
+from codegen.graph.sink_allreduce import sink_allreduce
+from codegen.graph.split_at_edges import split_at_edges
+from codegen.layouts.partition import partition
 from codegen.oracle.interpret import run
-from codegen.passes.check import check
-from codegen.passes.matching import check as check_matching
-from codegen.passes.partition import partition
-from codegen.passes.pieces import in_pieces
-from codegen.passes.sums_behind import with_sums_behind
-from codegen.passes.uniform import check_uniform
 from codegen.user.numbers import element_type
 from tests.programs import global_recipes as recipes
 
@@ -71,8 +71,8 @@ def interpreted(recipe: Any, ranks: int, choice: int) -> None:
     graph = check(program.capture())
     mesh = recipes.sizes(ranks, recipe.axes, choice)
     same(run(graph, mesh, inputs), expected, "the Graph")
-    graph = check(in_pieces(graph))
-    lowered = check_matching(check_uniform(check(with_sums_behind(partition(graph)))))
+    graph = check(split_at_edges(graph))
+    lowered = check_matching(check_uniform(check(sink_allreduce(partition(graph)))))
     same(run(lowered, mesh, inputs), expected, f"the Program over {mesh}")
 
 

@@ -12,11 +12,11 @@ import spmd
 from codegen.compile import lower
 from codegen.errors import CheckError, UnsupportedError
 from codegen.explain.traffic import Meter
-from codegen.ir import walk
+from codegen.ir.graph import walk
+from codegen.ir.plan import LibraryCall, Phase
+from codegen.layouts.partition import partition
 from codegen.ops import Exchange, spectra
 from codegen.oracle import interpret
-from codegen.passes.partition import partition
-from codegen.plan.grammar import LibraryCall, Phase
 from codegen.trace import blocked, namespace
 
 KINDS = ("float32", "float64", "complex64", "complex128")

@@ -8,7 +8,7 @@ import numpy as np
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import walk
+from codegen.ir.graph import walk
 from codegen.ops import Exchange
 
 

@@ -1,4 +1,4 @@
-"""Loops whose turns are taken at once (`#pragma omp simd`): what passes/settle.py promises holds.
+"""Loops whose turns are taken at once (`#pragma omp simd`): what loops/schedule.py promises holds.
 
 The C compiler believes it: a promise that is false makes wrong numbers on some machine. So each is
 tried on the addresses that the turns of the loop read and write, of random programs too; and images
@@ -18,12 +18,12 @@ from hypothesis import HealthCheck, given, seed, settings
 
 import spmd
 from codegen.compile import lower
-from codegen.passes import settle
-from codegen.plan.exprs import exprs
-from codegen.plan.grammar import Choice as Arms
-from codegen.plan.grammar import Load, Nest, Phase, Store, Turns
-from codegen.plan.indexing import leaves
-from codegen.plan.steps import walk_steps
+from codegen.ir.exprs import exprs
+from codegen.ir.indexing import leaves
+from codegen.ir.plan import Choice as Arms
+from codegen.ir.plan import Load, Nest, Phase, Store, Turns
+from codegen.ir.steps import walk_steps
+from codegen.loops import schedule
 from codegen.symbolic import expr
 from tests.programs import global_recipes as recipes
 
@@ -171,8 +171,8 @@ def test_the_same_bits_with_and_without_promises(vectors_cc, monkeypatch):
     """But for floats that are summed up, whose order is another one where it is promised."""
     ours = spmd.build(weave).run(ranks=2)
     with monkeypatch.context() as change:
-        change.setattr(settle, "_apart", lambda sweep: False)
-        change.setattr(settle, "_reordered", lambda sweep: False)
+        change.setattr(schedule, "_apart", lambda sweep: False)
+        change.setattr(schedule, "_reordered", lambda sweep: False)
         assert not promised(weave)
         plain = spmd.build(weave).run(ranks=2)
     for k, (one, other) in enumerate(zip(ours, plain, strict=True)):

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.checks.check_graph import check
+from codegen.layouts.partition import partition
 from codegen.oracle import interpret
-from codegen.passes.check import check
-from codegen.passes.partition import partition
 from tests.programs import test_expressions as beside_numpy
 from tests.programs.expressions import ARRAYS
 from tests.programs.test_expressions import (

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.layouts.partition import partition
 from codegen.ops import Move
 from codegen.oracle import interpret
-from codegen.passes.partition import partition
 
 RANKS = (1, 2, 3, 5, 16)
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from hypothesis import given, note, settings
 
+from codegen.checks.check_graph import check
+from codegen.layouts.partition import partition
 from codegen.oracle import interpret
-from codegen.passes.check import check
-from codegen.passes.partition import partition
 from tests.programs.generate import Program
 from tests.programs.whole import programs
 

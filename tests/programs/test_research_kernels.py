@@ -8,8 +8,8 @@ import pytest
 import spmd
 from benchmarks import research_kernels
 from codegen.compile import lower
-from codegen.passes.settle import settled
-from codegen.plan.text import plan_text
+from codegen.ir.plan_text import plan_text
+from codegen.loops.schedule import schedule
 
 SMALL = {
     "stencil": {"n": 23, "r": 2}, "transpose": {"n": 37}, "nstream": {"n": 1001},
@@ -27,7 +27,7 @@ def test_they_find_what_the_c_finds(name: str) -> None:
 
 
 def test_few_points_go_to_all_ranks_and_the_table_stays() -> None:
-    plan = plan_text(settled(lower(research_kernels.random.graph({})).plan))
+    plan = plan_text(schedule(lower(research_kernels.random.graph({})).plan))
     assert plan.count("all_gather") == plan.count("; 256 looked at before") == 2
     assert "reduce_scatter" not in plan
 
@@ -79,7 +79,7 @@ def test_what_is_read_ahead_is_what_stands_there() -> None:
     given = {"x": rng.random(1000), "h": rng.random(1000).astype(np.float16),
              "k": rng.permutation(1000).astype(np.int32)}
     wanted = looked_up.eager(**{name: x.copy() for name, x in given.items()})
-    assert "ahead_0 is" in plan_text(settled(lower(looked_up.graph({})).plan))
+    assert "ahead_0 is" in plan_text(schedule(lower(looked_up.graph({})).plan))
     image = spmd.build(looked_up)
     for ranks in (1, 3):
         for got, want in zip(image.run(ranks=ranks, **given), wanted, strict=True):

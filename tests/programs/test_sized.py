@@ -10,9 +10,9 @@ import pytest
 
 import spmd
 import spmd.numpy as xp
+from codegen.layouts.partition import partition
 from codegen.ops import Move
 from codegen.oracle import interpret
-from codegen.passes.partition import partition
 
 RNG = np.random.default_rng(0)
 NAN = np.where(RNG.random((2, 17)) < 0.3, np.nan, np.round(RNG.normal(size=(2, 17)), 1))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.layouts.partition import partition
 from codegen.oracle import interpret
 from codegen.oracle.eager import mesh_sizes
-from codegen.passes.partition import partition
 
 DRAW = np.random.default_rng(7)
 

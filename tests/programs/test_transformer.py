@@ -13,9 +13,9 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import Module, walk
+from codegen.ir.graph import Module, walk
+from codegen.ir.plan_text import loops_text
 from codegen.ops import Exchange, MatMul
-from codegen.plan.text import loops_text
 from codegen.symbolic import expr
 from tests.conftest import EXAMPLES
 from tests.spmd import character_model

@@ -14,10 +14,10 @@ import pytest
 import spmd
 from codegen.compile import lower
 from codegen.errors import ShapeError
-from codegen.ir import walk
+from codegen.ir.graph import walk
+from codegen.layouts.partition import partition
 from codegen.ops import Exchange
 from codegen.oracle import interpret
-from codegen.passes.partition import partition
 from spmd import nn
 from spmd.nn import attention_blocks, attention_heads
 from tests.spmd import attentions

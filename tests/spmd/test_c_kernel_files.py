@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import spmd
-from codegen import kept
-from codegen.image import link
+from codegen.image import build_cache, link
 
 PROTOTYPE = "void f(const double *u, double *out, int64_t n)"
 HEAD = "#include <stdint.h>\n"
@@ -67,7 +66,7 @@ def test_an_image_follows_the_file_and_what_it_includes(tmp_path, monkeypatch):
     def refuse(*_: object, **__: object) -> bytes:
         raise AssertionError("compiled")
 
-    monkeypatch.setattr(kept, "compile_c", refuse)
+    monkeypatch.setattr(build_cache, "compile_c", refuse)
     monkeypatch.setattr(link, "link", refuse)
     assert list(spmd.build(program).run(ranks=2)) == [0, 5, 10, 15]  # as the build before
 

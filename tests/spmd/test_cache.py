@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 import spmd
-from codegen import kept
 from codegen.errors import UsageError
-from codegen.image import kernel_objects, link
+from codegen.image import build_cache, kernel_objects, link
 from codegen.trace.program import Program
 from spmd.cache import Cache
 from tests.conftest import PATIENCE
@@ -91,7 +90,7 @@ def test_what_cannot_be_seen_is_read_again(request, tmp_path):
         return u * float(path.read_text())
 
     path.write_text("2.0")
-    assert kept.program_key(from_a_file, {}, "x86-64") == ""
+    assert build_cache.program_key(from_a_file, {}, "x86-64") == ""
     assert list(spmd.build(from_a_file).run()) == [0, 2]
     request.getfixturevalue("no_compilers")
     assert list(spmd.build(from_a_file).run()) == [0, 2]
@@ -121,13 +120,13 @@ def test_a_program_that_changes_what_it_reads_is_captured_each_time(monkeypatch)
 
 def test_other_compilers_targets_and_versions_have_other_keys(monkeypatch, tmp_path):
     def key() -> str:
-        return kept.program_key(scaled, {}, "x86-64")
+        return build_cache.program_key(scaled, {}, "x86-64")
 
-    keys = [key(), kept.program_key(scaled, {}, "x86-64-v2")]
+    keys = [key(), build_cache.program_key(scaled, {}, "x86-64-v2")]
     for name, value in (("CPATH", "/x"), ("NUMBA_OPT", "0"), ("CC", "gcc -g")):
         monkeypatch.setenv(name, value)
         keys.append(key())
-    monkeypatch.setattr(kept, "_ourselves", lambda: "another version")
+    monkeypatch.setattr(build_cache, "_ourselves", lambda: "another version")
     keys.append(key())
     assert "" not in keys and len(set(keys)) == len(keys)
 

@@ -12,7 +12,7 @@ import pytest
 
 import spmd
 from codegen.errors import CarryError, InputError, MissingError, ProgramError, SpmdError, UsageError
-from codegen.ir import walk
+from codegen.ir.graph import walk
 from codegen.oracle.interpret import run
 from codegen.user.named import named
 

@@ -14,7 +14,7 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import walk
+from codegen.ir.graph import walk
 from codegen.ops import Exchange
 from codegen.oracle import interpret
 from codegen.trace.control.reads import digest

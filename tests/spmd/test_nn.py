@@ -12,7 +12,7 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import walk
+from codegen.ir.graph import walk
 from codegen.ops import Exchange, Loop
 from codegen.symbolic import expr
 from spmd import nn

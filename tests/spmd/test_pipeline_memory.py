@@ -10,7 +10,7 @@ import pytest
 import spmd
 from benchmarks.pipeline_memory import unequal
 from codegen.compile import lower
-from codegen.plan.overlays import overlays
+from codegen.ir.overlays import overlays
 from spmd import optim
 
 ROOT = Path(__file__).parent.parent.parent

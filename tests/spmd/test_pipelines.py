@@ -9,10 +9,10 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import walk
+from codegen.ir.graph import walk
+from codegen.ir.plan import Exchange, LibraryCall, Phase
+from codegen.ir.steps import walk_steps
 from codegen.ops import MatMul
-from codegen.plan.grammar import Exchange, LibraryCall, Phase
-from codegen.plan.steps import walk_steps
 from spmd import optim
 from spmd.pipelining.stage_cuts import cut
 from tests.spmd import pipeline_by_hand as by_hand

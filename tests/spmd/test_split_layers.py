@@ -8,7 +8,7 @@ import pytest
 import spmd
 from codegen import compile as compiler
 from codegen.image import manifest
-from codegen.ir import walk
+from codegen.ir.graph import walk
 from codegen.ops import Move
 from spmd import nn, optim, pipeline_notes
 from spmd.launch.sizes import mesh_symbols

@@ -13,8 +13,8 @@ import pytest
 import spmd
 from codegen import compile as compiler
 from codegen.errors import CheckError, UsageError
-from codegen.plan.grammar import KEEPS, Phase, Store
-from codegen.plan.steps import walk_steps
+from codegen.ir.plan import KEEPS, Phase, Store
+from codegen.ir.steps import walk_steps
 from spmd.entries import OpenedEntity
 
 ROWS, WIDTH = 24, 10

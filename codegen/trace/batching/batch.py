@@ -14,7 +14,7 @@ from dataclasses import replace
 from codegen import dtypes, ops
 from codegen.dtypes import DType
 from codegen.errors import UnsupportedError
-from codegen.ir import ArrayType, Op, Shape, Value, walk
+from codegen.ir.graph import ArrayType, Op, Shape, Value, walk
 from codegen.mesh import Layout, LayoutEntry
 from codegen.ops import Kind
 from codegen.symbolic import expr

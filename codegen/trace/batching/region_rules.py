@@ -12,8 +12,8 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from codegen import dtypes, ops
-from codegen.copies import Copier
-from codegen.ir import ArrayType, Op, Region, Value, walk
+from codegen.graph.clone import Copier
+from codegen.ir.graph import ArrayType, Op, Region, Value, walk
 from codegen.mesh import LayoutEntry, local_extent
 from codegen.ops import Exchange
 from codegen.symbolic import expr

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import UsageError
-from codegen.ir import Value
+from codegen.ir.graph import Value
 from codegen.mesh import LayoutEntry
 from codegen.ops import Transpose
 from codegen.places import user_place

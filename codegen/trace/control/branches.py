@@ -18,8 +18,8 @@ import numpy as np
 
 from codegen import ops
 from codegen.errors import CarryError
-from codegen.ir import Region, Value
-from codegen.layouts import propagation
+from codegen.graph import layout_propagation
+from codegen.ir.graph import Region, Value
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, is_traced
@@ -289,7 +289,7 @@ class Branch(Capture):
                 left.append(values)
             finally:
                 self.mark.restore_storages()
-        types = [reduce(propagation.met, [v.type for v in values]) for values in zip(*left)]
+        types = [reduce(layout_propagation.met, [v.type for v in values]) for values in zip(*left)]
         for arm, values in zip(self.arms, left):
             with self._inside(arm):
                 laid = [laid_as(context, v, t.layout) for v, t in zip(values, types)]

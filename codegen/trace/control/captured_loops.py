@@ -16,8 +16,8 @@ import numpy as np
 
 from codegen import dtypes, ops
 from codegen.errors import Place, UnsupportedError
-from codegen.ir import ArrayType, Region, Value, walk
-from codegen.layouts import propagation
+from codegen.graph import layout_propagation
+from codegen.ir.graph import ArrayType, Region, Value, walk
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_value, is_traced
@@ -275,7 +275,7 @@ class Loop(Capture):
                 stale[storage] = None
                 continue
             had = self.stored.get(storage) or before[storage].type
-            stored[storage] = propagation.met(had, storage.value.type)
+            stored[storage] = layout_propagation.met(had, storage.value.type)
         settled = self._find_aliases(after) and settled and stored == self.stored
         settled = self._repeats(settled) and settled
         if settled and not self.changed.issuperset(self.given):  # it carries too much

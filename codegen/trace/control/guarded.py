@@ -6,8 +6,8 @@ the way back through a loop makes as many turns for all members as the one with 
 
 from __future__ import annotations
 
-from codegen.copies import Copier
-from codegen.ir import Region, Value
+from codegen.graph.clone import Copier
+from codegen.ir.graph import Region, Value
 from codegen.ops import Broadcast, Expect, Map, Print
 from codegen.trace.context import Block, Context
 from codegen.trace.control.regions import laid_as

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen import dtypes
-from codegen.computed_formulas import Formulas
-from codegen.ir import Module, Op, Region, Value
+from codegen.graph.computed_formulas import Formulas
+from codegen.ir.graph import Module, Op, Region, Value
 from codegen.ops import Branch, Const, Full, Let, Loop, Map, Symbolic
 from codegen.ops.control import POSITION
 from codegen.ops.views import View

@@ -13,8 +13,8 @@ from typing import Any
 
 from codegen import dtypes
 from codegen.errors import CarryError, Place, ProgramError, ShapeError
-from codegen.fresh import Fresh
-from codegen.ir import ArrayType, Value
+from codegen.ir.fresh import Fresh
+from codegen.ir.graph import ArrayType, Value
 from codegen.mesh import Layout
 from codegen.ops import Relayout
 from codegen.places import user_place

@@ -13,7 +13,7 @@ import numpy as np
 from codegen.errors import Place, ProgramError
 from codegen.image.elf import printable
 from codegen.image.schema import MOST_NESTED
-from codegen.ir import Output, Returned, Value
+from codegen.ir.graph import Output, Returned, Value
 from codegen.trace.array import Array, Number, as_value
 from codegen.trace.context import Context
 from codegen.trace.numpy.masks import Chosen

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from codegen.places import is_user_file
 
 if TYPE_CHECKING:
-    from codegen.ir import ArrayType
+    from codegen.ir.graph import ArrayType
     from codegen.trace.state import Held, LeafType, Memory
     from codegen.trace.storage import Storage
 

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from codegen import dtypes
-from codegen.copies import Copier
 from codegen.errors import ProgramError, UnsupportedError
-from codegen.ir import ArrayType, Keeps, Op, Region, Value, free_values
+from codegen.graph.clone import Copier
+from codegen.ir.graph import ArrayType, Keeps, Op, Region, Value, free_values
 from codegen.ops import (
     Branch,
     Full,

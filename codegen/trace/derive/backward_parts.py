@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from codegen.ir import ArrayType, Op, Value
+from codegen.ir.graph import ArrayType, Op, Value
 from codegen.trace.array import Array, wrap
 from codegen.trace.derive.halves import (
     VIEWS,

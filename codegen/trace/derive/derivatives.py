@@ -15,7 +15,8 @@ import numpy as np
 
 from codegen import ops
 from codegen.errors import InternalError, UsageError
-from codegen.ir import Op, Value
+from codegen.graph.variance import NONE, Axes
+from codegen.ir.graph import Op, Value
 from codegen.places import user_place
 from codegen.trace.array import Array, as_value, wrap
 from codegen.trace.context import Context, eager_current, require_context
@@ -42,7 +43,6 @@ from codegen.trace.on_numpy import copied, is_outside, on_numpy
 from codegen.trace.ranks.varying import families
 from codegen.trace.state import Tree, fill, flatten
 from codegen.user.absent import needs_of, stand_ins
-from codegen.variance import NONE, Axes
 
 T = TypeVar("T")
 

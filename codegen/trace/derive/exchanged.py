@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from codegen import dtypes
 from codegen.errors import UnsupportedError
-from codegen.ir import ArrayType, Op, Value
+from codegen.graph.variance import Axes
+from codegen.ir.graph import ArrayType, Op, Value
 from codegen.ops import (
     Cumulative,
     Exchange,
@@ -30,7 +31,6 @@ from codegen.symbolic.expr import Expr
 from codegen.trace.array import wrap
 from codegen.trace.derive.reverse import Reverse
 from codegen.trace.ranks.communicate import all_to_all
-from codegen.variance import Axes
 
 
 class _Back:

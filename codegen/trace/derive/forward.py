@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from codegen.ir import Op, Value
+from codegen.ir.graph import Op, Value
 from codegen.ops import Branch, Defined, Exchange, Loop, ShardMap
 from codegen.trace.context import Context
 from codegen.trace.control.regions import laid_as, plain_type

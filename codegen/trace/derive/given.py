@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import UsageError
-from codegen.ir import Value
+from codegen.ir.graph import Value
 from codegen.places import user_place
 from codegen.trace.array import Array, as_array, as_value
 from codegen.trace.context import Context

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from codegen.copies import Copier
-from codegen.ir import ArrayType, Op, Region, Value, free_counters, free_values
-from codegen.kit import global_ops
-from codegen.layouts.cuts import home, layout_of
+from codegen.graph.builder import global_ops
+from codegen.graph.clone import Copier
+from codegen.ir.cuts import home, layout_of
+from codegen.ir.graph import ArrayType, Op, Region, Value, free_counters, free_values
 from codegen.layouts.localize import Localizer
 from codegen.ops import Barrier, Broadcast, Feeding, Full, Let, Print, Reshape, Transpose
 from codegen.symbolic.expr import Sym

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from codegen.copies import Copier
 from codegen.errors import ShapeError
-from codegen.ir import ArrayType, Op, Region, Value, free_values
+from codegen.graph.clone import Copier
+from codegen.graph.variance import NONE, Axes, Families
+from codegen.ir.graph import ArrayType, Op, Region, Value, free_values
 from codegen.mesh import Layout
 from codegen.ops import Exchange, Reshape, ShardMap
 from codegen.ops.kind import layout_of
@@ -29,7 +30,6 @@ from codegen.trace.derive.reverse import Reverse
 from codegen.trace.derive.shares import Shares
 from codegen.trace.ranks.mapping import global_shape
 from codegen.trace.ranks.varying import axes_in
-from codegen.variance import NONE, Axes, Families
 
 
 def _active(at: Reverse, op: Op) -> Iterable[Value]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from codegen import ops
 from codegen.errors import UsageError
-from codegen.ir import Op, Value
+from codegen.ir.graph import Op, Value
 from codegen.places import user_place
 from codegen.trace.array import Array, as_array, is_traced, wrap
 from codegen.trace.context import Context

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from codegen.ir import Keeps, Op, Region, Value, free_values, walk
+from codegen.ir.graph import Keeps, Op, Region, Value, free_values, walk
 from codegen.ops import Barrier, Branch, Defined, Expect, Feeding, Let, Loop, Print
 
 EFFECTS = (Print, Expect, Barrier, Let, Feeding)

@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from codegen.copies import Copier
 from codegen.errors import UsageError
-from codegen.ir import Keeps, Op, Value, free_values
+from codegen.graph.clone import Copier
+from codegen.ir.graph import Keeps, Op, Value, free_values
 from codegen.ops import Again, Defined, Expect, Print
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_value, wrap

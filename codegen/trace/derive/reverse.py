@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from codegen import dtypes, ops
 from codegen.dtypes import DType
 from codegen.errors import InternalError, UnsupportedError
-from codegen.ir import ArrayType, Op, Shape, Value, free_values, walk
+from codegen.graph.variance import NONE, Axes
+from codegen.ir.graph import ArrayType, Op, Shape, Value, free_values, walk
 from codegen.ops import Kind
-from codegen.partials import OUT, Form
+from codegen.ops.partials import OUT, Form
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, IntLike
 from codegen.trace.context import Context
@@ -23,7 +24,6 @@ from codegen.trace.control.regions import laid_as
 from codegen.trace.derive.shares import Shares
 from codegen.trace.expecting import expect
 from codegen.trace.view import index_value
-from codegen.variance import NONE, Axes
 
 
 class Reverse:
@@ -255,7 +255,7 @@ class Reverse:
         return x if x.type.shape == shape else self.emit(ops.Reshape(shape), x)
 
     def form(self, form: Form, operands: Sequence[Value], out: Value) -> Value:
-        """Return a form of codegen.partials, of these operands of a function and its result."""
+        """Return a form of codegen.ops.partials, of these operands of a function and its result."""
         if isinstance(form, int):
             return operands[form]
         if isinstance(form, float):

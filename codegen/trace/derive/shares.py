@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from codegen.ir import Op, Value
+from codegen.graph.variance import NONE, Axes, Families
+from codegen.ir.graph import Op, Value
 from codegen.mesh import Mesh
 from codegen.ops import Branch, Defined, Exchange, Fold, Loop
 from codegen.symbolic import expr
-from codegen.variance import NONE, Axes, Families
 
 _TURNS = 64  # of a loop, for what a sum in it costs
 _ONE = 1 << 44  # what a sum costs beside its bytes

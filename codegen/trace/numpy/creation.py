@@ -13,7 +13,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import ShapeError, UsageError
-from codegen.ir import Shape
+from codegen.ir.graph import Shape
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import view

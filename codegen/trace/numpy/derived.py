@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 from codegen.errors import UsageError
-from codegen.ir import Op, Value
+from codegen.ir.graph import Op, Value
 from codegen.ops import Defined
 from codegen.places import user_place
 from codegen.trace.array import Array, wrap

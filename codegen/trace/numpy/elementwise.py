@@ -18,7 +18,7 @@ from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import DtypeError, ShapeError
 from codegen.functions import BY_UFUNC, SPECIAL
-from codegen.ir import Shape, Value
+from codegen.ir.graph import Shape, Value
 from codegen.ops import Map
 from codegen.places import module_of
 from codegen.symbolic import expr

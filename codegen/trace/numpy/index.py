@@ -13,7 +13,7 @@ import numpy as np
 
 from codegen import dtypes, ops
 from codegen.functions import COMBINE, FUNCTIONS
-from codegen.ir import Shape, Value
+from codegen.ir.graph import Shape, Value
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import constants, integer_tables, known, view

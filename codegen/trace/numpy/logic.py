@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import CarryError, UnsupportedError
-from codegen.ir import Value
+from codegen.ir.graph import Value
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, is_traced, wrap
 from codegen.trace.control.branches import captured_switch

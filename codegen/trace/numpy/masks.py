@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from codegen.errors import ShapeError, UnsupportedError
-from codegen.ir import Op, Value
+from codegen.ir.graph import Op, Value
 from codegen.trace.array import Array, as_array, wrap
 from codegen.trace.context import Context
 from codegen.trace.numpy import elementwise, reducing, subscripts

@@ -17,7 +17,7 @@ import numpy as np
 
 from codegen import ops
 from codegen.errors import ShapeError, UnsupportedError
-from codegen.ir import Value
+from codegen.ir.graph import Value
 from codegen.symbolic import expr
 from codegen.symbolic.block_laws import evened
 from codegen.symbolic.expr import Expr

@@ -13,7 +13,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import DtypeError
 from codegen.functions import fn_of
-from codegen.ir import Value
+from codegen.ir.graph import Value
 from codegen.ops import Fold, Kind
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, cast_value, number, wrap

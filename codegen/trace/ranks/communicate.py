@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from codegen.errors import CarryError, MatchingError, ProgramError, ShapeError, UsageError
-from codegen.ir import ArrayType, Shape, Value
+from codegen.ir.graph import ArrayType, Shape, Value
 from codegen.mesh import block_extent, block_offset
 from codegen.ops import Barrier, Move, Permute, Symbolic
 from codegen.ops.group import Bounds, Span, along

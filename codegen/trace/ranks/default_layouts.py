@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from codegen.errors import LayoutError, Place
-from codegen.ir import Region, Shape, Value, layout_text, walk
+from codegen.graph.variance import Axes, InBody
+from codegen.ir.graph import Region, Shape, Value, layout_text, walk
+from codegen.ir.graph_text import axes_text
 from codegen.mesh import Layout, LayoutEntry, Mesh, local_extent
 from codegen.ops import Take
 from codegen.places import user_place
-from codegen.printer import axes_text
 from codegen.symbolic.expr import Expr
 from codegen.trace.context import Context
 from codegen.trace.numpy.elementwise import same_extent
-from codegen.variance import Axes, InBody
 
 
 def computed_layouts(

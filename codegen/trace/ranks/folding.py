@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import CarryError
-from codegen.ir import Region, Value, free_values
+from codegen.ir.graph import Region, Value, free_values
 from codegen.ops import Broadcast, Full, Map
 from codegen.places import user_place
 from codegen.symbolic import expr

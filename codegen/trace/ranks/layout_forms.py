@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from codegen.errors import LayoutError
-from codegen.ir import layout_text
+from codegen.ir.graph import layout_text
+from codegen.ir.graph_text import axes_text
 from codegen.mesh import Layout, LayoutEntry, Mesh, Owned
-from codegen.printer import axes_text
 from codegen.trace.context import Context
 from codegen.trace.number import DimNumber
 from codegen.user.dims import BoundedDim, Dim

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import LayoutError, ProgramError, ShapeError
-from codegen.ir import ArrayType, Region, Shape, Value, walk
+from codegen.ir.graph import ArrayType, Region, Shape, Value, walk
 from codegen.mesh import Layout, LayoutEntry, Mesh, Owned, block_extent, local_extent, local_offset
 from codegen.ops import Relayout, ShardMap, Slice
 from codegen.ops.kind import layout_of as lying

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from codegen.errors import MatchingError, UsageError
-from codegen.ir import ArrayType
+from codegen.ir.graph import ArrayType
 from codegen.ops import Move
 from codegen.ops.group import along
 from codegen.symbolic import expr

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from codegen.errors import UnsupportedError
-from codegen.ir import Op, Region, Value, walk
+from codegen.graph.variance import NONE, Axes, Families
+from codegen.ir.graph import Op, Region, Value, walk
 from codegen.mesh import Layout
 from codegen.ops import Kind, Loop, Reshape
 from codegen.symbolic import expr
@@ -20,7 +21,6 @@ from codegen.trace.number import expr_of
 from codegen.trace.ranks.communicate import members
 from codegen.trace.view import View
 from codegen.user import pytree
-from codegen.variance import NONE, Axes, Families
 
 
 def pvary(x: Any, axis: Any) -> Any:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from codegen.casts import range_text
 from codegen.errors import InputError, OutputError
 from codegen.image.manifest import read
 from codegen.short_batches import MASK
+from codegen.user.casts import range_text
 from spmd.data.computing import Misfit, comparable, dtype_of, fit
 from spmd.data.pipelines import Pipeline
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from codegen.casts import may_cast
 from codegen.errors import InputError, UsageError
 from codegen.short_batches import MASK
+from codegen.user.casts import may_cast
 from spmd.data.computing import comparable
 from spmd.feeding.clients.client import Client
 from spmd.feeding.messages.scheduler_answers import OpenedStream

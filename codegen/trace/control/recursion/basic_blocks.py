@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from codegen.errors import UnsupportedError
-from codegen.ir import Op, Region, Value, free_counters, free_values, used_values, walk
+from codegen.ir.graph import Op, Region, Value, free_counters, free_values, used_values, walk
 from codegen.ops import Branch
 from codegen.symbolic.expr import Sym
 from codegen.trace.control.recursion.call import RecursiveCall

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.ir import ArrayType
+from codegen.ir.graph import ArrayType
 from codegen.ops.control import Control
 from codegen.ops.kind import Stated
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from codegen.errors import ProgramError, UnsupportedError
-from codegen.ir import ArrayType, Region, Value
-from codegen.layouts import propagation
+from codegen.graph import layout_propagation
+from codegen.ir.graph import ArrayType, Region, Value
 from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.context import Block, Context
@@ -277,7 +277,7 @@ class Recursion:
                 self.stale[storage] = None
                 continue
             had = self.stored.get(storage) or before[storage].type
-            written[storage] = propagation.met(had, storage.value.type)
+            written[storage] = layout_propagation.met(had, storage.value.type)
         new = new or any(self.stored.get(s) != t for s, t in written.items())
         self.stored |= written
         if new:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
-from codegen.copies import Copier, said_with
 from codegen.errors import UnsupportedError
-from codegen.ir import Op, Region, Value, used_values
+from codegen.graph.clone import Copier, said_with
+from codegen.ir.graph import Op, Region, Value, used_values
 from codegen.ops import Branch, DynamicSlice, DynamicUpdate, Full, Let, Map, Reshape
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Sym

@@ -1,0 +1,261 @@
+"""Index-set splitting: an array whose interior an update replaces is computed in disjoint pieces.
+
+Goes in: a Graph. Comes out: the same in which such an array is not computed whole and written again
+(new = 2 * u - old; new[1:-1] += …): the edges and the interior are computed once each, and so are
+elementwise ops on it.
+Always holds: the pieces of an array have no element in common and cover it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from codegen.errors import Place
+from codegen.graph.builder import Builder
+from codegen.graph.layout_propagation import laid_out
+from codegen.ir.graph import Module, Op, Region, Shape, Value, used_values
+from codegen.ops import (
+    Full,
+    Kind,
+    Map,
+    MatMul,
+    Reduce,
+    Relayout,
+    ShardMap,
+    Slice,
+    Update,
+)
+from codegen.symbolic import expr
+
+THIN = 16  # elements of a dim that an update may leave alone
+LONGEST = 40  # ops that are written again for every piece
+
+
+@dataclass(frozen=True)
+class _Box:
+    start: Shape
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """An array as the values of disjoint boxes that cover it. `size` bounds the ops of one
+    piece."""
+
+    of: dict[_Box, Value]
+    size: int  # ops of a piece, at most
+
+
+def split_at_edges(graph: Module) -> Module:
+    """Return the Graph with such arrays split into pieces; the same object if there are none."""
+    shown = [o.value for o in graph.outputs]
+    same: dict[Value, Value] = {}
+    uses = Counter({v: len(found) for v, found in graph.def_use.uses.items()})
+    body = _Rewrite(uses, same).run(graph.body, shown)
+    outputs = tuple(replace(o, value=same.get(o.value, o.value)) for o in graph.outputs)
+    return replace(graph, body=body, outputs=outputs) if body is not graph.body else graph
+
+
+class _Rewrite(Builder):
+    """Rewrites the ops of one region. `same` maps slices that are exactly a piece to that piece,
+    for this region and those around it."""
+
+    def __init__(self, uses: Counter[Value], same: dict[Value, Value]) -> None:
+        super().__init__()
+        self.uses, self.same = uses, same
+        self.defs: dict[Value, Op] = {}
+        self.readers: dict[Value, list[Op]] = {}
+        self.pieces: dict[Value, _Pieces] = {}
+
+    def run(self, region: Region, shown: Sequence[Value] = ()) -> Region:
+        """Return the region in pieces. `shown` are values that are needed besides its results."""
+        for op in region.ops:
+            for x in op.operands:
+                self.readers.setdefault(x, []).append(op)
+        for op in region.ops:
+            self.op(op)
+        results = tuple(self.same.get(v, v) for v in region.results)
+        if self.ops == list(region.ops) and results == region.results:
+            return region
+        kept = [self.same.get(v, v) for v in (*results, *shown)]
+        return Region(region.args, tuple(self.needed(kept)), results)
+
+    def op(self, op: Op) -> None:
+        if not isinstance(op.what, ShardMap):
+            op = op.mapped(lambda r: _Rewrite(self.uses, self.same).run(r))
+        operands = tuple(self.same.get(v, v) for v in op.operands)
+        if operands != op.operands:
+            op = replace(op, operands=operands)
+        self.defs.update(dict.fromkeys(op.results, op))
+        found = None
+        before = self.pieces.get(op.operands[0]) if op.operands else None
+        box = _box_of(op)
+        if isinstance(op.what, Map):
+            found = self.mapped(op)
+        elif before is not None and box in before.of:
+            if isinstance(op.what, Slice):
+                self.same[op.result] = before.of[box]
+                return
+            found = replace(before, of={**before.of, box: op.operands[1]})
+        for v in op.operands:
+            if v in self.pieces and found is None:
+                self.put_together(v, self.pieces.pop(v))
+        found = found or self.begun(op)
+        if found is None:
+            self.ops.append(op)
+        elif self.absorbed(op.result, found):
+            self.pieces[op.result] = found
+        else:
+            self.put_together(op.result, found)
+
+    # ---- what is in pieces -----------------------------------------------------------------------
+
+    def begun(self, op: Op) -> _Pieces | None:
+        """Return the pieces of an op's result if one update replaces all but thin edges of it, and
+        all other reads are slices of exactly the box that it replaces; else None."""
+        filled = self.filled(op.result) if isinstance(op.what, Full | Relayout) else None
+        if filled is None and not isinstance(op.what, Map):
+            return None
+        value = op.result
+        by = [r for r in self.readers.get(value, ()) if isinstance(r.what, Update)]
+        if len(by) != 1 or value.type.layout is None or (filled and filled.blank):
+            return None
+        box, size = _box_of(by[0]), self.size(value)
+        if box is None or not _is_thin(value.type.shape, box):
+            return None
+        if size > LONGEST or self.has_sums(op):
+            return None
+        if not self.absorbed(value, _Pieces({box: value}, size)):
+            return None
+        boxes = [*_edges(value.type.shape, box), box]
+        return _Pieces({b: self.part(value, b, whole=True) for b in boxes}, size)
+
+    def mapped(self, op: Op) -> _Pieces | None:
+        """Return the pieces of an elementwise op on arrays in pieces, or None if their boxes differ
+        or too many ops would be repeated."""
+        given = [self.pieces[v] for v in op.operands if v in self.pieces]
+        if not given or any(p.of.keys() != given[0].of.keys() for p in given):
+            return None
+        size = 1 + sum(p.size for p in given) + sum(map(self.size, op.operands))
+        if size > LONGEST or self.has_sums(op):
+            return None
+        return _Pieces({box: self.again(op, box) for box in given[0].of}, size)
+
+    def absorbed(self, value: Value, found: _Pieces) -> bool:
+        """Return whether all readers of a value can work on its pieces."""
+        readers = self.readers.get(value, [])
+        if self.uses[value] != len(readers):
+            return False
+        if len(readers) == 1 and isinstance(readers[0].what, Map):
+            return True
+        updates = [r for r in readers if isinstance(r.what, Update)]
+        return len(updates) == 1 and updates[0].operands[0] is value and all(
+            _box_of(r) in found.of for r in readers)
+
+    def put_together(self, value: Value, found: _Pieces) -> None:
+        """Emit updates that assemble an array from its pieces."""
+        t, self.place = value.type, self.place_of(value)
+        whole = Value(value.name, t)
+        self.add(Full(0, t.dtype, t.shape, blank=True), (), (whole,))
+        for k, (box, piece) in enumerate(found.of.items()):
+            made = value if k == len(found.of) - 1 else Value(value.name, t)
+            update = Update(box.start, (1,) * t.ndim, apart=True)
+            self.defs[made] = self.add(update, (whole, piece), (made,))
+            whole = made
+
+    # ---- parts -----------------------------------------------------------------------------------
+
+    def place_of(self, value: Value) -> Place | None:
+        return self.defs[value].place if value in self.defs else None
+
+    def filled(self, value: Value) -> Full | None:
+        """Return the Full that an array is, perhaps in another layout, or None."""
+        op = self.defs.get(value)
+        while op and isinstance(op.what, Relayout):
+            op = self.defs.get(op.operands[0])
+        return op.what if op and isinstance(op.what, Full) else None
+
+    def size(self, value: Value) -> int:
+        """Return how many elementwise ops must be repeated to compute a part of a value."""
+        op = self.defs.get(value)
+        if op is None or not isinstance(op.what, Map) or value in self.pieces:
+            return 0
+        return 1 + sum(self.size(v) for v in op.operands if self.uses[v] == 1)
+
+    def has_sums(self, op: Op) -> bool:
+        """Return whether a reduction or product is part of an expression: as a whole it is reduced
+        once, but in pieces it would be reduced for each."""
+        alone = [v for v in op.operands if self.uses[v] == 1 and v not in self.pieces]
+        made = [self.defs.get(v) for v in alone]
+        return isinstance(op.what, Reduce | MatMul) or isinstance(op.what, Map) and any(
+            d is not None and self.has_sums(d) for d in made)
+
+    def part(self, value: Value, box: _Box, whole: bool = False) -> Value:
+        """Return a part of a value: its piece, computed anew for the box, or a slice. `whole` says
+        that nobody needs the rest of the value."""
+        if value in self.pieces:
+            return self.pieces[value].of[box]
+        op, filled = self.defs.get(value), self.filled(value)
+        if filled:
+            return self.piece(filled.but(shape=box.shape), (), value)
+        if op is not None and isinstance(op.what, Map) and (whole or self.uses[value] == 1):
+            return self.again(op, box)
+        return self.piece(Slice(box.start, (1,) * len(box.start), box.shape), (value,), value)
+
+    def again(self, op: Op, box: _Box) -> Value:
+        operands = tuple(self.part(v, box) for v in op.operands)
+        return self.piece(op.what, operands, op.result)
+
+    def piece(self, what: Kind, operands: tuple[Value, ...], like: Value) -> Value:
+        t = laid_out(what, [v.type for v in operands], self.typed(what, operands))
+        name = f"{like.name.removesuffix('_part')}_part"
+        result = Value(name, replace(t, free=like.type.free))
+        self.place = self.place_of(like)
+        self.defs[result] = self.add(what, operands, (result,))
+        return result
+
+    def needed(self, results: Sequence[Value]) -> list[Op]:
+        """Return the emitted ops without those whose results are not needed any more (dead
+        code)."""
+        used = Counter(results)
+        for op in self.ops:
+            used.update(used_values(Region((), (op,), ())))
+        out = []
+        for op in reversed(self.ops):
+            free = op.what.inline or isinstance(op.what, Relayout)  # nothing but its result
+            if free and not used[op.result]:
+                used.subtract(op.operands)
+            else:
+                out.append(op)
+        return out[::-1]
+
+
+def _box_of(op: Op) -> _Box | None:
+    """Return the contiguous box that a slice reads or an update writes, or None for any other
+    op."""
+    what = op.what
+    if not isinstance(what, Slice | Update) or any(k != 1 for k in what.step):
+        return None
+    shape = (op.operands[1] if isinstance(what, Update) else op.result).type.shape
+    return _Box(what.start, shape)
+
+
+def _is_thin(shape: Shape, box: _Box) -> bool:
+    """Return whether at most THIN elements per dim, but at least one in all, lie outside a box."""
+    around = [n - e for n, e in zip(shape, box.shape, strict=True)]
+    thin = all(e.is_const and 0 <= e.value <= THIN for e in around)
+    return thin and any(e.value for e in around)
+
+
+def _edges(shape: Shape, box: _Box) -> Iterator[_Box]:
+    """Yield the boxes that cover an array outside of a box, dim by dim."""
+    zero = expr.const(0)
+    start, extent = [zero] * len(shape), list(shape)
+    for d, (first, size) in enumerate(zip(box.start, box.shape, strict=True)):
+        for begin, end in ((zero, first), (first + size, shape[d])):
+            if begin != end:
+                yield _Box((*start[:d], begin, *start[d + 1 :]),
+                           (*extent[:d], end - begin, *extent[d + 1 :]))
+        start[d], extent[d] = first, size

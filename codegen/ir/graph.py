@@ -1,0 +1,434 @@
+"""The intermediate representation of the Graph and Program levels, as a grammar on one page.
+
+    Module  = name, level, mesh, parameters, scalars, inputs, feeds, body: Region, outputs,
+              conditions, routes
+    Region  = (args) ops -> results            ops may use values of enclosing regions
+    Op      = results := what(operands) {regions}          what: of a class in codegen/ops; at place
+    Value   = name : dtype[shape]              defined once, compared by identity
+
+A Graph holds global arrays and `shard_map` ops whose region is one rank's view. A Program holds one
+rank's view only: the shard_maps are opened, every shape is an extent in the index and axis sizes.
+The tree is frozen: a pass returns a new one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from codegen.dtypes import DType
+from codegen.errors import Place
+from codegen.mesh import Layout, Mesh
+from codegen.symbolic.expr import Expr, Sym
+
+if TYPE_CHECKING:  # a kind's rules speak of types
+    from codegen.ops.kind import Kind
+
+Level = Literal["graph", "program", "loops"]
+Shape = tuple[Expr, ...]
+# The tree of what a program returns: k, of output k; or ("tuple", trees), ("list", trees),
+# ("dict", pairs of key and tree), ("named", name of the class, pairs of field and tree).
+Returned = int | tuple[Any, ...]
+INITIAL = "__init__"  # the first entry, which makes the states
+_ids = itertools.count()
+
+
+@dataclass(frozen=True)
+class ArrayType:
+    """The element type and shape of an array. layout: of a global array (Graph level); None for a
+    local one.
+
+    free: nobody has chosen the layout, as of a literal, so that what is done with it may.
+    """
+
+    dtype: DType
+    shape: Shape
+    layout: Layout | None = None
+    free: bool = field(default=False, compare=False)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __str__(self) -> str:
+        dims = ", ".join(str(e) for e in self.shape)
+        where = "" if self.layout is None else f" over {layout_text(self.layout)}"
+        return f"{self.dtype}[{dims}]{where}"
+
+
+def layout_text(layout: Layout) -> str:
+    """Return a layout as the user writes it: ("x", None), (("x", "y"), None)."""
+
+    def entry(e: tuple[str, ...]) -> str:
+        if len(e) == 1:
+            return f'"{e[0]}"'
+        return "None" if not e else "(" + ", ".join(f'"{a}"' for a in e) + ")"
+
+    inner = ", ".join(entry(e) for e in layout)
+    return f"({inner},)" if len(layout) == 1 else f"({inner})"
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One array, defined once. The name is a hint from the source; identity is what counts."""
+
+    name: str
+    type: ArrayType
+    id: int = field(default_factory=lambda: next(_ids))
+
+    def __repr__(self) -> str:
+        return f"%{self.name}.{self.id}: {self.type}"
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    args: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    results: tuple[Value, ...]
+
+    def with_ops(self, ops: Iterable[Op]) -> Region:
+        """Return the region with other ops; itself, if they are its own."""
+        new = tuple(ops)
+        return self if new == self.ops else replace(self, ops=new)
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    what: Kind
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...]
+    regions: tuple[Region, ...] = ()
+    place: Place | None = None
+
+    @property
+    def result(self) -> Value:
+        (value,) = self.results
+        return value
+
+    def mapped(self, fn: Callable[[Region], Region]) -> Op:
+        """Return the op with what fn makes of each of its regions; itself, if that is the same."""
+        regions = tuple(map(fn, self.regions))
+        return self if regions == self.regions else replace(self, regions=regions)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A value patched at launch. dtype int64 (then `sym` is its symbol) or float64.
+
+    at_most: where it is the extent of a named dim, which launches take from the inputs that they
+    are given; so many elements at most.
+    """
+
+    name: str
+    dtype: DType
+    default: int | float | None
+    sym: Sym | None = None
+    place: Place | None = None
+    at_most: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Input:
+    """A global array read at launch. default: one rank's code that computes its shard instead.
+
+    The region has no args and one result of the shard's shape; None: the input must be given.
+    origin: of the layout: given, rules (of the program), or chosen (by the compiler). given: a flag
+    that is 1 where a call gives the input, of one that calls may leave out; None: of others. root:
+    of such an input, the name of its declaration, which may be of a tree.
+    """
+
+    value: Value
+    layout: Layout
+    shape: Shape  # global
+    default: Region | None = None
+    place: Place | None = None
+    origin: str = "given"
+    given: Sym | None = None
+    root: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.value.name
+
+    def mapped(self, fn: Callable[[Region], Region]) -> Input:
+        """Return the input with what fn makes of its default; itself, if that is the same."""
+        new = None if self.default is None else fn(self.default)
+        return self if new is self.default else replace(self, default=new)
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output of a program. needs: the optional inputs without which it is not computed. wanted:
+    a flag that is 1 where a call asks for it; None: of an output that is computed in any case.
+    otherwise: in a captured Graph, what it is where it is not computed, as state that stays."""
+
+    name: str
+    value: Value
+    layout: Layout
+    shape: Shape  # global
+    needs: tuple[str, ...] = ()
+    wanted: Sym | None = None
+    otherwise: Value | None = None
+
+
+@dataclass(frozen=True)
+class StateArray:
+    """An array that stays on the ranks between calls. It lies in an input; path: as users write it.
+
+    new: the output that holds its new value where an entry gives it one; it takes the place of the
+    old value as the call ends. begins: whether the first entry makes it; else it has to be given.
+    """
+
+    input: int
+    path: str
+    new: int
+    begins: bool = True
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One of several programs in an image. Its inputs and outputs, by their numbers in the module;
+    reads, rebinds: numbers of the states that it reads, and that it gives new arrays; updates: of
+    those it writes into where they lie; returns: of the tree, a leaf k is its k-th output; None: it
+    returns nothing. feeds, saves: by name."""
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    reads: tuple[int, ...]
+    rebinds: tuple[int, ...]
+    scalars: tuple[str, ...]
+    feeds: tuple[str, ...]
+    saves: tuple[str, ...]
+    returns: Returned | None
+    place: Place | None = None
+    updates: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A stream of batches. fields: names and types of the arrays of a batch, which lie so."""
+
+    name: str
+    fields: tuple[tuple[str, ArrayType], ...]
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Axis sizes and scalars must make `holds` 1, or the launch is refused with `text`."""
+
+    holds: Expr
+    text: str
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Route:
+    """A permutation that is right wherever it was tried, not proved: tried again at launch.
+
+    member: the symbol of a position; of `size` positions, those where `sends` is 1 send to `to`.
+    """
+
+    to: Expr
+    sends: Expr
+    member: Sym
+    size: Expr
+    text: str
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Keeps:
+    """Values that a way back keeps: of a loop, in so many turns, an element along the first dim for
+    each; turns None: of a function that spmd.remat computes again."""
+
+    values: tuple[Value, ...]
+    turns: Expr | None
+    place: Place | None
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    name: str
+    level: Level
+    mesh: Mesh
+    parameters: tuple[tuple[str, Any], ...]
+    scalars: tuple[Scalar, ...]
+    inputs: tuple[Input, ...]
+    body: Region
+    outputs: tuple[Output, ...]
+    conditions: tuple[Condition, ...] = ()
+    routes: tuple[Route, ...] = ()
+    feeds: tuple[Feed, ...] = ()
+    returns: Returned = ("dict",)
+    # Several programs over arrays that stay: the first entry makes these. The scalar ENTRY says
+    # which one runs: the body is a branch on it. None of either: the module is one program.
+    states: tuple[StateArray, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    # barriers around exchange phases: "least", "before", "after" or "both"
+    sync: str = "least"
+    file: str = ""
+    kept: bool = False  # whether its outermost loops have points
+    checks: tuple[str, ...] = ()  # of codegen.checks.names: what is checked while it runs
+    # of a Graph: loops that are unrolled, since an extent in them depends on the counter
+    unrolled: tuple[Place, ...] = ()
+    # of a Graph: calls of library code; ops with such a place were written by no user
+    library_calls: tuple[Place, ...] = ()
+    keeps: tuple[Keeps, ...] = ()  # of a Graph: what its derivatives keep
+    # of a Graph: what libraries say of it to people, rows of JSON by what they are of
+    notes: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    # of a Program, where that is: where in its array the part begins that a value is
+    starts: Mapping[Value, Shape] = field(default_factory=dict)
+    # of a Program: the value of the Graph that the result of an exchange is a part of
+    origins: Mapping[Value, Value] = field(default_factory=dict)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The regions in which it begins: defaults of inputs, then the body."""
+        return (*(i.default for i in self.inputs if i.default is not None), self.body)
+
+    @property
+    def entry_branch(self) -> Op | None:
+        """The branch between the entries; None: there are none."""
+        return self.body.ops[-1] if self.entries else None
+
+    @property
+    def bodies(self) -> tuple[Region, ...]:
+        """The regions that run in a call: the arm of each entry, or the body of a module that has
+        none."""
+        return self.body.ops[-1].regions if self.entries else (self.body,)
+
+    def with_bodies(self, bodies: Iterable[Region]) -> Module:
+        """Return the module with others of these."""
+        made = tuple(bodies)
+        if not self.entries:
+            return self.with_body(made[0])
+        branch = replace(self.body.ops[-1], regions=made)
+        return self.with_body(self.body.with_ops((*self.body.ops[:-1], branch)))
+
+    def mapped(self, fn: Callable[[Region], Region]) -> Module:
+        """Return the module with what fn makes of each of its regions; itself, if that is the
+        same."""
+        inputs = tuple(i.mapped(fn) for i in self.inputs)
+        whole = self if inputs == self.inputs else replace(self, inputs=inputs)
+        return whole.with_body(fn(self.body))
+
+    def with_body(self, body: Region) -> Module:
+        """Return the module with another body; itself, if it is its own."""
+        return self if body is self.body else replace(self, body=body)
+
+    @cached_property
+    def def_use(self) -> DefUse:
+        return DefUse.of(*self.regions, shown=[o.value for o in self.outputs])
+
+
+@dataclass(frozen=True)
+class Use:
+    """A use of a value. operand: its number; op None: the result of a region, or an output.
+    position: in program order; region: in which that is."""
+
+    op: Op | None
+    operand: int
+    position: int
+    region: Region
+
+
+@dataclass(frozen=True)
+class DefUse:
+    """An index of definitions and uses. order: all ops, outer ones first. defs: the op that makes a
+    value; regions: in which that is. uses: of a value, in program order. begins: the position at
+    which a value or a counter comes to be: an argument as its region begins, a result as its op
+    ends."""
+
+    order: tuple[Op, ...]
+    defs: Mapping[Value, Op]
+    regions: Mapping[Value, Region]
+    uses: Mapping[Value, tuple[Use, ...]]
+    begins: Mapping[Value | Sym, int]
+
+    @classmethod
+    def of(cls, *entries: Region, shown: Iterable[Value] = ()) -> DefUse:
+        """Return the index of these regions. shown: the values used at the end of the last one."""
+        order: list[Op] = []
+        defs: dict[Value, Op] = {}
+        regions: dict[Value, Region] = {}
+        uses: dict[Value, list[Use]] = {}
+        begins: dict[Value | Sym, int] = {}
+        clock = itertools.count(1)
+
+        def ends(values: Iterable[Value], region: Region) -> None:
+            at = next(clock)
+            for v in values:
+                uses.setdefault(v, []).append(Use(None, 0, at, region))
+
+        def enter(region: Region) -> None:
+            begins.update(dict.fromkeys(region.args, next(clock)))
+            for op in region.ops:
+                at = next(clock)
+                order.append(op)
+                for k, v in enumerate(op.operands):
+                    uses.setdefault(v, []).append(Use(op, k, at, region))
+                if (counter := op.what.counts()) is not None:
+                    begins[counter] = at
+                defs.update(dict.fromkeys(op.results, op))
+                regions.update(dict.fromkeys(op.results, region))
+                for inner in op.regions:  # a nest has the results of the ops in it
+                    enter(inner)
+                begins.update(dict.fromkeys(op.results, next(clock)))
+            ends(region.results, region)
+
+        for region in entries:
+            enter(region)
+        ends(shown, entries[-1])
+        found = {v: tuple(us) for v, us in uses.items()}
+        return cls(tuple(order), defs, regions, found, begins)
+
+
+def walk(region: Region) -> Iterator[Op]:
+    """Yield every op of a region and of the regions in it, in program order, outer op first."""
+    for op in region.ops:
+        yield op
+        for inner in op.regions:
+            yield from walk(inner)
+
+
+def used_values(region: Region) -> Iterator[Value]:
+    """Yield every use of a value, those in inner regions too."""
+    for op in region.ops:
+        yield from op.operands
+        for inner in op.regions:
+            yield from used_values(inner)
+    yield from region.results
+
+
+def free_values(region: Region) -> list[Value]:
+    """Return values a region uses and does not define, in order of first use."""
+    defined = set(region.args)
+    out: dict[Value, None] = {}
+    for op in region.ops:
+        used = list(op.operands)
+        for inner in op.regions:
+            used += free_values(inner)
+        for v in used:
+            if v not in defined:
+                out.setdefault(v)
+        defined.update(op.results)
+    for v in region.results:
+        if v not in defined:
+            out.setdefault(v)
+    return list(out)
+
+
+def free_counters(region: Region) -> list[Sym]:
+    """Return counters of loops, and integers that are computed, which a region uses and which stand
+    outside of it, in order of first use."""
+    ops = list(walk(region))
+    own = {op.what.counts() for op in ops}
+    exprs = [e for op in ops for e in op.what.exprs()]
+    exprs += [e for op in ops for v in op.results for e in v.type.shape]
+    counters = ([s for s in e.symbols() if s.kind == "counter" and s not in own] for e in exprs)
+    return list(dict.fromkeys(s for of in counters for s in sorted(of, key=lambda s: s.name)))

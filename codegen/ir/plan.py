@@ -1,0 +1,660 @@
+"""The Plan: supersteps over numbered buffers, as a grammar on one page.
+
+    Plan     = buffers, steps, exchanges, arrays in and out, conditions, routes, kernels, …
+    Step     = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point | Take
+               | More | Send | Save
+    Phase    = a compute phase: Work in order
+    Work     = Store | Reduce | Nest | Lane | LibraryCall | KernelCall
+               over loop variables; Turns | Choice of Work: loops and branches that only compute
+    Nest     = sweeps one after the other within common loops; Sweep = Keep | Store | Reduce in one
+    Node     = Literal | Integer | Runtime | Load | Kept | Apply    the scalar at one point
+
+Offsets, extents and peers are Exprs over coordinates, axis sizes, scalars, counters and the loop
+variables of the Work they stand in. What an exchange takes from a member is written in the
+member's own view. A buffer's capacity mentions sizes and scalars only, so addresses are arithmetic.
+loops/schedule.py says how loops run, and leaves no Reduce; plan/hoist_formulas.py says what is
+computed once: then a phase mentions its parameters, and no rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic
+
+from codegen.dtypes import DType
+from codegen.errors import Place
+from codegen.ir.graph import Condition, Entry, Feed, Returned, Route, Scalar, Shape, StateArray
+from codegen.library_routines import Routine
+from codegen.mesh import Layout, Mesh
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+else:
+    from typing import TypeVar
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory of one rank. number: its logical number; the same on all ranks of all jobs. arm: the
+    arm of a branch that alone uses it, by its number in the Plan; 0: none. sparse: a rank touches
+    parts of it only, and the engine takes memory for these alone."""
+
+    number: int
+    name: str
+    dtype: DType
+    capacity: Expr  # elements, an upper bound over all ranks and counters
+    data: Any = None  # the NumPy array, for a constant in the image
+    arm: int = 0
+    sparse: bool = False
+
+
+# What memory is: a Buffer; in Loops, where none is assigned yet, the Value that lies in it.
+if TYPE_CHECKING:
+    M = TypeVar("M", default=Buffer)
+else:
+    M = TypeVar("M")
+
+
+# ---- what is computed at one point ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A number that is constant. Equal ones are spelled alike: 0.0 is another one than -0.0."""
+
+    value: Any = field(compare=False)
+    dtype: DType
+    spelled: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spelled", repr(self.value))
+
+
+@dataclass(frozen=True)
+class Integer(Generic[M]):
+    """A symbolic integer as a number: positions, extents, the index itself."""
+
+    value: Expr
+    dtype: DType
+    bounds: tuple[Bound[M], ...] = ()
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A run-time scalar that is no integer, by its place among the program's scalars."""
+
+    number: int
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Bound(Generic[M]):
+    """A position that data decides: sym stands for max(min(node, limit), 0) in offsets."""
+
+    sym: Sym
+    node: Node[M]
+    limit: Expr
+    shift: Expr | None = None  # of a Store: the point is dropped unless 0 <= sym + shift <= limit
+
+
+@dataclass(frozen=True)
+class Load(Generic[M]):
+    buffer: M
+    offset: Expr  # elements
+    bounds: tuple[Bound[M], ...] = ()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A value that a Keep of the same nest has computed for this point."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Apply(Generic[M]):
+    """A row of FUNCTIONS. dtype: of the result; operands: dtype of the first operand's loop."""
+
+    fn: str
+    dtype: DType
+    args: tuple[Node[M], ...]
+    operand: DType
+
+
+Node = Literal | Integer[M] | Runtime | Load[M] | Kept | Apply[M]
+
+
+# A Store that stores nothing: `value` elements from there on are kept by the engine, to be put back
+# if the run fails.
+KEEPS = "keeps"
+
+# ---- work of a compute phase ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Var:
+    """A loop variable of a nest: 0 <= sym < extent."""
+
+    sym: Sym
+    extent: Expr
+
+
+@dataclass(frozen=True)
+class Store(Generic[M]):
+    """buffer[offset] = value, for every point. combine: a COMBINE, "set" or KEEPS. A point whose
+    bound positions do not all lie within 0 … limit is dropped. rows: so many rows (of the first
+    loop) wait in `waiting` before they are stored, because the rows after them read what was there,
+    `room` elements apart; a point stands at `line` of its row. sift: of so many turns of the last
+    loop, those whose point is not dropped are found before they are stored; 0: of one."""
+
+    loops: tuple[Var, ...]
+    buffer: M
+    offset: Expr
+    value: Node[M]
+    combine: str = "set"
+    bounds: tuple[Bound[M], ...] = ()
+    place: Place | None = None
+    rows: int = 0
+    waiting: M | None = None
+    room: Expr = expr.const(0)
+    line: Expr = expr.const(0)
+    sift: int = 0
+
+
+@dataclass(frozen=True)
+class Reduce(Generic[M]):
+    """buffer[offset] = COMBINE[fn] of value over `inner`, for every point of `loops`.
+    rows: the last of `loops` runs innermost, over a row of results, as memory lies. total: the type
+    that it is computed in where that is not left to loops/schedule.py. together: so many turns of
+    the loop around the innermost are taken at once; a row's terms are combined, then added.
+    """
+
+    loops: tuple[Var, ...]
+    inner: tuple[Var, ...]
+    rows: bool
+    buffer: M
+    offset: Expr
+    value: Node[M]
+    fn: str
+    dtype: DType
+    place: Place | None = None
+    total: DType | None = None
+    together: int = 1
+
+
+@dataclass(frozen=True)
+class Keep(Generic[M]):
+    """A value that is read as Kept(name), at this point or, with fn, once the sweep is done: then
+    it is COMBINE[fn] of all its points, computed in the type `total` and rounded at the end."""
+
+    name: str
+    dtype: DType
+    value: Node[M]
+    fn: str = ""
+    place: Place | None = None
+    total: DType | None = None
+
+    @property
+    def local(self) -> Kept:
+        return Kept(self.name, self.dtype)
+
+
+@dataclass(frozen=True)
+class Sweep(Generic[M]):
+    """Do parts in order for every point of `loops` (within those of the nest). simd: turns of the
+    last loop may be taken at once: what is folded in any order, what is written lies apart. lanes:
+    so many of them have a total each, which are folded at the end; 0: all have one. ahead: values
+    that are computed first, for a piece of the last loop (loops/lookahead.py)."""
+
+    loops: tuple[Var, ...]
+    parts: tuple[Keep[M] | Store[M] | Reduce[M], ...]
+    simd: bool = False
+    lanes: int = 0
+    ahead: tuple[Keep[M], ...] = ()
+
+    @property
+    def long(self) -> tuple[Var, ...]:
+        """The loops of more than one turn."""
+        return tuple(v for v in self.loops if v.extent != 1)
+
+    @property
+    def folds(self) -> tuple[Keep[M], ...]:
+        return tuple(p for p in self.parts if isinstance(p, Keep) and p.fn)
+
+
+@dataclass(frozen=True)
+class Nest(Generic[M]):
+    """Do sweeps in order for every point of `loops`. A Reduce in it is one of rows. together: so
+    many turns of the last of `loops` are taken together."""
+
+    loops: tuple[Var, ...]
+    sweeps: tuple[Sweep[M], ...]
+    place: Place | None = None
+    together: int = 1
+
+    @property
+    def parts(self) -> tuple[Keep[M] | Store[M] | Reduce[M], ...]:
+        return tuple(p for sweep in self.sweeps for p in (*sweep.ahead, *sweep.parts))
+
+
+@dataclass(frozen=True)
+class Lane(Generic[M]):
+    """One lane after the other: kind cumulative, argreduce, sort or argsort.
+    `value` stands at position `along` of the lane; what comes out is stored at offset + stride * k
+    (argreduce: at offset). sort and argsort copy the lane into scratch[0] and work there. lanes: so
+    many elements that argreduce compares at once, each with the extreme of its own; 0: one.
+    """
+
+    kind: str
+    loops: tuple[Var, ...]
+    along: Var
+    buffer: M
+    offset: Expr
+    stride: Expr
+    dtype: DType
+    fn: str = ""
+    value: Node[M] | None = None
+    scratch: tuple[M, ...] = ()
+    place: Place | None = None
+    lanes: int = 0
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A function in C around routines, which does one piece of work. parameters: those of its
+    LibraryCall, int64_t for each number, then a pointer for each part."""
+
+    name: str
+    parameters: str
+    text: str
+    routines: tuple[Routine, ...]
+
+
+@dataclass(frozen=True)
+class Part(Generic[M]):
+    """Memory that a routine is given: from an element of a buffer on. row: which of the numbers of
+    the call says how far rows of it are apart, where they may lie at any distance."""
+
+    buffer: M
+    offset: Expr
+    writes: bool = False
+    row: int | None = None
+
+
+@dataclass(frozen=True)
+class LibraryCall(Generic[M]):
+    """function(numbers, parts) for every point of `loops`. What it changes was put there before.
+    routines: logical numbers, in the order of the function's."""
+
+    function: Caller
+    loops: tuple[Var, ...]
+    numbers: tuple[Expr, ...]
+    parts: tuple[Part[M], ...]
+    routines: tuple[int, ...]
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Argument(Generic[M]):
+    """An argument of a kernel: a Buffer (from an offset on) or a Node. writes: an output."""
+
+    what: M | Expr | Node[M]
+    dtype: DType
+    shape: Shape = ()
+    writes: bool = False
+    offset: Expr = expr.const(0)
+
+
+@dataclass(frozen=True)
+class KernelCall(Generic[M]):
+    """Call a kernel by its symbol: arrays pass as address and extents, scalars by value."""
+
+    symbol: str
+    arguments: tuple[Argument[M], ...]
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Turns(Generic[M]):
+    """A loop inside of a phase: its body in every turn, for `sym` from start to stop."""
+
+    sym: Sym
+    start: Expr
+    stop: Expr
+    step: Expr
+    body: tuple[Work[M], ...]
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Choice(Generic[M]):
+    """A branch inside of a phase, as a Branch is."""
+
+    on: Expr | Load[M]
+    arms: tuple[tuple[Work[M], ...], ...]
+    place: Place | None = None
+
+
+Simple = Store[M] | Reduce[M] | Nest[M] | Lane[M] | LibraryCall[M] | KernelCall[M]
+Work = Simple[M] | Turns[M] | Choice[M]
+
+
+# ---- steps of the control program ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PhaseParameter:
+    """A number that a phase is handed. formula: what it is; value: as the caller computes it."""
+
+    sym: Sym
+    formula: Expr
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Phase:
+    number: int
+    name: str
+    work: tuple[Work, ...]
+    place: Place | None = None
+    parameters: tuple[PhaseParameter, ...] = ()
+
+
+@dataclass(frozen=True)
+class Box(Generic[M]):
+    """A region of a buffer: dims of extent elements at offset + stride * position (elements).
+
+    names: symbols in it that stand for formulas.
+    """
+
+    buffer: M
+    offset: Expr
+    extent: Shape
+    stride: Shape
+    names: tuple[tuple[Sym, Expr], ...] = ()
+
+    def symbols(self) -> set[Sym]:
+        formulas = (self.offset, *self.extent, *self.stride, *(e for _, e in self.names))
+        return set().union(*(e.symbols() for e in formulas))
+
+
+POINT, ARRIVED = Sym("point", "var"), "arrived"
+
+
+@dataclass(frozen=True)
+class Exchange(Generic[M]):
+    """One exchange phase of all ranks. `member` is the symbol of a member's position along `axes`.
+
+    pull_from: what I take from a member, in that member's view. pull_into: where it goes, in mine.
+    send: what a member takes from me, in mine. source, dest: of a permute (None: not solved).
+    flow: which members a member reads: all, from_root, to_root, up_to (itself), before (itself),
+    near (ranges along each axis: of those that I read, and of those that read me); boxes of a fold
+    do not tell. differs: send is another one for every member. give_into: where what I send goes in
+    a member's view, where it may be written there. in_place: it is pulled into the buffer that
+    members pull from. wraps: how many boxes a pair of members has; the symbol `wrap` says which.
+    last: nobody needs what is pulled from any more. A member that is alone does not copy, where it
+    shifts: moves the beginning of the buffer to what it would copy into it; or swaps: lets the two
+    buffers change places.
+    take: is done with every element that is pulled, once, instead of a copy: with ARRIVED, and with
+    what stands at POINT, where a copy would go, in this and other buffers.
+    """
+
+    site: int
+    kind: str  # of the op
+    axes: tuple[str, ...]
+    member: Sym
+    dtype: DType | None = None
+    pull_from: Box[M] | None = None
+    pull_into: Box[M] | None = None
+    send: Box[M] | None = None
+    give_into: Box[M] | None = None
+    source: Expr | None = None
+    receives: Expr | None = None
+    dest: Expr | None = None
+    sends: Expr | None = None
+    flow: str = "all"
+    root: Expr | None = None
+    near: tuple[tuple[Expr, Expr, Expr, Expr], ...] = ()
+    differs: bool = False
+    in_place: bool = False
+    wraps: Expr = expr.const(1)
+    fn: str = ""
+    place: Place | None = None
+    last: bool = False
+    shifts: bool = False
+    swaps: bool = False
+    take: Store[M] | None = None
+
+    @property
+    def boxes(self) -> tuple[Box[M], ...]:
+        named = (self.pull_from, self.pull_into, self.send, self.give_into)
+        return tuple(box for box in named if box is not None)
+
+    @property
+    def constant(self) -> bool:
+        """Whether its boxes are the same in every turn of the loops around it."""
+        return all(s.kind != "counter" for box in self.boxes for s in box.symbols())
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Repeat a body of steps. slot: where a rank keeps the counter (None: a while loop has none).
+    condition: the steps that compute the truth value `flag`. rotate: cycles of buffers; as a turn
+    ends, what is in one comes to be in the next one, and what is in the last in the first, without
+    being moved: their places in the rank's memory change. All of a cycle have one dtype and one
+    capacity, so a box inside its buffer is so in every turn; and whoever takes part in an exchange
+    that touches them has made the same turns."""
+
+    counter: Sym | None
+    slot: int
+    start: Expr
+    stop: Expr | None
+    step: Expr
+    body: tuple[Step, ...]
+    condition: tuple[Step, ...] = ()
+    flag: Load | None = None
+    rotate: tuple[tuple[Buffer, ...], ...] = ()
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Let(Generic[M]):
+    """The symbol `counter`, kept in this slot, is what stands in a 0-d buffer."""
+
+    counter: Sym
+    slot: int
+    value: Load[M]
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Arm number `on` (clamped to the arms): an Expr (branch on the index) or a 0-d buffer."""
+
+    on: Expr | Load
+    arms: tuple[tuple[Step, ...], ...]
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Default:
+    """Steps that compute input number `input` where it was not given."""
+
+    input: int
+    name: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Print(Generic[M]):
+    """Print parts and operands. paced: when it is time again, or operand 0 is operand 1."""
+
+    parts: tuple[str, ...]
+    operands: tuple[Node[M], ...]
+    every_rank: bool
+    place: Place | None = None
+    paced: bool = False
+
+
+@dataclass(frozen=True)
+class Expect(Generic[M]):
+    """The run of all ranks ends with this text where `holds` is not true. check: who asked."""
+
+    holds: Node[M]
+    parts: tuple[str, ...]
+    operands: tuple[Node[M], ...]
+    check: str = ""
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Home:
+    """The place of something carried: the extents of its memory, shape and layout of the array that
+    it is a part of, and the part's offset where there is room around. None: other ranks have no
+    part in it."""
+
+    name: str
+    dtype: DType
+    part: Shape
+    array: tuple[Shape, Layout, Shape | None] | None
+
+
+@dataclass(frozen=True)
+class Point(Generic[M]):
+    """The first step of a turn of an outermost loop: here what it carries is kept, and, in a run
+    that goes on from a checkpoint, replaced; then its counter is set too."""
+
+    number: int
+    counter: Expr | None
+    carried: tuple[M, ...]
+    homes: tuple[Home, ...]
+    place: Place | None = None
+
+
+# What is handed to others while the program runs, or taken of them.
+@dataclass(frozen=True)
+class Take(Generic[M]):
+    """The feed's next batch is written into these buffers, a field each."""
+
+    number: int
+    feed: str
+    into: tuple[M, ...]
+    homes: tuple[Home, ...]
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class More(Generic[M]):
+    """Whether the feed has a next batch is written into a buffer: one truth value."""
+
+    feed: str
+    into: M
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Send(Generic[M]):
+    """Send the content of these buffers to those who made the batch that was taken last."""
+
+    number: int
+    feed: str
+    given: tuple[M, ...]
+    homes: tuple[Home, ...]
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Save(Generic[M]):
+    """Save this buffer as a frame of `series`, in every so many turns of the loop around."""
+
+    series: str
+    every: int
+    given: tuple[M, ...]  # of one
+    homes: tuple[Home, ...]
+    place: Place | None = None
+
+
+Feeding = Take[M] | More[M] | Send[M] | Save[M]
+Step = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point | Feeding
+
+
+@dataclass(frozen=True)
+class Array:
+    """An input or output, or what a loop carries: which buffer, and its place in the global array.
+    part: offset and extent of a rank's part along every dim. own: the array is a rank's alone.
+    room: where the part begins in memory, along every dim, and the extents of that. flag: what each
+    call says of it: 1 where it is given, or asked for; needs: optional inputs, of an output;
+    of an optional input its declaration."""
+
+    name: str
+    buffer: Buffer
+    dtype: DType
+    shape: Shape  # global
+    layout: Layout
+    default: bool = False
+    part: tuple[tuple[Expr, Expr], ...] = ()
+    own: bool = False
+    room: tuple[tuple[Expr, Expr], ...] = ()
+    flag: Sym | None = None
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A save, and the array of which it hands over frames."""
+
+    series: str
+    every: int
+    array: Array
+    place: Place | None
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A step that takes of a feed, or sends to it. feed, number: of the step, and its arrays."""
+
+    feed: str
+    number: int
+    arrays: tuple[Array, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    name: str
+    file: str
+    mesh: Mesh
+    parameters: tuple[tuple[str, Any], ...]
+    scalars: tuple[Scalar, ...]
+    buffers: tuple[Buffer, ...]
+    constants: tuple[Buffer, ...]
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    returns: Returned
+    states: tuple[StateArray, ...]
+    entries: tuple[Entry, ...]
+    steps: tuple[Step, ...]
+    conditions: tuple[Condition, ...]
+    counters: int
+    sites: int
+    routes: tuple[Route, ...] = ()
+    libraries: tuple[Routine, ...] = ()
+    kernels: tuple[Any, ...] = ()
+    checks: tuple[str, ...] = ()
+    named: dict[Sym, Expr] = field(default_factory=dict)  # symbols that stand for formulas
+    at_load: dict[Sym, Expr] = field(default_factory=dict)  # those evaluated once, in this order
+    # what outermost loops carry, by their numbers; None: they have no points
+    points: tuple[tuple[Array, ...], ...] | None = None
+    feeds: tuple[Feed, ...] = ()
+    takes: tuple[Handed, ...] = ()
+    sends: tuple[Handed, ...] = ()
+    saves: tuple[Saved, ...] = ()
+    # by number of an arm of a branch, from 1 on, outer ones first: the arm around it; 0: none
+    arms: tuple[int, ...] = ()
+    # what symbols that a Let defines are, where that is a formula: for those who run nothing
+    lets: dict[Sym, Expr] = field(default_factory=dict)
+    # the slot of what the program says of where it is: Lets under the key POSITION; None: nothing
+    position: int | None = None

@@ -1,0 +1,357 @@
+"""Copy elision: what is copied into a part of an array is computed there (destination passing).
+
+Goes in: Loops. Comes out: Loops in which a value that is stored element by element into a part of
+an array has no memory of its own: the op that makes it writes it there, and others read it there.
+Always holds: every other element of the array that is read or written meanwhile lies elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from codegen.ir.graph import Op, Region, Value, free_values
+from codegen.ir.indexing import affine, strides
+from codegen.ir.loops import Act, Do, Loops
+from codegen.ir.plan import Keep, Kept, Lane, LibraryCall, Load, Nest, Reduce, Store
+from codegen.ir.steps import memory_read, memory_written, relocated
+from codegen.loops.element_ranges import ElementRange, loaded_ranges, range_of
+from codegen.loops.in_place_states import versions
+from codegen.ops import Let
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
+
+_PLAIN = Store | Reduce | Nest | Lane | LibraryCall
+
+
+def copy_elision(loops: Loops) -> Loops:
+    """Return the Loops, with values computed where they are stored."""
+    return loops.with_module(loops.module.mapped(_Placing(loops).region))
+
+
+@dataclass
+class _Write:
+    """A store into an array by op number `at`.
+
+    into: the array after the store.
+    range: the elements that it writes; None if that is not known.
+    part: the number of the storing part of a nest; None if the op does nothing else.
+    value: the array that it copies as a whole, if it is a copy.
+    maker: the number of the op that makes `value` and is chosen to store it here directly.
+    last: the number of the last op that reads `value`.
+    """
+
+    at: int
+    into: Value
+    range: ElementRange | None
+    part: int | None = None
+    value: Value | None = None
+    maker: int | None = None
+    last: int = 0
+
+    @property
+    def now(self) -> int:
+        """Return the number of the op that writes it after the rewrite."""
+        return self.at if self.maker is None else self.maker
+
+    @property
+    def begin(self) -> Expr:
+        assert self.range is not None
+        return self.range.low
+
+
+@dataclass
+class _Array:
+    """An array with the writes over it, in order. `stale`: an op reads an old version after a newer
+    one is written. `reads` caches what _Line.touching returns."""
+
+    root: Value
+    begins: int  # number of the op that makes the root
+    writes: list[_Write] = field(default_factory=list)
+    stale: bool = False
+    reads: list[tuple[int, list[ElementRange | None] | None]] | None = None
+
+    @cached_property
+    def names(self) -> set[Value]:
+        return {self.root, *(w.into for w in self.writes)}
+
+    def version(self, before: int) -> Value:
+        """Return the array as it is once all that ops before a number write is there."""
+        count = sum(w.now < before for w in self.writes)
+        return self.writes[count - 1].into if count else self.root
+
+
+class _Placing:
+    """Chooses which ops write their result directly into a part of an array."""
+
+    def __init__(self, loops: Loops) -> None:
+        self.constants, self.named = loops.constants, loops.named
+        self.outputs = [o.value for o in loops.module.outputs]
+        self.in_states = versions(loops)
+
+    def region(self, region: Region) -> Region:
+        ops = [op.mapped(self.region) for op in region.ops]
+        if not any(_copies(op) for op in ops):
+            return region.with_ops(ops)
+        line = _Line(ops, (*region.results, *self.outputs))
+        placed = set[Value]()
+        for array in line.arrays:
+            for write in array.writes if not array.stale else ():
+                v = write.value
+                if v is not None and v not in placed and self.fits(line, array, write):
+                    write.maker = line.made[v]
+                    placed.add(v)
+        return region.with_ops(_Rewriting(line, self.constants).ops())
+
+    def fits(self, line: _Line, array: _Array, copy: _Write) -> bool:
+        """Return whether the op that makes a value may write it where it is copied to."""
+        assert copy.value is not None and copy.range is not None
+        a = line.made.get(copy.value, -1)
+        if a <= array.begins or not self.is_known(copy.range, line.ops[a:copy.at]):
+            return False
+        readers = [k for k in line.readers(copy.value) if k != copy.at or copy.part is not None]
+        copy.last = max([copy.at, *readers])
+        if not all(map(line.is_plain, readers)) or any(
+                copy.value is x for k in readers for x, _ in line.begins(k)):
+            return False
+        behind = False
+        for write in array.writes:
+            behind |= write is copy
+            early = write.at <= copy.last if behind else max(write.at, write.last) >= a
+            if write is not copy and early and not (
+                    write.range is not None and write.range.is_apart(copy.range)):
+                return False
+        for k, ranges in line.touching(array):
+            if a < k <= copy.last and ranges is None:
+                return False
+            if a < k <= copy.at and not all(
+                    r is not None and r.is_apart(copy.range) for r in ranges or ()):
+                return False
+        return self.may_write(line.ops[a], array, copy)
+
+    def is_known(self, range: ElementRange, between: Iterable[Op]) -> bool:
+        """Return whether none of these ops defines a symbol of where a range lies."""
+        symbols, left = set[Sym](), set(range.low.symbols())
+        while left:
+            symbols |= left
+            left = {s for x in left if x in self.named for s in self.named[x].symbols()} - symbols
+        return all(not isinstance(op.what, Let) or op.what.counter not in symbols
+                   for op in between)
+
+    def may_write(self, op: Op, array: _Array, copy: _Write) -> bool:
+        """Return whether an op may write the value into the array: it reads no element of it that
+        it has written before."""
+        what = op.what
+        assert copy.range is not None and copy.value is not None
+        if not isinstance(what, Do) or len(what.acts) != 1:
+            return False
+        (act,), own = what.acts, {v for _, v in what.begins}
+        stored = _stored(act, copy.value, copy.begin)
+        if stored is None or copy.value in own or (own and not isinstance(act, Nest)):
+            return False
+        if isinstance(act, LibraryCall) and not array.names.isdisjoint(self.in_states):
+            return False  # only stores write into a state where it lies
+        for buffer, r, number, offset in loaded_ranges(act):
+            if buffer not in array.names:
+                continue
+            if r is None or not (r.is_apart(copy.range) or (
+                    offset == stored[1] and number <= stored[0])):
+                return False
+        return True
+
+
+class _Line:
+    """The ops of a region by number; the region's results and the program's outputs count as reads
+    behind the last op. `made` maps a value to its op's number; `arrays` are those that copies go
+    into."""
+
+    def __init__(self, ops: Sequence[Op], results: Iterable[Value]) -> None:
+        self.ops = ops
+        self.made = {v: k for k, op in enumerate(ops) for v in op.results}
+        self._readers: dict[Value, list[int]] = {}
+        latest: dict[Value, _Array] = {}  # by the array as it is
+        before: dict[Value, _Array] = {}  # by the array as it was
+        arrays: list[_Array] = []
+        for k, op in enumerate(ops):
+            for v in _read(op):
+                self._readers.setdefault(v, []).append(k)
+                if v in before:
+                    before[v].stale = True
+            for x, v in self.begins(k):
+                if x in before:  # another array begins so too, perhaps by the same op
+                    before[x].stale = True
+                array = latest.pop(x, None)
+                if array is None:
+                    array = _Array(x, self.made.get(x, -1))
+                    arrays.append(array)
+                array.writes.append(_write_of(op, k, v))
+                before[x] = latest[v] = array
+        for v in results:
+            self._readers.setdefault(v, []).append(len(ops))
+            if v in before:
+                before[v].stale = True
+        self.arrays = [a for a in arrays if any(w.value is not None for w in a.writes)]
+
+    def readers(self, value: Value) -> list[int]:
+        """Return the numbers of the ops that read a value, in order."""
+        return self._readers.get(value, [])
+
+    def begins(self, k: int) -> tuple[tuple[Value, Value], ...]:
+        what = self.ops[k].what
+        return what.begins if isinstance(what, Do) else ()
+
+    def is_plain(self, k: int) -> bool:
+        """Return whether all that an op reads is read element by element, or by a routine that is
+        told where it lies."""
+        what = self.ops[k].what if k < len(self.ops) else None
+        return isinstance(what, Do) and all(isinstance(act, _PLAIN) for act in what.acts)
+
+    def touching(self, array: _Array) -> list[tuple[int, list[ElementRange | None] | None]]:
+        """Return the numbers of the ops that read an array, and where in it; None where that is not
+        said of an op, as it is not plain."""
+        if array.reads is None:
+            array.reads = []
+            for k in sorted({k for name in array.names for k in self.readers(name)}):
+                what = self.ops[k].what if self.is_plain(k) else None
+                array.reads.append((k, None if not isinstance(what, Do) else [
+                    r for act in what.acts for v, r, _, _ in loaded_ranges(act)
+                    if v in array.names]))
+        return array.reads
+
+
+class _Rewriting:
+    """Rewrites the ops of a region once the makers of copies are chosen."""
+
+    def __init__(self, line: _Line, constants: Mapping[Value, object]) -> None:
+        self.line, self.constants = line, constants
+        self.arrays = [a for a in line.arrays if any(w.maker is not None for w in a.writes)]
+        self.array_of = {name: a for a in self.arrays for name in a.names}
+        self.copy_of = {w.value: (a, w) for a in self.arrays for w in a.writes
+                        if w.maker is not None and w.value is not None}
+
+    def ops(self) -> Iterator[Op]:
+        for k, op in enumerate(self.line.ops):
+            if not isinstance(op.what, Do):
+                yield op
+            elif (new := self.op(k, op, op.what)) is not None:
+                yield new
+
+    def op(self, k: int, op: Op, what: Do) -> Op | None:
+        """Return an op rewritten to the arrays' new versions, or None if it was only a copy."""
+        touched = dict.fromkeys((*op.operands, *op.results))
+        copied = [v for v in touched if v in self.copy_of]
+        found = [self.array_of[v] for v in touched if v in self.array_of]
+        found += [self.copy_of[v][0] for v in copied]
+        arrays = list({id(a): a for a in found}.values())
+        if not arrays:
+            return op
+        acts = self.left(k, what.acts)
+        if acts is None:
+            return None
+        places: dict[Value, tuple[Value, Expr]] = {}
+        begins = [(x, v) for x, v in what.begins
+                  if v not in self.array_of or v is self.array_of[v].root]
+        gone, new = set[Value](copied), list[Value]()
+        for array in arrays:
+            old, now = array.version(k), array.version(k + 1)
+            made_here = any(w.maker == k for w in array.writes)
+            own = {w.into for w in array.writes if w.at == k}
+            for name in array.names:
+                places[name] = now if made_here or name in own else old, expr.const(0)
+            if old is not now:
+                begins.append((old, now))
+                new.append(now)
+            gone |= array.names - {array.root}
+        for v in copied:
+            array, w = self.copy_of[v]
+            places[v] = array.version(k + 1), w.begin
+        acts = tuple(relocated(act, places) for act in acts)
+        results = (*(v for v in op.results if v not in gone), *new)
+        read = dict.fromkeys(x for x, _ in begins)
+        read |= dict.fromkeys(v for act in acts for v in memory_read(act))
+        own_values = {*results, *what.scratch}
+        operands = tuple(v for v in read if v not in self.constants and v not in own_values)
+        what = replace(what, acts=acts, begins=tuple(begins))
+        return replace(op, what=what, operands=operands, results=results)
+
+    def left(self, k: int, acts: tuple[Act, ...]) -> tuple[Act, ...] | None:
+        """Return the acts of an op without the copies that others make; None: nothing is left."""
+        moved = [w for a in self.arrays for w in a.writes if w.at == k and w.maker is not None]
+        if not moved:
+            return acts
+        (act,) = acts
+        if not isinstance(act, Nest):
+            return None
+        parts = {w.part for w in moved}
+        sweeps, number = [], 0
+        for sweep in act.sweeps:
+            count = len(sweep.parts)
+            some = tuple(p for n, p in enumerate(sweep.parts, number) if n not in parts)
+            number += count
+            sweeps += [replace(sweep, parts=some)] if some else []
+        return (replace(act, sweeps=tuple(sweeps)),) if sweeps else None
+
+
+def _read(op: Op) -> Iterator[Value]:
+    yield from dict.fromkeys((*op.operands, *(
+        v for inner in op.regions for v in free_values(inner))))
+
+
+def _copies(op: Op) -> bool:
+    """Return whether an op may copy something into a part of an array."""
+    what = op.what
+    if not isinstance(what, Do) or not what.begins or len(what.acts) != 1:
+        return False
+    (act,) = what.acts
+    parts = act.parts if isinstance(act, Nest) else [act]
+    return any(isinstance(p, Store) and isinstance(p.value, Load) for p in parts)
+
+
+def _write_of(op: Op, k: int, into: Value) -> _Write:
+    """Return how op number k writes into an array, which is `into` behind it."""
+    what = op.what
+    assert isinstance(what, Do)
+    unknown = _Write(k, into, None)
+    if len(what.acts) != 1 or (what.of is not None and getattr(what.of.what, "apart", False)):
+        return unknown
+    (act,) = what.acts
+    sweeps = ([(sweep.loops, p) for sweep in act.sweeps for p in sweep.parts]
+              if isinstance(act, Nest) else [((), act)])
+    writing = [(n, loops, p) for n, (loops, p) in enumerate(sweeps) if into in memory_written(p)]
+    if len(writing) != 1:
+        return unknown
+    (number, loops, part), = writing
+    if not isinstance(part, Store) or part.combine != "set" or part.rows or part.bounds:
+        return unknown
+    around = (*act.loops, *loops) if isinstance(act, Nest) else part.loops
+    write = _Write(k, into, range_of(part.offset, around))
+    load, turning = part.value, tuple(v for v in around if v.extent != 1)
+    if not isinstance(load, Load) or load.bounds or load.buffer.type.dtype != into.type.dtype:
+        return write
+    to, extents = affine(part.offset, turning), tuple(v.extent for v in turning)
+    whole = affine(load.offset, turning) == (expr.const(0), strides(extents))
+    known = turning and whole and write.range is not None
+    if known and to is not None and to[1] == strides(extents) and (
+            expr.product(extents) == expr.product(load.buffer.type.shape)):
+        write.value = load.buffer
+        write.part = number if isinstance(act, Nest) else None
+    return write
+
+
+def _stored(act: Act, value: Value, begin: Expr) -> tuple[int, Expr | None] | None:
+    """Return by which part of a nest a value is stored, and at which offset that is in an array in
+    which it begins there; no offset where a routine stores it; None where it is not a result for
+    each point."""
+    if isinstance(act, LibraryCall):
+        return 0, None
+    parts = act.parts if isinstance(act, Nest) else [act]
+    writing = [(k, part) for k, part in enumerate(parts) if value in memory_written(part)]
+    if len(writing) != 1:
+        return None
+    (number, part), = writing
+    if not isinstance(part, Store) or part.rows or part.bounds or part.combine != "set":
+        return None
+    folds = {p.name for p in parts if isinstance(p, Keep) and p.fn}
+    is_folded = isinstance(part.value, Kept) and part.value.name in folds
+    return None if is_folded else (number, part.offset + begin)

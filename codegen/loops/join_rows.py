@@ -1,0 +1,158 @@
+"""Loops over one row each, joined: several stores in one loop, what has no partner beside it.
+
+Goes in: works that are done one after the other. Comes out: the same in fewer loops.
+Always holds: works that share a loop meet in the same element at the same turn of it only, in the
+order in which they came; what is computed is the same to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from codegen.ir.exprs import mapped
+from codegen.ir.indexing import affine, loads
+from codegen.ir.plan import Buffer, Load, Nest, Store, Sweep, Var, Work
+from codegen.ir.steps import memory_read, memory_written
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
+
+THIN = 4  # turns that a work may have beside the loop that it shares
+
+
+@dataclass(frozen=True)
+class _Place:
+    buffer: Buffer
+    first: Expr  # of turn 0
+    moves: bool  # by an element in each turn
+    writes: bool
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A store over one loop: turn j of its own is turn j + shift of the loop that it shares. One
+    without a loop shares none."""
+
+    work: Store
+    count: Expr
+    places: tuple[_Place, ...]
+    shift: int = 0
+
+
+@dataclass
+class _Run:
+    """A run is the stores that share one loop; or one work of another kind."""
+
+    lines: list[_Line]
+    works: list[Work]
+
+
+def side_by_side(works: Sequence[Work]) -> tuple[Work, ...]:
+    """Return the works, joined into one where they may share a loop."""
+    runs: list[_Run] = []
+    for work in works:
+        line = _line(work)
+        run = _run_for(runs, line) if line is not None else None
+        if run is None:
+            runs.append(_Run([] if line is None else [line], [work]))
+        else:
+            run[0].lines.append(run[1])
+            run[0].works.append(work)
+    return tuple(w for run in runs for w in _together(run))
+
+
+def _together(run: _Run) -> list[Work]:
+    if len(run.lines) < 2:
+        return run.works
+    ends = _ends(run.lines)
+    assert ends is not None
+    begin, end = ends
+    edges, parts = list[Work](), list[Store]()
+    loop = Sym(run.lines[0].work.loops[0].sym.name, "var", expr.const(0), end - begin - 1)
+    for line in run.lines:
+        turns = [expr.const(k) for k in range(begin - line.shift)]
+        after = (line.shift + line.count - end).value
+        turns += [end - line.shift + k for k in range(after)]
+        edges += [_at(line, turn) for turn in turns]
+        parts.append(_at(line, expr.symbol(loop) + (begin - line.shift)))
+    sweep = Sweep((Var(loop, end - begin),), tuple(parts))
+    return [*edges, Nest((), (sweep,), run.lines[0].work.place)]
+
+
+def _at(line: _Line, turn: Expr) -> Store:
+    """Return the store of a line in one turn, without its loop."""
+    (own,) = line.work.loops
+    return replace(mapped(line.work, lambda e: e.subst({own.sym: turn})), loops=())
+
+
+def _line(work: Work) -> _Line | None:
+    if not isinstance(work, Store) or len(work.loops) > 1:
+        return None
+    if not work.loops:
+        one = [*((x, False) for x in loads(work.value)), (Load(work.buffer, work.offset), True)]
+        return _Line(work, expr.const(1), tuple(_Place(x.buffer, x.offset, False, w)
+                                                for x, w in one))
+    places = []
+    for load, writes in [*((x, False) for x in loads(work.value)),
+                         (Load(work.buffer, work.offset), True)]:
+        found = affine(load.offset, work.loops)
+        if found is None or found[1][0] not in (0, 1):
+            return None
+        places.append(_Place(load.buffer, found[0], found[1][0] == 1, writes))
+    return _Line(work, work.loops[0].extent, tuple(places)) if places[-1].moves else None
+
+
+def _run_for(runs: Sequence[_Run], line: _Line) -> tuple[_Run, _Line] | None:
+    """Return the last run that a line may join, and the line with its shift in it; None if there is
+    none."""
+    if not line.work.loops:
+        return None
+    for run in reversed(runs):
+        shifts: set[int | None] = set()
+        for other in run.lines:
+            shifts |= {None if s is None else s + other.shift for s in _meets(other, line)}
+        if not run.lines:
+            mine = {id(p.buffer) for p in line.places}
+            touched = {id(b) for w in run.works for b in (*memory_read(w), *memory_written(w))}
+            shifts = {None} if mine & touched else set()
+        if len(shifts) == 1 and None not in shifts:
+            (shift,) = shifts
+            assert shift is not None
+            joined = replace(line, shift=shift)
+            return (run, joined) if _ends([*run.lines, joined]) is not None else None
+        if shifts:
+            return None
+    return None
+
+
+def _meets(a: _Line, b: _Line) -> set[int | None]:
+    """Return by how many turns the second line is ahead where both touch an element that one
+    writes; None among them: that is not the same everywhere."""
+    found: set[int | None] = set()
+    for p in a.places:
+        for q in b.places:
+            if p.buffer is not q.buffer or not (p.writes or q.writes):
+                continue
+            away = q.first - p.first
+            if expr.nonneg(away - (a.count if p.moves else 1)) or expr.nonneg(
+                -away - (b.count if q.moves else 1)
+            ):
+                continue
+            found.add(away.value if away.is_const and p.moves and q.moves else None)
+    return found
+
+
+def _ends(lines: Sequence[_Line]) -> tuple[int, Expr] | None:
+    """Return the begin and the end of the turns that all lines have, two at least; None if they
+    share fewer."""
+    begin = max(line.shift for line in lines)
+    last = [line.shift + line.count - lines[0].count for line in lines]
+    if not all(e.is_const for e in last):
+        return None
+    end = lines[0].count + min(e.value for e in last)
+    thin = all(
+        begin - line.shift <= THIN and (line.shift + line.count - end).value <= THIN
+        for line in lines
+    )
+    return (begin, end) if thin and expr.nonneg(end - begin - 2) else None
+

@@ -1,1 +1,0 @@
-"""Passes: each a function from one level to the next, or a check that returns its module."""

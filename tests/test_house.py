@@ -29,11 +29,11 @@ LEVELS = {prefix: level for level, prefixes in enumerate((
     "gufunc ir.graph",
     "ir.cuts ir.indexing ir.plan ops image.commands image.elf image.prototypes user.casts",
     "ir image user verify.exchange_table",
-    "graph",
+    "graph pipeline",
     "layouts",
     "loops",
     "plan",
-    "checks emit explain oracle pipeline trace verify",
+    "checks emit explain oracle trace verify",
     "describe image.build_cache",
     "compile",
 ), 0) for prefix in (f"codegen.{name}" for name in prefixes.split())} | {"spmd": 13}

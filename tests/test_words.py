@@ -12,13 +12,8 @@ SOURCES = sorted(p for f in ("codegen", "spmd", "csrc") for p in (ROOT / f).rglo
                  if p.suffix in (".py", ".c", ".h"))
 MODULES = [p for p in SOURCES if p.suffix == ".py" and p.stem not in ("__init__", "__main__")]
 
-# What users import as spmd.NAME is called as what it is made of.
-PUBLIC = {
-    "spmd/data/image.py", "spmd/data/text.py", "spmd/image.py", "spmd/random.py", "spmd/showing.py",
-}
 # One thing on its way down: what users write, the op, the step or work of the Plan; or its oracle.
-LEVELS = ("codegen/trace/", "codegen/ops/", "codegen/ir/plan.py", "codegen/ir/handed.py",
-          "codegen/oracle/")
+LEVELS = ("codegen/trace/", "codegen/ops/", "codegen/ir/plan.py", "codegen/oracle/")
 # Where it is a word of NumPy, of BLAS, of JAX or of zarr.
 QUOTED = {
     "codegen/emit/phases.py", "codegen/oracle/ranks.py", "codegen/trace/numpy/joining.py",
@@ -56,14 +51,6 @@ def test_no_file_has_another_word():
     found = {name(p): said for p in SOURCES if name(p) not in QUOTED
              if (said := spoken(p) & {w + s for w in other for s in ("", "s")})}
     assert found == {}
-
-
-def test_no_two_modules_have_one_name():
-    where = defaultdict(list)
-    for path in MODULES:
-        if name(path) not in PUBLIC:
-            where[path.stem].append(name(path))
-    assert {stem: files for stem, files in where.items() if len(files) > 1} == {}
 
 
 def test_no_two_classes_have_one_name():

@@ -1,1 +1,1 @@
-"""Room 1 of the middle end: rewrites of the Graph, and of the Program, as whole-array operations."""
+"""Room 1 of the middle end: rewrites of the Graph, and of the Program, as array operations."""

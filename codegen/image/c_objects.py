@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from codegen import gufunc
 from codegen.errors import EnvironmentFault, KernelError, Place
 from codegen.gufunc import ONLY, Parameter
-from codegen.image import c_refusals, gufunc, link
+from codegen.image import c_refusals, link
 from codegen.image.prototypes import CParameter, Prototype
 
 # Errors, though C11 may be read so that compilers only warn: what they mean is never what is meant.

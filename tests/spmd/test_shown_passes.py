@@ -37,7 +37,7 @@ def test_each_pass_has_a_line(file: Path, capsys: pytest.CaptureFixture[str]) ->
     lines = said(capsys, 0, "show", file, "--passes")[0].splitlines()
     assert lines[0].startswith("smooth: ") and "passes changed something" in lines[0]
     words = {line.split()[0]: line for line in lines[1:]}
-    assert "exchanges 0 -> " in words["partition"] and words["apart"].endswith("-")
+    assert "exchanges 0 -> " in words["partition"] and words["reshape_chains"].endswith("-")
     assert "acts" in words["fuse"] and "lines of C 0 -> " in words["emit"]
 
 
@@ -53,7 +53,7 @@ def test_a_build_without_a_pass_is_another_image(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = said(capsys, 0, "show", file, "--c")[0]
-    without = said(capsys, 0, "show", file, "--c", "--without", "fuse,alone")[0]
+    without = said(capsys, 0, "show", file, "--c", "--without", "fuse,self_exchange_elision")[0]
     again = said(capsys, 0, "show", file, "--c")[0]
     assert plain == again != without and without.count("for (") > plain.count("for (")
 
@@ -65,7 +65,7 @@ def test_what_cannot_be_left_out_or_shown_is_refused(
     said(capsys, 0, "build", file, "-o", image)
     for message, *arguments in (
         ("there is no pass 'fusion'", "build", file, "--without", "fusion"),
-        ("the pass hoist cannot be left out", "show", file, "--passes", "--without", "hoist"),
+        ("the pass to_plan cannot be left out", "show", file, "--passes", "--without", "to_plan"),
         ("--passes is for a FILE.py", "show", image, "--passes"),
         ("--without is for a FILE.py", "show", image, "--without", "fuse"),
         ("--passes stands alone", "show", file, "--passes", "--c"),

@@ -12,7 +12,7 @@ from codegen.compile import lower, split
 from codegen.explain.reasons import tables
 from codegen.layouts import share_loops
 from codegen.oracle.interpret import run
-from tests.codegen.test_whole_loops import exchanges_in_loops
+from tests.codegen.test_replicate_loops import exchanges_in_loops
 
 
 def escaped(n: int, turns: int, counted=range):

@@ -20,7 +20,7 @@ from codegen.ir.plan import Exchange, Let, Phase, Plan, Point, Take
 from codegen.ir.steps import operations, walk_steps
 from codegen.plan.operation_graph import OperationRow, operation_graph
 from spmd import nn, optim
-from tests.codegen import sample_programs, test_alone
+from tests.codegen import sample_programs, test_self_exchange_elision
 from tests.codegen.shuffled_rows import image_of, shuffled
 from tests.codegen.test_mutations import PROGRAMS
 from tests.spmd.walks import Walks
@@ -189,7 +189,7 @@ def batches():
 PLANS = {
     **PROGRAMS, "attends": attends, "chained": chained, "seen": seen, "branching": branching,
     "overlying": overlying,
-    "alone": test_alone.program, "fed": sample_programs.fed, "fed_ranks": sample_programs.fed_ranks,
+    "one_rank_groups": test_self_exchange_elision.program, "fed": sample_programs.fed, "fed_ranks": sample_programs.fed_ranks,
     "Walks": Walks, "shows": shows, "gives_up": gives_up,
     "sharded": sharded, "calls": calls, "batches": batches,
 }

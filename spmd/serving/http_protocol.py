@@ -47,7 +47,7 @@ class _Parser(httptools.HttpRequestParser):  # type: ignore[misc]
         super().__init__(protocol)
         self._protocol = protocol
 
-    def feed_data(self, data: bytes) -> None:
+    def feed_data(self, data: Any) -> None:
         """Parse more bytes. Raises HttpParserError for what is no HTTP."""
         try:
             super().feed_data(data)

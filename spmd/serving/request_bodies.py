@@ -20,6 +20,7 @@ from spmd.serving.refusals import Refusal
 BODY_S = 30.0  # for a whole body to come
 LOOK_S = 0.5  # so often it is asked which bodies are late, and whether the server ends
 CLOSES = {"Connection": "close"}
+WHOLE = "spmd.whole_body"  # in the scope of a request of whose body nothing more comes
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]  # the next piece, as ASGI has it
 
@@ -35,7 +36,7 @@ class RequestBodies:
         self._ends: dict[asyncio.Task[Any], float] = {}
         self._look: asyncio.TimerHandle | None = None
 
-    async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+    async def read(self, scope: Any, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         """Return the body of a request with these headers, whose names are in small letters."""
         coding = headers.get(b"content-encoding", b"identity")
         if coding.lower() != b"identity":
@@ -47,19 +48,19 @@ class RequestBodies:
             raise self._too_long(length)
         parts: list[bytes] = []
         try:
-            await self._pieces(receive, parts)
+            await self._pieces(scope, receive, parts)
         except TimeoutError:
             raise Refusal(400, InputError(
                 "the body ended too early", found=f"{sum(map(len, parts))} bytes",
                 expected=f"{length or 'all'} bytes within {BODY_S:g} s"), CLOSES) from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def drop(self, receive: Receive) -> None:
+    async def drop(self, scope: Any, receive: Receive) -> None:
         """Wait for the rest of a body, as long as one may take."""
         with suppress(TimeoutError, DrainingError):
-            await self._pieces(receive, None)
+            await self._pieces(scope, receive, None)
 
-    async def _pieces(self, receive: Receive, parts: list[bytes] | None) -> None:
+    async def _pieces(self, scope: Any, receive: Receive, parts: list[bytes] | None) -> None:
         """Collect the pieces of a body in a list; None: drop them. Raises TimeoutError for a body
         whose rest does not come."""
         size, more = 0, True
@@ -69,9 +70,10 @@ class RequestBodies:
             self._watch(task)
             while more:
                 piece = await receive()
+                if not (more := piece.get("more_body", False)):
+                    scope[WHOLE] = True
                 if piece["type"] == "http.disconnect":
                     raise TimeoutError
-                more = piece.get("more_body", False)
                 if parts is None:
                     continue
                 parts.append(piece.get("body", b""))

@@ -38,7 +38,7 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
 
-class _Parser(httptools.HttpRequestParser):  # type: ignore[misc]
+class _Parser(httptools.HttpRequestParser):
     """A parser of requests that ignores Upgrade, as a server may (RFC 9110, 7.8). That of httptools
     stops behind such a head, and would leave the body to another protocol: another parser takes
     its place."""

@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -131,6 +131,7 @@ class CallQueue:
         self._took: dict[Hashable, float] = {}
         self._waiting: deque[Waiting] = deque()
         self.running = 0  # calls, joined ones as one
+        self.requests: Collection[Any] = ()  # over HTTP, which are read or answered now
         self._lock = threading.RLock()  # taken itself it is quicker than by the condition
         self._changed = threading.Condition(self._lock)
         self._threads: dict[CallPlace | None, threading.Thread] = {}
@@ -201,8 +202,10 @@ class CallQueue:
         return await self.result(self.add(call), seconds, gone)
 
     def _begin_at_once(self, call: ModelCall) -> bool:
-        """Begin a call that is brief, and waits neither for others nor to be joined with them."""
-        if self._waiting or call.rows < call.most or not self._is_brief([call]):
+        """Begin a call that is brief, and waits neither for others nor to be joined with them: its
+        rows fill it, or its request is the only one that has come."""
+        joins = call.rows < call.most and (self._wait or len(self.requests) != 1)
+        if self._waiting or joins or not self._is_brief([call]):
             return False
         with self._lock:
             if not self._here or self._closed or self.draining or not self._is_free(None):

@@ -183,11 +183,11 @@ def foreign_codegen() -> str:
     try:
         import_module("codegen.errors")
     except ImportError:
-        found = getattr(sys.modules.get("codegen"), "__file__", None) or "nothing"
+        origin = getattr(sys.modules.get("codegen"), "__file__", None) or "nothing"
         return (
             "the package `codegen` that Python finds is not spmd's\n"
             f"  expected: the compiler that is installed with {os.path.dirname(__file__)}\n"
-            f"  found:    {found}\n"
+            f"  found:    {origin}\n"
             "  try:      pip uninstall codegen, then install spmd again; or rename that file"
         )
     return ""

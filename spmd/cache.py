@@ -65,8 +65,8 @@ class Cache:
 
     def _is_ours(self) -> bool:
         """Return whether nobody else can write there: what is kept will be run."""
-        found = os.stat(self.folder)
-        return found.st_uid == os.geteuid() and not found.st_mode & 0o022
+        status = os.stat(self.folder)
+        return status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
     def _read(self, name: str) -> bytes:
         path = os.path.join(self.folder, name)
@@ -89,10 +89,10 @@ class Cache:
             file.write(data)
 
     def _make_room(self) -> None:
-        found = sorted(self._entries())
-        size = sum(s for _, s, _ in found)
+        entries = sorted(self._entries())
+        size = sum(s for _, s, _ in entries)
         aim = self.most * KEPT if size > self.most else size
-        for when, bytes_, path in found:
+        for when, bytes_, path in entries:
             if size > aim or (path.endswith(ENDING) and when < time.time() - FORGOTTEN_S):
                 size -= bytes_
                 with contextlib.suppress(FileNotFoundError):  # another build makes room too

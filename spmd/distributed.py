@@ -60,14 +60,14 @@ class Distributed:
     """
 
     def __init__(
-        self, job: Job, number: int, one_rank: bool, kept: bool, what: str = "output"
+        self, job: Job, number: int, one_rank: bool, kept: bool, kind: str = "output"
     ) -> None:
         """Wrap an output of a job. number: of the array, where outputs are numbered behind the
         inputs."""
         row = job.array(number)
         self.name: str = row["name"]
         self.shape, self.dtype = job.setup.shape(row), numpy_dtype(row["dtype"])
-        self._processes, self._number, self._what = job.processes, number, what
+        self._processes, self._number, self._what = job.processes, number, kind
         self._rank = job.setup.first if one_rank else None
         self.offsets, self._extent = (0,) * len(self.shape), self.shape
         if one_rank:

@@ -130,8 +130,8 @@ def _compiler() -> Check:
     except (SpmdError, OSError) as error:
         if not isinstance(error, SpmdError):
             return Check("C compiler", MISSING, str(error), "install gcc or set CC")
-        found = f"; {error.found}" if error.found else ""
-        return Check("C compiler", MISSING, error.message + found, error.remedy)
+        detail = f"; {error.found}" if error.found else ""
+        return Check("C compiler", MISSING, error.message + detail, error.remedy)
     return Check("C compiler", OK, f"{text}; builds shared objects")
 
 
@@ -161,10 +161,10 @@ def _memory() -> Check:
 
 def _size(place: str, note: str) -> str:
     try:
-        found = os.statvfs(place)
+        status = os.statvfs(place)
     except OSError as error:
         return f"{error.strerror}; {note}"
-    return f"{bytes_text(found.f_blocks * found.f_frsize)}; {note}"
+    return f"{bytes_text(status.f_blocks * status.f_frsize)}; {note}"
 
 
 def _temporary() -> Check:
@@ -213,10 +213,10 @@ def _cores(ranks: int | None) -> Check:
 
 def _limits() -> Check:
     parts = []
-    for name, what in (("RLIMIT_AS", "address space (ulimit -v)"),
-                       ("RLIMIT_MEMLOCK", "locked memory (ulimit -l)")):
+    for name, label in (("RLIMIT_AS", "address space (ulimit -v)"),
+                        ("RLIMIT_MEMLOCK", "locked memory (ulimit -l)")):
         soft = resource.getrlimit(getattr(resource, name))[0]
-        parts.append(f"{what} {'unlimited' if soft < 0 else bytes_text(soft)}")
+        parts.append(f"{label} {'unlimited' if soft < 0 else bytes_text(soft)}")
     if resource.getrlimit(resource.RLIMIT_AS)[0] >= 0:
         return Check("limits", WARNING, "; ".join(parts),
                      "ulimit -v unlimited: ranks map all memory of a job")

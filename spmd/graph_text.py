@@ -46,4 +46,4 @@ def _said(box: GraphBox) -> str:
         waits = [*waits[:MOST_WAITS], f"{len(waits) - MOST_WAITS} more"]
     after = f" after {', '.join(waits)}" if waits else ""
     touched = "" if box.regions else touched_text(box)
-    return f"{box.number} {box.what}{many}{after}{touched and ': '}{touched}"
+    return f"{box.number} {box.action}{many}{after}{touched and ': '}{touched}"

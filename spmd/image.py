@@ -245,9 +245,9 @@ class Image:
         names = tuple(axis["name"] for axis in self.manifest["mesh"])
         sizes = checked_sizes({} if mesh is None else mesh, names)
         count = None if ranks is None else checked_count("ranks", ranks)
-        found = layout_table.table(self._checked.image, count, sizes)
-        lines = layout_table.text(self._checked.image, found)
-        return tables.Layouts(found, "\n".join(printable(line.expandtabs()) for line in lines))
+        table = layout_table.table(self._checked.image, count, sizes)
+        lines = layout_table.text(self._checked.image, table)
+        return tables.Layouts(table, "\n".join(printable(line.expandtabs()) for line in lines))
 
     @plainly
     def verify(
@@ -263,15 +263,15 @@ class Image:
         does not match, MeshError for ranks that the program refuses.
         """
         names = tuple(axis["name"] for axis in self.manifest["mesh"])
-        given = checked_sizes({} if mesh is None else mesh, names)
+        sizes = checked_sizes({} if mesh is None else mesh, names)
         several = None
         if ranks is not None:
             counts: Iterable[Any] = ranks if hasattr(ranks, "__iter__") else [ranks]
             several = [checked_count("ranks", count) for count in counts]
         with shown():
             name = self.manifest["program"]
-            found = images.checked(self._checked.image, name, several, given, scalars)
-        return tables.Table([found], images.as_text(found))
+            report = images.checked(self._checked.image, name, several, sizes, scalars)
+        return tables.Table([report], images.as_text(report))
 
     def _repr_html_(self) -> str:
         m = self.manifest

@@ -277,18 +277,18 @@ class Opened:
                          for number in self._faces_by_number()]
                 if not self._job.follow(calls):
                     self._end_failed()
-            kind, *what = self._group.hear()
+            kind, *details = self._group.hear()
             self._closed = kind in ("close", "left")
             if kind == "close":
                 return
             if kind == "left":
-                raise Elsewhere(*what)
+                raise Elsewhere(*details)
             with suppress(Exception):  # process 0 says what it is
-                self._do(kind, *what)
+                self._do(kind, *details)
 
-    def _do(self, kind: str, *what: Any) -> Any:
+    def _do(self, kind: str, *details: Any) -> Any:
         """Carry out an order of process 0: a call, by the number of its face."""
-        number, arguments, only = what
+        number, arguments, only = details
         return self._called(self._faces_by_number()[number], arguments, only)
 
     def _faces_by_number(self) -> dict[int | None, Face]:
@@ -507,16 +507,16 @@ class Opened:
             self._options.feed = arguments.pop("feed", self._options.feed)
         arguments = named.spread(arguments, known)
         face.check_names(arguments)
-        given = {name: value for name, value in arguments.items() if name in known}
+        inputs = {name: value for name, value in arguments.items() if name in known}
         scalars = {k: v for k, v in arguments.items() if k not in known}
-        shapes = {k: joined.get(k) or shape_of(v) for k, v in given.items()}
+        shapes = {k: joined.get(k) or shape_of(v) for k, v in inputs.items()}
         setup = self._launch.bound(face, scalars, shapes, only)
         self.arrays = {
-            array["name"]: fitting(array, setup.shape(array), given[array["name"]])
+            array["name"]: fitting(array, setup.shape(array), inputs[array["name"]])
             for _, array in face.inputs
-            if array["name"] in given
+            if array["name"] in inputs
         }
-        said = {**face.own(self._launch.scalars), "entry": face.name, "inputs": sorted(given),
+        said = {**face.own(self._launch.scalars), "entry": face.name, "inputs": sorted(inputs),
                 "only": self._launch.computed,
                 **self._options.agreed()}
         return self._launch.mine(setup, said)
@@ -528,7 +528,7 @@ class Opened:
             self.arrays = {}
 
     def _put(self, face: Face, job: Job) -> None:
-        job.forget(face.given)
+        job.forget(face.given_flags)
         self._hand_over(face, job)
         for number, array in face.inputs:
             value = self.arrays.get(array["name"])
@@ -547,13 +547,13 @@ class Opened:
             value = self.arrays.get(array["name"])
             if not isinstance(value, Distributed):
                 continue
-            if not value.lies_in(job) or (found := moves_of(job, value, number)) is None:
+            if not value.lies_in(job) or (copies := moves_of(job, value, number)) is None:
                 self.arrays[array["name"]] = (
                     Local(value.local, value.offsets) if self.distributed else value.local
                 )
             else:
-                moves += found
-                job.given[number] = 1
+                moves += copies
+                job.given_flags[number] = 1
                 del self.arrays[array["name"]]
         # Memory of one array may be that of another: what would be overwritten is read first.
         targets = [(to, to + size) for _, to, size in moves]
@@ -566,16 +566,16 @@ class Opened:
         for start, to, size in moves:
             ffi.memmove(ffi.cast("char *", to), ffi.cast("char *", start), size)
 
-    def _put_part(self, job: Job, number: int, array: dict[str, Any], given: Local) -> None:
+    def _put_part(self, job: Job, number: int, array: dict[str, Any], local: Local) -> None:
         """Put one rank's shard, a global array of which only this part is there."""
-        rank, part = job.setup.first, given.part
+        rank, part = job.setup.first, local.part
         offset, extent, _ = job.shard(number, rank)
-        found = given.offsets, part.shape
-        if given.offsets is not None and found != (tuple(offset), tuple(extent)):
+        position = local.offsets, part.shape
+        if local.offsets is not None and position != (tuple(offset), tuple(extent)):
             raise UsageError(
                 f"input {array['name']} was given an output of another layout",
                 expected=f"the part of shape {tuple(extent)} that begins at {tuple(offset)}",
-                found=f"the part of shape {part.shape} that begins at {given.offsets}",
+                found=f"the part of shape {part.shape} that begins at {local.offsets}",
                 remedy="give output and input one layout in the program; or out.gather(), "
                 "comm.bcast, and hand in the whole array",
             )

@@ -34,12 +34,12 @@ def check_options(options: Options, manifest: dict[str, Any], processes: Process
     """
     names = tuple(axis["name"] for axis in manifest["mesh"])
     options.mesh = checked_sizes({} if options.mesh is None else options.mesh, names)
-    for what in ("ranks", "threads"):
-        if (count := getattr(options, what)) is not None:
-            setattr(options, what, checked_count(what, count))
-    for what, row in OPTIONS.items():
-        if row.known and (name := getattr(options, what)) not in row.known:
-            raise UsageError(f"there is no {what} {name!r}", expected=", ".join(row.known))
+    for option in ("ranks", "threads"):
+        if (count := getattr(options, option)) is not None:
+            setattr(options, option, checked_count(option, count))
+    for option, row in OPTIONS.items():
+        if row.known and (name := getattr(options, option)) not in row.known:
+            raise UsageError(f"there is no {option} {name!r}", expected=", ".join(row.known))
     if not _is_limit(options.time_limit):
         raise UsageError(
             f"time_limit {options.time_limit!r} is not a number of seconds",

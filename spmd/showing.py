@@ -45,9 +45,9 @@ class Line:
         self._thread = threading.Thread(target=context.run, args=(self._show,), daemon=True)
         self._thread.start()
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        self.text = f"{what}, {done} of {total}" if total else what
-        if not what:
+    def __call__(self, activity: str, done: int, total: int) -> None:
+        self.text = f"{activity}, {done} of {total}" if total else activity
+        if not activity:
             self._clear()
 
     def close(self) -> None:

@@ -71,23 +71,23 @@ def find_program(path: str) -> Any:
         raise InputError(f"{path} is not a Python file", expected="the source of a program",
                          found="an image" if text[:4] == b"\x7fELF" else "a binary file",
                          remedy="build takes FILE.py, run and show take images")
-    found = {
+    programs = {
         key: value for key, value in _executed(path, text).items() if isinstance(value, Program)
     }
-    for key, program in found.items():  # what spmd.program(mesh=…)(f) is assigned to names it
-        if program.name not in found:
+    for key, program in programs.items():  # what spmd.program(mesh=…)(f) is assigned to names it
+        if program.name not in programs:
             program.name = key
-    names = ", ".join(found) or "no function under @spmd.program"
+    names = ", ".join(programs) or "no function under @spmd.program"
     if name:
-        if name not in found:
+        if name not in programs:
             raise UsageError(f"{path} has no program {name!r}", expected=names)
-        return found[name]
-    if len({id(program) for program in found.values()}) != 1:
+        return programs[name]
+    if len({id(program) for program in programs.values()}) != 1:
         raise UsageError(
-            f"{path} holds {len(found)} programs", expected="one program, or FILE.py:NAME",
+            f"{path} holds {len(programs)} programs", expected="one program, or FILE.py:NAME",
             found=names,
         )
-    return next(iter(found.values()))
+    return next(iter(programs.values()))
 
 
 def _executed(path: str, text: bytes) -> dict[str, Any]:
@@ -309,8 +309,8 @@ def passes_of(path: str, settings: dict[str, str], without: Sequence[str]) -> Pa
     program = find_program(path)
     parameters = parameters_of(program, settings)
     with shown(logged=True):
-        found = guarded(lambda: _compiler().recorded(program, parameters, without=without))
-    return PassTable(program.name, *found)
+        recording = guarded(lambda: _compiler().recorded(program, parameters, without=without))
+    return PassTable(program.name, *recording)
 
 
 def build_file(options: argparse.Namespace, _: Processes) -> int:

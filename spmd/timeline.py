@@ -94,7 +94,7 @@ def write(path: str, job: Job, ranks: list[RankEvents]) -> str:
                                   "name": "thread_name", "args": {"name": f"rank {rank.rank}"}}))
                 for position, events in groupby(rank.events(), lambda event: event[-1]):
                     of_tick = list(events)
-                    doing = positions and positions.at(position, rank.rank)
+                    doing = positions and positions.work_of(position, rank.rank)
                     if doing and not doing.ended:
                         file.write(_line(_tick(rank, of_tick, base, doing.action_text())))
                     for event in of_tick:
@@ -176,7 +176,7 @@ def profile(job: Job, ranks: list[RankEvents]) -> list[dict[str, Any]]:
     imbalance: of the time without waiting, the largest over the mean. bytes: brought to a rank, the
     mean; bandwidth: bytes over the time without waiting, per second and rank.
     """
-    found = []
+    rows = []
     for row in job.manifest["operations"]:
         of_feed = {"feed": row["feed"]} if "feed" in row else {}
         totals = [rank.total(row["number"]) for rank in ranks]
@@ -184,7 +184,7 @@ def profile(job: Job, ranks: list[RankEvents]) -> list[dict[str, Any]]:
         if not sum(count):
             continue
         mean = sum(busy) / len(ranks)
-        found.append({
+        rows.append({
             "operation": row["number"], "kind": row["kind"], "axes": row.get("axes", []),
             "place": _place(row), "text": row.get("text", "").strip(),
             "count": max(count), "seconds": sum(time) / len(ranks) / NS,
@@ -193,7 +193,7 @@ def profile(job: Job, ranks: list[RankEvents]) -> list[dict[str, Any]]:
             "bandwidth": sum(moved) / (sum(busy) / NS) if sum(moved) and sum(busy) else 0.0,
             **of_feed,
         })
-    return sorted(found, key=lambda row: -row["seconds"])
+    return sorted(rows, key=lambda row: -row["seconds"])
 
 
 HEAD = ("time", "share", "waits", "turns", "longest", "uneven", "bytes", "rate", "operation")

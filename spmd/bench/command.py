@@ -90,7 +90,7 @@ def _collectives(options: argparse.Namespace, processes: Processes) -> Bench:
 
 
 def _floors(options: argparse.Namespace, processes: Processes) -> FloorBench:
-    if foreign := sorted(options.given.difference(FLOOR_TAKES)):
+    if foreign := sorted(options.flags.difference(FLOOR_TAKES)):
         processes.refuse(UsageError(
             f"bench floor has no use for {', '.join(foreign)}", expected=", ".join(FLOOR_TAKES),
             remedy="bench COLLECTIVE --vs floor" if "--vs" in foreign else "",

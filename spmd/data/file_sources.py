@@ -81,17 +81,17 @@ class _Files(ExampleSource):
         copies on other machines have other times, and to read all takes long."""
         paths = self._paths()
         common = os.path.commonpath({os.path.dirname(p) for p in paths}) if paths else ""
-        found, sizes = Digest("files"), []
+        digest, sizes = Digest("files"), []
         for path in paths:
             try:
                 sizes.append(os.stat(path).st_size)
             except OSError as error:
                 raise unreadable(self.wrong, path, error) from None
-            found.add(_below(common, path), sizes[-1])
+            digest.add(_below(common, path), sizes[-1])
         read = min(len(paths), MOST_READ)
         for k in (i * (len(paths) - 1) // max(read - 1, 1) for i in range(read)):
-            found.add(_ends(paths[k], sizes[k]))
-        return found.text()
+            digest.add(_ends(paths[k], sizes[k]))
+        return digest.text()
 
     def empty(self) -> Any:
         return self.wrong(
@@ -112,8 +112,8 @@ def _ends(path: str, size: int) -> bytes:
     which is a bad example."""
     try:
         with open(path, "rb", buffering=0) as file:
-            return b"".join(os.pread(file.fileno(), END_BYTES, at)
-                            for at in (0, max(0, size - END_BYTES)))
+            return b"".join(os.pread(file.fileno(), END_BYTES, offset)
+                            for offset in (0, max(0, size - END_BYTES)))
     except OSError:
         return b""
 
@@ -123,9 +123,9 @@ def _folder_of(path: str) -> str:
 
 
 def _matching(patterns: list[str]) -> list[str]:
-    found = {path for pattern in patterns
+    paths = {path for pattern in patterns
              for path in (pattern, *glob.iglob(pattern, recursive=True)) if os.path.isfile(path)}
-    return sorted(found)
+    return sorted(paths)
 
 
 def files(

@@ -96,9 +96,9 @@ def decoded(
     """Return the picture, and which share of its size it has: 1, 2, 4 or 8 pixels are one in it."""
     with _reading(raw):
         if mode == "RGB" and is_raw(raw) and raw[:3] == JPEG and faster():
-            found = _sooner(raw, at_least)
-            if found:
-                return found
+            picture = _sooner(raw, at_least)
+            if picture:
+                return picture
         with _open(raw) as opened:
             share = _share((opened.height, opened.width), at_least)
             if share > 1:
@@ -135,8 +135,8 @@ def _sooner(raw: Any, at_least: tuple[int, int] | None) -> tuple[np.ndarray, int
         if min(height, width) < SMALLEST:
             return None
         want = -(-height // share), -(-width // share)
-        found = library.decode_jpeg(raw, "RGB", min_height=want[0], min_width=want[1])
-        return (found, share) if found.shape[:2] == want else None
+        pixels = library.decode_jpeg(raw, "RGB", min_height=want[0], min_width=want[1])
+        return (pixels, share) if pixels.shape[:2] == want else None
     except ValueError:
         return None
 

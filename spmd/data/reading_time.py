@@ -50,7 +50,7 @@ def source_in_time(pipeline: Pipeline) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def read_in_time(what: str, file: str, limit: float | None, longer: str) -> Iterator[None]:
+def read_in_time(title: str, file: str, limit: float | None, longer: str) -> Iterator[None]:
     """Limit the time in which code of a user is read. file: of the user, in which it mostly stands.
     longer: what to try where it needs more time. Of a launcher's processes the first one says that
     it is slow."""
@@ -60,7 +60,7 @@ def read_in_time(what: str, file: str, limit: float | None, longer: str) -> Iter
         if import_module("spmd.launch.launchers").launcher()[0]:  # mostly nothing is slow
             return
         where = _place(sys._current_frames().get(reader), file)
-        text = f"spmd feed: {what} is still being read after {TELL_S:g} s, at {where}"
+        text = f"spmd feed: {title} is still being read after {TELL_S:g} s, at {where}"
         print(shown(text), file=sys.stderr, flush=True)
 
     timer = threading.Timer(TELL_S, tell)
@@ -70,7 +70,7 @@ def read_in_time(what: str, file: str, limit: float | None, longer: str) -> Iter
         with _ended_after(limit, file):
             yield
     except _TooLong as error:
-        raise InputError(f"{what} is not read within {limit:g} s, as workers want it",
+        raise InputError(f"{title} is not read within {limit:g} s, as workers want it",
                          place=error.place, expected="its end by then",
                          found="it is still at this line",
                          remedy=f"look why; {longer}") from None

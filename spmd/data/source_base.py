@@ -60,12 +60,12 @@ class ExampleSource:
         for index in range(self.counted("this")):
             yield self.name(index), self.get(index)
 
-    def counted(self, what: str) -> int:
+    def counted(self, user: str) -> int:
         """Return the length; UsageError if it is not known."""
         n = self.length()
         if n is None:
             raise UsageError(
-                f"{what} needs a source of known length", place=self.place,
+                f"{user} needs a source of known length", place=self.place,
                 expected="files, arrays, csv, lines or range",
                 found="a source whose length is only known at its end",
                 remedy="sampling='once', with shuffle=False or a window such as shuffle=1000",
@@ -77,7 +77,7 @@ class ExampleSource:
         "acting"."""
         return "reading" if self.length() is None else "number"
 
-    def at(self, position: int, seed: int) -> Any:
+    def observe(self, position: int, seed: int) -> Any:
         """Return what there is at a position of the stream, for sources that are found by
         acting."""
         raise NotImplementedError
@@ -237,10 +237,10 @@ class _Mapped(_View):
         return ((name, self.function(example)) for name, example in self.source.begin())
 
 
-def _size(n: Any, what: str, place: Place | None) -> int:
+def _size(n: Any, quantity: str, place: Place | None) -> int:
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
         raise UsageError(
-            f"{what} of a source", place=caller() or place,
+            f"{quantity} of a source", place=caller() or place,
             expected="a number of examples, from 0", found=repr(n))
     return int(n)
 
@@ -248,17 +248,17 @@ def _size(n: Any, what: str, place: Place | None) -> int:
 def _numbers(source: ExampleSource, chosen: Any) -> Any:
     """Return the numbers of examples that a mask, or an array of numbers, chooses."""
     n = source.counted("where")
-    found = np.asarray(chosen)
-    if found.dtype == np.bool_ and found.shape == (n,):
-        return np.flatnonzero(found)
-    whole = found.ndim == 1 and (np.issubdtype(found.dtype, np.integer) or not found.size)
-    if whole and np.all((found >= 0) & (found < n)):
-        return found.astype(np.int64)
+    numbers = np.asarray(chosen)
+    if numbers.dtype == np.bool_ and numbers.shape == (n,):
+        return np.flatnonzero(numbers)
+    whole = numbers.ndim == 1 and (np.issubdtype(numbers.dtype, np.integer) or not numbers.size)
+    if whole and np.all((numbers >= 0) & (numbers < n)):
+        return numbers.astype(np.int64)
     raise UsageError(
         "where chooses examples that the source does not have", place=source.place,
         expected=f"{n} truth values, or numbers from 0 to {n - 1}",
-        found="a function" if callable(chosen) else f"{found.dtype} {found.shape}" + (
-            f", from {found.min()} to {found.max()}" if whole else ""),
+        found="a function" if callable(chosen) else f"{numbers.dtype} {numbers.shape}" + (
+            f", from {numbers.min()} to {numbers.max()}" if whole else ""),
         remedy="source.where([function(source.get(k)) for k in range(source.length())])"
         if callable(chosen) else "np.flatnonzero makes numbers of a condition",
     )
@@ -295,6 +295,6 @@ def _dealt(n: int, begin: int, end: int, seed: int) -> Any:
     few = 2 * (end - begin) <= n
     mine = np.full(n, not few)
     for first, last in [(begin, end)] if few else [(0, begin), (end, n)]:
-        for at in range(first, last, TOGETHER):
-            mine[permuted(n, np.arange(at, min(at + TOGETHER, last)), seed)] = few
+        for start in range(first, last, TOGETHER):
+            mine[permuted(n, np.arange(start, min(start + TOGETHER, last)), seed)] = few
     return np.flatnonzero(mine)

@@ -120,9 +120,9 @@ class Digest:
     def __init__(self, kind: str) -> None:
         self._sum = hashlib.blake2b(kind.encode(), digest_size=16)
 
-    def add(self, *what: Any) -> Digest:
-        for one in what:
-            raw = one if isinstance(one, bytes) else str(one).encode(errors="surrogateescape")
+    def add(self, *parts: Any) -> Digest:
+        for part in parts:
+            raw = part if isinstance(part, bytes) else str(part).encode(errors="surrogateescape")
             self._sum.update(len(raw).to_bytes(8, "little") + raw)
         return self
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from codegen.errors import SpmdError
 from codegen.image.manifest import ENTRY
 from spmd import report
-from spmd.arguments import check_given, computed_outputs, extents_of, patched_in, scalars_of
+from spmd.arguments import check_required, computed_outputs, extents_of, patched_in, scalars_of
 from spmd.faces import Face
 from spmd.launch.hosts import agree, mine
 from spmd.launch.job import Job
@@ -79,7 +79,7 @@ class Launch:
         extents = extents_of(self.manifest, inputs, given)
         others = {k: v for k, v in face.others(self.scalars).items() if k not in extents}
         self.scalars = scalars_of(self.manifest, {**others, **settings}, extents)
-        check_given(inputs, given)
+        check_required(inputs, given)
         self.computed = computed_outputs(face, given, only)
         if self.keeping is not None:
             self.keeping.check()
@@ -150,7 +150,7 @@ class Launch:
             return job
         initial = Face(self.manifest, 0)
         job = self.placed(self.setup(setup.hosts, {**self.scalars, ENTRY: initial.number}))
-        job.forget(initial.given)
+        job.forget(initial.given_flags)
         self.processes.together(job.run)
         job.replace(initial.pairs)
         return job

@@ -69,7 +69,7 @@ class Job:
         self.manifest = setup.manifest
         self.numbers = {a["name"]: k for k, a in enumerate(self.manifest["inputs"])}
         self.outputs = len(self.numbers)
-        self.given = bytearray(self.outputs)
+        self.given_flags = bytearray(self.outputs)
         self.wanted = bytearray(b"\1" * len(self.manifest["outputs"]))
         # scalars on which more depends than what a run computes, by number
         self.loads = [k for k, row in enumerate(self.manifest["scalars"]) if row["loads"]]
@@ -287,7 +287,7 @@ class Job:
         name = self.manifest["inputs"][number]["name"]
         status = lib.spmd_job_scatter(self._job, number, rank, array.pointer)
         self._check_array(status, name, file)
-        self.given[number] = 1
+        self.given_flags[number] = 1
 
     def keep_times(self, events: int) -> None:
         """Has the engine keep times from the next run on: totals, and up to so many events."""
@@ -346,7 +346,7 @@ class Job:
     def forget(self, given: bytes | bytearray) -> None:
         """Let the next run compute the defaults of all inputs that are not put again; given: by
         input, 1 where it does not even so."""
-        self.given = bytearray(given)
+        self.given_flags = bytearray(given)
 
     def want(self, outputs: list[int]) -> None:
         """Let the next runs compute these outputs, by their numbers, and leave others alone where
@@ -398,7 +398,7 @@ class Job:
         self.turns += 1
         try:
             if call is None:
-                self._check(lib.spmd_job_start(self._job, bytes(self.given + self.wanted)))
+                self._check(lib.spmd_job_start(self._job, bytes(self.given_flags + self.wanted)))
             else:
                 if number is not None:
                     lib.spmd_job_lead(self._job, number)

@@ -129,7 +129,7 @@ class Keeping:
         share = ffi.new("uint64_t *")
         for number, row in self.launch.face.reads():
             found[row["name"]] = None
-            if job.given[number]:
+            if job.given_flags[number]:
                 found[row["name"]] = 0
                 for rank in self._owners(job, row["layout"]):
                     job._check(lib.spmd_job_sum(job._job, number, rank, share))

@@ -269,7 +269,7 @@ class Run(Launch):
     def put(self, job: Job) -> None:
         """Copy the hosted ranks' parts of the inputs, from their files into the memory of the
         ranks."""
-        job.forget(self.face.given)
+        job.forget(self.face.given_flags)
         numbers = {array["name"]: number for number, array in self.face.inputs}
         array_files.put(job, self.opened, numbers, "input")
 

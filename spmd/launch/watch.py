@@ -93,7 +93,7 @@ class Watch:
         from spmd.pipeline_positions import positions_of  # the schedules, for this message alone
 
         positions = positions_of(self.job)
-        held = positions and positions.at(notice.position, notice.rank, notice.ranks)
+        held = positions and positions.work_of(notice.position, notice.rank, notice.ranks)
         return f"; {held.text()}" if held else ""
 
     def _warning(self, notice: Any) -> str:

@@ -31,7 +31,7 @@ BEGIN, END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen, w
 
 def command(asked: argparse.Namespace, _: Processes) -> int:
     """Does what was asked for. Returns the exit code, which may be that of a job."""
-    return WHAT[asked.what](asked) or 0
+    return WHAT[asked.subcommand](asked) or 0
 
 
 def _serve(asked: argparse.Namespace) -> None:
@@ -65,7 +65,7 @@ def _submit(asked: argparse.Namespace) -> int:
     pipeline = load(asked.file)
     asked.ranks = pipeline.settings.ranks if asked.ranks is None else asked.ranks
     asked.ranks = None if asked.ranks is NONE else asked.ranks
-    if asked.ranks is None and (without := asked.given & OF_RANKS):
+    if asked.ranks is None and (without := asked.flags & OF_RANKS):
         raise UsageError(f"{min(without)} is for ranks, and none are submitted",
                          expected="--ranks N, or ranks= in the pipeline")
     with Client(asked.connect, asked.keys, timeout=asked.wait) as client:

@@ -21,7 +21,7 @@ from spmd.arrays import numpy_dtype, output_text
 from spmd.faces import check_entry
 from spmd.files import is_series
 from spmd.files.inputs import InputArray, open_inputs
-from spmd.files.outputs import OutputFile, check_apart, open_outputs
+from spmd.files.outputs import OutputFile, check_overwrites, open_outputs
 from spmd.files.state_files import open_state
 from spmd.launch.eager_feeds import eager_feeds
 from spmd.launch.eager_frames import EagerFrames
@@ -45,7 +45,7 @@ def command(options: argparse.Namespace, _: Processes) -> int:
                          expected="one of the two", remedy="leave --check out: NumPy refuses "
                          "indices out of bounds, and warns of NaN and overflow")
     series = {name: path for name, path in options.output.items() if is_series(path)}
-    check_apart(options, series)
+    check_overwrites(options, series)
     for path in filter(None, (options.state, options.save_state)):
         check_ending(path)
     program = find_program(options.image)

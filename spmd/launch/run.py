@@ -173,7 +173,7 @@ class Run(Launch):
             from spmd.launch import saved_state  # mmap, zlib: a run without files does without
 
             outputs = saved_state.outputs
-            outputs.check_apart(asked, self.options.save or {})
+            outputs.check_overwrites(asked, self.options.save or {})
             known = [array["name"] for array in inputs]
             self.opened = outputs.open_inputs(asked.input, asked.input_all, known)
         given = [array for array in inputs if array["name"] in self.opened]
@@ -209,7 +209,7 @@ class Run(Launch):
             "--entry": asked.entry, "--state": asked.state is not None,
             **{f"--set {k}": v for k, v in face.own(self.scalars).items()},
             "-i": sorted(self.opened), "--only": self.computed,
-            "-o": [file and file.given for file in self.files],
+            "-o": [file and file.given_path for file in self.files],
             **self.options.agreed(flag),
             "--timeline": bool(asked.timeline), "--profile": asked.profile, "--feed": asked.feed,
             "--save-state": asked.save_state,
@@ -227,7 +227,7 @@ class Run(Launch):
         if asked.save_state:
             self.state_file = saved_state.WrittenState(self.manifest, asked.save_state)
             self.state_file.check(setup)
-            taken = {file.path: file.given for file in self.files if file is not None}
+            taken = {file.path: file.given_path for file in self.files if file is not None}
             if (path := os.path.realpath(asked.save_state)) in taken:
                 raise UsageError(f"{taken[path]} is the file of an output: it would be replaced",
                                  expected="a file of its own for the state",
@@ -318,7 +318,7 @@ class Run(Launch):
                     self._say(number)
 
     def _say_tree(self, root: str, numbers: list[int]) -> None:
-        files = dict.fromkeys(file.given for n in numbers if (file := self.files[n]) is not None)
+        files = dict.fromkeys(file.given_path for n in numbers if (file := self.files[n]) is not None)
         arrays = [(self.face.outputs[n][1]["dtype"], self.shapes[n]) for n in numbers]
         print(report.tree_text(root, arrays, ", ".join(files)), flush=True)
 
@@ -327,7 +327,7 @@ class Run(Launch):
         name, dtype, shape = output["name"], output["dtype"], self.shapes[number]
         if file is not None:
             extents = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
-            print(f"{name}: {dtype} ({extents}) in {file.given}", flush=True)
+            print(f"{name}: {dtype} ({extents}) in {file.given_path}", flush=True)
             if how := file.reading(name, dtype):
                 print(f"spmd: output {name} is {dtype}: read it by {how}", file=sys.stderr)
         elif number in self.views:

@@ -210,7 +210,7 @@ class Saving:
         if not series.is_late and lib.spmd_job_save_held(job._job, series.number) > LATE_NS:
             series.is_late = True
             print(f"spmd: ranks wait for frames of {series.files.name} to be written to "
-                  f"{series.files.given}", file=sys.stderr)
+                  f"{series.files.pattern}", file=sys.stderr)
 
     def kept(self) -> dict[str, int]:
         """Return how many frames each series had when the latest checkpoint was taken."""

@@ -186,8 +186,8 @@ def bench_of(crew: Hosting) -> Bench:
 
 
 def _job(measured: Bench, data: bytes, turns: int, limit: Limit, way: int) -> Job:
-    given = {kind: {limit.name: limit.ways[way][1]} for kind in limits.CLASSES}
-    job = measured.job(data, turns, given)
+    chosen = {kind: {limit.name: limit.ways[way][1]} for kind in limits.CLASSES}
+    job = measured.job(data, turns, chosen)
     job.keep_times(16 * turns)
     return job
 

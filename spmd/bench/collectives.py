@@ -172,10 +172,10 @@ class Peer:
         many = count * (ranks if name in PIECES else 1)
         self.rooms = [ffi.new("float[]", many) for _ in range(2)]
         handle = {
-            key: ffi.cast("int64_t", MPI._handleof(what))
-            for key, what in (("comm", processes.comm), ("type", MPI.FLOAT), ("op", MPI.SUM))
+            key: ffi.cast("int64_t", MPI._handleof(value))
+            for key, value in (("comm", processes.comm), ("type", MPI.FLOAT), ("op", MPI.SUM))
         }
-        self.given = ffi.new("spmd_mpi_turns *", {
+        self.c_turns = ffi.new("spmd_mpi_turns *", {
             "barrier": functions[0], "collective": functions[1],
             "handle_bytes": MPI._sizeof(MPI.Comm), **handle,
             "turns": {"kind": kind, "count": count, "rank": processes.number,
@@ -185,7 +185,7 @@ class Peer:
     def turns(self, count: int) -> tuple[list[list[int]], int]:
         """Measure MPI's collective; return what Bench.ours returns."""
         times = array("q", bytes(8 * count))
-        wrong = lib.spmd_mpi_measure(self.given, count, ffi.from_buffer("int64_t[]", times))
+        wrong = lib.spmd_mpi_measure(self.c_turns, count, ffi.from_buffer("int64_t[]", times))
         met = self.processes.to_first((times.tolist(), wrong))
         if any(bad < 0 for _, bad in met):
             raise EnvironmentFault("MPI's own collective failed")

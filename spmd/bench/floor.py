@@ -59,32 +59,32 @@ class Floor:
             ))
         kind, self.names = MACHINE.get(name) or (COLLECTIVES[name][1], {})
         self.active = min(ranks, hosts.cores) if name == "copy-at-once" else 1
-        self.given = ffi.new("spmd_floor *", {
+        self.c_floor = ffi.new("spmd_floor *", {
             "kind": kind, "ranks": ranks, "count": count, "first": first, "hosted": count_here,
             "crowded": ranks > hosts.cores, "active": self.active,
             "partner": hosts.first[1] if processes.count > 1 else 1,
         })
-        made = processes.meet(self._make)
-        processes.together(lambda: self._attach(*made[0]))
+        arenas = processes.meet(self._make)
+        processes.together(lambda: self._attach(*arenas[0]))
         lib.spmd_arena_close_fd(self._arena)
 
     def _make(self) -> tuple[str, int]:
         if self.processes.number:
             return "", 0
         shared = int(self.processes.count > 1)
-        self._take(lambda to: lib.spmd_arena_new(lib.spmd_floor_bytes(self.given), shared, to))
+        self._take(lambda to: lib.spmd_arena_new(lib.spmd_floor_bytes(self.c_floor), shared, to))
         return arena_address(self._arena)
 
     def _attach(self, path: str, nonce: int) -> None:
         if self.processes.number:
-            need = lib.spmd_floor_bytes(self.given)
+            need = lib.spmd_floor_bytes(self.c_floor)
             self._take(lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to))
-        self._check(lib.spmd_floor_take(self.given))
+        self._check(lib.spmd_floor_take(self.c_floor))
 
     def _take(self, make: Any) -> None:
         to = ffi.new("spmd_arena **")
         self._check(make(to))
-        self._arena = self.given.arena = ffi.gc(to[0], lib.spmd_arena_free)
+        self._arena = self.c_floor.arena = ffi.gc(to[0], lib.spmd_arena_free)
 
     def _check(self, status: int) -> None:
         if status != lib.SPMD_OK:
@@ -114,14 +114,14 @@ class Floor:
         )
 
     def _offers(self, way: str) -> bool:
-        self.given.method, self.given.move = WAYS[way]
-        return bool(lib.spmd_floor_offers(self.given))
+        self.c_floor.method, self.c_floor.move = WAYS[way]
+        return bool(lib.spmd_floor_offers(self.c_floor))
 
     def _measure(self, way: str, count: int) -> tuple[list[list[int]], int]:
-        self.given.method, self.given.move = WAYS[way]
-        hosted = int(self.given.hosted)
+        self.c_floor.method, self.c_floor.move = WAYS[way]
+        hosted = int(self.c_floor.hosted)
         times = array("q", bytes(8 * count * hosted))
-        wrong = lib.spmd_floor_measure(self.given, count, ffi.from_buffer("int64_t[]", times))
+        wrong = lib.spmd_floor_measure(self.c_floor, count, ffi.from_buffer("int64_t[]", times))
         if wrong < 0:  # the others may wait for us: the end of this process is theirs
             raise EnvironmentFault("no memory or no thread for the floor", remedy="fewer --ranks")
         rows = [list(times[k * count : (k + 1) * count]) for k in range(hosted)]

@@ -101,20 +101,20 @@ class FeedRing:
 
         Raises InternalError for a batch that has no room, or is there.
         """
-        pieces = [(first, rows, self._fitting(rows, given)) for first, rows, given in pieces]
+        pieces = [(first, rows, self._fitting(rows, arrays)) for first, rows, arrays in pieces]
         pieces.sort(key=lambda piece: piece[0])
-        row = [word for first, rows, given in pieces for word in (
-            first, rows, *(address_of(given[f.name]) for f in self.feed.fields))]
+        row = [word for first, rows, arrays in pieces for word in (
+            first, rows, *(address_of(arrays[f.name]) for f in self.feed.fields))]
         self._put(k, 1, len(pieces), row, pieces)
 
     def put_whole(self, k: int, batches: int, arrays: dict[str, np.ndarray]) -> None:
         """The batches from k on are there, one behind the other: all rows of all of them. Else as
         `put`."""
-        given = self._fitting(batches * self.feed.batch, arrays)
+        fitting = self._fitting(batches * self.feed.batch, arrays)
         begin, end = self.rows
-        row = [begin, end - begin, *(
-            address_of(given[f.name]) + begin * given[f.name].strides[0] for f in self.feed.fields)]
-        self._put(k, batches, 1 if begin < end else 0, row, given)
+        fields = [fitting[field.name] for field in self.feed.fields]
+        row = [begin, end - begin, *(address_of(a) + begin * a.strides[0] for a in fields)]
+        self._put(k, batches, 1 if begin < end else 0, row, fitting)
 
     def _put(self, k: int, batches: int, pieces: int, row: list[int], kept: Any) -> None:
         with self._lock:
@@ -128,22 +128,22 @@ class FeedRing:
                             f"{pieces} pieces, the first from row {row[:1]} on")
             self._forget()
 
-    def _fitting(self, rows: int, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        found = {}
+    def _fitting(self, rows: int, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        fitting = {}
         for field in self.feed.fields:
-            array = np.ascontiguousarray(given[field.name])
+            array = np.ascontiguousarray(arrays[field.name])
             if array.dtype != field.dtype or array.shape != (rows, *field.shape[1:]):
                 raise InternalError(
                     f"feed {self.feed.name}: rows of field {field.name} do not fit",
                     expected=f"{field.dtype} {[rows, *field.shape[1:]]}",
                     found=f"{array.dtype} {list(array.shape)}")
-            found[field.name] = array
-        return found
+            fitting[field.name] = array
+        return fitting
 
-    def _check(self, status: int, what: str) -> None:
+    def _check(self, status: int, call: str) -> None:
         if status != lib.SPMD_OK:
             raise InternalError(
-                f"feed {self.feed.name}: {what}: {ffi.string(lib.spmd_status_text(status))}",
+                f"feed {self.feed.name}: {call}: {ffi.string(lib.spmd_status_text(status))}",
                 expected=f"batches from {self.taken} on, at most {self.depth}, rows {self.rows}")
 
     def _forget(self) -> None:
@@ -195,14 +195,14 @@ class FeedRing:
     def _fetch(self, k: int) -> None:
         if lib.spmd_ring_sent(self._ring, k, self._values) != lib.SPMD_OK:
             return
-        found, rows = {}, self.rows[1] - self.rows[0]
-        for field, at in zip(self.feed.sends, self._values):
+        answers, rows = {}, self.rows[1] - self.rows[0]
+        for field, address in zip(self.feed.sends, self._values):
             shape = (rows, *field.shape[1:])
             size = field.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-            data = bytearray(ffi.buffer(at, size)) if size else bytearray()
-            found[field.name] = np.frombuffer(data, field.dtype).reshape(shape)
+            data = bytearray(ffi.buffer(address, size)) if size else bytearray()
+            answers[field.name] = np.frombuffer(data, field.dtype).reshape(shape)
         lib.spmd_ring_let_go(self._ring, k)
-        self._sent = {k: found}
+        self._sent = {k: answers}
 
     def waits(self) -> tuple[float, float]:
         """Seconds for which a rank has waited since its first batch, and has not; the mean."""

@@ -277,8 +277,8 @@ def _flags(raw: bytes) -> int:
 
 
 def _local(raw: bytes, size: int, offset: int) -> bytes:
-    """Return the header of a member at byte `offset`, so long that the content begins at a multiple of
-    64."""
+    """Return the header of a member at byte `offset`, so long that the content begins at a multiple
+    of 64."""
     wide = size >= WIDE
     extra = pack("<2H2Q", SIZES_ID, 16, size, size) if wide else b""
     unpadded = LOCAL.size + len(raw) + len(extra) + 6

@@ -48,8 +48,9 @@ def check_state(
     wanted: Mapping[str, Form], stored: Mapping[str, Form], title: str, program: str,
     fits: Callable[[str], bool],
 ) -> None:
-    """Raises one InputError for all arrays that are missing, too many, or do not fit. what: these
-    arrays are. fits: whether one has its shape, and a dtype that loses nothing by becoming its own.
+    """Raises one InputError for all arrays that are missing, too many, or do not fit. title: what
+    messages call these arrays. fits: whether one has its shape, and a dtype that loses nothing by
+    becoming its own.
     """
     missing = [name for name in wanted if name not in stored]
     others = [name for name in stored if name not in wanted]

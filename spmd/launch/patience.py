@@ -57,11 +57,11 @@ class StartWatch:
         self.texts = [ffi.new("char[]", text.encode())
                       for text in (warning, report.error_text(error) + "\n")]
         end += min(number * LATER_S, LATEST_S)
-        self.given = ffi.new("spmd_start *", {
+        self.c_start = ffi.new("spmd_start *", {
             "warn_ms": int(1000 * warn), "end_ms": int(1000 * end),
             "code": EXIT_PEER, "warning": self.texts[0], "error": self.texts[1],
         })
-        lib.spmd_start_begin(self.given)
+        lib.spmd_start_begin(self.c_start)
 
     def end(self) -> None:
         """End the watch, since the processes have come."""

@@ -318,7 +318,8 @@ class Run(Launch):
                     self._say(number)
 
     def _say_tree(self, root: str, numbers: list[int]) -> None:
-        files = dict.fromkeys(file.given_path for n in numbers if (file := self.files[n]) is not None)
+        files = dict.fromkeys(
+            file.given_path for n in numbers if (file := self.files[n]) is not None)
         arrays = [(self.face.outputs[n][1]["dtype"], self.shapes[n]) for n in numbers]
         print(report.tree_text(root, arrays, ", ".join(files)), flush=True)
 

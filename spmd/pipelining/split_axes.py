@@ -54,11 +54,11 @@ class SplitAxes:
     def type_of(self, x: Any) -> ArrayType:
         """Return the type of an array, or that type without other axes than these: a local one
         where there are none."""
-        given = x if isinstance(x, ArrayType) else as_array(x).read().type
+        own = x if isinstance(x, ArrayType) else as_array(x).read().type
         if not self:
-            return ArrayType(given.dtype, given.shape)
-        layout = tuple(self._kept(e) for e in given.layout or ((),) * given.ndim)
-        return ArrayType(given.dtype, given.shape, layout)
+            return ArrayType(own.dtype, own.shape)
+        layout = tuple(self._kept(e) for e in own.layout or ((),) * own.ndim)
+        return ArrayType(own.dtype, own.shape, layout)
 
     def _kept(self, entry: LayoutEntry) -> LayoutEntry:
         return tuple(a for a in entry if a in self.names)
@@ -110,8 +110,8 @@ class SplitAxes:
 
         mapped = spmd.shard_map(local, check_vma=False,
                                 out_layouts=tuple(_spec(row.home(t)) for t in types))
-        found = mapped(*buffers.values()) if types else ()
-        return [laid(x, _layout(t)) for x, t in zip(found, types)]
+        parts = mapped(*buffers.values()) if types else ()
+        return [laid(x, _layout(t)) for x, t in zip(parts, types)]
 
     def write(self, packing: Packing, buffers: dict[str, Any], row: StageRow, stage: int,
               leaves: Mapping[int, Any], types: Sequence[ArrayType]) -> None:
@@ -151,26 +151,26 @@ class SplitAxes:
         as global arrays. weights, arguments: trees of types, as of type_of. wanted, backward: as of
         capture_halves. outs: how what f returns lies; None: as it is computed, or, where that is to
         be whole, on each rank."""
-        found = capture_halves(self.context, f, weights, arguments, wanted, backward,
-                               local=not self)
+        halves = capture_halves(self.context, f, weights, arguments, wanted, backward,
+                                local=not self)
         if not self:
-            return found, found.out_types
-        _check_given(found)
-        outs = outs or [_whole(v.type) if whole else v.type for v in found.outs]
-        slopes = [v.type for v in found.weights]
-        for tree, count in zip(arguments, found.wanted):
+            return halves, halves.out_types
+        _check_arguments(halves)
+        outs = outs or [_whole(v.type) if whole else v.type for v in halves.outs]
+        slopes = [v.type for v in halves.weights]
+        for tree, count in zip(arguments, halves.wanted):
             slopes += [t for t in flatten(tree)[1] if t.dtype.kind in "fc"] if count else []
-        own, ahead, made = self._partitioned(
-            found.ahead, found.weights + found.arguments, found.outs + found.kept,
-            [*outs, *(v.type for v in found.kept)])
-        weights, arguments = own[:len(found.weights)], own[len(found.weights):]
-        outs_made, kept = made[:len(outs)], made[len(outs):]
+        own, ahead, results = self._partitioned(
+            halves.ahead, halves.weights + halves.arguments, halves.outs + halves.kept,
+            [*outs, *(v.type for v in halves.kept)])
+        weights, arguments = own[:len(halves.weights)], own[len(halves.weights):]
+        outs_made, kept = results[:len(outs)], results[len(outs):]
         known, later, gradients = self._partitioned(
-            found.later, found.weights + found.kept + found.cotangents, found.gradients,
+            halves.later, halves.weights + halves.kept + halves.cotangents, halves.gradients,
             slopes if backward else [])
         instead = Copier(self.context.unique, dict(zip(known, (*weights, *kept))), {})
         return replace(
-            found, weights=weights, arguments=arguments, outs=outs_made, kept=kept,
+            halves, weights=weights, arguments=arguments, outs=outs_made, kept=kept,
             cotangents=known[len(weights) + len(kept):], ahead=tuple(ahead),
             later=tuple(instead.ops(later)),
             gradients=tuple(map(instead.of, gradients))), outs
@@ -214,16 +214,16 @@ class SplitAxes:
         return region.with_ops(work.ops)
 
 
-def _check_given(halves: Halves) -> None:
+def _check_arguments(halves: Halves) -> None:
     """Raise ProgramError where the code reads what is not among its arguments."""
-    given = {*halves.weights, *halves.arguments, *halves.cotangents}
+    known = {*halves.weights, *halves.arguments, *halves.cotangents}
     for op in (*halves.ahead, *halves.later):
         for value in reads_of(op):
-            if value not in given:
+            if value not in known:
                 raise not_given(value, op.place)
-        given.update(op.results)
+        known.update(op.results)
     for value in (*halves.outs, *halves.gradients):
-        if value not in given:
+        if value not in known:
             raise not_given(value)
 
 

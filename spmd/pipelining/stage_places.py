@@ -130,13 +130,13 @@ class StagePlaces:
         """Return the row of a stage."""
         row = self.row(stage)
         low, high = block((self.axis,), expr.const(self.stages)).bounds(context.mesh)
-        at = expr_of(row)
-        assert at is not None, "a row is an integer, or a formula"
+        position = expr_of(row)
+        assert position is not None, "a row is an integer, or a formula"
         if self.ranks is not None:
-            has = expr.ge(at, low) * expr.lt(at, high)
-            return StageRow(row, number(at - low), number(has), (), self.axis)
+            has = expr.ge(position, low) * expr.lt(position, high)
+            return StageRow(row, number(position - low), number(has), (), self.axis)
         entry = owned((self.axis,), self.stages, stage, context.mesh)
-        return StageRow(row, number(at - low), number(entry.has), entry, self.axis)
+        return StageRow(row, number(position - low), number(entry.has), entry, self.axis)
 
     def stay(self, context: Context, leaf: Any, t: ArrayType, stage: int) -> None:
         """Let an array of this type, which is read of the row of a stage, lie as an output where

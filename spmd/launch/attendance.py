@@ -126,13 +126,13 @@ class Meeting:
             return True
         return (
             mate is not None
-            and (mate.group, mate.what) == (self.group.key, presence.WAITS)
+            and (mate.group, mate.activity) == (self.group.key, presence.WAITS)
             and mate.meeting >= self.number
         )
 
     def _computes(self, k: int) -> bool:
         mate = self._mate(k)
-        return mate is not None and mate.what == presence.COMPUTES
+        return mate is not None and mate.activity == presence.COMPUTES
 
     def _is_lost(self, k: int, waited: float) -> bool:
         """Return whether a process can come no more. One that was stopped may be let go on within
@@ -140,7 +140,7 @@ class Meeting:
         mate, limit = self._mate(k), self.group.limit
         if mate is None or mate.has_ended:
             return waited > SHARE * limit and (mate is not None or self._all_here())
-        if mate.what == presence.LEAVES:
+        if mate.activity == presence.LEAVES:
             return waited > LEAVING * limit
         if not mate.is_stopped:
             self.stopped.pop(k, None)
@@ -163,7 +163,7 @@ class Meeting:
             self.sampled = now
             still = len(self.mates or {}) == launchers.launcher()[1]
             for mate in (self.mates or {}).values():
-                if mate.what in (presence.WAITS, presence.LEAVES):
+                if mate.activity in (presence.WAITS, presence.LEAVES):
                     continue
                 in_mpi, file, line = mate.where()
                 still &= in_mpi and self.places.get(mate.number, (file, line)) == (file, line)
@@ -180,11 +180,11 @@ class Meeting:
             return "is on another host, or has ended"
         if mate.is_stopped:
             return "is stopped"
-        if mate.what == presence.LEAVES:
+        if mate.activity == presence.LEAVES:
             return "has come to the end of its script"
-        if mate.what == presence.WAITS:
+        if mate.activity == presence.WAITS:
             return "waits for the processes of another communicator, or in an earlier call"
-        if mate.what == presence.COMPUTES:
+        if mate.activity == presence.COMPUTES:
             return "still runs the program"
         in_mpi, file, line = mate.where()
         place = f" at {mates.line_text(file, line)}" if file else ""

@@ -64,7 +64,7 @@ class Launch:
             self.feeds = Feeds(self)
 
     def bound(
-        self, face: Face, settings: dict[str, Any], given: dict[str, tuple[int, ...]],
+        self, face: Face, settings: dict[str, Any], shapes: dict[str, tuple[int, ...]],
         only: Any = None,
     ) -> Setup:
         """Return the setup for a call of this face: what these scalars, and inputs of these shapes
@@ -76,11 +76,11 @@ class Launch:
             self.checked.image, face.settings(settings), dict(options.mesh or {}), options.ranks
         )
         inputs = [array for _, array in face.inputs]
-        extents = extents_of(self.manifest, inputs, given)
+        extents = extents_of(self.manifest, inputs, shapes)
         others = {k: v for k, v in face.others(self.scalars).items() if k not in extents}
         self.scalars = scalars_of(self.manifest, {**others, **settings}, extents)
-        check_required(inputs, given)
-        self.computed = computed_outputs(face, given, only)
+        check_required(inputs, shapes)
+        self.computed = computed_outputs(face, shapes, only)
         if self.keeping is not None:
             self.keeping.check()
         if options.save:
@@ -141,12 +141,12 @@ class Launch:
             self.job = Job(self.checked, setup, self.processes, self.options.time_limit)
         return self.job
 
-    def with_state(self, setup: Setup, given: SavedState | None) -> Job:
+    def with_state(self, setup: Setup, state: SavedState | None) -> Job:
         """Return the job with a state: what is given, or what the program makes of it. Feeds,
         checkpoints and frames have no part in that; nothing is timed."""
-        if given is not None:
+        if state is not None:
             job = self.placed(setup)
-            given.put(job)
+            state.put(job)
             return job
         initial = Face(self.manifest, 0)
         job = self.placed(self.setup(setup.hosts, {**self.scalars, ENTRY: initial.number}))

@@ -49,11 +49,11 @@ def end_all_on_error() -> None:
             sys.stderr.flush()
             os._exit(code)
 
-    def hook_of_threads(found: threading.ExceptHookArgs) -> None:
-        if getattr(found.exc_value, LEFT, False) and found.exc_value is not None:
-            hook(found.exc_type, found.exc_value, found.exc_traceback)
+    def hook_of_threads(args: threading.ExceptHookArgs) -> None:
+        if getattr(args.exc_value, LEFT, False) and args.exc_value is not None:
+            hook(args.exc_type, args.exc_value, args.exc_traceback)
         else:
-            before_in_thread(found)
+            before_in_thread(args)
 
     sys.excepthook, threading.excepthook = hook, hook_of_threads
 
@@ -102,9 +102,9 @@ class Other:
         """
         mate = self.mate
         mate.look()
-        if not mate.fd or mate.has_ended or mate.what == presence.LEAVES:
+        if not mate.fd or mate.has_ended or mate.activity == presence.LEAVES:
             return False
-        if mate.what != presence.WAITS and time.monotonic() > self.asked + ASK_S:
+        if mate.activity != presence.WAITS and time.monotonic() > self.asked + ASK_S:
             self.asked = time.monotonic()
             self.samples = self.samples + 1 if mate.where()[0] else 0
-        return mate.what == presence.WAITS or self.samples < SAMPLES
+        return mate.activity == presence.WAITS or self.samples < SAMPLES

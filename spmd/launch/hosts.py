@@ -119,7 +119,7 @@ def agree(processes: Processes, everyones: list[dict[str, Any]], transport: str 
 
 
 def _compare(everyones: list[dict[str, Any]]) -> None:
-    for key, what in (("digest", "images"), ("settings", "settings")):
+    for key, things in (("digest", "images"), ("settings", "settings")):
         groups: dict[Any, list[int]] = {}
         for number, theirs in enumerate(everyones):
             groups.setdefault(repr(theirs[key]), []).append(number)
@@ -128,18 +128,18 @@ def _compare(everyones: list[dict[str, Any]]) -> None:
         usual = max(groups.values(), key=len)
         others = [theirs for number, theirs in enumerate(everyones) if number not in usual]
         odd = [rank for theirs in others for rank in theirs["ranks"]]
-        expected, found = everyones[usual[0]], others[0]
+        expected, odd_one = everyones[usual[0]], others[0]
         raise disagreement(
-            f"ranks of one job hold different {what}", "rank", odd,
-            expected=f"{_different(key, expected, found)} (rank {expected['ranks'][0]})",
-            found=f"{_different(key, found, expected)} (rank {found['ranks'][0]})",
+            f"ranks of one job hold different {things}", "rank", odd,
+            expected=f"{_different(key, expected, odd_one)} (rank {expected['ranks'][0]})",
+            found=f"{_different(key, odd_one, expected)} (rank {odd_one['ranks'][0]})",
             remedy="give every rank the same image and the same options",
         )
 
 
-def _different(key: str, one: dict[str, Any], other: dict[str, Any]) -> str:
+def _different(key: str, own: dict[str, Any], other: dict[str, Any]) -> str:
     """Return in words what one process holds that the other does not."""
-    value = one[key]
+    value = own[key]
     if not isinstance(value, dict):
         return f"{key} {value}"
     return ", ".join(f"{k} {v}" for k, v in value.items() if other[key].get(k) != v)

@@ -108,8 +108,8 @@ class Job:
             self.transport = self.processes.together(
                 lambda: Transport(self.processes, hosts), shared=False
             )
-        made = self.processes.meet(lambda: self._make(checked, mates))
-        (path, nonce, constants), arena = made[mates[0]][0], lib.spmd_job_bytes(self._job)
+        addresses = self.processes.meet(lambda: self._make(checked, mates))
+        (path, nonce, constants), arena = addresses[mates[0]][0], lib.spmd_job_bytes(self._job)
         several = self.processes.count > 1
 
         def attach() -> None:
@@ -123,7 +123,7 @@ class Job:
                 self._check(lib.spmd_job_positions(self._job, self.manifest["position"]))
                 self.positions_in = checked.image
             if several:
-                self._attach_board(*made[hosts.beside()[0]][1])
+                self._attach_board(*addresses[hosts.beside()[0]][1])
 
         self.processes.together(attach)
         lib.spmd_arena_close_fd(self._arena)
@@ -188,9 +188,9 @@ class Job:
                 "limits": limits.rows(hosts.limits),
             },
         )
-        made = ffi.new("spmd_job **")
-        self._check(lib.spmd_job_new(settings, made))
-        self._job = made[0]
+        job = ffi.new("spmd_job **")
+        self._check(lib.spmd_job_new(settings, job))
+        self._job = job[0]
         self._check_addresses()
         if self.processes.number != mates[0]:
             return ("", 0, ""), self._make_board()
@@ -207,9 +207,9 @@ class Job:
         first, arena = ffi.new("int64_t[]", hosts.first), ffi.new("int64_t[]", hosts.arenas)
         mpi = self.transport.settings if self.transport else ffi.NULL
         host = ffi.new("int64_t[]", hosts.hosts)
-        given = {"count": len(hosts.arenas), "number": hosts.number, "first": first,
-                 "arena": arena, "host": host, "mpi": mpi}
-        return ffi.new("spmd_processes *", given), first, arena, host
+        fields = {"count": len(hosts.arenas), "number": hosts.number, "first": first,
+                  "arena": arena, "host": host, "mpi": mpi}
+        return ffi.new("spmd_processes *", fields), first, arena, host
 
     def _take(self, make: Any) -> Any:
         to = ffi.new("spmd_arena **")
@@ -343,10 +343,10 @@ class Job:
         if pairs or any(entry["updates"] for entry in self.manifest["entries"]):
             self._check(lib.spmd_job_replace(self._job, pairs, len(pairs) // 2))
 
-    def forget(self, given: bytes | bytearray) -> None:
-        """Let the next run compute the defaults of all inputs that are not put again; given: by
-        input, 1 where it does not even so."""
-        self.given_flags = bytearray(given)
+    def forget(self, given_flags: bytes | bytearray) -> None:
+        """Let the next run compute the defaults of all inputs that are not put again; given_flags:
+        by input, 1 where the run computes no default even so."""
+        self.given_flags = bytearray(given_flags)
 
     def want(self, outputs: list[int]) -> None:
         """Let the next runs compute these outputs, by their numbers, and leave others alone where
@@ -580,15 +580,15 @@ class Global:
     ) -> None:
         is_address = isinstance(base, int)
         self._buffer = None if is_address else ffi.from_buffer("char[]", base)
-        at = ffi.cast("char *", base if is_address else self._buffer) + start
+        address = ffi.cast("char *", base if is_address else self._buffer) + start
         self._keep = (ffi.new("int64_t[8]", shape), ffi.new("int64_t[8]", strides))
         size = SIZES[dtype]
         unit = size // 2 if dtype.startswith("complex") else size
         self.pointer = ffi.new(
             "spmd_global *",
             {
-                "base": at, "dims": len(shape), "shape": self._keep[0], "stride": self._keep[1],
-                "size": size, "swap": unit if swapped else 0,
+                "base": address, "dims": len(shape), "shape": self._keep[0],
+                "stride": self._keep[1], "size": size, "swap": unit if swapped else 0,
             },
         )
 

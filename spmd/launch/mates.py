@@ -32,7 +32,7 @@ class Mate:
 
     def __init__(self, number: int, pid: int, fd: str = "") -> None:
         self.number, self.pid, self.fd = number, pid, fd
-        self.what, self.group, self.meeting, self.can_say = ELSEWHERE, 0, 0, False
+        self.activity, self.group, self.meeting, self.can_say = ELSEWHERE, 0, 0, False
         self.state = ""
         self.look()
 
@@ -40,7 +40,7 @@ class Mate:
         """Reads again what it shows, and whether it runs."""
         self.state = state_of(self.pid)
         if self.fd and not self.has_ended:
-            _, self.what, self.group, self.meeting, can_say = _words(self.fd)
+            _, self.activity, self.group, self.meeting, can_say = _words(self.fd)
             self.can_say = bool(can_say)
 
     @property
@@ -76,12 +76,12 @@ def _words(path: str) -> tuple[int, ...]:
         return 0, ELSEWHERE, 0, 0, 0
 
 
-def _answer(file: Any, at: int, words: int) -> bytes:
+def _answer(file: Any, offset: int, words: int) -> bytes:
     """Wait for what is appended to the file, and return it once it is whole: lines of Python, then
     `words` bytes of addresses; b"" if it does not come in time."""
     deadline = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline:
-        text = os.pread(file.fileno(), 1 << 16, at)
+        text = os.pread(file.fileno(), 1 << 16, offset)
         if len(text) > words and text.endswith(bytes(8)):
             return text
         time.sleep(0.005)
@@ -123,13 +123,13 @@ def mates() -> dict[int, Mate]:
         return {}
     needle = f"{number}=".encode()
     mine = _launcher(os.getpid(), needle)
-    found: dict[int, list[int]] = {}
+    pids_of: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             value = _variable(int(entry), needle)
             if value.isdigit() and _launcher(int(entry), needle) == mine:
-                found.setdefault(int(value), []).append(int(entry))
-    return {value: _mate(value, sorted(pids)) for value, pids in found.items()}
+                pids_of.setdefault(int(value), []).append(int(entry))
+    return {value: _mate(value, sorted(pids)) for value, pids in pids_of.items()}
 
 
 def _mate(number: int, pids: list[int]) -> Mate:

@@ -47,10 +47,10 @@ class StartWatch:
 
     def __init__(self, number: int, count: int, limit: float) -> None:
         warn, end = WARN_LIMITS * limit, END_LIMITS * limit
-        what = f"of {count} processes not all have come to MPI_Init after {{:g}} s"
-        warning = f"spmd: warning: {what.format(warn)}\n" if number == 0 else ""
+        message = f"of {count} processes not all have come to MPI_Init after {{:g}} s"
+        warning = f"spmd: warning: {message.format(warn)}\n" if number == 0 else ""
         error = PeerError(
-            what.format(end), expected=f"all of them within {END_LIMITS} times --time-limit",
+            message.format(end), expected=f"all of them within {END_LIMITS} times --time-limit",
             remedy="look for one that is stopped, or for a host that does not answer; "
             "a longer --time-limit, or 0 to wait for ever",
         )

@@ -51,6 +51,6 @@ def is_forked() -> bool:
     return _owner not in (0, os.getpid())
 
 
-def show(what: int, group: int = 0, number: int = 0) -> None:
+def show(state: int, group: int = 0, number: int = 0) -> None:
     if _owner == os.getpid():
-        os.pwrite(_file, WORDS.pack(_owner, what, group, number, _asked), 0)
+        os.pwrite(_file, WORDS.pack(_owner, state, group, number, _asked), 0)

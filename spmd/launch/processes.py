@@ -202,12 +202,12 @@ def _until_read(*streams: TextIO) -> None:
 
 
 def disagreement(
-    what: str, holder: str, odd: list[int], *, expected: str, found: str, remedy: str
+    message: str, holder: str, odd: list[int], *, expected: str, found: str, remedy: str
 ) -> AgreementError:
     """Return the error for ranks or processes of one job that differ in what they should have
     alike."""
     which = holder if len(odd) == 1 else {"rank": "ranks", "process": "processes"}[holder]
-    return AgreementError(f"{what}: {which} {listed(odd)} differ{'s' if len(odd) == 1 else ''}",
+    return AgreementError(f"{message}: {which} {listed(odd)} differ{'s' if len(odd) == 1 else ''}",
                           expected=expected, found=found, remedy=remedy)
 
 

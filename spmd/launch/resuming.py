@@ -152,10 +152,10 @@ def _say_what_differs(keeping: Keeping, index: dict[str, Any]) -> None:
                   file=sys.stderr)
     other = [name for name, was in index["inputs"].items() if was != keeping.inputs.get(name)]
     states = states_of(keeping.launch.manifest)
-    for what, names in (("input", [n for n in other if n not in states]),
+    for kind, names in (("input", [n for n in other if n not in states]),
                         ("state", [n for n in other if n in states])):
         if names:
-            print(f"spmd: {what} {named.listed(names)} has other elements than when it was kept",
+            print(f"spmd: {kind} {named.listed(names)} has other elements than when it was kept",
                   file=sys.stderr)
 
 

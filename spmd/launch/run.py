@@ -176,12 +176,12 @@ class Run(Launch):
             outputs.check_overwrites(asked, self.options.save or {})
             known = [array["name"] for array in inputs]
             self.opened = outputs.open_inputs(asked.input, asked.input_all, known)
-        given = [array for array in inputs if array["name"] in self.opened]
-        for array in given:
+        arrays = [array for array in inputs if array["name"] in self.opened]
+        for array in arrays:
             self.opened[array["name"]].convert(array["dtype"], len(array["shape"]))
         shapes = {name: file.shape for name, file in self.opened.items()}
         setup = self.bound(face, self.settings, shapes, asked.only)
-        for array in given:
+        for array in arrays:
             check_array(array, setup.shape(array), self.opened[array["name"]])
         rows = [(output["name"], output["dtype"], setup.shape(output)) for output in outs]
         self.positions = [k for k, (number, _) in enumerate(face.outputs)
@@ -193,8 +193,8 @@ class Run(Launch):
         if files:
             there = [rows[k] for k in self.positions]
             check_computed(outs, asked.output, [name for name, _, _ in there])
-            found = outputs.open_outputs(asked.output, asked.output_all, there)
-            for k, file in zip(self.positions, found, strict=True):
+            written = outputs.open_outputs(asked.output, asked.output_all, there)
+            for k, file in zip(self.positions, written, strict=True):
                 self.files[k] = file
         for file in self.files:
             if file is not None:
@@ -237,7 +237,7 @@ class Run(Launch):
 
     def compare_files(self, met: list[dict[str, Any]]) -> None:
         """Check that all processes were given the same arrays."""
-        files, states = ([theirs[what] for theirs in met] for what in ("files", "states"))
+        files, states = ([theirs[key] for theirs in met] for key in ("files", "states"))
         array_files.compare(self.processes, self.opened, files, self.holder, "input")
         if self.state is not None:
             self.state.compare(self.processes, states, self.holder)
@@ -245,11 +245,11 @@ class Run(Launch):
     def _part_saves(self, face: Face) -> None:
         """Takes what the program saves while it runs out of what -o names."""
         saves, outputs = face.saves, [row["name"] for _, row in face.outputs]
-        given = self.asked.output
-        series = {name: path for name, path in given.items() if name in saves
+        paths = self.asked.output
+        series = {name: path for name, path in paths.items() if name in saves
                   or path.endswith(ZARR) or (is_series(path) and name not in outputs)}
         self.options.save = series or None
-        self.asked.output = {k: v for k, v in given.items() if k not in series}
+        self.asked.output = {k: v for k, v in paths.items() if k not in series}
 
     def compute(self, job: Job) -> list[tuple[str, int]]:
         """Reads the inputs and runs; process 0 then makes room for every output."""

@@ -27,7 +27,7 @@ class Saying:
         if not any(mark in text for mark in (MARK, ERROR, OPEN, ARRAY, FIELD)) and not self.arrays:
             self._plain(text)
             return
-        for line in (f"{one}\n" for one in text.removesuffix("\n").split("\n")):
+        for line in (f"{part}\n" for part in text.removesuffix("\n").split("\n")):
             try:
                 said = self.steps.line(line[1:].rstrip("\n")) if line.startswith(MARK) else None
             except ValueError:  # it is somebody else's

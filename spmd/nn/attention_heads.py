@@ -70,9 +70,9 @@ def attention(
     if mask is not None and not ranks:
         k, v = (_but_hidden(x, mask) for x in (k, v))
     how = Scores(causal, float(scale), size_of_blocks(math.prod(query.shape[:-3]) * heads))
-    made = _attended(q, k, v, mask, bias, how, ranks)
-    made = made.reshape((*made.shape[:-4], heads, *made.shape[-2:]))
-    return np.swapaxes(made, -3, -2).astype(dtype)
+    means = _attended(q, k, v, mask, bias, how, ranks)
+    means = means.reshape((*means.shape[:-4], heads, *means.shape[-2:]))
+    return np.swapaxes(means, -3, -2).astype(dtype)
 
 
 def _check_shapes(query: Any, key: Any, value: Any) -> None:
@@ -164,7 +164,7 @@ def _made_again(
         means, sums = forward(how, q, k, v, extras, axes)
         return means, (q, k, v, extras, means, sums)
 
-    function = custom_vjp(lambda *given: kept(*given)[0])
+    function = custom_vjp(lambda *operands: kept(*operands)[0])
     function.defvjp(kept, lambda kept, g: backward(how, kept, g, axes))
     return function(q, k, v, *(() if bias is None else (bias,)))
 

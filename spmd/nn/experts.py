@@ -63,10 +63,10 @@ def mixture_of_experts(
     token = np.argmax(lies, -1)[..., None] % tokens
     sent = np.where(taken, np.take_along_axis(x, token, 1), np.zeros((), x.dtype))
     back = _back(expert(_there(sent, experts, axis)), room, axis, x)
-    found = np.take_along_axis(back, np.where(fits, slots, 0)[..., None], 1)
-    found = np.where(fits[..., None], widened(found), 0)
-    found = found.reshape(groups, k, tokens, back.shape[-1])
-    result = np.sum(found * gates[..., None], 1).astype(back.dtype)
+    results = np.take_along_axis(back, np.where(fits, slots, 0)[..., None], 1)
+    results = np.where(fits[..., None], widened(results), 0)
+    results = results.reshape(groups, k, tokens, back.shape[-1])
+    result = np.sum(results * gates[..., None], 1).astype(back.dtype)
     first = np.mean(one_hot(chosen[:, 0], experts, wide.dtype), (0, 1))
     balance = experts * np.sum(first * np.mean(chances, (0, 1)))
     return result, {"balance": balance, "dropped": 1 - np.mean(fits.astype(wide.dtype))}
@@ -94,9 +94,9 @@ def _there(sent: Any, experts: int, axis: Any) -> Any:
     return apart.swapaxes(0, 1).reshape(experts, groups * (slots // experts), features)
 
 
-def _back(made: Any, room: int, axis: Any, like: Any) -> Any:
-    (groups, *_), (experts, *_, features) = like.shape, made.shape
-    apart = made.reshape(experts, groups, room, features).swapaxes(0, 1)
+def _back(results: Any, room: int, axis: Any, like: Any) -> Any:
+    (groups, *_), (experts, *_, features) = like.shape, results.shape
+    apart = results.reshape(experts, groups, room, features).swapaxes(0, 1)
     if axis is not None:
         apart = _relaid(apart, (_first(like), None, None, None), (None, axis, None, None))
     return apart.reshape(groups, experts * room, features)

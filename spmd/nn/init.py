@@ -61,7 +61,7 @@ def truncated_normal(stddev: float = 1e-2, lower: float = -2.0, upper: float = 2
     """Return an initializer of values normally distributed between lower and upper standard
     deviations.
 
-    >>> made = spmd.nn.init.truncated_normal(1.0)(1, 1000)
+    >>> q = spmd.nn.init.truncated_normal(1.0)(1, 1000)
     >>> bool(abs(made).max() < 2)
     True
     """
@@ -170,8 +170,8 @@ def orthogonal(scale: float = 1.0, column_axis: int = -1) -> Initializer:
     """A matrix with orthogonal columns, or rows where it is wide, times scale (A. Saxe et al.,
     2014); other dims than column_axis are taken as one.
 
-    >>> made = spmd.nn.init.orthogonal()(1, (3, 2), np.float64)
-    >>> (made.T @ made).round(6) + 0.0
+    >>> q = spmd.nn.init.orthogonal()(1, (3, 2), np.float64)
+    >>> (q.T @ q).round(6) + 0.0
     array([[1., 0.],
            [0., 1.]])
     """
@@ -183,8 +183,10 @@ def orthogonal(scale: float = 1.0, column_axis: int = -1) -> Initializer:
         q = q * np.where(np.diagonal(r) < 0, -1, 1)
         q = q if rows >= columns else q.T
         others = [int(n) for d, n in enumerate(shape) if d != column_axis % len(shape)]
-        made = np.moveaxis(q.reshape(*others, columns), -1, column_axis)
-        made = (scale * made).astype(dtype)
-        return made if layout is None or not isinstance(made, Array) else made.relayout(layout)
+        matrix = np.moveaxis(q.reshape(*others, columns), -1, column_axis)
+        matrix = (scale * matrix).astype(dtype)
+        if layout is None or not isinstance(matrix, Array):
+            return matrix
+        return matrix.relayout(layout)
 
     return make

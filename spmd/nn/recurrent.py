@@ -39,8 +39,8 @@ def rnn_cell(p: Parameters, state: Any, x: Any, activation: Callable[..., Any] =
     Returns the state twice, as the carry and as the output.
     """
     _needs(p, "rnn_cell", "w", "u", "b")
-    made = activation(dense(x, p["w"]) + dense(state, p["u"], p["b"]))
-    return made, made
+    new = activation(dense(x, p["w"]) + dense(state, p["u"], p["b"]))
+    return new, new
 
 
 @in_float32
@@ -55,12 +55,12 @@ def gru_cell(p: Parameters, state: Any, x: Any) -> Any:
     Returns the state twice, as the carry and as the output.
     """
     _needs(p, "gru_cell", "w", "u", "b", "c")
-    given, kept = dense(x, p["w"], p["b"]), dense(state, p["u"], p["c"])
-    reset = sigmoid(given[..., 0, :] + kept[..., 0, :])
-    update = sigmoid(given[..., 1, :] + kept[..., 1, :])
-    new = np.tanh(given[..., 2, :] + reset * kept[..., 2, :])
-    made = (1 - update) * new + update * state
-    return made, made
+    inputs, kept = dense(x, p["w"], p["b"]), dense(state, p["u"], p["c"])
+    reset = sigmoid(inputs[..., 0, :] + kept[..., 0, :])
+    update = sigmoid(inputs[..., 1, :] + kept[..., 1, :])
+    new = np.tanh(inputs[..., 2, :] + reset * kept[..., 2, :])
+    next_state = (1 - update) * new + update * state
+    return next_state, next_state
 
 
 @in_float32

@@ -75,8 +75,8 @@ def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None
 
     def update(updates: Any, state: TraceState, params: Any = None) -> Any:
         now = map_trees(lambda u, t: u + decay * t, updates, state.trace)
-        found = map_trees(lambda u, t: u + decay * t, updates, now) if nesterov else now
-        return found, TraceState(kept(now, state.trace))
+        result = map_trees(lambda u, t: u + decay * t, updates, now) if nesterov else now
+        return result, TraceState(kept(now, state.trace))
 
     return transformation(init, update)
 
@@ -109,8 +109,8 @@ def ema(decay: Any, debias: bool = True, accumulator_dtype: Any = None) -> Gradi
 
     def update(updates: Any, state: EmaState, params: Any = None) -> Any:
         count, now = counted(state.count), first_moment(updates, state.ema, decay)
-        found = unbiased(now, decay, count) if debias else now
-        return found, EmaState(count, kept(now, state.ema))
+        result = unbiased(now, decay, count) if debias else now
+        return result, EmaState(count, kept(now, state.ema))
 
     return transformation(init, update)
 

@@ -65,14 +65,14 @@ def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransforma
     if len(set(names)) < len(names):
         raise UsageError("named_chain: one name is given twice", place=user_place(),
                          expected="names that differ", found=", ".join(names))
-    made = chain(*[tx for _, tx in args])
+    chained = chain(*[tx for _, tx in args])
 
     def init(params: Any) -> Any:
-        return dict(zip(names, made.init(params), strict=True))
+        return dict(zip(names, chained.init(params), strict=True))
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
-        found, after = made.update(updates, tuple(state[name] for name in names), params)
-        return found, dict(zip(names, after, strict=True))
+        result, after = chained.update(updates, tuple(state[name] for name in names), params)
+        return result, dict(zip(names, after, strict=True))
 
     return GradientTransformation(init, update)
 
@@ -94,5 +94,5 @@ def add_decayed_weights(weight_decay: Any = 0.0, mask: Any = None) -> GradientTr
         new = CountState(counted(state.count)) if scheduled else state
         return map_trees(lambda u, p: u + factor * p, updates, params), new
 
-    made = transformation(init, update)
-    return made if mask is None else masked(made, mask)
+    decayed = transformation(init, update)
+    return decayed if mask is None else masked(decayed, mask)

@@ -116,8 +116,8 @@ def scale_by_adam(
         else:
             mean = unbiased(mu, b1, count)
         square = unbiased(nu, b2, count)
-        found = map_trees(lambda m, v: m / (np.sqrt(v + eps_root) + eps), mean, square)
-        return found, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
+        scaled = map_trees(lambda m, v: m / (np.sqrt(v + eps_root) + eps), mean, square)
+        return scaled, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
 
     return transformation(init, update)
 
@@ -135,10 +135,10 @@ def scale_by_amsgrad(
         mu, nu = first_moment(updates, state.mu, b1), second_moment(updates, state.nu, b2)
         count = counted(state.count)
         most = map_trees(np.maximum, state.nu_max, unbiased(nu, b2, count))
-        found = map_trees(lambda m, v: m / (np.sqrt(v + eps_root) + eps),
-                          unbiased(mu, b1, count), most)
-        return found, AmsgradState(count, kept(mu, state.mu), kept(nu, state.nu),
-                                   kept(most, state.nu_max))
+        scaled = map_trees(lambda m, v: m / (np.sqrt(v + eps_root) + eps),
+                           unbiased(mu, b1, count), most)
+        return scaled, AmsgradState(count, kept(mu, state.mu), kept(nu, state.nu),
+                                    kept(most, state.nu_max))
 
     return transformation(init, update)
 
@@ -156,9 +156,9 @@ def scale_by_belief(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-16, eps_root: 
         missed = map_trees(lambda u, m: u - m, updates, mu)
         nu = map_trees(lambda v: v + eps_root, second_moment(missed, state.nu, b2))
         count = counted(state.count)
-        found = map_trees(lambda m, v: m / (np.sqrt(v) + eps), unbiased(mu, b1, count),
-                          unbiased(nu, b2, count))
-        return found, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
+        scaled = map_trees(lambda m, v: m / (np.sqrt(v) + eps), unbiased(mu, b1, count),
+                           unbiased(nu, b2, count))
+        return scaled, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
 
     return transformation(init, update)
 
@@ -170,9 +170,9 @@ def scale_by_lion(b1: Any = 0.9, b2: Any = 0.99, mu_dtype: Any = None) -> Gradie
         return FirstMomentState(counter(), zeros(params, mu_dtype))
 
     def update(updates: Any, state: FirstMomentState, params: Any = None) -> Any:
-        found = map_trees(np.sign, first_moment(updates, state.mu, b1))
+        scaled = map_trees(np.sign, first_moment(updates, state.mu, b1))
         mu = kept(first_moment(updates, state.mu, b2), state.mu)
-        return found, FirstMomentState(counted(state.count), mu)
+        return scaled, FirstMomentState(counted(state.count), mu)
 
     return transformation(init, update)
 
@@ -185,8 +185,8 @@ def scale_by_rss(initial_accumulator_value: Any = 0.1, eps: Any = 1e-7) -> Gradi
 
     def update(updates: Any, state: SecondMomentState, params: Any = None) -> Any:
         nu = map_trees(lambda u, t: squared(u) + t, updates, state.nu)
-        found = map_trees(lambda u, t: np.where(t > 0, 1 / np.sqrt(t + eps), 0.0) * u, updates, nu)
-        return found, SecondMomentState(counted(state.count), kept(nu, state.nu))
+        scaled = map_trees(lambda u, t: np.where(t > 0, 1 / np.sqrt(t + eps), 0.0) * u, updates, nu)
+        return scaled, SecondMomentState(counted(state.count), kept(nu, state.nu))
 
     return transformation(init, update)
 
@@ -207,8 +207,8 @@ def scale_by_rms(
     def update(updates: Any, state: SecondMomentState, params: Any = None) -> Any:
         nu, count = second_moment(updates, state.nu, decay), counted(state.count)
         mean = unbiased(nu, decay, count) if bias_correction else nu
-        found = map_trees(lambda u, v: u * _over_root(v, eps, eps_in_sqrt), updates, mean)
-        return found, SecondMomentState(count, kept(nu, state.nu))
+        scaled = map_trees(lambda u, v: u * _over_root(v, eps, eps_in_sqrt), updates, mean)
+        return scaled, SecondMomentState(count, kept(nu, state.nu))
 
     return transformation(init, update)
 
@@ -231,10 +231,10 @@ def scale_by_stddev(
         count = counted(state.count)
         means = [unbiased(t, decay, count) if bias_correction else t for t in (mu, nu)]
         # Of gradients that hardly differ, rounding may make the difference negative.
-        found = map_trees(
+        scaled = map_trees(
             lambda u, m, v: u * _over_root(np.maximum(v - squared(m), 0), eps, eps_in_sqrt),
             updates, *means)
-        return found, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
+        return scaled, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
 
     return transformation(init, update)
 
@@ -268,8 +268,8 @@ def scale_by_param_block_rms(min_scale: Any = 1e-3) -> GradientTransformation:
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         needs_params(params, "scale_by_param_block_rms")
-        found = map_trees(
+        scaled = map_trees(
             lambda u, p: u * np.maximum(np.sqrt(np.mean(squared(p))), min_scale), updates, params)
-        return found, state
+        return scaled, state
 
     return transformation(empty, update)

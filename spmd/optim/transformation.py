@@ -75,8 +75,8 @@ def map_to(n: int, f: Callable[..., Sequence[Any]], first: Any, *rest: Any) -> l
                 remedy="the gradient of all that init(params) got, and its state")
         by_path = dict(zip(theirs, others, strict=True))  # dicts may have another order
         columns.append([by_path[path] for path in mine])
-    made = [None if row[0] is None else f(*row) for row in zip(*columns)]
-    return [filled(tree, [None if m is None else m[k] for m in made]) for k in range(n)]
+    rows = [None if row[0] is None else f(*row) for row in zip(*columns)]
+    return [filled(tree, [None if m is None else m[k] for m in rows]) for k in range(n)]
 
 
 def _shown(paths: Sequence[str]) -> str:
@@ -127,9 +127,9 @@ def value_at(x: Any, count: Any) -> Any:
     return converted(x)(count) if callable(x) else x
 
 
-def needs_params(params: Any, what: str) -> None:
+def needs_params(params: Any, transformation: str) -> None:
     if params is None:
-        raise UsageError(f"{what} needs the parameters", place=user_place(),
+        raise UsageError(f"{transformation} needs the parameters", place=user_place(),
                          expected="tx.update(grads, state, params)", found="params=None")
 
 

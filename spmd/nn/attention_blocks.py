@@ -169,8 +169,8 @@ def back(
     """Return cotangents of queries / scale, keys, values (and of the bias), with what this part
     adds.
 
-    statistics: the logarithms of the sums, the cotangents of the means, and the sums of their products
-    with the means.
+    statistics: the logarithms of the sums, the cotangents of the means, and the sums of their
+    products with the means.
     """
     blocks = ScoreBlocks(how, q, part)
     sums, cotangents, dots = statistics

@@ -201,14 +201,14 @@ def launched() -> bool:
 
 def _begin() -> None:
     """One of several processes shows the others, from now on, what it is at."""
-    if launched() and sys.argv[:1] != ["-m"] and not foreign_codegen():  # that has Patience
-        import_module("spmd.launch.presence").begin()
+    if launched() and sys.argv[:1] != ["-m"] and not foreign_codegen():  # that has ProcessWatch
+        import_module("spmd.launch.process_status").begin()
         if "PMIX_NAMESPACE" in os.environ:
             import_module("atexit").register(_leave_together)
 
 
 def _leave_together() -> None:
-    import_module("spmd.launch.ending").leave_together()
+    import_module("spmd.launch.script_exit").leave_together()
 
 
 def _find(name: str) -> Any:
@@ -218,7 +218,7 @@ def _find(name: str) -> Any:
             raise ImportError(problem)
         value = getattr(import_module(_HOMES[name]), name)
         if name in _LANGUAGE:
-            import_module("spmd.mistakes")  # how IPython shows those of a program
+            import_module("spmd.tracebacks")  # how IPython shows those of a program
             paths = import_module("codegen.user.state_paths")
             paths.give_files(lambda: import_module("spmd.eager_state"))
             globals()[name] = value

@@ -437,12 +437,12 @@ def main(arguments: list[str]) -> int:
     processes = Processes()
     try:
         if _is_one_of_several(arguments):
-            together = _loaded("spmd.launch.together")
+            command_group = _loaded("spmd.launch.command_group")
             options, wrong = _attempt(arguments)
             limit = options.time_limit if options else TIME_LIMIT
-            processes, start = together.come(limit)
+            processes, start = command_group.join(limit)
             patience = limit if options else 0  # nobody looks after those who only want help
-            together.agree(processes, start, lambda: _command_of(options, wrong), patience)
+            command_group.agree(processes, start, lambda: _command_of(options, wrong), patience)
             if options is None:
                 return 0
         else:

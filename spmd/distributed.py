@@ -16,8 +16,8 @@ from codegen.errors import UsageError
 from spmd import output_parts
 from spmd.arrays import SMALL, numpy_dtype
 from spmd.launch.job import Global, Job
-from spmd.mistakes import plainly
 from spmd.tables import pre
+from spmd.tracebacks import plainly
 
 
 class Local:

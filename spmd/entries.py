@@ -19,14 +19,14 @@ from spmd.faces import Face, check_named, faces_of, needed_of, states_of
 from spmd.fitting import whole
 from spmd.following import CALLS
 from spmd.frame_streams import FrameQueue, FrameStream
-from spmd.given_state import GivenState
 from spmd.launch.job import Job
 from spmd.launch.loader import Checked
 from spmd.launch.options import Options
 from spmd.launch.saved_state import SavedState, WrittenState
-from spmd.mistakes import plainly
 from spmd.opened import Opened
 from spmd.started import Started
+from spmd.state_arrays import GivenState
+from spmd.tracebacks import plainly
 
 
 class EntryCall:

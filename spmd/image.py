@@ -16,7 +16,7 @@ from codegen.errors import LayoutWarning, UsageError
 from codegen.image.elf import printable
 from codegen.mesh import checked_count, checked_sizes
 from codegen.user.named import together
-from spmd import layout_table, looking, show, tables
+from spmd import image_or_program, layout_table, show, tables
 from spmd.arguments import check_checks
 from spmd.distributed import Distributed as Distributed
 from spmd.distributed import Local as Local
@@ -27,11 +27,11 @@ from spmd.files.whole import check_place, write_whole
 from spmd.frame_streams import FrameStream as FrameStream
 from spmd.launch import loader
 from spmd.launch.options import Options
-from spmd.mistakes import plainly
+from spmd.launch_signatures import call, takes, takes_more
 from spmd.opened import Opened as Opened
-from spmd.showing import shown
+from spmd.progress_display import shown
 from spmd.started import Started as Started
-from spmd.takes import call, takes, takes_more
+from spmd.tracebacks import plainly
 from spmd.verify import images
 from spmd.verify.formulas import layout_text
 
@@ -100,7 +100,7 @@ class Image:
                 )
             return self._again(check=checks)
         if self._path:
-            twin = looking.builder().checked_twin(self._checked, self._path, checks)
+            twin = image_or_program.builder().checked_twin(self._checked, self._path, checks)
             if twin is not None:
                 return Image(loader.check(twin))
         asked = repr(",".join(checks))

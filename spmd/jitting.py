@@ -44,9 +44,9 @@ from spmd.jit_arguments import (
 from spmd.launch import loader
 from spmd.launch.options import TIME_LIMIT, Options
 from spmd.launch.processes import Processes, disagreement
-from spmd.mistakes import cells, plainly
 from spmd.opened import Opened
 from spmd.opening import group_of
+from spmd.tracebacks import cells, plainly
 
 MOST_OPEN = 16  # images of one function that stay loaded; those that were called longest ago close
 

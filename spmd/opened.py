@@ -25,21 +25,21 @@ from spmd.faces import Face
 from spmd.fitting import copied, fitting, shape_of, whole
 from spmd.following import CALLS, FOLLOWS, Following, listens
 from spmd.frame_streams import FrameQueue, FrameStream
-from spmd.launch import presence
-from spmd.launch.course import Launch
-from spmd.launch.ending import LEFT, end_all, end_all_on_error
+from spmd.launch import process_status
 from spmd.launch.job import Global, Job
+from spmd.launch.lifecycle import Launch
 from spmd.launch.loader import Checked
 from spmd.launch.options import Options
 from spmd.launch.processes import Elsewhere
+from spmd.launch.script_exit import LEFT, end_all, end_all_on_error
 from spmd.launch.setup import Setup
 from spmd.launch.sizes import axis_sizes
-from spmd.mistakes import plainly
 from spmd.opening import Process, check_options, group_of, kept_outputs
 from spmd.output_trees import structure
 from spmd.prepared_calls import LedCall, PreparedCall
 from spmd.started import FairLock, Started, Starter, refused
 from spmd.streaming import Streaming, check_saves
+from spmd.tracebacks import plainly
 
 Key = tuple[int | None, tuple[int, ...], Only]  # of prepared calls: see Opened._key
 MOST_PREPARED = 1024  # calls: of every entry, one for each of the extents that only a run knows
@@ -537,7 +537,7 @@ class Opened:
             elif value is not None:
                 assert isinstance(value, np.ndarray)  # the others have been handed over
                 job.put(number, global_of(value, array["dtype"]))
-        presence.show(presence.COMPUTES)
+        process_status.show(process_status.COMPUTES)
 
     def _hand_over(self, face: Face, job: Job) -> None:
         """Make outputs of the last call inputs, inside the memory of every rank. Those of another

@@ -11,11 +11,11 @@ from typing import Any
 from codegen.errors import EnvironmentFault, UsageError
 from codegen.mesh import checked_count, checked_sizes
 from codegen.user import named
-from spmd.launch import launchers, presence
-from spmd.launch.attendance import Attendance
-from spmd.launch.ending import end_all_on_error
+from spmd.launch import launchers, process_status
+from spmd.launch.meeting_watch import MeetingWatch
 from spmd.launch.options import OPTIONS, TIME_LIMIT, Options
 from spmd.launch.processes import Elsewhere, Processes
+from spmd.launch.script_exit import end_all_on_error
 from spmd.texts import MOST_SECONDS
 
 
@@ -60,12 +60,12 @@ def group_of(comm: Any, time_limit: Any) -> Processes:
     processes = Processes(comm)
     if processes.count > 1:
         limit = time_limit if _is_limit(time_limit) else TIME_LIMIT
-        processes.waiting = Attendance(processes, limit)
+        processes.waiting = MeetingWatch(processes, limit)
     return processes
 
 
 def _check_launcher() -> None:
-    if presence.is_forked():
+    if process_status.is_forked():
         raise UsageError(
             "a process that was forked cannot use the MPI of the one that it was forked from",
             remedy="leave comm= out, or make the process by mpirun",

@@ -17,7 +17,7 @@ from codegen.image import manifest as reader
 from codegen.image.elf import printable
 from codegen.image.manifest import evaluate
 from codegen.user.named import roots, together
-from spmd import graph_picture, layout_table, looking, pipeline_notes, report
+from spmd import graph_picture, image_or_program, layout_table, pipeline_notes, report
 from spmd.arguments import check_settings, read, scalars_of
 from spmd.faces import Face, faces_of, states_of
 from spmd.files.whole import check_place, refuse_replacing, write_whole
@@ -62,7 +62,7 @@ def _passes(asked: argparse.Namespace, parts: list[str]) -> int:
                          found=f"{asked.image}: what passes did is not in an image")
     if len(parts) > 1:
         raise UsageError("--passes stands alone", found=" ".join(f"--{part}" for part in parts))
-    table = looking.builder().passes_of(asked.image, asked.set, asked.without)
+    table = image_or_program.builder().passes_of(asked.image, asked.set, asked.without)
     print(json.dumps(table.json(), indent=1) if asked.json else "\n".join(table.text()))
     return 0
 
@@ -89,7 +89,7 @@ def main(
     a mesh. output: a file for the graph as a picture. Raises ImageError and its like."""
     settings = settings or {}
     with loader.named(path):
-        data, parameters = looking.image_or_built(path, settings, no_cache, without)
+        data, parameters = image_or_program.image_or_built(path, settings, no_cache, without)
         image = reader.read(data, host=False)
         scalars = {name: value for name, value in read(settings).items() if name not in parameters}
         check_settings(image.manifest, scalars)

@@ -38,12 +38,12 @@ from spmd import pipeline_notes
 from spmd.cache import Cache
 from spmd.files.outputs import program_file
 from spmd.files.whole import refuse_replacing, write_whole
-from spmd.hiding import hidden
 from spmd.launch.loader import Checked
 from spmd.launch.processes import Processes
 from spmd.layout_table import pointed_out
 from spmd.pass_table import PassTable
-from spmd.showing import shown
+from spmd.progress_display import shown
+from spmd.shadowed_modules import shadowing_error
 
 # What only hands calls of the user on to Python and NumPy: what they raise is the user's mistake.
 HANDING_ON = tuple(
@@ -169,7 +169,7 @@ def guarded(step: Any) -> Any:
 def _meant(error: Exception) -> str:
     """Return what to do about a name or a keyword that does not exist: one that is like it, or a
     package to install."""
-    if hider := hidden(error):
+    if hider := shadowing_error(error):
         return hider.remedy
     if isinstance(error, TypeError):
         return keyword_remedy(error) or ""

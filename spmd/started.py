@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from threading import TIMEOUT_MAX
 
 from codegen.errors import UsageError
-from spmd.mistakes import plainly
+from spmd.tracebacks import plainly
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from codegen.errors import EnvironmentFault
-from spmd.mistakes import cells
+from spmd.tracebacks import cells
 
 
 class Table(Sequence[dict]):

@@ -13,9 +13,7 @@ SOURCES = sorted(p for f in ("codegen", "spmd", "csrc") for p in (ROOT / f).rglo
 MODULES = [p for p in SOURCES if p.suffix == ".py" and p.stem not in ("__init__", "__main__")]
 
 # What users import as spmd.NAME is called as what it is made of.
-PUBLIC = {
-    "spmd/data/image.py", "spmd/data/text.py", "spmd/image.py", "spmd/random.py", "spmd/showing.py",
-}
+PUBLIC = {"spmd/data/image.py", "spmd/data/text.py", "spmd/image.py", "spmd/random.py"}
 # One thing on its way down: what users write, the op, the step or work of the Plan; or its oracle.
 LEVELS = ("codegen/trace/", "codegen/ops/", "codegen/plan/grammar.py", "codegen/plan/handed.py",
           "codegen/oracle/")

@@ -17,8 +17,8 @@ from codegen.errors import EnvironmentFault
 from spmd import timeline
 from spmd.engine import ffi, lib
 from spmd.launch import loader
-from spmd.launch.course import Launch
 from spmd.launch.job import Job
+from spmd.launch.lifecycle import Launch
 from spmd.launch.limits import Limits
 from spmd.launch.memory import available_memory
 from spmd.launch.options import Options

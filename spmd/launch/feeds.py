@@ -30,8 +30,8 @@ from spmd.launch.processes import Processes, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from spmd.launch.course import Launch
     from spmd.launch.job import Job
+    from spmd.launch.lifecycle import Launch
 
 AHEAD_BYTES = 64 << 20  # of batches that wait in a ring
 LEAST, MOST = 2, 32  # batches in a ring

@@ -30,7 +30,7 @@ from spmd.files.npy import SIZES
 from spmd.launch import limits, loader
 from spmd.launch.memory import address_space, available_memory, bytes_text
 from spmd.launch.processes import Elsewhere, end_with_the_job
-from spmd.launch.saying import Saying
+from spmd.launch.program_output import ProgramOutput
 from spmd.launch.setup import EVERY_RANK, Setup
 from spmd.launch.shared_constants import held
 from spmd.launch.transport import Transport
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from spmd.launch.held_interrupts import HeldInterrupts
     from spmd.launch.processes import Processes
+    from spmd.launch.program_output import Listener
 
 WAIT_MS = 100  # how long a signal may go unnoticed
 STACK = 8 << 20  # bytes of a thread, as usual
@@ -130,8 +131,8 @@ class Job:
         if several:
             lib.spmd_arena_close_fd(self._board)
             self.watch = Watch(self)
-            if self.processes.patience:
-                self.processes.patience.trusted = True
+            if self.processes.watch:
+                self.processes.watch.trusted = True
 
     def _make_board(self) -> tuple[str, int]:
         """Make a board for all processes of a host, in its first one."""
@@ -387,8 +388,7 @@ class Job:
         return list(offset[0:dims]), list(extent[0:dims]), int(ffi.cast("intptr_t", address[0]))
 
     def run(
-        self, told: Callable[[str], None] | None = None, call: Any = None,
-        number: int | None = None,
+        self, told: Listener | None = None, call: Any = None, number: int | None = None
     ) -> None:
         """Runs the program once; its text goes to sys.stdout as it comes.
 
@@ -437,7 +437,7 @@ class Job:
                 pass
             raise
 
-    def _say(self, say: Saying | None, told: Callable[[str], None] | None) -> Saying | None:
+    def _say(self, say: ProgramOutput | None, told: Listener | None) -> ProgramOutput | None:
         """Prints what the program has said so far."""
         if self._text is None:
             self._text = ffi.new("char[]", 1 << 16)
@@ -445,11 +445,11 @@ class Job:
         while length := lib.spmd_job_text(self._job, text, len(text)):
             if told:
                 told("")
-            say = say or Saying()
+            say = say or ProgramOutput()
             say(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
         return say
 
-    def _wait(self, told: Callable[[str], None] | None) -> int:
+    def _wait(self, told: Listener | None) -> int:
         say = None
         while True:
             state = lib.spmd_job_wait(self._job, WAIT_MS)
@@ -537,9 +537,9 @@ class Job:
         if os.getpid() != self.owner:
             return
         if self.watch is not None:
-            if self.processes.patience:
-                self.processes.patience.may_leave = not self.broken
-                self.processes.patience.trusted = False
+            if self.processes.watch:
+                self.processes.watch.may_leave = not self.broken
+                self.processes.watch.trusted = False
             self.watch.end()
             self.watch = None
         self.turns += 1

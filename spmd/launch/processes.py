@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from codegen.errors import PeerError
     from spmd.launch.held_interrupts import HeldInterrupts
-    from spmd.launch.patience import Patience
+    from spmd.launch.process_watch import ProcessWatch
 
 FIONREAD = 0x541B  # of Linux: how many bytes nobody has read yet
 
@@ -62,7 +62,7 @@ class Processes:
         self.met: BaseException | None = None
         # Where process 0 leads: an interrupt is an error like others, and waits while it must.
         self.held: HeldInterrupts | None = None
-        self.patience: Patience | None = None  # where a launcher has started them
+        self.watch: ProcessWatch | None = None  # where a launcher has started them
         self.waiting: Any = _NobodyLooks()  # while this process waits for the others
         self.at_the_end: Callable[[], None] = lambda: None  # called when all have finished
         self.told: Callable[[], int] = lambda: 0  # the signal that ends this process too
@@ -171,10 +171,10 @@ class Processes:
     def finish(self) -> None:
         """Wait in the last meeting of all processes. MPI_Finalize would hold up whoever looks for
         those who do not come."""
-        if self.patience:
-            self.patience.may_leave = True
+        if self.watch:
+            self.watch.may_leave = True
             self.comm.Barrier()
-            self.patience.end()
+            self.watch.end()
             self.at_the_end()
 
 

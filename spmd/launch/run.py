@@ -21,7 +21,7 @@ from spmd.faces import face_of, needed_of
 from spmd.files import ZARR, is_series
 from spmd.files.whole import check_place
 from spmd.launch import array_files, loader
-from spmd.launch.course import Launch
+from spmd.launch.lifecycle import Launch
 from spmd.launch.memory import available_memory
 from spmd.launch.options import chosen, flag
 from spmd.launch.processes import disagreement
@@ -258,7 +258,7 @@ class Run(Launch):
             if self.times is None:
                 job.keep_times(0)  # from here on it is measured what that costs
         if self.first and sys.stderr.isatty():
-            from spmd.showing import at, shown  # threads, for one process on a terminal
+            from spmd.progress_display import at, shown  # threads, for one process on a terminal
 
             with shown():
                 self.run(job, self.put, at)
@@ -360,8 +360,8 @@ class Run(Launch):
                 if self.asked.profile:
                     rows, ranks = timeline.profile(job, times), job.setup.ranks
                     text = json.dumps(rows) if document else timeline.profile_text(ranks, rows)
-                    if self.keeping and self.keeping.sets and not document:
-                        text += f"\n{self.keeping.cost_text()}"
+                    if self.checkpointing and self.checkpointing.sets and not document:
+                        text += f"\n{self.checkpointing.cost_text()}"
                     print(text, file=document, flush=True)
 
             self.processes.from_first(say)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from spmd.launch.course import Launch
     from spmd.launch.job import Job
+    from spmd.launch.lifecycle import Launch
 
 LATE_NS = 1e9  # for which a rank waits before it is said
 SEE_SECONDS = 5.0  # until a file of one host is seen by another

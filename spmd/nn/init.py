@@ -61,7 +61,7 @@ def truncated_normal(stddev: float = 1e-2, lower: float = -2.0, upper: float = 2
     """Return an initializer of values normally distributed between lower and upper standard
     deviations.
 
-    >>> q = spmd.nn.init.truncated_normal(1.0)(1, 1000)
+    >>> made = spmd.nn.init.truncated_normal(1.0)(1, 1000)
     >>> bool(abs(made).max() < 2)
     True
     """

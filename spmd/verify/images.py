@@ -22,13 +22,13 @@ from codegen.image.manifest import ENTRY
 from codegen.progress import at, each
 from codegen.verify import many, small
 from codegen.verify.exchange_table import Mismatch
-from spmd import looking
+from spmd import image_or_program
 from spmd.arguments import check_scalars, check_settings, patched_in, read, scalars_of
 from spmd.launch import loader, sizes
 from spmd.launch.memory import bytes_text
 from spmd.launch.processes import Processes
 from spmd.ledger import Ledger
-from spmd.showing import shown
+from spmd.progress_display import shown
 
 RANKS = range(1, 65)
 FEW = (0, 1, 5)  # elements along a dim whose extent only a run knows, beside the most
@@ -55,7 +55,7 @@ def command(options: argparse.Namespace, _: Processes) -> int:
 def verify(path: str, options: Any) -> dict[str, Any]:
     """Return what was checked of one image, or of the one that FILE.py gives, as the command line
     asks."""
-    data, parameters = looking.image_or_built(path, options.set, options.no_cache)
+    data, parameters = image_or_program.image_or_built(path, options.set, options.no_cache)
     image = reader.read(data, host=False)
     scalars = {k: v for k, v in read(options.set).items() if k not in parameters}
     asked = options.ranks, options.mesh, scalars

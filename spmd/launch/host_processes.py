@@ -1,6 +1,7 @@
 """What a process sees of the others of its host: who has come to a meeting, has ended, and where.
 
-In: a launcher's environment, /proc, what presence.py shows. Out: `mates`, a Mate for each process.
+In: a launcher's environment, /proc, what process_status.py shows. Out: a HostProcess for each
+process, by number.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from struct import error
 from codegen.places import is_user_file
 from spmd.engine import lib
 from spmd.launch.launchers import variables
-from spmd.launch.patience import ENDED, STOPPED, state_of
-from spmd.launch.presence import ANSWERS, ELSEWHERE, NAME, WORDS
+from spmd.launch.process_status import ANSWERS, ELSEWHERE, NAME, WORDS
+from spmd.launch.process_watch import ENDED, STOPPED, state_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 ANSWER_S = 0.3
 
 
-class Mate:
+class HostProcess:
     """A process of this host. number: the launcher's. pid: 0 where there is none any more.
 
     what, group, number_of_meeting: what it shows; ELSEWHERE where it shows nothing.
@@ -116,7 +117,7 @@ def line_text(file: str, line: int) -> str:
     return f"{os.path.basename(file)}:{line}" + (f": {text}" if text else "")
 
 
-def mates() -> dict[int, Mate]:
+def find() -> dict[int, HostProcess]:
     """Return the processes of this launcher on this host, by number; this one too."""
     number, _ = variables()
     if not number:
@@ -132,7 +133,7 @@ def mates() -> dict[int, Mate]:
     return {value: _mate(value, sorted(pids)) for value, pids in pids_of.items()}
 
 
-def _mate(number: int, pids: list[int]) -> Mate:
+def _mate(number: int, pids: list[int]) -> HostProcess:
     """Return the mate among the processes that a launcher's process has started: the one that has
     begun."""
     for pid in pids:
@@ -141,10 +142,10 @@ def _mate(number: int, pids: list[int]) -> Mate:
             for name in os.listdir(folder):
                 if os.readlink(f"{folder}/{name}").startswith(f"/memfd:{NAME} "):
                     if _words(f"{folder}/{name}")[0] == pid:
-                        return Mate(number, pid, f"{folder}/{name}")
+                        return HostProcess(number, pid, f"{folder}/{name}")
         except OSError:
             continue
-    return Mate(number, pids[-1])
+    return HostProcess(number, pids[-1])
 
 
 def _variable(pid: int, needle: bytes) -> str:

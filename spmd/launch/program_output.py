@@ -11,10 +11,16 @@ import sys
 
 from codegen.progress import ARRAY, ERROR, FIELD, MARK, OPEN, Steps
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Listener = Callable[[str], None]  # hears how far a run has come, superstep after superstep
+
 CLEAR = "\r\x1b[K"
 
 
-class Saying:
+class ProgramOutput:
     """Print what the program says in one run."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from codegen.suggest import meant_keyword
 from spmd.launch.options import OPTIONS, TIME_LIMIT, Option, Options
-from spmd.mistakes import BY_NAME, plainly
+from spmd.tracebacks import BY_NAME, plainly
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -26,7 +26,7 @@ from spmd.files.checkpoints import (
     set_name,
     write_part,
 )
-from spmd.launch import leaving, resuming
+from spmd.launch import exit_signals, resuming
 from spmd.launch.memory import bytes_text
 from spmd.texts import MOST_SECONDS, is_number
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from spmd.launch.course import Launch
     from spmd.launch.job import Job
+    from spmd.launch.lifecycle import Launch
 
 NS = 1e9
 SEE_SECONDS = 5.0  # until a file of one host is seen by another
@@ -62,7 +62,7 @@ def interval(every: Any) -> tuple[int, int]:
                      found=repr(every), remedy="--every 100, or every=100")
 
 
-class Keeping:
+class Checkpointing:
     """The checkpoints of a launch, in one process."""
 
     def __init__(self, launch: Launch) -> None:
@@ -342,7 +342,7 @@ class Keeping:
         """Let a signal under a launcher say that there is a complete set of this turn to go on
         from."""
         if self.processes.count > 1:
-            leaving.say(self._last_words(turn))
+            exit_signals.say(self._last_words(turn))
 
     def _last_words(self, turn: int) -> str:
         return (f"spmd: interrupted; the last checkpoint is of turn {turn}: the same with "

@@ -1,6 +1,7 @@
 """What a process shows the others of its host: whether it waits, computes or leaves, and where.
 
-In: what it is at. Out: a memory file that mates.py looks at, and answers to who asks where it is.
+In: what it is at. Out: a memory file that host_processes.py reads, and answers to who asks where
+it is.
 Always holds: nobody has to answer in Python; nothing that has a name is made, so nothing is left.
 """
 

@@ -96,7 +96,7 @@ def watch_the_end(processes: Processes, mates: dict[int, int], limit: float) -> 
     }))
 
 
-class Patience:
+class ProcessWatch:
     """A thread that looks at the launcher, and at the other processes of this host except while
     `trusted` is set.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def hidden(error: BaseException) -> EnvironmentFault | None:
+def shadowing_error(error: BaseException) -> EnvironmentFault | None:
     """Return the error to show in the place of one that nobody expected: which file stands before a
     module; None if none does."""
     for cause in reversed(list(_chain(error))):

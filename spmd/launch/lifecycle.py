@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
+    from spmd.launch.checkpointing import Checkpointing
     from spmd.launch.feeds import Feeds
     from spmd.launch.hosts import Hosts
-    from spmd.launch.keeping import Keeping
     from spmd.launch.loader import Checked
     from spmd.launch.options import Options
     from spmd.launch.processes import Processes
@@ -50,11 +50,11 @@ class Launch:
         self.face = Face(self.manifest)  # of the call under way
         self.scalars: dict[str, Any] = {}
         self.computed: list[int] = []  # numbers of the outputs that the call computes
-        self.keeping: Keeping | None = None
+        self.checkpointing: Checkpointing | None = None
         if options.checkpoint or options.every or options.resume:
-            from spmd.launch.keeping import Keeping  # zlib: most runs keep nothing
+            from spmd.launch.checkpointing import Checkpointing  # zlib: most runs keep nothing
 
-            self.keeping = Keeping(self)
+            self.checkpointing = Checkpointing(self)
         self.saving: Saving | None = None
         self.stream: Streaming | None = None  # of the call under way
         self.feeds: Feeds | None = None
@@ -81,8 +81,8 @@ class Launch:
         self.scalars = scalars_of(self.manifest, {**others, **settings}, extents)
         check_required(inputs, shapes)
         self.computed = computed_outputs(face, shapes, only)
-        if self.keeping is not None:
-            self.keeping.check()
+        if self.checkpointing is not None:
+            self.checkpointing.check()
         if options.save:
             if self.saving is None:
                 from spmd.launch.saving import Saving  # most runs save nothing
@@ -126,12 +126,12 @@ class Launch:
         if self.times is not None and not job.keeps_times:
             events = MOST_EVENTS // setup.ranks if self.times else 0
             self.processes.together(lambda: job.keep_times(events))
-        if self.keeping is not None:
-            self.keeping.begin(job, put)
+        if self.checkpointing is not None:
+            self.checkpointing.begin(job, put)
         if self.saving is not None:
-            self.saving.begin(job, self.keeping.resumed if self.keeping else None)
+            self.saving.begin(job, self.checkpointing.resumed if self.checkpointing else None)
         if self.feeds is not None:
-            self.feeds.begin(job, self.keeping.resumed if self.keeping else None)
+            self.feeds.begin(job, self.checkpointing.resumed if self.checkpointing else None)
         return job
 
     def placed(self, setup: Setup) -> Job:
@@ -168,7 +168,7 @@ class Launch:
 
     def looks_at_calls(self) -> bool:
         """Return whether feeds, checkpoints or frames have a part in every call."""
-        return any(part is not None for part in (self.feeds, self.keeping, self.saving))
+        return any(part is not None for part in (self.feeds, self.checkpointing, self.saving))
 
     def fits(self, setup: Setup) -> bool:
         """Return whether the loaded job can run with this setup; give it other scalars if so."""
@@ -180,7 +180,7 @@ class Launch:
     ) -> None:
         """Puts the inputs and runs. What fails in this process ends the job in all of them."""
         try:
-            if self.keeping is None:
+            if self.checkpointing is None:
                 put(job)
             if self.stream is not None:
                 self.stream.begin(job, self.saving)
@@ -190,8 +190,8 @@ class Launch:
         try:
             job.run(told)
         except BaseException as error:
-            if self.keeping is not None and not isinstance(error, Exception):
-                self.keeping.say_how_to_go_on()
+            if self.checkpointing is not None and not isinstance(error, Exception):
+                self.checkpointing.say_how_to_go_on()
             if isinstance(error, SpmdError) and self.feeds is not None and self.feeds.error:
                 raise self.feeds.error from None  # what ended the run
             raise
@@ -202,13 +202,13 @@ class Launch:
             self.feeds.ran()
         if self.saving is not None:
             self.saving.finish()
-        if self.keeping is not None:
-            self.keeping.finish()
+        if self.checkpointing is not None:
+            self.checkpointing.finish()
 
     def end(self, goes_on: bool = False) -> None:
         """Gives the job's memory back. goes_on: another job of this run follows at once."""
-        if self.keeping is not None:
-            self.keeping.close()
+        if self.checkpointing is not None:
+            self.checkpointing.close()
         if self.saving is not None:
             self.saving.close()
         if self.feeds is not None:

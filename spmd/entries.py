@@ -25,7 +25,7 @@ from spmd.launch.options import Options
 from spmd.launch.saved_state import SavedState, WrittenState
 from spmd.opened import Opened
 from spmd.started import Started
-from spmd.state_arrays import GivenState
+from spmd.state_arrays import StateArrays
 from spmd.tracebacks import plainly
 
 
@@ -221,11 +221,11 @@ class OpenedEntity(Opened):
         job = self._loaded()
         if kind == "save":
             file = WrittenState(self._manifest, *details)
-            self.processes.together(lambda: file.check(job.setup))
+            self.processes.run_in_all(lambda: file.check(job.setup))
             file.write(job)
         elif kind == "load":
             new_state = self._given(*details)
-            met = self.processes.meet(lambda: new_state.open(job.setup))
+            met = self.processes.run_and_gather(lambda: new_state.open(job.setup))
             new_state.compare(self.processes, met, "rank")
             try:
                 new_state.put(job)
@@ -242,7 +242,7 @@ class OpenedEntity(Opened):
     def _given(self, state: Any) -> SavedState:
         if isinstance(state, (str, os.PathLike)):
             return SavedState(self._manifest, os.fspath(state))
-        return GivenState(self._manifest, self, state)
+        return StateArrays(self._manifest, self, state)
 
     def _begin(self, state: Any) -> None:
         """Load the job and make its state: by `__init__`, or from what is given."""
@@ -309,6 +309,6 @@ class OpenedEntity(Opened):
         if self._job is None:
             setup, _ = self._launch.agreed(lambda: self._prepare(self._initial, {}, {}))
             job = self._launch.placed(setup)
-            self.processes.together(lambda: self._bring_state(job))
+            self.processes.run_in_all(lambda: self._bring_state(job))
         assert self._job is not None
         return self._job

@@ -227,7 +227,7 @@ LIMITS = ("ranks", "workers", "min_workers", "max_workers", "cost", "cost_per_ho
 NONE = object()  # such a setting, which is given; None: it is not given
 
 
-def given_settings(asked: Any) -> dict[str, Any]:
+def command_line_settings(asked: Any) -> dict[str, Any]:
     """Return the settings that stand on the command line."""
     more = SETTINGS_OF_RANKS if asked.subcommand == "update" else ()
     settings = {name: getattr(asked, name, None) for name in (*SETTINGS, *more, "image")}

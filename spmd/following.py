@@ -130,14 +130,14 @@ class Following:
                 self.area = _arena(lambda to: lib.spmd_arena_new(need, 1, to))
                 return arena_address(self.area)
 
-            path, nonce = self.processes.meet(make)[0]
+            path, nonce = self.processes.run_and_gather(make)[0]
 
             def attach() -> None:
                 if not first:
                     self.area = _arena(
                         lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to))
 
-            self.processes.together(attach)
+            self.processes.run_in_all(attach)
             lib.spmd_arena_close_fd(self.area)
             self._room = need - lib.SPMD_ARENA_HEAD
         return ffi.cast("char *", lib.spmd_arena_memory(self.area))
@@ -165,7 +165,7 @@ class Pause:
 
 def listens(job: Job) -> bool:
     """Return whether orders for this job go through the engine: all processes share memory."""
-    return not job.setup.hosts.parted
+    return not job.setup.hosts.spans_hosts
 
 
 def _arena(make: Any) -> Any:

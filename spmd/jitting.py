@@ -295,7 +295,7 @@ class Jit:
         def build() -> bytes:
             return source.build_program(program, {}, self._target, store, checks)
 
-        return build() if self._processes is None else self._processes.from_first(build)
+        return build() if self._processes is None else self._processes.run_in_first(build)
 
     def _forget_with(self, obj: Any, key: Any) -> None:
         """Free the image of an object's method when the object is collected."""
@@ -322,7 +322,7 @@ class Jit:
             mine.extend(look())
             return key_text(mine[0]), mine[2]
 
-        everyones = self._processes.meet(step)
+        everyones = self._processes.run_and_gather(step)
         odd = [k for k, (theirs, _) in enumerate(everyones) if theirs != everyones[0][0]]
         if odd:
             self._processes.refuse(disagreement(

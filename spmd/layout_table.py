@@ -135,7 +135,7 @@ def text(image: reader.ImageFile, layouts: dict[str, Any]) -> Iterator[str]:
             yield f"       try: {r['try']}"
 
 
-def pointed_out(image: reader.ImageFile, loops: bool = True) -> Iterator[str]:
+def layout_warnings(image: reader.ImageFile, loops: bool = True) -> Iterator[str]:
     """Yield what to say at build of exchanges that give every rank a large array whole, once per
     line; loops: also of loops before which every rank gets large arrays, before which large
     products stand, or that are unrolled."""

@@ -306,7 +306,7 @@ class Opened:
     def _timed(self, path: str, arguments: dict[str, Any]) -> str:
         """Run once; process 0 writes what every rank did when. Return what is to be said of it."""
         job, times = self._measured(arguments, events=True)
-        return str(self.processes.from_first(lambda: timeline.write(path, job, times)))
+        return str(self.processes.run_in_first(lambda: timeline.write(path, job, times)))
 
     def _measured(
         self, arguments: dict[str, Any], events: bool
@@ -392,9 +392,9 @@ class Opened:
             before = self._job
             job = self._launch.loaded(setup, lambda job: self._put(face, job))
             if job is not before:
-                self.processes.together(lambda: self._bring_state(job))
-            self.processes.together(lambda: self._compute(face, job))
-            self._launch.kept()
+                self.processes.run_in_all(lambda: self._bring_state(job))
+            self.processes.run_in_all(lambda: self._compute(face, job))
+            self._launch.finish_outputs()
             outputs = [self._output(job, k, array) if job.wanted[k] else None
                        for k, array in face.outputs]
             job.replace(face.pairs)
@@ -479,7 +479,7 @@ class Opened:
         if not (self.distributed and dims):
             return {}
         known = [array["name"] for _, array in face.inputs]
-        met = self.processes.meet(lambda: {
+        met = self.processes.run_and_gather(lambda: {
             name: value.part.shape for name, value in named.spread(arguments, known).items()
             if isinstance(value, Local)})
         axes = axis_sizes(manifest, self.processes.count, dict(self._options.mesh or {}))
@@ -510,7 +510,7 @@ class Opened:
         inputs = {name: value for name, value in arguments.items() if name in known}
         scalars = {k: v for k, v in arguments.items() if k not in known}
         shapes = {k: joined.get(k) or shape_of(v) for k, v in inputs.items()}
-        setup = self._launch.bound(face, scalars, shapes, only)
+        setup = self._launch.bind(face, scalars, shapes, only)
         self.arrays = {
             array["name"]: fitting(array, setup.shape(array), inputs[array["name"]])
             for _, array in face.inputs
@@ -519,7 +519,7 @@ class Opened:
         said = {**face.own(self._launch.scalars), "entry": face.name, "inputs": sorted(inputs),
                 "only": self._launch.computed,
                 **self._options.agreed()}
-        return self._launch.mine(setup, said)
+        return self._launch.contribution(setup, said)
 
     def _compute(self, face: Face, job: Job) -> None:
         try:

@@ -52,16 +52,16 @@ def collect(job: Job, rooms: Mapping[int, tuple[str, int]], kind: str) -> dict[i
     processes = job.processes
     files = {array: room for array, room in rooms.items() if room[0]}
     # The first process has made the files; other hosts may not see them.
-    seen = processes.meet(lambda: [os.path.exists(path) for path, _ in files.values()])
+    seen = processes.run_and_gather(lambda: [os.path.exists(path) for path, _ in files.values()])
 
     def fill() -> None:
         for (array, (path, start)), here in zip(files.items(), seen[processes.number], strict=True):
             if here:
                 store(job, array, path, start, kind, hosted_parts(job, array))
 
-    processes.together(fill)
+    processes.run_in_all(fill)
     if not all(map(all, seen)):
-        processes.together(lambda: _bring(job, files, seen, kind))
+        processes.run_in_all(lambda: _bring(job, files, seen, kind))
     arrays = {}
     for array in (array for array in rooms if array not in files):
         row = job.array(array)

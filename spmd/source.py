@@ -40,7 +40,7 @@ from spmd.files.outputs import program_file
 from spmd.files.whole import refuse_replacing, write_whole
 from spmd.launch.loader import Checked
 from spmd.launch.processes import Processes
-from spmd.layout_table import pointed_out
+from spmd.layout_table import layout_warnings
 from spmd.pass_table import PassTable
 from spmd.progress_display import shown
 from spmd.shadowed_modules import shadowing_error
@@ -358,4 +358,4 @@ def point_out(data: bytes) -> None:
 
 
 def warnings_of(data: bytes, loops: bool = True) -> list[str]:
-    return list(pointed_out(reader.read(data, host=False), loops))
+    return list(layout_warnings(reader.read(data, host=False), loops))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from spmd.launch.setup import Setup
 
 
-class GivenState(SavedState):
+class StateArrays(SavedState):
     """Arrays of a state, compared, then put into a job."""
 
     def __init__(self, manifest: dict[str, Any], into: Opened, state: Any) -> None:
@@ -61,7 +61,7 @@ class GivenState(SavedState):
         pass
 
     def put(self, job: Job) -> None:
-        job.processes.together(lambda: self._put(job))
+        job.processes.run_in_all(lambda: self._put(job))
 
     def _put(self, job: Job) -> None:
         for name, (number, row) in self.rows.items():

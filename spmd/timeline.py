@@ -48,7 +48,7 @@ class RankEvents:
 
 def gather(job: Job) -> list[RankEvents]:
     """Return the times of all ranks, in process 0; nothing elsewhere. Every process must come."""
-    return [RankEvents(*row) for rows in job.processes.to_first(_mine(job)) for row in rows]
+    return [RankEvents(*row) for rows in job.processes.gather_to_first(_mine(job)) for row in rows]
 
 
 def cost_of_checks(job: Job) -> tuple[float, float]:
@@ -144,7 +144,7 @@ def _slice(
     return {
         "ph": "X", "pid": rank.process, "tid": rank.rank, "ts": (begin - base) / 1e3,
         "dur": (end - begin) / 1e3, "cat": "wait" if waits else kind,
-        "name": _waits(row) if waits else f"{_what(row)} {_place(row)}".strip(), "args": args,
+        "name": _waits(row) if waits else f"{_title(row)} {_place(row)}".strip(), "args": args,
     }
 
 
@@ -152,7 +152,7 @@ def _waits(row: dict[str, Any]) -> str:
     return f'waits for feed "{row["feed"]}"' if "feed" in row else "wait"
 
 
-def _what(row: dict[str, Any]) -> str:
+def _title(row: dict[str, Any]) -> str:
     if "feed" in row:
         return f'{_OF_FEEDS[str(row["kind"])]} feed "{row["feed"]}"'
     return str(row.get("kind", "operation")).replace("_", "-")
@@ -233,7 +233,7 @@ def profile_cells(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
             time_text(row["longest"]), f"{row['imbalance']:.2f}x",
             bytes_text(row["bytes"]) if exchange else "",
             f"{bytes_text(int(row['bandwidth']))}/s" if row["bandwidth"] else "",
-            f"{_what(row)}{over}" + (f", {row['place']}: {row['text']}" if row["place"] else ""),
+            f"{_title(row)}{over}" + (f", {row['place']}: {row['text']}" if row["place"] else ""),
         )
 
 

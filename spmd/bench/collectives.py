@@ -64,7 +64,7 @@ class Bench:
         self.options, self.processes, self.rounds = options, processes, rounds
         self.rivals = rivals or {}
         self.ranks = options.ranks or processes.count
-        self.room: int = processes.from_first(available_memory) // MEMORY_SHARE
+        self.room: int = processes.run_in_first(available_memory) // MEMORY_SHARE
 
     def measure(self, name: str, sizes: tuple[int, int], step: int) -> Iterator[dict[str, Any]]:
         """Yield a row for every size, each so many times the last; empty rows but in the first
@@ -95,7 +95,7 @@ class Bench:
         turns = turns_of(name, count, self.ranks)
         ours: list[list[list[int]]] = []
         wrong = 0
-        data = self.processes.from_first(lambda: _built(name, count))
+        data = self.processes.run_in_first(lambda: _built(name, count))
         with self.job(data, turns) as job:
             job.keep_times(16 * turns)
             peers = {label: rival(name, self.processes, self.ranks, count)
@@ -131,10 +131,10 @@ class Bench:
 
     def job(self, data: bytes, turns: int, limits: Limits | None = None) -> Job:
         """Return an image of `built`, loaded. limits: instead of those kept for this machine."""
-        checked = self.processes.together(lambda: loader.check(data), shared=False)
+        checked = self.processes.run_in_all(lambda: loader.check(data), shared=False)
         launch = Launch(checked, self.options, self.processes)
         setup, _ = launch.agreed(
-            lambda: launch.mine(launch.bound(launch.face, {"turns": turns}, {}), {}))
+            lambda: launch.contribution(launch.bind(launch.face, {"turns": turns}, {}), {}))
         if limits is not None:
             setup.hosts.limits = limits
         return launch.loaded(setup, lambda _: None)
@@ -142,7 +142,7 @@ class Bench:
     def ours(self, job: Job) -> tuple[list[list[int]], int]:
         """Return nanoseconds of every turn, by rank, and how much was wrong; in the first
         process."""
-        self.processes.together(job.run)
+        self.processes.run_in_all(job.run)
         _, operation, _ = (row["number"] for row in job.manifest["operations"]
                            if row["kind"] != "compute")  # a barrier on either side
         times = []
@@ -153,7 +153,7 @@ class Bench:
         for rank in range(job.setup.first, job.setup.first + job.setup.count):
             _, _, address = job.shard(len(job.numbers), rank)
             wrong += int(ffi.cast("int64_t *", address)[0])
-        return times, sum(self.processes.to_first(wrong))
+        return times, sum(self.processes.gather_to_first(wrong))
 
 
 class Peer:
@@ -186,7 +186,7 @@ class Peer:
         """Measure MPI's collective; return what Bench.ours returns."""
         times = array("q", bytes(8 * count))
         wrong = lib.spmd_mpi_measure(self.c_turns, count, ffi.from_buffer("int64_t[]", times))
-        met = self.processes.to_first((times.tolist(), wrong))
+        met = self.processes.gather_to_first((times.tolist(), wrong))
         if any(bad < 0 for _, bad in met):
             raise EnvironmentFault("MPI's own collective failed")
         return [own for own, _ in met], sum(bad for _, bad in met)

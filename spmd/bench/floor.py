@@ -14,7 +14,7 @@ from typing import Any
 from codegen.errors import EnvironmentFault
 from spmd.bench.collectives import COLLECTIVES, Bench, summary, turns_of
 from spmd.engine import ffi, lib
-from spmd.launch.hosts import Hosts, agree, hosted, mine
+from spmd.launch.hosts import Hosts, agree, contribution, hosted
 from spmd.launch.job import arena_address
 from spmd.launch.options import Options
 from spmd.launch.processes import Processes
@@ -50,7 +50,7 @@ class Floor:
     def __init__(self, name: str, processes: Processes, ranks: int, count: int) -> None:
         self.processes, self.method = processes, ""
         first, count_here = hosted(ranks, processes)
-        met = processes.meet(lambda: mine("", {}, first, count_here))
+        met = processes.run_and_gather(lambda: contribution("", {}, first, count_here))
         hosts = agree(processes, met)
         if hosts.count > 1:
             processes.refuse(EnvironmentFault(
@@ -64,8 +64,8 @@ class Floor:
             "crowded": ranks > hosts.cores, "active": self.active,
             "partner": hosts.first[1] if processes.count > 1 else 1,
         })
-        arenas = processes.meet(self._make)
-        processes.together(lambda: self._attach(*arenas[0]))
+        arenas = processes.run_and_gather(self._make)
+        processes.run_in_all(lambda: self._attach(*arenas[0]))
         lib.spmd_arena_close_fd(self._arena)
 
     def _make(self) -> tuple[str, int]:
@@ -109,7 +109,7 @@ class Floor:
             for way in offered:
                 times, _ = self._measure(way, count)
                 worst[way] += [max(turn) for turn in zip(*times)]
-        return self.processes.from_first(
+        return self.processes.run_in_first(
             lambda: min(worst, key=lambda way: statistics.quantiles(worst[way])[0])
         )
 
@@ -125,7 +125,7 @@ class Floor:
         if wrong < 0:  # the others may wait for us: the end of this process is theirs
             raise EnvironmentFault("no memory or no thread for the floor", remedy="fewer --ranks")
         rows = [list(times[k * count : (k + 1) * count]) for k in range(hosted)]
-        met = self.processes.to_first((rows, wrong))
+        met = self.processes.gather_to_first((rows, wrong))
         ranks = [row for rows, _ in met for row in rows]
         # Only those that have a part in it.
         return [row for row in ranks if min(row) >= 0], sum(bad for _, bad in met)
@@ -137,7 +137,7 @@ class FloorBench(Bench):
     def __init__(self, options: Options, processes: Processes, rounds: int) -> None:
         super().__init__(options, processes, rounds)
         if not options.ranks and processes.count == 1:
-            cores = Hosts(0, [mine("", {}, 0, 1)]).cores
+            cores = Hosts(0, [contribution("", {}, 0, 1)]).cores
             self.ranks = max(2, cores)
 
     def _row(self, name: str, count: int) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
     with reading_time.read_in_time(file, file, reading_time.LOAD_S,
                                    "what takes long may stand in the source or the operation"):
         pipelines = load_text(text, file)
-    return chosen(pipelines, file, name)
+    return select_pipeline(pipelines, file, name)
 
 
 def load_beside(path: str, known: Iterable[Pipeline]) -> Pipeline:
@@ -53,7 +53,7 @@ def load_beside(path: str, known: Iterable[Pipeline]) -> Pipeline:
     file, name = file_and_name(path)
     for own in [pipeline.own for pipeline in known if pipeline.own]:
         if os.path.abspath(own.file) == os.path.abspath(file):
-            return chosen(load_text(own.text, file, own.folder, own.texts()), file, name)
+            return select_pipeline(load_text(own.text, file, own.folder, own.texts()), file, name)
     return load(path)
 
 
@@ -71,7 +71,7 @@ def _address(said: str) -> str:
     return f"{name}@tcp://{host}, if a scheduler there serves it"
 
 
-def chosen(pipelines: dict[str, Pipeline], file: str, name: str = "") -> Pipeline:
+def select_pipeline(pipelines: dict[str, Pipeline], file: str, name: str = "") -> Pipeline:
     """Return the one that is meant. UsageError if it is not clear which."""
     if name and name in pipelines:
         return pipelines[name]

@@ -46,7 +46,7 @@ def compare(
     ]
     if not other:
         return
-    digests = processes.meet(lambda: {name: opened[name].digest() for name in other})
+    digests = processes.run_and_gather(lambda: {name: opened[name].digest() for name in other})
     for name in other:
         odd = [k for k, theirs in enumerate(digests) if theirs[name] != digests[0][name]]
         if odd:
@@ -118,7 +118,7 @@ def collect(job: Job, rooms: Mapping[int, tuple[str, int]], kind: str) -> dict[i
         from spmd import output_parts  # NumPy, where memory is not shared
 
         return output_parts.collect(job, rooms, kind)
-    views: dict[int, Any] = job.processes.together(
+    views: dict[int, Any] = job.processes.run_in_all(
         lambda: {array: fill(job, array, *room) for array, room in rooms.items() if room[0]},
         shared=False)
     return views

@@ -103,17 +103,17 @@ class Checkpointing:
     def begin(self, job: Job, put: Callable[[Job], None]) -> None:
         """Prepare a run; in all processes together."""
         self.job, self.runs = job, self.runs + 1
-        shares = self.processes.meet(lambda: self._inputs(job, put))
+        shares = self.processes.run_and_gather(lambda: self._inputs(job, put))
         self.inputs = {name: None if share is None else
                        f"{sum(theirs[name] for theirs in shares) % (1 << 64):016x}"
                        for name, share in shares[0].items()}
         turns, nanoseconds = interval(self.every) if self.every is not None else (0, 0)
-        place = self.processes.from_first(self._open)
+        place = self.processes.run_in_first(self._open)
         self.path, self.nonce, chosen = place
-        self.processes.together(self._see)
+        self.processes.run_in_all(self._see)
         job._check(lib.spmd_job_keep(job._job, turns, nanoseconds))
         if chosen:
-            self.resumed = self.processes.together(lambda: resuming.fill(self, job, chosen))
+            self.resumed = self.processes.run_in_all(lambda: resuming.fill(self, job, chosen))
             if self.first and os.path.dirname(chosen) == self.path:
                 self._may_leave(self.resumed["turn"])
         else:
@@ -292,9 +292,9 @@ class Checkpointing:
         job = self.job
         assert job is not None
         job.look = None
-        self.processes.together(self.look)
-        self.processes.from_first(self._complete_last)
-        costs = self.processes.meet(lambda: self._spent(job))
+        self.processes.run_in_all(self.look)
+        self.processes.run_in_first(self._complete_last)
+        costs = self.processes.run_and_gather(lambda: self._spent(job))
         self.held, self.copied, _ = max(costs)
         self.seconds = max(seconds for _, _, seconds in costs)
         if self.first and self.sets:

@@ -37,7 +37,7 @@ def agree(
     processes: Processes, start: StartWatch | None, said: Callable[[], str], limit: float
 ) -> None:
     """Check that every process says the same command; what is wrong with one ends all of them."""
-    met = processes.meet(lambda: (said(), (os.getpid(), place())))
+    met = processes.run_and_gather(lambda: (said(), (os.getpid(), place())))
     if start:
         start.end()
     commands = [command for command, _ in met]

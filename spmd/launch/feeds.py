@@ -53,14 +53,14 @@ class OpenFeed:
         self.first = 0  # the batch with which this run began
 
 
-def said_of(opened: OpenFeed) -> dict[str, Any]:
+def stream_identity(opened: OpenFeed) -> dict[str, Any]:
     """Return what a checkpoint knows the stream of a feed by, the text of what computes it, and
     settings that have part in it; "" where nothing is known."""
     asked = {key: getattr(opened.supply, key, None) for key in ("order", "text", "settings")}
     return {key: ask() if ask else "" for key, ask in asked.items()}
 
 
-def _that_differ(kept: Any, now: Any) -> tuple[str, str]:
+def _differing_settings(kept: Any, now: Any) -> tuple[str, str]:
     """Return the settings of a pipeline that differ from those kept, as texts; "" for none."""
     if not isinstance(kept, dict) or not isinstance(now, dict):
         return "", ""
@@ -90,7 +90,7 @@ class Feeds:
 
     # ---- before a run ----------------------------------------------------------------------------
 
-    def give(self, feed: Any) -> None:
+    def set_sources(self, feed: Any) -> None:
         """Note what the feeds are given from now on. Raises UsageError for what does not fit."""
         names = [row["name"] for row in self.rows]
         if feed is None:
@@ -129,9 +129,9 @@ class Feeds:
         """Prepare a run, in all processes together: rings for a new job, batches into them."""
         self.error = None
         if job is not self.job:
-            self.processes.together(lambda: self._open(job))
+            self.processes.run_in_all(lambda: self._open(job))
         mine = [opened for opened in self.open if opened.feed.name in self.launch.face.feeds]
-        starts = self.processes.together(lambda: self._starts(mine, resumed))
+        starts = self.processes.run_in_all(lambda: self._starts(mine, resumed))
         try:
             for opened in mine:
                 if opened.supply is None or resumed is not None:
@@ -210,10 +210,10 @@ class Feeds:
         batches of."""
         if resumed is None:
             return
-        kept, now = resumed["feeds"][opened.feed.name], said_of(opened)
+        kept, now = resumed["feeds"][opened.feed.name], stream_identity(opened)
         order, text = kept.get("order", ""), kept.get("text", "")
         if order and now["order"] and order != now["order"]:
-            before, after = _that_differ(kept.get("settings"), now["settings"])
+            before, after = _differing_settings(kept.get("settings"), now["settings"])
             self.processes.refuse(InputError(
                 f'feed "{opened.feed.name}" is another stream than that of the checkpoint',
                 expected=before or "a pipeline with the same source as before",
@@ -229,7 +229,7 @@ class Feeds:
         """Return the supply of what was given for a feed. All processes come here; those of a
         pipeline meet in it."""
         source, first = self.sources[feed.name], self.processes.number == 0
-        mine: Supply | None = self.processes.together(
+        mine: Supply | None = self.processes.run_in_all(
             lambda: supply_of(source, feed, speaks=first), shared=False)
         if mine is not None:
             return mine
@@ -246,7 +246,7 @@ class Feeds:
             job._check(lib.spmd_job_resume_feed(job._job, number, taken, start))
             supply.begin(opened.feed, opened.rings, start)
 
-        self.processes.together(begin)
+        self.processes.run_in_all(begin)
 
     # ---- while it runs ---------------------------------------------------------------------------
 
@@ -287,12 +287,12 @@ class Feeds:
 
     # ---- after it --------------------------------------------------------------------------------
 
-    def ran(self) -> None:
+    def check_after_run(self) -> None:
         """Check, after each run, in all processes together, that all have taken equally many
         batches."""
         if self.job is not None:
             self.job.look_feeds = None
-        rows = self.processes.meet(self._counts)
+        rows = self.processes.run_and_gather(self._counts)
         self.taken = {name: row[0] for name, row in rows[0].items()}
         helps = {opened.feed.name: getattr(opened.supply, "helps", HELPS) for opened in self.open}
         for opened in self.open:
@@ -355,7 +355,7 @@ class Feeds:
         cursors, n = {}, ffi.new("int64_t[2]")
         for opened in self.open:
             self.job._check(lib.spmd_job_set_feed(self.job._job, opened.feed.number, n, n + 1))
-            cursors[opened.feed.name] = {"taken": n[0], "from": n[1], **said_of(opened)}
+            cursors[opened.feed.name] = {"taken": n[0], "from": n[1], **stream_identity(opened)}
         return cursors
 
     def finish(self) -> None:
@@ -383,7 +383,7 @@ def served(source: Any, feed: FedFeed, processes: Processes, ranks: tuple[int, .
     """Return the supply of a pipeline, its file, or PIPELINE@ADDRESS. All processes of a job come
     here. ranks: those of this process. before: whose stream goes on. beside: of other feeds of the
     run. EnvironmentFault where packages are missing."""
-    connect = processes.together(lambda: import_module(CONNECT), shared=False)
+    connect = processes.run_in_all(lambda: import_module(CONNECT), shared=False)
     supply: Supply = connect.supply_for(source, feed=feed, processes=processes, ranks=ranks,
                                         before=before, beside=beside)
     return supply

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PRETENDED = "SPMD_PRETEND_HOSTS"
 
 
-def mine(digest: str, settings: dict[str, Any], first: int, count: int) -> dict[str, Any]:
+def contribution(digest: str, settings: dict[str, Any], first: int, count: int) -> dict[str, Any]:
     """Return what this process, host of so many ranks, brings to `agree`. settings: by name."""
     return {
         "ranks": range(first, first + count),
@@ -81,7 +81,7 @@ class Hosts:
         self.cores = len({core for k in self.here for core in everyones[k]["cores"]})
 
     @property
-    def parted(self) -> bool:
+    def spans_hosts(self) -> bool:
         """Whether data must travel by MPI."""
         return len(set(self.arenas)) > 1
 
@@ -89,11 +89,11 @@ class Hosts:
         """Return how many ranks these processes host."""
         return sum(self.first[k + 1] - self.first[k] for k in processes)
 
-    def together_with(self) -> list[int]:
+    def in_this_arena(self) -> list[int]:
         """Return the processes of this one's arena."""
         return [k for k, arena in enumerate(self.arenas) if arena == self.arenas[self.number]]
 
-    def beside(self) -> list[int]:
+    def on_this_host(self) -> list[int]:
         """Return the processes of this one's host, pretended or not."""
         return [k for k, host in enumerate(self.hosts) if host == self.hosts[self.number]]
 

@@ -132,7 +132,7 @@ class IterableSupply:
         try:
             while self._has_room(rings, k):
                 if feed.sends and k > start and k not in self.held:
-                    self._hear(feed, rings, k - 1)
+                    self._await_reply(feed, rings, k - 1)
                 batch = self._batch(feed, k, min(rings[0].depth, AHEAD))
                 if self.stops:
                     return
@@ -166,7 +166,7 @@ class IterableSupply:
             except BlockingIOError:
                 pass
 
-    def _hear(self, feed: FedFeed, rings: list[FeedRing], k: int) -> None:
+    def _await_reply(self, feed: FedFeed, rings: list[FeedRing], k: int) -> None:
         """Waits for what ranks send behind batch k, until one asks for the next batch without."""
         while True:
             over = self.stops  # what came before is not lost: the next run goes on with it
@@ -217,7 +217,7 @@ class IterableSupply:
         except SpmdError:
             raise
         except Exception as error:
-            raise _theirs(feed, self.next, error) from error
+            raise _iterable_error(feed, self.next, error) from error
         batch = by_path(batch, [f.name for f in feed.fields],
                         f'feed "{feed.name}", batch {self.next}: field')
         rows = _rows(feed, batch)
@@ -291,7 +291,7 @@ def _converted(where: str, field: FeedField, value: Any, rows: int | None) -> np
     return array.astype(field.dtype, copy=False)
 
 
-def _theirs(feed: FedFeed, k: int, error: Exception) -> InputError:
+def _iterable_error(feed: FedFeed, k: int, error: Exception) -> InputError:
     """Return the error for what an iterable has raised, with the line in which it did."""
     place, step = None, error.__traceback__
     while step is not None:

@@ -32,7 +32,7 @@ from spmd.launch.memory import address_space, available_memory, bytes_text
 from spmd.launch.processes import Elsewhere, end_with_the_job
 from spmd.launch.program_output import ProgramOutput
 from spmd.launch.setup import EVERY_RANK, Setup
-from spmd.launch.shared_constants import held
+from spmd.launch.shared_constants import constants_of
 from spmd.launch.transport import Transport
 from spmd.launch.watch import Watch
 
@@ -104,12 +104,12 @@ class Job:
     def _load(self, checked: loader.Checked) -> None:
         """Make the arena, in its first process, or attach to it; then load this process's ranks."""
         hosts = self.setup.hosts
-        mates = hosts.together_with()
-        if hosts.parted:
-            self.transport = self.processes.together(
+        mates = hosts.in_this_arena()
+        if hosts.spans_hosts:
+            self.transport = self.processes.run_in_all(
                 lambda: Transport(self.processes, hosts), shared=False
             )
-        addresses = self.processes.meet(lambda: self._make(checked, mates))
+        addresses = self.processes.run_and_gather(lambda: self._make(checked, mates))
         (path, nonce, constants), arena = addresses[mates[0]][0], lib.spmd_job_bytes(self._job)
         several = self.processes.count > 1
 
@@ -124,9 +124,9 @@ class Job:
                 self._check(lib.spmd_job_positions(self._job, self.manifest["position"]))
                 self.positions_in = checked.image
             if several:
-                self._attach_board(*addresses[hosts.beside()[0]][1])
+                self._attach_board(*addresses[hosts.on_this_host()[0]][1])
 
-        self.processes.together(attach)
+        self.processes.run_in_all(attach)
         lib.spmd_arena_close_fd(self._arena)
         if several:
             lib.spmd_arena_close_fd(self._board)
@@ -136,7 +136,7 @@ class Job:
 
     def _make_board(self) -> tuple[str, int]:
         """Make a board for all processes of a host, in its first one."""
-        mates = self.setup.hosts.beside()
+        mates = self.setup.hosts.on_this_host()
         if self.processes.count == 1 or self.processes.number != mates[0]:
             return "", 0
         need = lib.spmd_board_bytes(self.processes.count)
@@ -158,7 +158,7 @@ class Job:
         if not content:
             return ""
         if self.constants is None:
-            self.constants = held(checked.digest, content, path)
+            self.constants = constants_of(checked.digest, content, path)
         lib.spmd_job_constants(self._job, self.constants.address)
         return str(self.constants.path)
 
@@ -183,7 +183,7 @@ class Job:
                 "image": self.image.table, "ranks": setup.ranks, "size": sizes, "scalar": words,
                 "scalars": len(setup.words), "first": setup.first, "count": setup.count,
                 "threads": setup.threads, "cores": hosts.cores,
-                "strangers": setup.threads * (len(hosts.here) - len(hosts.together_with())),
+                "strangers": setup.threads * (len(hosts.here) - len(hosts.in_this_arena())),
                 "algorithm": setup.algorithm, "strict": setup.strict, "library": routines,
                 "libraries": len(self.image.library), "processes": processes[0],
                 "limits": limits.rows(hosts.limits),

@@ -14,7 +14,7 @@ from codegen.image.manifest import ENTRY
 from spmd import report
 from spmd.arguments import check_required, computed_outputs, extents_of, patched_in, scalars_of
 from spmd.faces import Face
-from spmd.launch.hosts import agree, mine
+from spmd.launch.hosts import agree, contribution
 from spmd.launch.job import Job
 from spmd.launch.setup import Setup
 from spmd.launch.sizes import bind_mesh
@@ -63,7 +63,7 @@ class Launch:
 
             self.feeds = Feeds(self)
 
-    def bound(
+    def bind(
         self, face: Face, settings: dict[str, Any], shapes: dict[str, tuple[int, ...]],
         only: Any = None,
     ) -> Setup:
@@ -90,7 +90,7 @@ class Launch:
                 self.saving = Saving(self)
             self.saving.check()
         if self.feeds is not None:
-            self.feeds.give(options.feed)
+            self.feeds.set_sources(options.feed)
             options.feed = None  # it goes on from call to call
             self.feeds.check()
         count = self.processes.count
@@ -106,16 +106,16 @@ class Launch:
         return Setup(self.manifest, self.processes, self.sizes, scalars or self.scalars,
                      self.options, hosts)
 
-    def mine(self, setup: Setup, said: dict[str, Any]) -> dict[str, Any]:
+    def contribution(self, setup: Setup, said: dict[str, Any]) -> dict[str, Any]:
         """Return what this process brings to `agreed`: the processes must have equal values of it,
         and of `said`."""
         said = {"mesh": self.sizes, **said}
-        return mine(self.checked.digest, said, setup.first, setup.count)
+        return contribution(self.checked.digest, said, setup.first, setup.count)
 
     def agreed(self, prepare: Callable[[], dict[str, Any]]) -> tuple[Setup, list[dict[str, Any]]]:
         """Prepare, in every process, and bring what is `mine`; return the setup, and what all
         brought."""
-        met = self.processes.meet(prepare)
+        met = self.processes.run_and_gather(prepare)
         return self.setup(agree(self.processes, met, self.options.transport)), met
 
     def loaded(self, setup: Setup, put: Callable[[Job], None] = lambda _: None) -> Job:
@@ -125,7 +125,7 @@ class Launch:
         job.want(self.computed)
         if self.times is not None and not job.keeps_times:
             events = MOST_EVENTS // setup.ranks if self.times else 0
-            self.processes.together(lambda: job.keep_times(events))
+            self.processes.run_in_all(lambda: job.keep_times(events))
         if self.checkpointing is not None:
             self.checkpointing.begin(job, put)
         if self.saving is not None:
@@ -151,7 +151,7 @@ class Launch:
         initial = Face(self.manifest, 0)
         job = self.placed(self.setup(setup.hosts, {**self.scalars, ENTRY: initial.number}))
         job.forget(initial.given_flags)
-        self.processes.together(job.run)
+        self.processes.run_in_all(job.run)
         job.replace(initial.pairs)
         return job
 
@@ -196,10 +196,10 @@ class Launch:
                 raise self.feeds.error from None  # what ended the run
             raise
 
-    def kept(self) -> None:
+    def finish_outputs(self) -> None:
         """Finish feeds, frames and checkpoints once all ranks have run."""
         if self.feeds is not None:
-            self.feeds.ran()
+            self.feeds.check_after_run()
         if self.saving is not None:
             self.saving.finish()
         if self.checkpointing is not None:

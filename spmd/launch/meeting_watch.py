@@ -217,4 +217,4 @@ class Meeting:
             remedy="the same calls on every rank of comm; "
             "comm.Split makes a communicator of some of them",
         )
-        self.group.processes.lose(error)
+        self.group.processes.abort_lost(error)

@@ -151,6 +151,6 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def chosen(arguments: dict[str, Any]) -> Options:
+def options_of(arguments: dict[str, Any]) -> Options:
     """Return the options among arguments of a command line."""
     return Options(**{name: arguments[name] for name in OPTIONS if name in arguments})

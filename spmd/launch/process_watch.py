@@ -159,4 +159,4 @@ class ProcessWatch:
             found=f"process {pid} {self._absent(pid) or 'was stopped'}",
             remedy="look why; a longer --time-limit, or 0 for none",
         )
-        self.processes.lose(error)
+        self.processes.abort_lost(error)

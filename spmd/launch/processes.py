@@ -80,7 +80,7 @@ class Processes:
         with self.waiting:
             return list(self.comm.allgather(value))
 
-    def to_first(self, value: Any) -> list[Any]:
+    def gather_to_first(self, value: Any) -> list[Any]:
         """Return one value per process, in process 0; nothing in the others."""
         if self.count == 1:
             return [value]
@@ -94,20 +94,20 @@ class Processes:
         with self.waiting:
             return self.comm.bcast(value, root=0)
 
-    def together(self, step: Callable[[], Any], *, shared: bool = True) -> Any:
+    def run_in_all(self, step: Callable[[], Any], *, shared: bool = True) -> Any:
         """Return this process's result of `step`, once every process has succeeded at it.
 
         The failing process of the lowest number raises its own error, the others `Elsewhere`.
         shared: the result may travel to the others.
         """
         if shared:
-            return self.meet(step)[self.number]
+            return self.run_and_gather(step)[self.number]
         kept: list[Any] = []
-        self.meet(lambda: kept.append(step()))
+        self.run_and_gather(lambda: kept.append(step()))
         return kept[0]
 
-    def meet(self, step: Callable[[], Any]) -> list[Any]:
-        """Return every process's result of `step`, in every process; fails as `together` does."""
+    def run_and_gather(self, step: Callable[[], Any]) -> list[Any]:
+        """Return every process's result of `step`, in every process; fails as `run_in_all` does."""
         if self.count == 1:
             return [step()]
         value, code = None, 0
@@ -138,9 +138,9 @@ class Processes:
         self.met = error
         raise error
 
-    def from_first(self, step: Callable[[], Any]) -> Any:
+    def run_in_first(self, step: Callable[[], Any]) -> Any:
         """Return process 0's result of `step`, in every process; it alone runs it."""
-        return self.meet(step if self.number == 0 else lambda: None)[0]
+        return self.run_and_gather(step if self.number == 0 else lambda: None)[0]
 
     def abort(self, code: int, quiet: bool = False) -> None:
         """End every process of the job at once, where there are others.
@@ -158,7 +158,7 @@ class Processes:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             self.comm.Abort(code)
 
-    def lose(self, error: PeerError, then: Callable[[], object] = bool) -> NoReturn:
+    def abort_lost(self, error: PeerError, then: Callable[[], object] = bool) -> NoReturn:
         """Says which process is lost, and ends all: there is nothing that MPI could go on with."""
         if number := self.told():
             self.abort(128 + number, quiet=True)

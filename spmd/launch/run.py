@@ -23,7 +23,7 @@ from spmd.files.whole import check_place
 from spmd.launch import array_files, loader
 from spmd.launch.lifecycle import Launch
 from spmd.launch.memory import available_memory
-from spmd.launch.options import chosen, flag
+from spmd.launch.options import flag, options_of
 from spmd.launch.processes import disagreement
 
 TYPE_CHECKING = False
@@ -71,8 +71,8 @@ def _run(asked: argparse.Namespace, processes: Processes, document: TextIO | Non
         if this.face.number is not None:
             this.with_state(setup, this.state)
         job = this.loaded(setup, this.put)
-        rooms = processes.meet(lambda: this.compute(job))[0]
-        this.kept()
+        rooms = processes.run_and_gather(lambda: this.compute(job))[0]
+        this.finish_outputs()
         job.replace(this.face.pairs)
         for line in this.saving.said() if this.saving and this.first else ():
             print(line, flush=True)
@@ -80,7 +80,7 @@ def _run(asked: argparse.Namespace, processes: Processes, document: TextIO | Non
             this.collect(job, rooms)
         if this.state_file is not None:
             this.state_file.write(job)
-        processes.together(this.finish)
+        processes.run_in_all(this.finish)
         this.say_times(job, document)
     finally:
         this.discard()
@@ -102,9 +102,9 @@ def _image(
 
     if opened is not None and not set(asked.check) - set(built_with(opened.manifest)):
         return opened, {}
-    data, parameters = processes.from_first(build)
+    data, parameters = processes.run_in_first(build)
     if data:
-        opened = processes.together(lambda: loader.check(data), shared=False)
+        opened = processes.run_in_all(lambda: loader.check(data), shared=False)
     assert opened is not None
     return opened, parameters
 
@@ -120,7 +120,7 @@ def _same_image(asked: argparse.Namespace, processes: Processes) -> loader.Check
         opened.append(loader.open_file(asked.image))
         return opened[0].digest
 
-    digests = processes.meet(come)
+    digests = processes.run_and_gather(come)
     odd = [k for k, digest in enumerate(digests) if digest != digests[0]]
     if odd:
         kinds = [f"image {digest}" if digest else "a program" for digest in digests]
@@ -140,7 +140,7 @@ class Run(Launch):
         self, asked: argparse.Namespace, settings: dict[str, str], checked: loader.Checked,
         processes: Processes,
     ) -> None:
-        super().__init__(checked, chosen(vars(asked)), processes)
+        super().__init__(checked, options_of(vars(asked)), processes)
         self.asked, self.settings = asked, settings
         self.holder = "process" if asked.ranks else "rank"  # whom messages speak of
         self.first = processes.number == 0
@@ -180,7 +180,7 @@ class Run(Launch):
         for array in arrays:
             self.opened[array["name"]].convert(array["dtype"], len(array["shape"]))
         shapes = {name: file.shape for name, file in self.opened.items()}
-        setup = self.bound(face, self.settings, shapes, asked.only)
+        setup = self.bind(face, self.settings, shapes, asked.only)
         for array in arrays:
             check_array(array, setup.shape(array), self.opened[array["name"]])
         rows = [(output["name"], output["dtype"], setup.shape(output)) for output in outs]
@@ -205,7 +205,7 @@ class Run(Launch):
                              expected=", ".join(needed), found="no --state",
                              remedy="--state FILE.safetensors")
         versions = array_files.versions_of(self.opened)
-        return {"files": versions, "states": states} | self.mine(setup, {
+        return {"files": versions, "states": states} | self.contribution(setup, {
             "--entry": asked.entry, "--state": asked.state is not None,
             **{f"--set {k}": v for k, v in face.own(self.scalars).items()},
             "-i": sorted(self.opened), "--only": self.computed,
@@ -364,7 +364,7 @@ class Run(Launch):
                         text += f"\n{self.checkpointing.cost_text()}"
                     print(text, file=document, flush=True)
 
-            self.processes.from_first(say)
+            self.processes.run_in_first(say)
 
     def discard(self) -> None:
         """Removes unfinished files; does nothing after `finish`."""

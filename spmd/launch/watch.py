@@ -53,7 +53,7 @@ class Watch:
 
     def _end_job(self, notice: Any) -> None:
         job = self.job
-        job.processes.lose(self._lost(notice), lambda: lib.spmd_job_heed_last(job._job))
+        job.processes.abort_lost(self._lost(notice), lambda: lib.spmd_job_heed_last(job._job))
 
     def _who(self, notice: Any) -> str:
         last = notice.rank + notice.ranks - 1

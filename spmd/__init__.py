@@ -194,13 +194,13 @@ def foreign_codegen() -> str:
 
 
 def launched() -> bool:
-    """Whether this is one of several processes of a launcher."""
+    """Return whether a launcher has started this process as one of several."""
     marks = "PMI_SIZE OMPI_COMM_WORLD_SIZE MV2_COMM_WORLD_SIZE FLUX_JOB_SIZE SLURM_STEP_NUM_TASKS"
     return any(os.environ.get(mark, "1") != "1" for mark in marks.split())
 
 
 def _begin() -> None:
-    """One of several processes shows the others, from now on, what it is at."""
+    """Let this process, if it is one of several, show the others what it does from now on."""
     if launched() and sys.argv[:1] != ["-m"] and not foreign_codegen():  # that has ProcessWatch
         import_module("spmd.launch.process_status").begin()
         if "PMIX_NAMESPACE" in os.environ:
@@ -212,7 +212,7 @@ def _leave_together() -> None:
 
 
 def _find(name: str) -> Any:
-    """A public name, when it is first used."""
+    """Return the value of a public name; its module is imported when the name is first used."""
     if name in _HOMES:
         if problem := foreign_codegen():
             raise ImportError(problem)

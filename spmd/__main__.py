@@ -7,7 +7,7 @@ from spmd import foreign_codegen, launched
 
 
 def main() -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return its exit code."""
     _leave_by_codes(several=launched())
     if problem := foreign_codegen():
         print(problem, file=sys.stderr)

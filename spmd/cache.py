@@ -109,7 +109,7 @@ class Cache:
 
 
 def place() -> str:
-    """Return the folder; "" where there is to be none."""
+    """Return the path of the cache folder; "" where builds are to keep nothing."""
     chosen = os.environ.get(CHOSEN, "")
     if chosen:
         return "" if chosen == "off" else os.path.abspath(chosen)

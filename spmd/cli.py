@@ -44,8 +44,8 @@ class Parser(argparse.ArgumentParser):
         self.set_defaults(parser=self)
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
-        """Add an argument; a ValueError of its `type` is what is wrong with the word: it is said
-        with the option."""
+        """Add an argument. Where its `type` raises ValueError for a word, the text of that error is
+        reported together with the option."""
         if read := options.get("type"):
             options["type"] = lambda word: _read(read, word)
         return super().add_argument(*names, **options)

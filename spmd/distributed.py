@@ -88,7 +88,7 @@ class Distributed:
 
     @property
     def number(self) -> int:
-        """Which array of the job it is: outputs are numbered behind the inputs."""
+        """Return the number of this array in the job; outputs are numbered behind the inputs."""
         return self._number
 
     def copy_out(self) -> None:
@@ -122,7 +122,8 @@ class Distributed:
     @property
     @plainly
     def local(self) -> np.ndarray:
-        """The part of this process. What is kept on the ranks is copied when it is asked for.
+        """Return the part of this process. A kept output is copied from the ranks when it is asked
+        for.
 
         Raises UsageError once the job of a kept output has been called again.
         """

@@ -32,7 +32,8 @@ SMALL = 1 << 30  # bytes of memory below which a warning is due
 
 
 def command(asked: argparse.Namespace, _: Processes) -> int:
-    """Prints what was found; returns 0 or 69. Under a launcher the first process speaks for all."""
+    """Print the report. Return 0, or 69 where something is missing. Under a launcher only the first
+    process prints."""
     if launcher()[0]:
         return 0
     checks = list(_checks(asked.ranks, asked.calibrate))
@@ -45,7 +46,7 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
 
 
 def table(checks: list[Check]) -> str:
-    """Return the lines, aligned, and what to make of them."""
+    """Return the report: one aligned line for each check, and a summary at the end."""
     widths = [max(len(getattr(c, part)) for c in checks) for part in ("name", "state")]
     lines = []
     for check in checks:
@@ -182,7 +183,7 @@ def _temporary() -> Check:
 
 
 def _shared_files() -> Check:
-    """Processes of a user reach each other's memory files by /proc/PID/fd."""
+    """Check that another process of this user can open a memory file by /proc/PID/fd."""
     file = os.memfd_create("spmd-doctor", os.MFD_CLOEXEC)
     try:
         code = f"open('/proc/{os.getpid()}/fd/{file}', 'r+b').close()"

@@ -305,7 +305,7 @@ class OpenedEntity(Opened):
             job.put(number, global_of(arrays[name], row["dtype"]))
 
     def _loaded(self) -> Job:
-        """Return the job; load it again, with its state, where a call that failed has ended it."""
+        """Return the job. Where a call that failed has ended it, load it again with its state."""
         if self._job is None:
             setup, _ = self._launch.agreed(lambda: self._prepare(self._initial, {}, {}))
             job = self._launch.placed(setup)

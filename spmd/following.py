@@ -41,7 +41,7 @@ class Following:
 
     @property
     def is_led(self) -> bool:
-        """Whether process 0 calls and all others follow."""
+        """Return whether process 0 makes the calls and all others follow."""
         return self.leads or self.follows
 
     def take(self, turns: FairLock) -> bool:

@@ -192,7 +192,8 @@ class Opened:
     def _in_turn(
         self, face: Face, arguments: dict[str, Any], frames: FrameQueue | None = None
     ) -> Any:
-        """Call a face once those who came before have ended: as `during`, a microsecond less."""
+        """Call a face once earlier calls have ended. It does what `during` does in a microsecond
+        less."""
         within = self._turns.is_mine()
         try:
             self._take_call_turn()
@@ -304,7 +305,8 @@ class Opened:
         return tables.Profile(rows, timeline.profile_text(ranks, rows), inside)
 
     def _timed(self, path: str, arguments: dict[str, Any]) -> str:
-        """Run once; process 0 writes what every rank did when. Return what is to be said of it."""
+        """Run once. Process 0 writes the timeline of all ranks to a file; return what to print
+        about it."""
         job, times = self._measured(arguments, events=True)
         return str(self.processes.run_in_first(lambda: timeline.write(path, job, times)))
 

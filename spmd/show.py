@@ -308,8 +308,8 @@ def _feed_rows(feed: dict[str, Any]) -> Iterator[str]:
 
 
 def _array_row(a: dict[str, Any], numbers: bool) -> tuple[str, ...]:
-    """Return its name; what it is; those of a tree are many: which buffers they have is left
-    out."""
+    """Return an array's name, its description, and the remarks behind it. Arrays of a tree are
+    many, so their buffers are left out."""
     remarks = ", has a default" if a.get("default") else ""
     remarks += ", optional" if "optional" in a else ""
     remarks += f", needs {' and '.join(a['needs'])}" if a.get("needs") else ""

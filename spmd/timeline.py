@@ -42,7 +42,8 @@ class RankEvents:
             yield tuple(self.numbers[k : k + EVENT])
 
     def total(self, operation: int) -> tuple[int, ...]:
-        """Return count; time, busy (nanoseconds); bytes; the longest (nanoseconds)."""
+        """Return how often an operation ran, its time and its busy time in nanoseconds, the bytes
+        that it moved, and the longest run in nanoseconds."""
         return tuple(self.totals[operation * TOTAL : (operation + 1) * TOTAL])
 
 
@@ -78,7 +79,7 @@ def _mine(job: Job) -> list[Any]:
 
 
 def write(path: str, job: Job, ranks: list[RankEvents]) -> str:
-    """Writes the timeline; returns what there is to say of it. Raises OutputError."""
+    """Write the timeline to a file and return the line to print about it. Raises OutputError."""
     rows, names = job.manifest["operations"], job.setup.hosts.names
     begins, positions = _host_begins(job, ranks), positions_of(job)
     path = os.path.realpath(path)

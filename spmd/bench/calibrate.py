@@ -112,8 +112,8 @@ class Calibration:
         return below
 
     def _better(self, limit: Limit, kind: str, size: int, other: int) -> Generator[str, None, bool]:
-        """Whether the way that is not the default's is better at this size: for every collective,
-        when measured again, and not worse with more ranks than threads."""
+        """Return whether the other way than the default's is better at this size: for every
+        collective, when measured again, and not worse with more ranks than threads."""
         first, more = crews(kind)
         for again, crew in enumerate((first, first, *more)):
             for name in limit.collectives:

@@ -183,7 +183,7 @@ class Peer:
         })
 
     def turns(self, count: int) -> tuple[list[list[int]], int]:
-        """Measure MPI's collective; return what Bench.ours returns."""
+        """Measure MPI's collective and return what Bench.ours returns."""
         times = array("q", bytes(8 * count))
         wrong = lib.spmd_mpi_measure(self.c_turns, count, ffi.from_buffer("int64_t[]", times))
         met = self.processes.gather_to_first((times.tolist(), wrong))

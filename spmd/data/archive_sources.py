@@ -66,7 +66,7 @@ class _Archive(ExampleSource):
 
     @property
     def classes(self) -> list[str]:
-        """The folders by name, in the order of their labels."""
+        """Return the names of the folders in the order of their labels."""
         return list(self._classes())
 
     def _listed(self) -> list[PackedFile]:
@@ -126,7 +126,7 @@ class _Archive(ExampleSource):
         return f"{self._members()[index].name} in {short(self.path)}"
 
     def digest(self) -> str:
-        """Names and sizes; of a zip the check sums of the files, too."""
+        """Return a hash of names and sizes; for a zip also of the check sums of its files."""
         digest = Digest("archive")
         for member in self._members():
             digest.add(member.name, member.size, member.where if member.info else "")

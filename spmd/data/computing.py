@@ -115,7 +115,7 @@ class StackedRows:
 
     @property
     def there(self) -> np.ndarray:
-        """Which rows have an example."""
+        """Return a mask that is True for each row that has an example."""
         return np.frombuffer(self._there, np.bool_)
 
     def _make(self, specs: Specs) -> None:

@@ -59,7 +59,7 @@ class _Files(ExampleSource):
 
     @property
     def classes(self) -> list[str]:
-        """The folders by name, in the order of their labels."""
+        """Return the names of the folders in the order of their labels."""
         return list(self._classes())
 
     def length(self) -> int:

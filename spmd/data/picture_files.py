@@ -122,8 +122,8 @@ def _check_holds(mode: str, opened: Any) -> None:
 
 
 def _sooner(raw: Any, at_least: tuple[int, int] | None) -> tuple[np.ndarray, int] | None:
-    """Decode by simplejpeg; return None if Pillow is to read the picture, or to say why it cannot
-    be read."""
+    """Return a JPEG picture that simplejpeg decodes, and which share of its size it has; None if
+    Pillow is to read the picture, or to report why it cannot be read."""
     library = faster()
     try:
         height, width, colours, _ = library.decode_jpeg_header(raw)

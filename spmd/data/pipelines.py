@@ -163,7 +163,8 @@ class Pipeline:
 
     @property
     def acts(self) -> bool:
-        """Does it need actions, which a program sends back with `feed.send`?"""
+        """Return whether the pipeline needs actions, which a program sends back with
+        `feed.send`."""
         return self._of_source(self.source.found_by) == "acting"
 
     def ready(self, first: int, count: int) -> bool:
@@ -365,7 +366,7 @@ class Pipeline:
 
 
 def _nobody(position: int) -> None:
-    """Who watches when nobody does."""
+    """Ignore a position: the watch of a caller who gave none."""
 
 
 def _stacked(results: Any, count: int) -> dict[str, Any]:

@@ -189,7 +189,7 @@ def _wide(x: np.ndarray) -> tuple[np.ndarray, np.dtype]:
 
 
 def _is_of(value: Any, dtype: np.dtype) -> bool:
-    """Does an array of this dtype hold this number, integers and bools as it is?"""
+    """Return whether an array of this dtype holds this number; an integer or a bool unchanged."""
     number = np.asarray(value)
     if number.dtype.kind not in "biufc" or dtype.kind not in "biufc":
         return True

@@ -61,7 +61,8 @@ class ExampleSource:
             yield self.name(index), self.get(index)
 
     def counted(self, user: str) -> int:
-        """Return the length; UsageError if it is not known."""
+        """Return the number of examples. Raises UsageError if it is not known; `user` is what needs
+        it."""
         n = self.length()
         if n is None:
             raise UsageError(

@@ -89,15 +89,15 @@ class FeedRing:
         self._values = ffi.new("void *[]", max(1, len(feed.sends)))
 
     def close(self) -> None:
-        """The job is about to go: later calls do nothing."""
+        """Let later calls do nothing, since the job is about to be freed."""
         with self._lock:
             self._taken = self.taken
             self._closed = True
             self._kept.clear()
 
     def put(self, k: int, pieces: Sequence[Piece]) -> None:
-        """Batch k is there: (first row, how many, {field: array with so many rows}) for each piece.
-        Rows of no piece are zeros. What ranks do not wait for any more is dropped.
+        """Hand batch k to the ranks, in pieces: (first row, number of rows, {field: array of so
+        many rows}). Rows of no piece are zeros. A batch that no rank waits for any more is dropped.
 
         Raises InternalError for a batch that has no room, or is there.
         """
@@ -108,8 +108,8 @@ class FeedRing:
         self._put(k, 1, len(pieces), row, pieces)
 
     def put_whole(self, k: int, batches: int, arrays: dict[str, np.ndarray]) -> None:
-        """The batches from k on are there, one behind the other: all rows of all of them. Else as
-        `put`."""
+        """Hand `batches` batches from k on to the ranks, as `put` does: each array has all rows of
+        all of them, one batch behind the other."""
         fitting = self._fitting(batches * self.feed.batch, arrays)
         begin, end = self.rows
         fields = [fitting[field.name] for field in self.feed.fields]
@@ -171,12 +171,12 @@ class FeedRing:
                 lib.spmd_ring_ahead(self._ring, min(batches, self.depth))
 
     def is_wanted(self, k: int) -> bool:
-        """Whether a rank of this ring waits for batch k."""
+        """Return whether a rank of this ring waits for batch k."""
         with self._lock:
             return not self._closed and bool(lib.spmd_ring_wants(self._ring, k))
 
     def owes(self, k: int) -> bool:
-        """Whether a rank waits for batch k that has sent nothing back behind the one before."""
+        """Return whether a rank waits for batch k without having answered the batch before it."""
         with self._lock:
             return not self._closed and lib.spmd_ring_wants(self._ring, k) == 2
 

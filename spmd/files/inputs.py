@@ -102,7 +102,8 @@ class InputFile:
         return os.pread(self._fd, max(0, min(count, self.length - offset)), offset)
 
     def read_all(self, offset: int, count: int) -> bytes:
-        """Return these bytes; raise an error if the file has fewer."""
+        """Return `count` bytes from byte `offset` on. Raises InputError where the file has
+        fewer."""
         raw = self.read(offset, count)
         if len(raw) < count:
             raise self.wrong(
@@ -200,7 +201,8 @@ class InputArray:
 
     @property
     def version(self) -> tuple[Any, ...]:
-        """Equal for two processes that were given the same array of the same file."""
+        """Return a key that is equal in two processes if they read the same array of the same
+        file."""
         elements = self._elements
         return (*self._file.version, elements.start, elements.inflate is not None, elements.sum,
                 *self._kind())

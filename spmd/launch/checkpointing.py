@@ -101,7 +101,7 @@ class Checkpointing:
                              found="none", remedy="leave --checkpoint out")
 
     def begin(self, job: Job, put: Callable[[Job], None]) -> None:
-        """Prepare a run; in all processes together."""
+        """Prepare a run. All processes call this at the same time."""
         self.job, self.runs = job, self.runs + 1
         shares = self.processes.run_and_gather(lambda: self._inputs(job, put))
         self.inputs = {name: None if share is None else
@@ -123,7 +123,8 @@ class Checkpointing:
         self.sets, self.seconds = 0, 0.0
 
     def _inputs(self, job: Job, put: Callable[[Job], None]) -> dict[str, Any]:
-        """Puts the inputs; this process' share of the check sum of each, None for a default."""
+        """Put the inputs, and return by name this process' share of the check sum of each; None for
+        an input that has its default."""
         put(job)
         sums: dict[str, Any] = {}
         share = ffi.new("uint64_t *")

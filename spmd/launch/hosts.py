@@ -82,7 +82,7 @@ class Hosts:
 
     @property
     def spans_hosts(self) -> bool:
-        """Whether data must travel by MPI."""
+        """Return whether the ranks lie on several hosts, so that data must travel by MPI."""
         return len(set(self.arenas)) > 1
 
     def ranks_of(self, processes: list[int]) -> int:
@@ -90,11 +90,12 @@ class Hosts:
         return sum(self.first[k + 1] - self.first[k] for k in processes)
 
     def in_this_arena(self) -> list[int]:
-        """Return the processes of this one's arena."""
+        """Return the processes that share one arena of memory with this one."""
         return [k for k, arena in enumerate(self.arenas) if arena == self.arenas[self.number]]
 
     def on_this_host(self) -> list[int]:
-        """Return the processes of this one's host, pretended or not."""
+        """Return the processes on this one's host, also where tests pretend that there are
+        several."""
         return [k for k, host in enumerate(self.hosts) if host == self.hosts[self.number]]
 
 

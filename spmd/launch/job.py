@@ -298,7 +298,7 @@ class Job:
 
     @property
     def may_run(self) -> bool:
-        """Whether it can run again: it is loaded, and no run of it has failed."""
+        """Return whether the job can run again: it is loaded, and no run of it has failed."""
         return self._job != ffi.NULL and not self.broken
 
     def save_frames(self, number: int, rank: int, every: int, writes: bool) -> None:

@@ -119,8 +119,9 @@ class Launch:
         return self.setup(agree(self.processes, met, self.options.transport)), met
 
     def loaded(self, setup: Setup, put: Callable[[Job], None] = lambda _: None) -> Job:
-        """Return the job; loaded anew only where scalars that memory depends on have changed. What
-        is kept, or gone on from, is compared: then the inputs are put here."""
+        """Return the job, ready to run. It is loaded anew only where scalars that memory depends on
+        have changed. Where checkpoints are written or resumed, `put` fills the inputs already here,
+        since their check sums are compared."""
         job = self.placed(setup)
         job.want(self.computed)
         if self.times is not None and not job.keeps_times:
@@ -135,7 +136,7 @@ class Launch:
         return job
 
     def placed(self, setup: Setup) -> Job:
-        """Return the job, in memory."""
+        """Return the job of this setup, with its memory reserved and its ranks loaded."""
         if self.job is None or not self.fits(setup):
             self.end(goes_on=True)
             self.job = Job(self.checked, setup, self.processes, self.options.time_limit)

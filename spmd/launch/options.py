@@ -131,7 +131,7 @@ class Options(_Declared):
 
     @property
     def checks(self) -> tuple[str, ...]:
-        """The names of the checks that `check` asks for. Raises UsageError."""
+        """Return the names of the checks that `check` asks for. Raises UsageError."""
         return checks_of(self.check)
 
     def agreed(self, spelling: Callable[[str], str] = str) -> dict[str, Any]:

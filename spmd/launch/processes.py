@@ -88,7 +88,7 @@ class Processes:
             return self.comm.gather(value, root=0) or []
 
     def broadcast(self, value: Any) -> Any:
-        """Process 0's value, in every process."""
+        """Return process 0's value in every process."""
         if self.count == 1:
             return value
         with self.waiting:

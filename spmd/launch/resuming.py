@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def mesh_of(job: Job) -> list[tuple[str, int]]:
-    """Names and sizes of the axes."""
+    """Return the names and the sizes of the mesh axes of a job."""
     return [(axis["name"], size)
             for axis, size in zip(job.manifest["mesh"], job.setup.sizes, strict=True)]
 

@@ -367,7 +367,7 @@ class Run(Launch):
             self.processes.run_in_first(say)
 
     def discard(self) -> None:
-        """Removes unfinished files; does nothing after `finish`."""
+        """Remove the output files that are not finished. After `finish` there are none."""
         for file in self.files:
             if file is not None:
                 file.discard()

@@ -60,8 +60,8 @@ class Saving:
         check_paths(self.launch.manifest, self.launch.options.save or {})
 
     def begin(self, job: Job, resumed: dict[str, Any] | None) -> None:
-        """Prepare a run; all processes call this together. resumed: the index of the set that the
-        run goes on from."""
+        """Prepare a run. All processes call this at the same time. resumed: the index of the set
+        that the run goes on from."""
         self.job = job
         frames = self.processes.run_in_all(lambda: self._prepare(job, resumed))
         nonce = self.processes.run_in_first(lambda: self._open(frames))

@@ -53,8 +53,8 @@ def _product(x: Any, w: Any, axes: int) -> Any:
 
 
 def _summed(x: Any, w: Any, axes: int) -> Any:
-    """Return np.tensordot; where only the run knows how many rows x has along a dim, that one is
-    not taken as one with others: nobody knows then which part of both a rank has."""
+    """Return np.tensordot(x, w, axes). Where only the run knows how many rows x has along a dim,
+    compute it by `@`, which keeps that dim. Merged with others its blocks would have no formula."""
     if not any(differs_from_run_to_run(e) for e in x.shape[: x.ndim - axes]):
         return np.tensordot(x, w, axes)
     inner, later = math.prod(w.shape[:axes]), w.shape[axes:]

@@ -118,7 +118,7 @@ def counter() -> Any:
 
 
 def counted(count: Any) -> Any:
-    """Return one more; the greatest int32 stays."""
+    """Return count + 1. At the greatest int32 it stays, instead of becoming negative."""
     return np.minimum(count, np.int32(2**31 - 2)) + np.int32(1)
 
 

@@ -93,12 +93,12 @@ class Microbatches:
 
     @property
     def count(self) -> int:
-        """How many microbatches there are."""
+        """Return the number of microbatches."""
         return int(flatten(self.x)[1][0].shape[1])
 
     @property
     def masked(self) -> bool:
-        """Whether some examples may not be there."""
+        """Return whether a mask says which examples are there."""
         return self.mask is not None
 
     def examples(self) -> Any:

@@ -113,7 +113,8 @@ def checked(
 
 
 def _tried_extents(manifest: dict[str, Any], settings: dict[str, Any]) -> list[dict[str, int]]:
-    """Extents of the named dims that inputs say, where they are not set: the most, and few."""
+    """Return the extents to try for named dims that inputs say and settings do not: few elements,
+    and the most that there may be."""
     free = [s for s in manifest["scalars"] if "at_most" in s and s["name"] not in settings]
     extents = [{s["name"]: min(few, s["at_most"]) for s in free} for few in FEW]
     extents.append({s["name"]: s["at_most"] for s in free})
@@ -123,7 +124,7 @@ def _tried_extents(manifest: dict[str, Any], settings: dict[str, Any]) -> list[d
 def _fitting(
     manifest: dict[str, Any], meshes: list[tuple[int, ...]], scalars: dict[str, Any]
 ) -> list[tuple[int, ...]]:
-    """The meshes on which the conditions of the program hold."""
+    """Return the meshes on which the conditions of the program hold."""
     return [mesh for mesh in meshes if broken_condition(
         manifest["conditions"], {**scalars, **sizes.mesh_symbols(manifest, mesh)}) is None]
 
@@ -150,7 +151,7 @@ def compare(
 def _meshes(
     manifest: dict[str, Any], asked: Any, chosen: dict[str, int], scalars: dict[str, Any]
 ) -> tuple[list[tuple[int, ...]], list[int]]:
-    """The meshes to look at, and the numbers of ranks that cannot form one.
+    """Return the meshes to look at, and the numbers of ranks that cannot form one.
 
     What was asked for alone must be possible. Raises MeshError.
     """

@@ -23,7 +23,7 @@ from spmd.data.source_tools import (
     PlainFile,
     absolute,
     caller,
-    once_made,
+    made_once,
     short,
     unreadable,
 )
@@ -58,8 +58,8 @@ class _Archive(ExampleSource):
         self.place = caller()
         self.path, self.match, self.label = path, match, label
         self._file = PlainFile(path, self.wrong)
-        self._members: Callable[[], list[PackedFile]] = once_made(self._listed)
-        self._classes: Callable[[], dict[str, int]] = once_made(lambda: {
+        self._members: Callable[[], list[PackedFile]] = made_once(self._listed)
+        self._classes: Callable[[], dict[str, int]] = made_once(lambda: {
             name: k for k, name in enumerate(sorted({_folder(m.name) for m in self._members()}))})
         self._zip: zipfile.ZipFile | None = None
         self._process = 0

@@ -23,7 +23,7 @@ from spmd.data.source_tools import (
     Record,
     absolute,
     caller,
-    once_made,
+    made_once,
     short,
     unreadable,
 )
@@ -59,14 +59,14 @@ class _Arrays(ExampleSource):
         self.place = caller()
         if isinstance(source, str | os.PathLike):
             path = absolute(source)
-            self._make = once_made(lambda: _checked(self, _of_file(self, path)))
+            self._make = made_once(lambda: _checked(self, _of_file(self, path)))
         else:
             kept = {
                 str(name): absolute(a) if isinstance(a, str | os.PathLike) else a
                 for name, a in source.items()
             }
-            self._make = once_made(lambda: _checked(self, _each(self, kept)))
-        self._digest = once_made(self._sum)
+            self._make = made_once(lambda: _checked(self, _each(self, kept)))
+        self._digest = made_once(self._sum)
         self.files: list[PlainFile] = []  # that are mapped: they show what is written to them
 
     def _arrays(self) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from codegen.errors import UsageError
 from spmd.data.source_base import ExampleSource
-from spmd.data.source_tools import Digest, absolute, caller, once_made, short, unreadable
+from spmd.data.source_tools import Digest, absolute, caller, made_once, short, unreadable
 
 FOLDER = "folder"
 MOST_READ = 256  # files, from the first to the last, of which a digest knows
@@ -52,9 +52,9 @@ class _Files(ExampleSource):
         self.place = caller()
         self.label = label
         self._said = ", ".join(patterns[:3])
-        self._paths: Callable[[], list[str]] = once_made(
+        self._paths: Callable[[], list[str]] = made_once(
             lambda: patterns if listed else _matching(patterns))
-        self._classes: Callable[[], dict[str, int]] = once_made(lambda: {
+        self._classes: Callable[[], dict[str, int]] = made_once(lambda: {
             name: k for k, name in enumerate(sorted({_folder_of(p) for p in self._paths()}))})
 
     @property

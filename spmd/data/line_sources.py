@@ -23,7 +23,7 @@ from spmd.data.source_tools import (
     Record,
     absolute,
     caller,
-    once_made,
+    made_once,
     short,
 )
 from spmd.files import csv_fields
@@ -83,7 +83,7 @@ class _Lines(ExampleSource):
         self.place = caller()
         self.paths, self.encoding = paths, encoding
         self._files = [PlainFile(path, self.wrong) for path in paths]
-        self._index = once_made(self._read)
+        self._index = made_once(self._read)
 
     def _read(self) -> tuple[list[_LineIndex], list[int]]:
         indices = [_LineIndex(file) for file in self._files]
@@ -173,7 +173,7 @@ class _Csv(ExampleSource):
         self.path, self.header, self.types = path, header, types
         self.delimiter, self.encoding = delimiter, encoding
         self._file = PlainFile(path, self.wrong)
-        self._index = once_made(self._read)
+        self._index = made_once(self._read)
 
     def _rows(self, start: int) -> Iterator[tuple[int, list[str]]]:
         """Yield rows from a byte on, each with where it begins."""

@@ -17,7 +17,7 @@ import numpy as np
 from codegen.errors import UsageError
 from spmd.data.array_sources import Rows
 from spmd.data.source_base import ExampleSource
-from spmd.data.source_tools import Digest, caller, once_made
+from spmd.data.source_tools import Digest, caller, made_once
 
 LONGEST_PATTERN = 1000  # examples after which the pattern of a mix repeats, about
 STOPS = ("first", "last")
@@ -78,8 +78,8 @@ class _Several(ExampleSource):
     def __init__(self, sources: Sequence[ExampleSource]) -> None:
         self.place = caller()
         self.sources = list(sources)
-        self._one_table = once_made(self._has_one_table)
-        self._lengths = once_made(self._asked_lengths)
+        self._one_table = made_once(self._has_one_table)
+        self._lengths = made_once(self._asked_lengths)
 
     def _asked_lengths(self) -> list[int] | None:
         """Return the lengths of the sources; None if one is not known."""
@@ -129,7 +129,7 @@ class _Several(ExampleSource):
 class _Concatenated(_Several):
     def __init__(self, sources: Sequence[ExampleSource]) -> None:
         super().__init__(sources)
-        self._ends = once_made(lambda: np.cumsum(self._lengths() or [0]).tolist())
+        self._ends = made_once(lambda: np.cumsum(self._lengths() or [0]).tolist())
 
     def length(self) -> int | None:
         return None if self._lengths() is None else int(self._ends()[-1])
@@ -166,7 +166,7 @@ class _Mixed(_Several):
         self.stop = stop
         self.counts = _whole_weights(weights)
         self.pattern, self.number_in = _pattern(self.counts)
-        self._n = once_made(self._total)
+        self._n = made_once(self._total)
 
     def length(self) -> int | None:
         return None if self._lengths() is None else int(self._n())

@@ -47,7 +47,7 @@ def faster() -> Any:
 
 
 def is_raw(image: Any) -> TypeGuard[Raw]:
-    """Return the bytes of a file, not decoded yet?"""
+    """Return whether a value is the bytes of a file that are not decoded yet."""
     return isinstance(image, Raw)
 
 
@@ -96,7 +96,7 @@ def decoded(
     """Return the picture, and which share of its size it has: 1, 2, 4 or 8 pixels are one in it."""
     with _reading(raw):
         if mode == "RGB" and is_raw(raw) and raw[:3] == JPEG and faster():
-            picture = _sooner(raw, at_least)
+            picture = _by_simplejpeg(raw, at_least)
             if picture:
                 return picture
         with _open(raw) as opened:
@@ -121,7 +121,7 @@ def _check_holds(mode: str, opened: Any) -> None:
             remedy=f"data.image.decode(raw, {own!r}) gives them as they are; scale them yourself")
 
 
-def _sooner(raw: Any, at_least: tuple[int, int] | None) -> tuple[np.ndarray, int] | None:
+def _by_simplejpeg(raw: Any, at_least: tuple[int, int] | None) -> tuple[np.ndarray, int] | None:
     """Return a JPEG picture that simplejpeg decodes, and which share of its size it has; None if
     Pillow is to read the picture, or to report why it cannot be read."""
     library = faster()
@@ -153,7 +153,7 @@ def _open(raw: Any) -> Any:
 
 
 class _reading:
-    """Whatever Pillow raises while it reads is said as InputError."""
+    """Turn what Pillow raises while it reads into InputError."""
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw

@@ -72,7 +72,8 @@ def _address(said: str) -> str:
 
 
 def select_pipeline(pipelines: dict[str, Pipeline], file: str, name: str = "") -> Pipeline:
-    """Return the one that is meant. UsageError if it is not clear which."""
+    """Return the pipeline called `name`, or the only one. Raises UsageError if there is no such
+    one."""
     if name and name in pipelines:
         return pipelines[name]
     if not name and len(pipelines) == 1:

@@ -22,7 +22,6 @@ import numpy as np
 
 from codegen.errors import InputError, Place, SpmdError, UsageError, shown
 from codegen.short_batches import MASK, check_holes, not_given
-from spmd.data.came_back import in_one_process
 from spmd.data.computing import (
     Failure,
     FirstExample,
@@ -36,11 +35,12 @@ from spmd.data.computing import (
     specs_of,
 )
 from spmd.data.drawing import Drawn, EndOfStream, drawn
+from spmd.data.fork_guard import in_one_process
 from spmd.data.own_modules import OwnModules
 from spmd.data.permutations import Generators
 from spmd.data.settings import Settings, read
 from spmd.data.source_base import ExampleSource
-from spmd.data.source_tools import Digest, caller, once_made
+from spmd.data.source_tools import Digest, caller, made_once
 
 NAME = re.compile(r"[A-Za-z0-9_.+-]{1,128}")  # as it stands on the wire and in FILE.py:NAME
 _MOST_SAID = 10  # skipped examples that are named one by one
@@ -68,10 +68,10 @@ class Pipeline:
         self.file, self.line = self.place.file, self.place.line
         self.__doc__, self.__name__ = function.__doc__, plain
         self._random = _takes_random(function, self.place)
-        self._drawn: Callable[[], Drawn] = once_made(
+        self._drawn: Callable[[], Drawn] = made_once(
             lambda: self._of_source(lambda: drawn(source, settings)))
         self._generators = Generators(settings.seed)
-        self._order: Callable[[], str] = once_made(self._order_of)
+        self._order: Callable[[], str] = made_once(self._order_of)
         self._specs: Specs | None = None
         self.own: OwnModules | None = None  # of one whose file was run to find it
         self.when_full: Callable[[], None] | None = None  # called where memory is used up

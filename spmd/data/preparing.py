@@ -123,7 +123,7 @@ def pad(x: Any, shape: int | Sequence[int], value: Any = 0) -> np.ndarray:
     if len(want) != x.ndim or any(have > most for have, most in zip(x.shape, want)):
         raise InputError("an array is larger than it is padded to", expected=f"at most {want}",
                          found=f"{x.shape}", remedy="data.pad_or_cut cuts what is too long")
-    if not _is_of(value, x.dtype):
+    if not _holds(value, x.dtype):
         raise InputError("the array is padded with what its dtype has not",
                          expected=f"a number of {x.dtype}", found=repr(value),
                          remedy="an array of another dtype: x.astype(…)")
@@ -188,7 +188,7 @@ def _wide(x: np.ndarray) -> tuple[np.ndarray, np.dtype]:
     return x.astype(np.float32) if x.dtype.itemsize <= 2 else x, x.dtype
 
 
-def _is_of(value: Any, dtype: np.dtype) -> bool:
+def _holds(value: Any, dtype: np.dtype) -> bool:
     """Return whether an array of this dtype holds this number; an integer or a bool unchanged."""
     number = np.asarray(value)
     if number.dtype.kind not in "biufc" or dtype.kind not in "biufc":

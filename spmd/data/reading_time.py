@@ -29,7 +29,8 @@ OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class _TooLong(BaseException):
-    """Is raised in the user's code, which mostly catches Exceptions only."""
+    """Raised in the user's code when its time is over. It is no Exception, since that code may
+    catch every Exception."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -80,7 +81,8 @@ def read_in_time(title: str, file: str, limit: float | None, longer: str) -> Ite
 
 @contextmanager
 def _ended_after(limit: float | None, file: str) -> Iterator[None]:
-    """Raises _TooLong in what runs then, unless somebody else uses the timer of this process."""
+    """Raise _TooLong in the code that runs after `limit` seconds, unless somebody else uses the
+    timer of this process."""
     def end(_: int, frame: FrameType | None) -> None:
         raise _TooLong(_place(frame, file))
 

@@ -155,7 +155,8 @@ ELSEWHERE = {
 
 
 def _near(value: Any, remedy: str) -> str:
-    """Return a word that was nearly right, before anything else."""
+    """Return the remedy; before it the word that a misspelt value probably means, if there is
+    one."""
     words = (*SAMPLINGS, *POLICIES, *QUEUES, *CODECS, *PULLS)
     near = nearest(value, words)
     return f"{near!r}; {remedy}" if near else remedy

@@ -15,7 +15,7 @@ import numpy as np
 from codegen.errors import InputError, Place, UsageError
 from spmd.data.own_examples import copied
 from spmd.data.permutations import permuted
-from spmd.data.source_tools import Digest, SourceFailed, caller, once_made
+from spmd.data.source_tools import Digest, SourceFailed, caller, made_once
 
 TOGETHER = 1 << 14  # places of a permutation that are computed at once
 
@@ -196,7 +196,7 @@ class _Chosen(_View):
 
     def __init__(self, source: ExampleSource, find: Callable[[], Any]) -> None:
         super().__init__(source)
-        self._find = once_made(find)
+        self._find = made_once(find)
 
     def length(self) -> int:
         return len(self._find())
@@ -280,7 +280,9 @@ def _split(
     def numbers(k: int) -> Any:
         n = source.counted("split")
         begin, end = (round(n * e) for e in ends[k : k + 2])
-        return _dealt(n, begin, end, seed) if shuffle else np.arange(begin, end, dtype=np.int64)
+        if shuffle:
+            return _shuffled_part(n, begin, end, seed)
+        return np.arange(begin, end, dtype=np.int64)
 
     def part(k: int) -> ExampleSource:
         return _Chosen(source, lambda: numbers(k))
@@ -288,7 +290,7 @@ def _split(
     return tuple(part(k) for k in range(len(parts)))
 
 
-def _dealt(n: int, begin: int, end: int, seed: int) -> Any:
+def _shuffled_part(n: int, begin: int, end: int, seed: int) -> Any:
     """Return the numbers below n that a permutation has at the places from begin to end, in order.
 
     The fewer places are computed, these or the others, and not all at once.

@@ -63,7 +63,7 @@ def caller() -> Place | None:
     return Place(frame.f_code.co_filename, frame.f_lineno, function=frame.f_code.co_name)
 
 
-def once_made(make: Callable[[], Any]) -> Callable[[], Any]:
+def made_once(make: Callable[[], Any]) -> Callable[[], Any]:
     """Return a function that returns what make() gives, made when it is first asked for, once in
     each process."""
     kept: list[Any] = []

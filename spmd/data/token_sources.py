@@ -21,7 +21,7 @@ from spmd.data.source_tools import (
     Record,
     absolute,
     caller,
-    once_made,
+    made_once,
     short,
     unreadable,
 )
@@ -31,8 +31,8 @@ class _Windows(ExampleSource):
     def __init__(self, source: Any, length: int, stride: int, dtype: np.dtype | None) -> None:
         self.place = caller()
         self.window, self.stride, self.dtype = length, stride, dtype
-        self._tokens = once_made(lambda: self._read(source))
-        self._digest = once_made(self._sum)
+        self._tokens = made_once(lambda: self._read(source))
+        self._digest = made_once(self._sum)
         self._file: PlainFile | None = None  # that is mapped: it shows what is written to it
 
     def _unchanged(self) -> np.ndarray:

@@ -61,7 +61,7 @@ class FedFeed:
 
 
 def are_idle(feed: FedFeed, rings: Sequence[FeedRing]) -> bool:
-    """No rank of this process holds a row, and none asks how far the stream goes."""
+    """Return whether no rank of this process holds a row or asks how far the stream goes."""
     return not feed.asked and all(ring.rows[0] == ring.rows[1] for ring in rings)
 
 
@@ -152,14 +152,14 @@ class FeedRing:
             self._kept.popleft()
 
     def end(self, k: int) -> None:
-        """There is no batch k: the stream has ended."""
+        """Tell the ranks that there is no batch k, since the stream has ended."""
         with self._lock:
             if not self._closed:
                 self._check(lib.spmd_ring_end(self._ring, k), f"the end after {k} batches")
 
     @property
     def taken(self) -> int:
-        """Every rank of the ring has taken and left the batches before this one."""
+        """Return the number of batches that every rank of the ring has taken and left."""
         with self._lock:
             return self._taken if self._closed else int(lib.spmd_ring_taken(self._ring))
 
@@ -205,7 +205,8 @@ class FeedRing:
         self._sent = {k: answers}
 
     def waits(self) -> tuple[float, float]:
-        """Seconds for which a rank has waited since its first batch, and has not; the mean."""
+        """Return the seconds since the first batch in which ranks have waited, and in which they
+        have not, each as a mean over the ranks."""
         with self._lock:
             if self._closed:
                 return 0.0, 0.0

@@ -255,7 +255,7 @@ def _index_sum(index: dict[str, Any]) -> int:
 
 
 class DamagedSet(InputError):
-    """Something of a set is not as it was written."""
+    """Raised where a file of a checkpoint is not as it was written."""
 
 
 def damaged(file: str, expected: str, found: str) -> DamagedSet:

@@ -55,8 +55,8 @@ def split(path: str, existing: bool) -> tuple[str, str]:
 
 
 class InputFile:
-    """A file mapped for reading. data: its bytes. label: what messages call it. what: its arrays
-    are, in messages.
+    """A file mapped for reading. data: its bytes. label: what messages call it. kind: what
+    messages call its arrays, as "input".
 
     version: equal for two processes that have opened the same file, unless somebody deceives us.
     """

@@ -157,7 +157,8 @@ def visit(how: Scores, q: Any, part: KeyPart, state: tuple[Any, Any, Any]) -> tu
 
 
 def ended(state: tuple[Any, Any, Any]) -> tuple[Any, Any]:
-    """Means of values, 0 of none, and the logarithm of each row's sum of powers."""
+    """Return the means of values, 0 where no key was seen, and the logarithm of each row's sum of
+    powers."""
     most, powers, values = state
     some = np.where(powers == 0, 1, powers)
     return values / some, np.where(powers == 0, 0, most) + np.log(some)

@@ -29,7 +29,7 @@ Extras = tuple[Any, Any]  # a mask and a bias, or None
 def forward(
     how: Scores, q: Any, k: Any, v: Any, extras: Extras, axes: Any, rows: Any = ()
 ) -> tuple[Any, Any]:
-    """Means of values, and the logarithms of the sums of powers, of one rank's queries.
+    """Return the means of values, and the logarithms of the sums of powers, of one rank's queries.
 
     axes: mesh axes over which the positions of keys are split; () for those that are all here.
     """

@@ -83,7 +83,7 @@ def avg_pool(x: Any, window: Any, strides: Any = None, padding: Any = "VALID",
 
 @in_float32
 def adaptive_avg_pool(x: Any, places: Any) -> Any:
-    """Means of so many windows, as equally long as may be, along each spatial dim.
+    """Return the means of so many windows, as equally long as may be, along each spatial dim.
 
     Window i of n elements and m places is floor(i n / m) to ceil((i + 1) n / m). places: a number,
     or one for each spatial dim; 1 gives the mean of all, (batch, 1, ..., channels).

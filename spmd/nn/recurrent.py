@@ -45,8 +45,8 @@ def rnn_cell(p: Parameters, state: Any, x: Any, activation: Callable[..., Any] =
 
 @in_float32
 def gru_cell(p: Parameters, state: Any, x: Any) -> Any:
-    """A gated recurrent unit (K. Cho et al., 2014), with its reset gate behind the product, as
-    cuDNN, PyTorch and Flax have it.
+    """Return the next state of a gated recurrent unit (K. Cho et al., 2014), with its reset gate
+    behind the product, as cuDNN, PyTorch and Flax have it.
 
     - x: (…, in). state: (…, hidden).
     - p: "w" (in, 3, hidden), "u" (hidden, 3, hidden), "b" and "c" (3, hidden), added to products
@@ -65,8 +65,8 @@ def gru_cell(p: Parameters, state: Any, x: Any) -> Any:
 
 @in_float32
 def lstm_cell(p: Parameters, state: Any, x: Any) -> Any:
-    """Long short-term memory (S. Hochreiter, J. Schmidhuber, 1997), with peepholes where p has them
-    (F. Gers, J. Schmidhuber, 2000).
+    """Return the next state of long short-term memory (S. Hochreiter, J. Schmidhuber, 1997), with
+    peepholes where p has them (F. Gers, J. Schmidhuber, 2000).
 
     - x: (…, in). state: a pair (output, cell) of (…, hidden).
     - p: "w" (in, 4, hidden), "u" (hidden, 4, hidden), "b" (4, hidden); gates are input, forget,

@@ -10,11 +10,11 @@ from spmd import extend
 from spmd.extend import half_type_of, narrowed
 from spmd.optim.transformation import (
     GradientTransformation,
-    counted,
     counter,
     in_type,
     in_types,
     map_trees,
+    safe_increment,
     squared,
     transformation,
     wide_type,
@@ -108,7 +108,7 @@ def ema(decay: Any, debias: bool = True, accumulator_dtype: Any = None) -> Gradi
         return EmaState(counter(), zeros(params, accumulator_dtype))
 
     def update(updates: Any, state: EmaState, params: Any = None) -> Any:
-        count, now = counted(state.count), first_moment(updates, state.ema, decay)
+        count, now = safe_increment(state.count), first_moment(updates, state.ema, decay)
         result = unbiased(now, decay, count) if debias else now
         return result, EmaState(count, kept(now, state.ema))
 

@@ -11,17 +11,17 @@ from spmd.optim.transformation import (
     CountState,
     EmptyState,
     GradientTransformation,
-    counted,
     counter,
     map_trees,
     needs_params,
+    safe_increment,
     transformation,
     value_at,
 )
 
 
 def identity() -> GradientTransformation:
-    """Leaves updates as they are."""
+    """Leave updates as they are."""
     return GradientTransformation(empty, lambda updates, state, params=None: (updates, state))
 
 
@@ -78,7 +78,7 @@ def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransforma
 
 
 def add_decayed_weights(weight_decay: Any = 0.0, mask: Any = None) -> GradientTransformation:
-    """Adds the parameters, times a factor.
+    """Add the parameters, times a factor, to updates.
 
     - weight_decay: a number, or a schedule: a function of the number of steps so far.
     - mask: which leaves, as in `masked`; all by default.
@@ -91,7 +91,7 @@ def add_decayed_weights(weight_decay: Any = 0.0, mask: Any = None) -> GradientTr
         needs_params(params, "add_decayed_weights")
         scheduled = callable(weight_decay)
         factor = value_at(weight_decay, state.count) if scheduled else weight_decay
-        new = CountState(counted(state.count)) if scheduled else state
+        new = CountState(safe_increment(state.count)) if scheduled else state
         return map_trees(lambda u, p: u + factor * p, updates, params), new
 
     decayed = transformation(init, update)

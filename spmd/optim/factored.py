@@ -9,11 +9,11 @@ import numpy as np
 from spmd.optim.averages import zeros
 from spmd.optim.transformation import (
     GradientTransformation,
-    counted,
     counter,
     in_type,
     map_to,
     needs_params,
+    safe_increment,
     squared,
     transformation,
     wide_type,
@@ -69,6 +69,6 @@ def scale_by_factored_rms(
             return u * factors[0] * factors[1], row, col, v
 
         scaled, *moments = map_to(4, leaf, updates, state.v_row, state.v_col, state.v, params)
-        return scaled, FactoredState(counted(state.count), *moments)
+        return scaled, FactoredState(safe_increment(state.count), *moments)
 
     return transformation(init, update)

@@ -13,10 +13,10 @@ from spmd import UsageError
 from spmd.extend import user_place
 from spmd.optim.transformation import (
     GradientTransformation,
-    counted,
     counter,
     in_type,
     leaves_of,
+    safe_increment,
     value_at,
 )
 
@@ -84,7 +84,7 @@ def inject_hyperparams(
             dtype = hyperparam_dtype or _widest(updates if params is None else params)
             values = _values(set_to, schedules, state.count, dtype)
             result, new = optimizer(values).update(updates, state.inner_state, params)
-            return result, InjectHyperparamsState(counted(state.count), values, new)
+            return result, InjectHyperparamsState(safe_increment(state.count), values, new)
 
         return GradientTransformation(init, update)
 

@@ -10,11 +10,11 @@ from spmd.optim.averages import kept, zeros
 from spmd.optim.loss_scales import all_finite
 from spmd.optim.transformation import (
     GradientTransformation,
-    counted,
     counter,
     either,
     in_type,
     map_trees,
+    safe_increment,
     value_at,
     wide_type,
 )
@@ -85,8 +85,8 @@ class MultiSteps:
             return zeros(updates), state.inner_opt_state, kept(total, state.acc_grads)
 
         result, new, grads = either(emit, step, wait)
-        gone = np.where(emit, np.int32(0), counted(n))
-        steps = np.where(emit, counted(state.gradient_step), state.gradient_step)
+        gone = np.where(emit, np.int32(0), safe_increment(n))
+        steps = np.where(emit, safe_increment(state.gradient_step), state.gradient_step)
         return result, MultiStepsState(gone, steps, new, grads)
 
     def has_updated(self, state: MultiStepsState) -> Any:
@@ -117,8 +117,8 @@ def apply_if_finite(inner: GradientTransformation, max_consecutive_errors: int
 
     def update(updates: Any, state: ApplyIfFiniteState, params: Any = None) -> Any:
         finite = all_finite(updates)
-        row = np.where(finite, np.int32(0), counted(state.notfinite_count))
-        total = np.where(finite, state.total_notfinite, counted(state.total_notfinite))
+        row = np.where(finite, np.int32(0), safe_increment(state.notfinite_count))
+        total = np.where(finite, state.total_notfinite, safe_increment(state.total_notfinite))
 
         def step() -> Any:
             result, new = inner.update(updates, state.inner_state, params)

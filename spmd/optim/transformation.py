@@ -117,7 +117,7 @@ def counter() -> Any:
     return np.zeros((), np.int32)
 
 
-def counted(count: Any) -> Any:
+def safe_increment(count: Any) -> Any:
     """Return count + 1. At the greatest int32 it stays, instead of becoming negative."""
     return np.minimum(count, np.int32(2**31 - 2)) + np.int32(1)
 

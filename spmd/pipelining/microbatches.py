@@ -113,7 +113,7 @@ class Microbatches:
         return np.maximum(np.sum(self.examples()), 1)
 
     def but(self, x: Any, y: Any, mask: Any) -> Microbatches:
-        """Return other microbatches of the same types."""
+        """Return a copy of this batch with other microbatches of the same types."""
         return replace(self, x=x, y=y, mask=mask)
 
 

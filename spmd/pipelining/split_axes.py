@@ -78,7 +78,7 @@ class SplitAxes:
         return Packing(stages, self.most)
 
     def most(self, e: Expr) -> Expr:
-        """Return the largest of the numbers of elements that ranks have: the first one's."""
+        """Return how many elements the first rank has, which is the most that any rank has."""
         return e.subst({a.coord_sym: expr.const(0) for a in self.mesh.axes})
 
     def extent(self, length: Any) -> Any:
@@ -187,12 +187,13 @@ class SplitAxes:
                         for k, (v, t) in enumerate(zip(body.results, types, strict=True)))
         program = partition(Module("layer", "graph", self.mesh, (), (), inputs,
                                    replace(body, results=()), outputs))
-        return (tuple(i.value for i in program.inputs), self._together(program.body).ops,
+        return (tuple(i.value for i in program.inputs), self._uniform_region(program.body).ops,
                 tuple(o.value for o in program.outputs))
 
-    def _together(self, region: Region) -> Region:
-        """Return a region in which the ranks take an arm, or end a loop, together where they meet
-        in it: what decides is alike on all of them, and the compiler sees that it is."""
+    def _uniform_region(self, region: Region) -> Region:
+        """Return a region in which ranks that exchange inside a branch or a loop take the same arm
+        and the same number of turns. The condition is equal on all of them already; it is folded
+        over them so that the compiler sees that."""
         work = Builder()
 
         def agreed(value: Value) -> Value:
@@ -200,7 +201,7 @@ class SplitAxes:
             return work.emit(Fold(self.names, fn), (value,))
 
         for op in region.ops:
-            op = op.mapped(self._together)
+            op = op.mapped(self._uniform_region)
             meet = any(isinstance(o.what, Exchange) for r in op.regions for o in walk(r))
             if meet and isinstance(op.what, Branch) and op.what.on is None:
                 op = replace(op, operands=tuple(map(agreed, op.operands)))

@@ -251,7 +251,8 @@ class Updates:
         return flatten(apply_updates(own, changes))[1], arrays
 
     def _keep(self, stage: int, j: Any, state: State, new: Any) -> None:
-        """Put what _updated returns where it belongs."""
+        """Write the weights and the optimizer's state that `_updated` returns into their
+        buffers."""
         self.pipe.weights.write(state["weights"], (j,), stage, new[0])
         self.moments.write(state["moments"], (j,), stage, new[1])
 

@@ -132,8 +132,9 @@ def _fitting(
 def compare(
     ledger: Ledger, meshes: list[tuple[int, ...]], scalars: dict[str, Any], at_once: int = AT_ONCE
 ) -> tuple[int, dict[int, str]]:
-    """Every exchange matches on these meshes: how many transfers were compared, and by exchange of
-    what only a sample was. at_once: ranks of meshes that are looked at together."""
+    """Check that every exchange matches on these meshes. Return how many transfers were compared,
+    and, by exchange, of what only a sample was. at_once: ranks of meshes that are looked at
+    together."""
     common = [ledger.common(mesh, scalars) for mesh in meshes]
     few = [m for mesh, m in zip(meshes, common, strict=True) if math.prod(mesh) <= at_once]
     try:
@@ -206,7 +207,8 @@ def _compared(path: str, commands: Any, job: str) -> tuple[int, int]:
 
 
 def _elsewhere(image: reader.ImageFile) -> str:
-    """Why this machine cannot run it, which says nothing against the image; "" where it can."""
+    """Return why this machine cannot run the image, which is no fault of the image; "" where it
+    can."""
     try:
         reader.check_machine(image.machine)
         reader.check_features(image.manifest["target"])

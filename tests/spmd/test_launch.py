@@ -124,7 +124,7 @@ def test_who_shares_memory_with_whom() -> None:
     assert hosts.ranks_of(hosts.here) == 3 and hosts.count == 2
     alone = Hosts(6, everyones, "mpi")
     assert alone.arenas == list(range(8))
-    assert alone.in_this_arena() == [6] and alone.here == [1, 2, 6] and alone.parted
+    assert alone.in_this_arena() == [6] and alone.here == [1, 2, 6] and alone.spans_hosts
 
 
 def test_hosts_can_be_pretended(monkeypatch: pytest.MonkeyPatch) -> None:

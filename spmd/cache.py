@@ -17,7 +17,7 @@ from spmd.files.whole import ENDING, whole
 from spmd.launch import limits
 
 CHOSEN = "SPMD_CACHE"
-MOST_BYTES = 256 << 20
+MOST_BYTES = 256 << 20  # of the folder; beyond it the oldest entries go
 KEPT = 0.75  # of MOST_BYTES, when it was too much
 FORGOTTEN_S = 3600  # after which a part of a file is of a build that was killed
 _BLOCK = 4096  # what the smallest file takes

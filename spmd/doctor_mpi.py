@@ -16,7 +16,7 @@ from codegen.image import commands
 from spmd.doctor_check import MISSING, OK, OPEN_MPI_FOLDER, WARNING, Check, version_of
 from spmd.launch import launchers
 
-LIMIT_S = 60
+LIMIT_S = 60  # for a command: an mpirun that finds no network may wait for ever
 # What a process of a job inherits; another job starts without.
 INHERITED = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "HYD", "MPI_LOCAL", "PRTE_LAUNCHED",
              "OMPI_UNIVERSE_", "OMPI_FILE_LOCATION", "FLUX_TASK_", "PALS_")

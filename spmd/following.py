@@ -21,7 +21,7 @@ from spmd.launch.processes import Processes, listed
 from spmd.started import FairLock
 
 CALLS, FOLLOWS = "calls", "follows"
-TAG = 0
+TAG = 0  # of messages of the communicator, which is a copy of the user's: no other has it
 SPIN_S = 1e-3  # so long a follower looks again at once for a message
 LATEST_S, SHARE = 2e-3, 0.05  # the longest pause between two looks; else, of the time waited
 

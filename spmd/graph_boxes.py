@@ -18,7 +18,7 @@ from codegen.image.elf import printable
 
 ALIKE = 5  # so many rows that are alike are one box
 WIDE = 6  # columns
-MOST_NESTED = 50
+MOST_NESTED = 50  # regions in regions, into which drawing recurses
 MOST_NAMES = 4  # of buffers, before the others are counted
 
 Json = dict[str, Any]

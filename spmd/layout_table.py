@@ -21,7 +21,7 @@ from spmd.verify.formulas import infix, layout_text
 Row = dict[str, Any]
 
 # Ranks up to which what reaches each of some of them is counted, beyond it is what it is at most.
-COUNTED = 4096
+COUNTED = 4096  # ranks up to which each is evaluated; above, the ends and the middle tell
 _FOLDS = ("all-reduce", "reduce-scatter", "reduce", "scan", "exclusive scan")
 
 

@@ -21,7 +21,7 @@ from codegen.progress import at as at
 from spmd.launch.launchers import launcher
 
 AFTER_S = 2.0  # what is done sooner says nothing
-AGAIN_S = 0.2
+AGAIN_S = 0.2  # between two lines, so that a terminal is not flooded
 LOG_AGAIN_S = 10.0  # between lines that stay
 CHOSEN = "SPMD_PROGRESS"  # "off": no lines that stay
 

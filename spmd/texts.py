@@ -9,7 +9,7 @@ import re
 
 from spmd.files import ARCHIVES, TABLES
 
-MOST_SECONDS = 1e6
+MOST_SECONDS = 1e6  # eleven days: a larger number is a mistake
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 

@@ -23,7 +23,7 @@ from spmd.launch.sizes import ranks_text
 from spmd.pipeline_positions import positions_of
 
 EVENT, TOTAL = (ffi.sizeof(name) // 8 for name in ("spmd_event", "spmd_total"))  # numbers in each
-NS = 1e9
+NS = 1e9  # nanoseconds of a second
 _OF_FEEDS = {"take": "batch of", "more": "whether there is more of", "send": "values to"}
 
 

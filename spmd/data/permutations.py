@@ -18,7 +18,7 @@ Positions = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 ROUNDS, ROUNDS_OF_FEW, FEW = 8, 16, 4096  # on small grids fewer favour some permutations
-GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, as in SplitMix64
 LARGEST = 2**62  # examples: what is computed with them stays below 2**63
 
 

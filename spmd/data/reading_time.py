@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from spmd.data.pipelines import Pipeline
 
-TELL_S = 5.0
+TELL_S = 5.0  # after which a user hears that a file is still being read
 LOAD_S = 120.0  # a pipeline's file that is not loaded by then hangs
 READ_TIMES = 20  # the time of an example, for its source: files are listed and counted
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -22,7 +22,7 @@ PULLS = ("turn", "random", "all")
 CODECS = ("auto", "none", "lz4", "zstd")
 _RANKS = re.compile(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")
 LARGEST_SEED = 2**64 - 1
-MOST_RANKS = 1 << 20
+MOST_RANKS = 1 << 20  # of a job: a larger number is a mistake
 
 # What says which examples there are and in what order: constant while a pipeline runs.
 FIXED = frozenset({"sampling", "seed", "epochs", "shuffle", "image"})

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Piece = tuple[int, int, dict[str, np.ndarray]]
 
-NS = 1e9
+NS = 1e9  # nanoseconds of a second
 
 
 def address_of(array: np.ndarray) -> int:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 INDEX, LOCK, MARK, FORMAT = "checkpoint.json", ".lock", ".run-", 2
 KEPT = 2  # sets: the last one, and the one before it
 LOCK_SECONDS = 5.0  # for which a run that ends may still hold the folder
-AT_ONCE = 1 << 26
+AT_ONCE = 1 << 26  # bytes that are summed or written in one call
 SET = re.compile(r"loop\d{4,}-turn\d{12,}-[0-9a-f]{8}")
 SAYS = (("program", str), ("image", str), ("point", int), ("turn", int), ("counter", int),
         ("ranks", int), ("scalars", dict), ("inputs", dict), ("arrays", dict))

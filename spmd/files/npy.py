@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 1 << 22  # bytes that are read or converted at a time
 MAGIC = b"\x93NUMPY"
-LONGEST_HEADER = 1 << 16
-MOST_DIMS = 64
+LONGEST_HEADER = 1 << 16  # bytes; a longer one is no header, and is not read into memory
+MOST_DIMS = 64  # as many as NumPy 2 allows
 
 # Our element types and how a header spells them, without the byte order. NumPy knows no bfloat16:
 # ml_dtypes writes two bytes of no type, and so do we.

@@ -35,8 +35,8 @@ STORED, DEFLATED = 0, 8
 ENCRYPTED, UTF8 = 1, 0x800
 JANUARY_1980 = 0x21  # the first day there is: files do not differ by when they were made
 DENSEST = 1032  # bytes that one byte of a deflated member stands for, at most
-ALIGNMENT = 64
-AT_ONCE = 1 << 18
+ALIGNMENT = 64  # of elements, as numpy.save has it: a cache line
+AT_ONCE = 1 << 18  # bytes that are read, and inflated, in one step
 
 
 class NpzMember:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Array = tuple[str, str, tuple[int, ...]]
 
-AT_ONCE = 1 << 24
+AT_ONCE = 1 << 24  # bytes that are summed between two signals
 
 
 def check_overwrites(options: argparse.Namespace, save: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LONGEST_HEADER = 100_000_000  # bytes, as the format has it
 METADATA = "__metadata__"  # the one key that is no array
-ALIGNMENT = 64
+ALIGNMENT = 64  # of elements: a cache line, and a multiple of every element's size
 
 DTYPES = {
     "BOOL": "bool", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from spmd.launch.job import Job
     from spmd.launch.lifecycle import Launch
 
-NS = 1e9
+NS = 1e9  # nanoseconds of a second
 SEE_SECONDS = 5.0  # until a file of one host is seen by another
 
 

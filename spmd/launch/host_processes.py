@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-ANSWER_S = 0.3
+ANSWER_S = 0.3  # for which another process is waited for that was asked where it is
 
 
 class HostProcess:

@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from spmd.launch.processes import Processes
 
-TURN_S = 0.25
+TURN_S = 0.25  # between two looks at the other processes
 SHARE = 0.8  # of the limit: reported before it is over
 
 

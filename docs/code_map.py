@@ -52,7 +52,7 @@ GROUPS = (
     ("Networks", ("spmd/nn/*.py",), "__init__"),
     ("Preparing data", ("spmd/data/*.py",), "__init__ pipelines computing drawing settings"),
     ("Launching", ("spmd/launch/*.py", "spmd/engine/*.py"),
-     "course run options job processes hosts"),
+     "lifecycle run options job processes hosts"),
     ("Feeding: the machine, and processes started on it",
      ("spmd/feeding/*.py", "spmd/feeding/host/*.py"), "__init__"),
     ("Feeding: messages, sockets, keys", ("spmd/feeding/messages/*.py",), "wire field_kinds"),

@@ -16,7 +16,7 @@ from codegen.image import commands
 from spmd.doctor_check import MISSING, OK, OPEN_MPI_FOLDER, WARNING, Check, version_of
 from spmd.launch import launchers
 
-LIMIT_S = 60
+LIMIT_S = 60  # for a command: an mpirun that finds no network may wait for ever
 # What a process of a job inherits; another job starts without.
 INHERITED = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "HYD", "MPI_LOCAL", "PRTE_LAUNCHED",
              "OMPI_UNIVERSE_", "OMPI_FILE_LOCATION", "FLUX_TASK_", "PALS_")
@@ -74,8 +74,9 @@ def _library() -> tuple[str, list[str], str]:
     done = commands.run([sys.executable, "-c", LOAD], environment=environment(), limit_s=LIMIT_S)
     lines = done.out.splitlines()
     if done.code or not lines:
-        found = [ln for ln in done.err.splitlines() if "found:" in ln] or done.err.splitlines()[-1:]
-        return "", [], (found or [f"exit code {done.code}"])[0].split("found:")[-1].strip()
+        said = done.err.splitlines()
+        causes = [line for line in said if "found:" in line] or said[-1:]
+        return "", [], (causes or [f"exit code {done.code}"])[0].split("found:")[-1].strip()
     return lines[0], sorted(lines[1].split()) if len(lines) > 1 else [], ""
 
 
@@ -114,11 +115,11 @@ def _own_files() -> list[str]:
     folders += ["/usr/local/lib", "/usr/lib64", "/usr/lib", machine]
     names = ("libmpi.so", "libmpi.so.12", "libmpi.so.40", "libmpich.so.12")
     files = [os.path.join(folder, name) for folder in folders if folder for name in names]
-    found: dict[str, str] = {}
+    libraries: dict[str, str] = {}
     for file in files:
         if os.path.exists(file) and not _from_pypi(file):
-            found.setdefault(os.path.realpath(file), file)
-    return list(found.values())
+            libraries.setdefault(os.path.realpath(file), file)
+    return list(libraries.values())
 
 
 def _machines_own(loaded: list[str]) -> Check:
@@ -172,12 +173,12 @@ def _trial(path: str, name: str) -> Check:
     said = [line for line in done.err.splitlines() if line.strip(" -")]
     if said and said[0].startswith("Traceback"):  # what it ends with says more
         said = [line for line in said if not line.startswith((" ", "Traceback"))]
-    what = said[0] if said else f"exit code {done.code}"
+    failure = said[0] if said else f"exit code {done.code}"
     if done.code == commands.TOO_LATE:
-        what = f"no end after {LIMIT_S} s"
+        failure = f"no end after {LIMIT_S} s"
     elif done.code == 0 and saw:
-        what = "every process thinks it is alone"
-    return Check("mpirun", MISSING, f"{name} does not start two processes: {what.strip()[:200]}",
+        failure = "every process thinks it is alone"
+    return Check("mpirun", MISSING, f"{name} does not start two processes: {failure.strip()[:200]}",
                  _trial_remedy(done.err))
 
 

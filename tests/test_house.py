@@ -83,7 +83,7 @@ HEAVY = (
     "spmd.doctor_mpi", "spmd.eager_command", "spmd.eager_state", "spmd.engine.feed_rings",
     "spmd.entries", "spmd.extend", "spmd.files.convert", "spmd.files.written_tables",
     "spmd.fitting",
-    "spmd.given_state",
+    "spmd.state_arrays",
     "spmd.image", "spmd.jit_arguments", "spmd.jitting", "spmd.launch.eager_feeds",
     "spmd.launch.eager_frames", "spmd.launch.iterable_supply", "spmd.nn", "spmd.numpy",
     "spmd.opened", "spmd.opening", "spmd.optim", "spmd.output_parts", "spmd.output_trees",

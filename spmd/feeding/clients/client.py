@@ -18,7 +18,7 @@ from typing import Any
 
 from codegen.errors import PeerError, UsageError
 from codegen.suggest import meant
-from spmd.data.pipeline_files import chosen, file_and_name, load, load_text
+from spmd.data.pipeline_files import file_and_name, load, load_text, select_pipeline
 from spmd.data.pipelines import Pipeline, check_name
 from spmd.data.reading_time import source_in_time
 from spmd.data.settings import FIXED, Settings, read
@@ -332,7 +332,7 @@ def _of_file(source: str | os.PathLike[str], name: str) -> Pipeline:
     """The pipeline of a file: FILE.py:NAME, or the one of this name, or the only one."""
     file, said = file_and_name(source)
     found = load_text(_text_of(file), file)
-    return chosen(found, file, said or (name if name in found or len(found) != 1 else ""))
+    return select_pipeline(found, file, said or (name if name in found or len(found) != 1 else ""))
 
 
 def _texts(found: Pipeline) -> dict[str, Any]:

@@ -91,12 +91,12 @@ def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...], feed:
         agent = KeptChild("the agent of workers", lambda: Child(AGENT, ends_itself=True),
                           lambda child: begin_agent(child, asked))
         # Agents load their modules while the scheduler does.
-        processes.together(lambda: keeper.add(agent) if first == processes.number else None,
+        processes.run_in_all(lambda: keeper.add(agent) if first == processes.number else None,
                            shared=False)
-        where = processes.from_first(
+        where = processes.run_in_first(
             lambda: begin_scheduler(pipeline, feed, run, len(hosts) > 1, keeper))
         asked["where"] = {key: where[key] for key in ("address", "keys")}
-        processes.together(lambda: keeper.meet(agent), shared=False)
+        processes.run_in_all(lambda: keeper.meet(agent), shared=False)
     except BaseException:
         keeper.end()
         raise

@@ -19,7 +19,7 @@ from math import ceil
 from codegen.errors import EXIT_DATA, EnvironmentFault, InputError, Place
 from codegen.short_batches import MASK
 from codegen.user.whole_batches import told
-from spmd.data.came_back import in_one_process
+from spmd.data.fork_guard import in_one_process
 from spmd.data.source_tools import SourceFailed
 from spmd.feeding.host import machine
 from spmd.feeding.host import steady_clock as time

@@ -11,10 +11,16 @@ import sys
 
 from codegen.progress import ARRAY, ERROR, FIELD, MARK, OPEN, Steps
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Listener = Callable[[str], None]  # hears how far a run has come, superstep after superstep
+
 CLEAR = "\r\x1b[K"
 
 
-class Saying:
+class ProgramOutput:
     """Print what the program says in one run."""
 
     def __init__(self) -> None:
@@ -27,7 +33,7 @@ class Saying:
         if not any(mark in text for mark in (MARK, ERROR, OPEN, ARRAY, FIELD)) and not self.arrays:
             self._plain(text)
             return
-        for line in (f"{one}\n" for one in text.removesuffix("\n").split("\n")):
+        for line in (f"{part}\n" for part in text.removesuffix("\n").split("\n")):
             try:
                 said = self.steps.line(line[1:].rstrip("\n")) if line.startswith(MARK) else None
             except ValueError:  # it is somebody else's

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from codegen.suggest import meant_keyword
 from spmd.launch.options import OPTIONS, TIME_LIMIT, Option, Options
-from spmd.mistakes import BY_NAME, plainly
+from spmd.tracebacks import BY_NAME, plainly
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,8 +52,8 @@ def takes(
 ) -> Callable[[Callable[Concatenate[S, ...], R]], Callable[Concatenate[S, P], R]]:
     """Give a method the options of a launch as keyword arguments. declared: Options, or `call`:
     with inputs and scalars, which the method gets as a dict."""
-    known = [p for p in inspect.signature(declared).parameters.values() if p.name != "given"]
-    if declared is Options:
+    known = list(inspect.signature(declared).parameters.values())
+    if declared is Options:  # its own signature takes any keyword: a field is an option
         kind = inspect.Parameter.KEYWORD_ONLY
         known = [inspect.Parameter(name, kind, default=row.default,
                                    annotation=Options.__annotations__[name])
@@ -67,14 +67,14 @@ def takes(
         @functools.wraps(body)
         def method(*args: Any, **kwargs: Any) -> R:
             try:
-                given = signature.bind(*args, **kwargs).arguments
+                bound = signature.bind(*args, **kwargs).arguments
             except TypeError as error:
                 wrong = TypeError(f"{body.__qualname__}() {error}")
                 wrong.add_note(meant_keyword(error, OPTIONS) or BY_NAME)
                 raise wrong from None
-            options = Options(**{name: given.pop(name) for name in OPTIONS if name in given})
-            rest = [given.pop("arguments", {})] if "arguments" in own.parameters else []
-            return body(*given.values(), options, *rest)
+            options = Options(**{name: bound.pop(name) for name in OPTIONS if name in bound})
+            rest = [bound.pop("arguments", {})] if "arguments" in own.parameters else []
+            return body(*bound.values(), options, *rest)
 
         if body.__doc__:
             rows = (_row(name, OPTIONS[name]) for name in signature.parameters if name in OPTIONS)

@@ -26,7 +26,7 @@ from spmd.files.checkpoints import (
     set_name,
     write_part,
 )
-from spmd.launch import leaving, resuming
+from spmd.launch import exit_signals, resuming
 from spmd.launch.memory import bytes_text
 from spmd.texts import MOST_SECONDS, is_number
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from spmd.launch.course import Launch
     from spmd.launch.job import Job
+    from spmd.launch.lifecycle import Launch
 
-NS = 1e9
+NS = 1e9  # nanoseconds of a second
 SEE_SECONDS = 5.0  # until a file of one host is seen by another
 
 
@@ -62,7 +62,7 @@ def interval(every: Any) -> tuple[int, int]:
                      found=repr(every), remedy="--every 100, or every=100")
 
 
-class Keeping:
+class Checkpointing:
     """The checkpoints of a launch, in one process."""
 
     def __init__(self, launch: Launch) -> None:
@@ -101,19 +101,19 @@ class Keeping:
                              found="none", remedy="leave --checkpoint out")
 
     def begin(self, job: Job, put: Callable[[Job], None]) -> None:
-        """Prepare a run; in all processes together."""
+        """Prepare a run. All processes call this at the same time."""
         self.job, self.runs = job, self.runs + 1
-        shares = self.processes.meet(lambda: self._inputs(job, put))
+        shares = self.processes.run_and_gather(lambda: self._inputs(job, put))
         self.inputs = {name: None if share is None else
                        f"{sum(theirs[name] for theirs in shares) % (1 << 64):016x}"
                        for name, share in shares[0].items()}
         turns, nanoseconds = interval(self.every) if self.every is not None else (0, 0)
-        found = self.processes.from_first(self._open)
-        self.path, self.nonce, chosen = found
-        self.processes.together(self._see)
+        place = self.processes.run_in_first(self._open)
+        self.path, self.nonce, chosen = place
+        self.processes.run_in_all(self._see)
         job._check(lib.spmd_job_keep(job._job, turns, nanoseconds))
         if chosen:
-            self.resumed = self.processes.together(lambda: resuming.fill(self, job, chosen))
+            self.resumed = self.processes.run_in_all(lambda: resuming.fill(self, job, chosen))
             if self.first and os.path.dirname(chosen) == self.path:
                 self._may_leave(self.resumed["turn"])
         else:
@@ -123,18 +123,19 @@ class Keeping:
         self.sets, self.seconds = 0, 0.0
 
     def _inputs(self, job: Job, put: Callable[[Job], None]) -> dict[str, Any]:
-        """Puts the inputs; this process' share of the check sum of each, None for a default."""
+        """Put the inputs, and return by name this process' share of the check sum of each; None for
+        an input that has its default."""
         put(job)
-        found: dict[str, Any] = {}
+        sums: dict[str, Any] = {}
         share = ffi.new("uint64_t *")
         for number, row in self.launch.face.reads():
-            found[row["name"]] = None
-            if job.given[number]:
-                found[row["name"]] = 0
+            sums[row["name"]] = None
+            if job.given_flags[number]:
+                sums[row["name"]] = 0
                 for rank in self._owners(job, row["layout"]):
                     job._check(lib.spmd_job_sum(job._job, number, rank, share))
-                    found[row["name"]] += share[0]
-        return found
+                    sums[row["name"]] += share[0]
+        return sums
 
     def _open(self) -> tuple[str, str, str]:
         """Return, in process 0, where sets go, what they are called by, and the set to go on
@@ -191,13 +192,13 @@ class Keeping:
         points = manifest["points"]
         number = len(manifest["inputs"]) + len(manifest["outputs"])
         number += sum(len(carried) for carried in points[:point])
-        found: dict[str, tuple[int, dict[str, Any]]] = {}
+        arrays: dict[str, tuple[int, dict[str, Any]]] = {}
         for k, row in enumerate(points[point]):
             name, more = row["name"], 2
-            while name in found:
+            while name in arrays:
                 name, more = f"{row['name']}_{more}", more + 1
-            found[name] = number + k, row
-        return found
+            arrays[name] = number + k, row
+        return arrays
 
     def said(self, job: Job, point: int) -> dict[str, dict[str, Any]]:
         return {
@@ -213,30 +214,30 @@ class Keeping:
         """Writes a set that waits; completes those of which all parts are there."""
         job = self.job
         assert job is not None
-        found = ffi.new("spmd_set *")
+        waiting_set = ffi.new("spmd_set *")
         waits = True
         while waits:
             begin = time.monotonic()
-            if waits := bool(lib.spmd_job_set(job._job, found)):
-                self._write(job, found)
+            if waits := bool(lib.spmd_job_set(job._job, waiting_set)):
+                self._write(job, waiting_set)
             if self.first and self.waiting:  # each time, or they would pile up
                 self._complete()
             self.seconds += time.monotonic() - begin
 
-    def _write(self, job: Job, found: Any) -> None:
-        path = os.path.join(self.path, set_name(found.point, found.turn, self.nonce))
-        pieces = self._pieces(job, found.point)
+    def _write(self, job: Job, waiting_set: Any) -> None:
+        path = os.path.join(self.path, set_name(waiting_set.point, waiting_set.turn, self.nonce))
+        pieces = self._pieces(job, waiting_set.point)
         write_part(path, self.processes.number, pieces)
-        said = self._index(job, found)
+        said = self._index(job, waiting_set)
         lib.spmd_job_release(job._job)
         self.waiting.append((path, said))
-        self.sets, self.last_turn = self.sets + 1, found.turn
+        self.sets, self.last_turn = self.sets + 1, waiting_set.turn
         self.bytes = sum(len(p.data) for p in pieces)
 
     def _pieces(self, job: Job, point: int) -> list[Piece]:
         """Return the pieces of a set that this process writes; of several ranks that hold one part,
         the first writes it."""
-        made = []
+        pieces = []
         offset, extent = ffi.new("int64_t[8]"), ffi.new("int64_t[8]")
         address, size = ffi.new("void **"), ffi.new("int64_t *")
         hosted = range(job.setup.first, job.setup.first + job.setup.count)
@@ -247,9 +248,9 @@ class Keeping:
                 job._check(lib.spmd_job_room(job._job, number, rank, offset, extent, address, size))
                 dims = lib.spmd_job_dims(job._job, number)
                 data = ffi.buffer(address[0], size[0]) if size[0] else b""
-                made.append(Piece(name, row["dtype"], rank, list(offset[0:dims]),
-                                  list(extent[0:dims]), data))
-        return made
+                pieces.append(Piece(name, row["dtype"], rank, list(offset[0:dims]),
+                                    list(extent[0:dims]), data))
+        return pieces
 
     def _owners(self, job: Job, layout: list[list[str]]) -> list[int]:
         ranks = job.setup.owners(layout)
@@ -257,18 +258,18 @@ class Keeping:
             return list(range(job.setup.first, job.setup.first + job.setup.count))
         return ranks
 
-    def _index(self, job: Job, found: Any) -> dict[str, Any]:
+    def _index(self, job: Job, waiting_set: Any) -> dict[str, Any]:
         feeds = self.launch.feeds.cursors() if self.launch.feeds else {}
         return {
             "program": self.launch.manifest["program"], "image": self.launch.checked.digest,
             "entry": self.launch.face.name,
             "parameters": self.launch.manifest["parameters"],
-            "point": found.point, "turn": found.turn, "counter": found.counter,
+            "point": waiting_set.point, "turn": waiting_set.turn, "counter": waiting_set.counter,
             "ranks": job.setup.ranks, "mesh": resuming.mesh_of(job),
             "scalars": self.launch.face.own(self.launch.scalars),
             "saves": self.launch.saving.kept() if self.launch.saving else {},
             "computes": resuming.computes(job), "inputs": self.inputs,
-            "arrays": self.said(job, found.point), "feeds": feeds,
+            "arrays": self.said(job, waiting_set.point), "feeds": feeds,
         }
 
     def _complete(self) -> None:
@@ -292,9 +293,9 @@ class Keeping:
         job = self.job
         assert job is not None
         job.look = None
-        self.processes.together(self.look)
-        self.processes.from_first(self._complete_last)
-        costs = self.processes.meet(lambda: self._spent(job))
+        self.processes.run_in_all(self.look)
+        self.processes.run_in_first(self._complete_last)
+        costs = self.processes.run_and_gather(lambda: self._spent(job))
         self.held, self.copied, _ = max(costs)
         self.seconds = max(seconds for _, _, seconds in costs)
         if self.first and self.sets:
@@ -342,7 +343,7 @@ class Keeping:
         """Let a signal under a launcher say that there is a complete set of this turn to go on
         from."""
         if self.processes.count > 1:
-            leaving.say(self._last_words(turn))
+            exit_signals.say(self._last_words(turn))
 
     def _last_words(self, turn: int) -> str:
         return (f"spmd: interrupted; the last checkpoint is of turn {turn}: the same with "

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from codegen.errors import SpmdError
 from codegen.image.manifest import ENTRY
 from spmd import report
-from spmd.arguments import check_given, computed_outputs, extents_of, patched_in, scalars_of
+from spmd.arguments import check_required, computed_outputs, extents_of, patched_in, scalars_of
 from spmd.faces import Face
-from spmd.launch.hosts import agree, mine
+from spmd.launch.hosts import agree, contribution
 from spmd.launch.job import Job
 from spmd.launch.setup import Setup
 from spmd.launch.sizes import bind_mesh
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
+    from spmd.launch.checkpointing import Checkpointing
     from spmd.launch.feeds import Feeds
     from spmd.launch.hosts import Hosts
-    from spmd.launch.keeping import Keeping
     from spmd.launch.loader import Checked
     from spmd.launch.options import Options
     from spmd.launch.processes import Processes
@@ -50,11 +50,11 @@ class Launch:
         self.face = Face(self.manifest)  # of the call under way
         self.scalars: dict[str, Any] = {}
         self.computed: list[int] = []  # numbers of the outputs that the call computes
-        self.keeping: Keeping | None = None
+        self.checkpointing: Checkpointing | None = None
         if options.checkpoint or options.every or options.resume:
-            from spmd.launch.keeping import Keeping  # zlib: most runs keep nothing
+            from spmd.launch.checkpointing import Checkpointing  # zlib: most runs keep nothing
 
-            self.keeping = Keeping(self)
+            self.checkpointing = Checkpointing(self)
         self.saving: Saving | None = None
         self.stream: Streaming | None = None  # of the call under way
         self.feeds: Feeds | None = None
@@ -63,8 +63,8 @@ class Launch:
 
             self.feeds = Feeds(self)
 
-    def bound(
-        self, face: Face, settings: dict[str, Any], given: dict[str, tuple[int, ...]],
+    def bind(
+        self, face: Face, settings: dict[str, Any], shapes: dict[str, tuple[int, ...]],
         only: Any = None,
     ) -> Setup:
         """Return the setup for a call of this face: what these scalars, and inputs of these shapes
@@ -76,13 +76,13 @@ class Launch:
             self.checked.image, face.settings(settings), dict(options.mesh or {}), options.ranks
         )
         inputs = [array for _, array in face.inputs]
-        extents = extents_of(self.manifest, inputs, given)
+        extents = extents_of(self.manifest, inputs, shapes)
         others = {k: v for k, v in face.others(self.scalars).items() if k not in extents}
         self.scalars = scalars_of(self.manifest, {**others, **settings}, extents)
-        check_given(inputs, given)
-        self.computed = computed_outputs(face, given, only)
-        if self.keeping is not None:
-            self.keeping.check()
+        check_required(inputs, shapes)
+        self.computed = computed_outputs(face, shapes, only)
+        if self.checkpointing is not None:
+            self.checkpointing.check()
         if options.save:
             if self.saving is None:
                 from spmd.launch.saving import Saving  # most runs save nothing
@@ -90,7 +90,7 @@ class Launch:
                 self.saving = Saving(self)
             self.saving.check()
         if self.feeds is not None:
-            self.feeds.give(options.feed)
+            self.feeds.set_sources(options.feed)
             options.feed = None  # it goes on from call to call
             self.feeds.check()
         count = self.processes.count
@@ -106,52 +106,53 @@ class Launch:
         return Setup(self.manifest, self.processes, self.sizes, scalars or self.scalars,
                      self.options, hosts)
 
-    def mine(self, setup: Setup, said: dict[str, Any]) -> dict[str, Any]:
+    def contribution(self, setup: Setup, said: dict[str, Any]) -> dict[str, Any]:
         """Return what this process brings to `agreed`: the processes must have equal values of it,
         and of `said`."""
         said = {"mesh": self.sizes, **said}
-        return mine(self.checked.digest, said, setup.first, setup.count)
+        return contribution(self.checked.digest, said, setup.first, setup.count)
 
     def agreed(self, prepare: Callable[[], dict[str, Any]]) -> tuple[Setup, list[dict[str, Any]]]:
         """Prepare, in every process, and bring what is `mine`; return the setup, and what all
         brought."""
-        met = self.processes.meet(prepare)
+        met = self.processes.run_and_gather(prepare)
         return self.setup(agree(self.processes, met, self.options.transport)), met
 
     def loaded(self, setup: Setup, put: Callable[[Job], None] = lambda _: None) -> Job:
-        """Return the job; loaded anew only where scalars that memory depends on have changed. What
-        is kept, or gone on from, is compared: then the inputs are put here."""
+        """Return the job, ready to run. It is loaded anew only where scalars that memory depends on
+        have changed. Where checkpoints are written or resumed, `put` fills the inputs already here,
+        since their check sums are compared."""
         job = self.placed(setup)
         job.want(self.computed)
         if self.times is not None and not job.keeps_times:
             events = MOST_EVENTS // setup.ranks if self.times else 0
-            self.processes.together(lambda: job.keep_times(events))
-        if self.keeping is not None:
-            self.keeping.begin(job, put)
+            self.processes.run_in_all(lambda: job.keep_times(events))
+        if self.checkpointing is not None:
+            self.checkpointing.begin(job, put)
         if self.saving is not None:
-            self.saving.begin(job, self.keeping.resumed if self.keeping else None)
+            self.saving.begin(job, self.checkpointing.resumed if self.checkpointing else None)
         if self.feeds is not None:
-            self.feeds.begin(job, self.keeping.resumed if self.keeping else None)
+            self.feeds.begin(job, self.checkpointing.resumed if self.checkpointing else None)
         return job
 
     def placed(self, setup: Setup) -> Job:
-        """Return the job, in memory."""
+        """Return the job of this setup, with its memory reserved and its ranks loaded."""
         if self.job is None or not self.fits(setup):
             self.end(goes_on=True)
             self.job = Job(self.checked, setup, self.processes, self.options.time_limit)
         return self.job
 
-    def with_state(self, setup: Setup, given: SavedState | None) -> Job:
+    def with_state(self, setup: Setup, state: SavedState | None) -> Job:
         """Return the job with a state: what is given, or what the program makes of it. Feeds,
         checkpoints and frames have no part in that; nothing is timed."""
-        if given is not None:
+        if state is not None:
             job = self.placed(setup)
-            given.put(job)
+            state.put(job)
             return job
         initial = Face(self.manifest, 0)
         job = self.placed(self.setup(setup.hosts, {**self.scalars, ENTRY: initial.number}))
-        job.forget(initial.given)
-        self.processes.together(job.run)
+        job.forget(initial.given_flags)
+        self.processes.run_in_all(job.run)
         job.replace(initial.pairs)
         return job
 
@@ -168,7 +169,7 @@ class Launch:
 
     def looks_at_calls(self) -> bool:
         """Return whether feeds, checkpoints or frames have a part in every call."""
-        return any(part is not None for part in (self.feeds, self.keeping, self.saving))
+        return any(part is not None for part in (self.feeds, self.checkpointing, self.saving))
 
     def fits(self, setup: Setup) -> bool:
         """Return whether the loaded job can run with this setup; give it other scalars if so."""
@@ -180,7 +181,7 @@ class Launch:
     ) -> None:
         """Puts the inputs and runs. What fails in this process ends the job in all of them."""
         try:
-            if self.keeping is None:
+            if self.checkpointing is None:
                 put(job)
             if self.stream is not None:
                 self.stream.begin(job, self.saving)
@@ -190,25 +191,25 @@ class Launch:
         try:
             job.run(told)
         except BaseException as error:
-            if self.keeping is not None and not isinstance(error, Exception):
-                self.keeping.say_how_to_go_on()
+            if self.checkpointing is not None and not isinstance(error, Exception):
+                self.checkpointing.say_how_to_go_on()
             if isinstance(error, SpmdError) and self.feeds is not None and self.feeds.error:
                 raise self.feeds.error from None  # what ended the run
             raise
 
-    def kept(self) -> None:
+    def finish_outputs(self) -> None:
         """Finish feeds, frames and checkpoints once all ranks have run."""
         if self.feeds is not None:
-            self.feeds.ran()
+            self.feeds.check_after_run()
         if self.saving is not None:
             self.saving.finish()
-        if self.keeping is not None:
-            self.keeping.finish()
+        if self.checkpointing is not None:
+            self.checkpointing.finish()
 
     def end(self, goes_on: bool = False) -> None:
         """Gives the job's memory back. goes_on: another job of this run follows at once."""
-        if self.keeping is not None:
-            self.keeping.close()
+        if self.checkpointing is not None:
+            self.checkpointing.close()
         if self.saving is not None:
             self.saving.close()
         if self.feeds is not None:

@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from spmd.launch.setup import Setup
 
 
-class GivenState(SavedState):
+class StateArrays(SavedState):
     """Arrays of a state, compared, then put into a job."""
 
-    def __init__(self, manifest: dict[str, Any], into: Opened, given: Any) -> None:
+    def __init__(self, manifest: dict[str, Any], into: Opened, state: Any) -> None:
         super().__init__(manifest, "")
-        self.into, self.given = into, given
+        self.into, self.state = into, state
         self.arrays: dict[str, Any] = {}
 
     def open(self, setup: Setup) -> Versions:
         """Check the state that is given, in each process alone. InputError for the state of another
         program."""
-        if not isinstance(self.given, Mapping):
-            raise InputError("the state is no dict of arrays", found=type(self.given).__name__,
+        if not isinstance(self.state, Mapping):
+            raise InputError("the state is no dict of arrays", found=type(self.state).__name__,
                              expected='a path, or {"w": array, …}, as x.state() gives it')
-        given = dict(_leaves(self.given, self.rows))
+        leaves = dict(_leaves(self.state, self.rows))
         shapes = {name: setup.shape(row) for name, (_, row) in self.rows.items()}
         wanted = {name: (row["dtype"], shapes[name]) for name, (_, row) in self.rows.items()}
         arrays = {name: x if isinstance(x, (Local, Distributed)) else dtypes.as_numpy(x)
-                  for name, x in given.items()}
+                  for name, x in leaves.items()}
         forms = {}
         for name, x in arrays.items():
             part = x.part if isinstance(x, Local) else x
@@ -61,7 +61,7 @@ class GivenState(SavedState):
         pass
 
     def put(self, job: Job) -> None:
-        job.processes.together(lambda: self._put(job))
+        job.processes.run_in_all(lambda: self._put(job))
 
     def _put(self, job: Job) -> None:
         for name, (number, row) in self.rows.items():

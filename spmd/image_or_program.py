@@ -26,5 +26,5 @@ def image_or_built(
     """
     if not loader.is_program(path):
         return loader.read(path), set()
-    found: tuple[bytes, set[str]] = builder().image_of(path, settings, no_cache, without)
-    return found
+    built: tuple[bytes, set[str]] = builder().image_of(path, settings, no_cache, without)
+    return built

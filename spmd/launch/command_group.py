@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 
-from spmd.launch import leaving
+from spmd.launch import exit_signals
 from spmd.launch.hosts import place
 from spmd.launch.launchers import launcher, world
-from spmd.launch.patience import Patience, StartWatch
+from spmd.launch.process_watch import ProcessWatch, StartWatch
 from spmd.launch.processes import Processes, disagreement
 
 TYPE_CHECKING = False
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def come(limit: float) -> tuple[Processes, StartWatch | None]:
+def join(limit: float) -> tuple[Processes, StartWatch | None]:
     """Return all processes of the launcher; MPI is started.
 
     limit: seconds, of --time-limit; how long they may take to come goes by it. 0: for ever.
     """
-    leaving.begin(waits=True)
+    exit_signals.begin(waits=True)
     rank, count, _ = launcher()
     start = StartWatch(rank, count, limit) if limit else None
     processes = Processes(world())
-    leaving.end_all_from_now_on(processes)
+    exit_signals.end_all_from_now_on(processes)
     return processes, start
 
 
@@ -37,7 +37,7 @@ def agree(
     processes: Processes, start: StartWatch | None, said: Callable[[], str], limit: float
 ) -> None:
     """Check that every process says the same command; what is wrong with one ends all of them."""
-    met = processes.meet(lambda: (said(), (os.getpid(), place())))
+    met = processes.run_and_gather(lambda: (said(), (os.getpid(), place())))
     if start:
         start.end()
     commands = [command for command, _ in met]
@@ -48,4 +48,4 @@ def agree(
             expected=f"{commands[0]} (process 0)",
             found=f"{commands[odd[0]]} (process {odd[0]})", remedy="give all the same command",
         ))
-    processes.patience = Patience(processes, [where for _, where in met], limit)
+    processes.watch = ProcessWatch(processes, [where for _, where in met], limit)

@@ -1,6 +1,7 @@
 """What a process shows the others of its host: whether it waits, computes or leaves, and where.
 
-In: what it is at. Out: a memory file that mates.py looks at, and answers to who asks where it is.
+In: what it is at. Out: a memory file that host_processes.py reads, and answers to who asks where
+it is.
 Always holds: nobody has to answer in Python; nothing that has a name is made, so nothing is left.
 """
 
@@ -51,6 +52,6 @@ def is_forked() -> bool:
     return _owner not in (0, os.getpid())
 
 
-def show(what: int, group: int = 0, number: int = 0) -> None:
+def show(state: int, group: int = 0, number: int = 0) -> None:
     if _owner == os.getpid():
-        os.pwrite(_file, WORDS.pack(_owner, what, group, number, _asked), 0)
+        os.pwrite(_file, WORDS.pack(_owner, state, group, number, _asked), 0)

@@ -1,6 +1,7 @@
 """What a process sees of the others of its host: who has come to a meeting, has ended, and where.
 
-In: a launcher's environment, /proc, what presence.py shows. Out: `mates`, a Mate for each process.
+In: a launcher's environment, /proc, what process_status.py shows. Out: a HostProcess for each
+process, by number.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from struct import error
 from codegen.places import is_user_file
 from spmd.engine import lib
 from spmd.launch.launchers import variables
-from spmd.launch.patience import ENDED, STOPPED, state_of
-from spmd.launch.presence import ANSWERS, ELSEWHERE, NAME, WORDS
+from spmd.launch.process_status import ANSWERS, ELSEWHERE, NAME, WORDS
+from spmd.launch.process_watch import ENDED, STOPPED, state_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-ANSWER_S = 0.3
+ANSWER_S = 0.3  # for which another process is waited for that was asked where it is
 
 
-class Mate:
+class HostProcess:
     """A process of this host. number: the launcher's. pid: 0 where there is none any more.
 
     what, group, number_of_meeting: what it shows; ELSEWHERE where it shows nothing.
@@ -32,7 +33,7 @@ class Mate:
 
     def __init__(self, number: int, pid: int, fd: str = "") -> None:
         self.number, self.pid, self.fd = number, pid, fd
-        self.what, self.group, self.meeting, self.can_say = ELSEWHERE, 0, 0, False
+        self.activity, self.group, self.meeting, self.can_say = ELSEWHERE, 0, 0, False
         self.state = ""
         self.look()
 
@@ -40,7 +41,7 @@ class Mate:
         """Reads again what it shows, and whether it runs."""
         self.state = state_of(self.pid)
         if self.fd and not self.has_ended:
-            _, self.what, self.group, self.meeting, can_say = _words(self.fd)
+            _, self.activity, self.group, self.meeting, can_say = _words(self.fd)
             self.can_say = bool(can_say)
 
     @property
@@ -76,12 +77,12 @@ def _words(path: str) -> tuple[int, ...]:
         return 0, ELSEWHERE, 0, 0, 0
 
 
-def _answer(file: Any, at: int, words: int) -> bytes:
+def _answer(file: Any, offset: int, words: int) -> bytes:
     """Wait for what is appended to the file, and return it once it is whole: lines of Python, then
     `words` bytes of addresses; b"" if it does not come in time."""
     deadline = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline:
-        text = os.pread(file.fileno(), 1 << 16, at)
+        text = os.pread(file.fileno(), 1 << 16, offset)
         if len(text) > words and text.endswith(bytes(8)):
             return text
         time.sleep(0.005)
@@ -116,23 +117,23 @@ def line_text(file: str, line: int) -> str:
     return f"{os.path.basename(file)}:{line}" + (f": {text}" if text else "")
 
 
-def mates() -> dict[int, Mate]:
+def find() -> dict[int, HostProcess]:
     """Return the processes of this launcher on this host, by number; this one too."""
     number, _ = variables()
     if not number:
         return {}
     needle = f"{number}=".encode()
     mine = _launcher(os.getpid(), needle)
-    found: dict[int, list[int]] = {}
+    pids_of: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             value = _variable(int(entry), needle)
             if value.isdigit() and _launcher(int(entry), needle) == mine:
-                found.setdefault(int(value), []).append(int(entry))
-    return {value: _mate(value, sorted(pids)) for value, pids in found.items()}
+                pids_of.setdefault(int(value), []).append(int(entry))
+    return {value: _mate(value, sorted(pids)) for value, pids in pids_of.items()}
 
 
-def _mate(number: int, pids: list[int]) -> Mate:
+def _mate(number: int, pids: list[int]) -> HostProcess:
     """Return the mate among the processes that a launcher's process has started: the one that has
     begun."""
     for pid in pids:
@@ -141,10 +142,10 @@ def _mate(number: int, pids: list[int]) -> Mate:
             for name in os.listdir(folder):
                 if os.readlink(f"{folder}/{name}").startswith(f"/memfd:{NAME} "):
                     if _words(f"{folder}/{name}")[0] == pid:
-                        return Mate(number, pid, f"{folder}/{name}")
+                        return HostProcess(number, pid, f"{folder}/{name}")
         except OSError:
             continue
-    return Mate(number, pids[-1])
+    return HostProcess(number, pids[-1])
 
 
 def _variable(pid: int, needle: bytes) -> str:

@@ -14,8 +14,8 @@ from _thread import get_ident, start_new_thread
 from time import monotonic, sleep
 
 from codegen.errors import PeerError
-from spmd.launch import launchers, mates, presence
-from spmd.launch.patience import END_LIMITS, SHARE, TURN_S
+from spmd.launch import host_processes, launchers, process_status
+from spmd.launch.process_watch import END_LIMITS, SHARE, TURN_S
 from spmd.launch.processes import Processes, say
 
 LEAVING, LATE = 0.25, 0.5  # parts of the limit: who is leaving is named, who is late warned of
@@ -28,7 +28,7 @@ _numbers: dict[int, int] = {}  # of meetings so far, by group
 _started = False
 
 
-class Attendance:
+class MeetingWatch:
     """The processes of a communicator. world: their numbers as the launcher has them.
 
     A context, for as long as this process waits for all the others.
@@ -50,14 +50,14 @@ class Attendance:
         global _started
         number = _numbers[self.key] = _numbers.get(self.key, 0) + 1
         _meetings[get_ident()] = Meeting(self, number)
-        presence.show(presence.WAITS, self.key, number)
+        process_status.show(process_status.WAITS, self.key, number)
         if not _started:
             _started = True
             start_new_thread(_run, ())
 
     def __exit__(self, *_: object) -> None:
         _meetings.pop(get_ident(), None)
-        presence.show(presence.ELSEWHERE, self.key, _numbers[self.key])
+        process_status.show(process_status.ELSEWHERE, self.key, _numbers[self.key])
 
 
 def _run() -> None:
@@ -75,7 +75,7 @@ def _run() -> None:
 class Meeting:
     """A meeting of the processes, while this process waits in it."""
 
-    def __init__(self, group: Attendance, number: int) -> None:
+    def __init__(self, group: MeetingWatch, number: int) -> None:
         self.group, self.number = group, number
         self.begin(monotonic())
 
@@ -83,14 +83,14 @@ class Meeting:
         self.since, self.warned, self.sampled, self.samples = now, 0.0, 0.0, 0
         self.places: dict[int, tuple[str, int]] = {}
         self.stopped: dict[int, float] = {}
-        self.mates: dict[int, mates.Mate] | None = None
+        self.mates: dict[int, host_processes.HostProcess] | None = None
 
     def look(self, now: float, thread: int) -> None:
         limit, waited = self.group.limit, now - self.since
         if waited < LEAVING * limit:
             return
         if self.mates is None or waited > limit * (1 + self.warned):
-            self.mates = mates.mates()
+            self.mates = host_processes.find()
         for mate in self.mates.values():
             mate.look()
         missing = [k for k in range(self.group.processes.count) if not self._has_come(k)]
@@ -117,7 +117,7 @@ class Meeting:
         mate = self._mate(k)
         return mate.has_ended if mate else self._all_here()
 
-    def _mate(self, k: int) -> mates.Mate | None:
+    def _mate(self, k: int) -> host_processes.HostProcess | None:
         return (self.mates or {}).get(self.group.world[k])
 
     def _has_come(self, k: int) -> bool:
@@ -126,13 +126,13 @@ class Meeting:
             return True
         return (
             mate is not None
-            and (mate.group, mate.what) == (self.group.key, presence.WAITS)
+            and (mate.group, mate.activity) == (self.group.key, process_status.WAITS)
             and mate.meeting >= self.number
         )
 
     def _computes(self, k: int) -> bool:
         mate = self._mate(k)
-        return mate is not None and mate.what == presence.COMPUTES
+        return mate is not None and mate.activity == process_status.COMPUTES
 
     def _is_lost(self, k: int, waited: float) -> bool:
         """Return whether a process can come no more. One that was stopped may be let go on within
@@ -140,7 +140,7 @@ class Meeting:
         mate, limit = self._mate(k), self.group.limit
         if mate is None or mate.has_ended:
             return waited > SHARE * limit and (mate is not None or self._all_here())
-        if mate.what == presence.LEAVES:
+        if mate.activity == process_status.LEAVES:
             return waited > LEAVING * limit
         if not mate.is_stopped:
             self.stopped.pop(k, None)
@@ -163,7 +163,7 @@ class Meeting:
             self.sampled = now
             still = len(self.mates or {}) == launchers.launcher()[1]
             for mate in (self.mates or {}).values():
-                if mate.what in (presence.WAITS, presence.LEAVES):
+                if mate.activity in (process_status.WAITS, process_status.LEAVES):
                     continue
                 in_mpi, file, line = mate.where()
                 still &= in_mpi and self.places.get(mate.number, (file, line)) == (file, line)
@@ -180,14 +180,14 @@ class Meeting:
             return "is on another host, or has ended"
         if mate.is_stopped:
             return "is stopped"
-        if mate.what == presence.LEAVES:
+        if mate.activity == process_status.LEAVES:
             return "has come to the end of its script"
-        if mate.what == presence.WAITS:
+        if mate.activity == process_status.WAITS:
             return "waits for the processes of another communicator, or in an earlier call"
-        if mate.what == presence.COMPUTES:
+        if mate.activity == process_status.COMPUTES:
             return "still runs the program"
         in_mpi, file, line = mate.where()
-        place = f" at {mates.line_text(file, line)}" if file else ""
+        place = f" at {host_processes.line_text(file, line)}" if file else ""
         return f"waits inside MPI{place}" if in_mpi else f"is{place or ' somewhere else'}"
 
     def _name(self, k: int) -> str:
@@ -208,7 +208,7 @@ class Meeting:
         while frame:
             frames.append((frame.f_code.co_filename, frame.f_lineno))
             frame = frame.f_back
-        mine = mates.line_text(*mates.user_place(frames))
+        mine = host_processes.line_text(*host_processes.user_place(frames))
         error = PeerError(
             f"{self._name(k)} has not come to a call that every rank makes",
             expected=f"all {self.group.processes.count} ranks at {mine}, "
@@ -217,4 +217,4 @@ class Meeting:
             remedy="the same calls on every rank of comm; "
             "comm.Split makes a communicator of some of them",
         )
-        self.group.processes.lose(error)
+        self.group.processes.abort_lost(error)

@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from spmd.launch.processes import Processes
 
-TURN_S = 0.25
+TURN_S = 0.25  # between two looks at the other processes
 SHARE = 0.8  # of the limit: reported before it is over
 
 
@@ -47,21 +47,21 @@ class StartWatch:
 
     def __init__(self, number: int, count: int, limit: float) -> None:
         warn, end = WARN_LIMITS * limit, END_LIMITS * limit
-        what = f"of {count} processes not all have come to MPI_Init after {{:g}} s"
-        warning = f"spmd: warning: {what.format(warn)}\n" if number == 0 else ""
+        message = f"of {count} processes not all have come to MPI_Init after {{:g}} s"
+        warning = f"spmd: warning: {message.format(warn)}\n" if number == 0 else ""
         error = PeerError(
-            what.format(end), expected=f"all of them within {END_LIMITS} times --time-limit",
+            message.format(end), expected=f"all of them within {END_LIMITS} times --time-limit",
             remedy="look for one that is stopped, or for a host that does not answer; "
             "a longer --time-limit, or 0 to wait for ever",
         )
         self.texts = [ffi.new("char[]", text.encode())
                       for text in (warning, report.error_text(error) + "\n")]
         end += min(number * LATER_S, LATEST_S)
-        self.given = ffi.new("spmd_start *", {
+        self.c_start = ffi.new("spmd_start *", {
             "warn_ms": int(1000 * warn), "end_ms": int(1000 * end),
             "code": EXIT_PEER, "warning": self.texts[0], "error": self.texts[1],
         })
-        lib.spmd_start_begin(self.given)
+        lib.spmd_start_begin(self.c_start)
 
     def end(self) -> None:
         """End the watch, since the processes have come."""
@@ -96,7 +96,7 @@ def watch_the_end(processes: Processes, mates: dict[int, int], limit: float) -> 
     }))
 
 
-class Patience:
+class ProcessWatch:
     """A thread that looks at the launcher, and at the other processes of this host except while
     `trusted` is set.
 
@@ -159,4 +159,4 @@ class Patience:
             found=f"process {pid} {self._absent(pid) or 'was stopped'}",
             remedy="look why; a longer --time-limit, or 0 for none",
         )
-        self.processes.lose(error)
+        self.processes.abort_lost(error)

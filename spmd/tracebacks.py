@@ -54,10 +54,10 @@ def cells(text: str) -> str:
     files = getattr(getattr(shell, "compile", None), "_filename_map", {})
     known = {file.rpartition("/")[2]: number for file, number in files.items()}
 
-    def named(found: re.Match[str]) -> str:
-        number = known.get(found[1])
-        many = "lines" if "-" in found[2] else "line"
-        return f"Cell In[{number}], {many} {found[2]}" if number is not None else found[0]
+    def named(match: re.Match[str]) -> str:
+        number = known.get(match[1])
+        many = "lines" if "-" in match[2] else "line"
+        return f"Cell In[{number}], {many} {match[2]}" if number is not None else match[0]
 
     return re.sub(r"(?:/[^\s:]*/)?(\w+\.py):(\d+(?:-\d+)?)", named, text)
 

@@ -18,19 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def hidden(error: BaseException) -> EnvironmentFault | None:
+def shadowing_error(error: BaseException) -> EnvironmentFault | None:
     """Return the error to show in the place of one that nobody expected: which file stands before a
     module; None if none does."""
     for cause in reversed(list(_chain(error))):
         for file in _files_of(cause):
             if name := _hides(file):
                 text = str(getattr(cause, "message", cause)).partition("\n")[0]
-                what = os.path.dirname(file) if os.path.basename(file) == "__init__.py" else file
+                culprit = os.path.dirname(file) if os.path.basename(file) == "__init__.py" else file
                 return EnvironmentFault(
-                    f"{what} hides the module {name}, which spmd or a package that it uses needs",
+                    f"{culprit} hides the module {name}, which spmd or a package that it uses "
+                    "needs",
                     expected=f"the module of {_installed(name, file)}",
                     found=f"{type(cause).__name__}: {text}",
-                    remedy=f"rename {what}; Python takes the first of a name on its path",
+                    remedy=f"rename {culprit}; Python takes the first of a name on its path",
                 )
     return None
 

@@ -10,7 +10,7 @@ from codegen.errors import Place
 
 
 class in_one_process:
-    """A context around calls of the user's code: a process that was forked in one ends here, with
+    """Run calls of the user's code in a `with` statement: a process forked in one ends here, with
     status 1.
 
     It is said on standard error, unless it ends by sys.exit."""

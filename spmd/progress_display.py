@@ -21,7 +21,7 @@ from codegen.progress import at as at
 from spmd.launch.launchers import launcher
 
 AFTER_S = 2.0  # what is done sooner says nothing
-AGAIN_S = 0.2
+AGAIN_S = 0.2  # between two lines, so that a terminal is not flooded
 LOG_AGAIN_S = 10.0  # between lines that stay
 CHOSEN = "SPMD_PROGRESS"  # "off": no lines that stay
 
@@ -45,9 +45,9 @@ class Line:
         self._thread = threading.Thread(target=context.run, args=(self._show,), daemon=True)
         self._thread.start()
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        self.text = f"{what}, {done} of {total}" if total else what
-        if not what:
+    def __call__(self, activity: str, done: int, total: int) -> None:
+        self.text = f"{activity}, {done} of {total}" if total else activity
+        if not activity:
             self._clear()
 
     def close(self) -> None:

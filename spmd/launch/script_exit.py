@@ -14,7 +14,7 @@ import time
 from typing import Any, NoReturn
 
 from codegen.errors import SpmdError
-from spmd.launch import mates, presence
+from spmd.launch import host_processes, process_status
 from spmd.launch.launchers import library
 from spmd.launch.processes import Elsewhere, Processes, end_with_the_job
 
@@ -49,11 +49,11 @@ def end_all_on_error() -> None:
             sys.stderr.flush()
             os._exit(code)
 
-    def hook_of_threads(found: threading.ExceptHookArgs) -> None:
-        if getattr(found.exc_value, LEFT, False) and found.exc_value is not None:
-            hook(found.exc_type, found.exc_value, found.exc_traceback)
+    def hook_of_threads(args: threading.ExceptHookArgs) -> None:
+        if getattr(args.exc_value, LEFT, False) and args.exc_value is not None:
+            hook(args.exc_type, args.exc_value, args.exc_traceback)
         else:
-            before_in_thread(found)
+            before_in_thread(args)
 
     sys.excepthook, threading.excepthook = hook, hook_of_threads
 
@@ -74,14 +74,14 @@ def leave_together() -> None:
     waits in MPI_Finalize, PMIx 5 may take one wait off its list twice: then the launcher prints
     once more what it had printed, or dies of SIGSEGV. So nobody waits there for long.
     """
-    presence.show(presence.LEAVES)
+    process_status.show(process_status.LEAVES)
     MPI = sys.modules.get("mpi4py.MPI")
-    if presence.is_forked() or not MPI or not MPI.Is_initialized() or MPI.Is_finalized():
+    if process_status.is_forked() or not MPI or not MPI.Is_initialized() or MPI.Is_finalized():
         return
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # as in MPI_Finalize, no Python hears it
     launcher, turn = os.getppid(), TURNS_S[0]
-    others = [Other(mate) for mate in mates.mates().values() if mate.pid != os.getpid()]
+    others = [Other(mate) for mate in host_processes.find().values() if mate.pid != os.getpid()]
     while os.getppid() == launcher and any(other.may_come() for other in others):
         MPI.COMM_WORLD.Iprobe()  # what others still expect of this process goes on
         time.sleep(turn)
@@ -91,7 +91,7 @@ def leave_together() -> None:
 class Other:
     """A process that this one waits for before it leaves."""
 
-    def __init__(self, mate: mates.Mate) -> None:
+    def __init__(self, mate: host_processes.HostProcess) -> None:
         self.mate = mate
         self.asked, self.samples = time.monotonic(), 0
 
@@ -102,9 +102,9 @@ class Other:
         """
         mate = self.mate
         mate.look()
-        if not mate.fd or mate.has_ended or mate.what == presence.LEAVES:
+        if not mate.fd or mate.has_ended or mate.activity == process_status.LEAVES:
             return False
-        if mate.what != presence.WAITS and time.monotonic() > self.asked + ASK_S:
+        if mate.activity != process_status.WAITS and time.monotonic() > self.asked + ASK_S:
             self.asked = time.monotonic()
             self.samples = self.samples + 1 if mate.where()[0] else 0
-        return mate.what == presence.WAITS or self.samples < SAMPLES
+        return mate.activity == process_status.WAITS or self.samples < SAMPLES

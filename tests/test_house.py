@@ -23,7 +23,7 @@ FOLDERS = ("codegen", "spmd", "examples", "benchmarks", "tests", "docs")
 # A module imports only modules of its own level or a lower one. The longest prefix counts.
 LEVELS = {
     "codegen.errors": 0, "codegen.fresh": 0, "codegen.progress": 0, "codegen.short_batches": 0,
-    "codegen.suggest": 0, "codegen.printed": 1, "codegen.misspelt": 2,
+    "codegen.suggest": 0, "codegen.validators": 0, "codegen.printed": 1, "codegen.misspelt": 2,
     "codegen.check_names": 1, "codegen.places": 1, "codegen.dtypes": 1, "codegen.symbolic": 1,
     "codegen.philox": 1,
     "codegen.symbolic.estimate": 2, "codegen.symbolic.prove": 2, "codegen.symbolic.sampling": 2,
@@ -120,7 +120,8 @@ LIGHT = (
     "codegen.errors", "codegen.image.conditions", "codegen.image.manifest",
     "codegen.image.schema", "codegen.image.target",
     "codegen.places", "codegen.progress", "codegen.suggest", "codegen.symbolic.meaning",
-    "codegen.user.given_extents", "codegen.user.named", "codegen.verify.exchange_table",
+    "codegen.user.given_extents", "codegen.user.named", "codegen.validators",
+    "codegen.verify.exchange_table",
 )
 
 # A grammar stands on one page, in the docstring of its module.

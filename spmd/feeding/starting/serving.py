@@ -23,7 +23,10 @@ from spmd.feeding.messages.sockets import LAST_PORT, Lines
 from spmd.feeding.scheduling.scheduler import SLICE_S, Scheduler
 from spmd.feeding.scheduling.scheduler_state import StateFile, StateMemory
 from spmd.feeding.status.overview import overview
-from spmd.feeding.status.web_page import WebPage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from spmd.feeding.status.web_page import WebPage
 
 PORT = int(HERE.rpartition(":")[2])
 START_S = 20.0  # for a child to say its address
@@ -76,6 +79,7 @@ class Served:
                 self.scheduler.allowed = self._allowed.now
                 self.scheduler.welcomes = self.lines.without_strangers
             if page is not None:
+                from spmd.feeding.status.web_page import WebPage  # a tenth of a second, for a page
                 self.page = WebPage(self.scheduler, page)
         except BaseException as error:
             self.close()

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import socket
+import stat
 import threading
 from contextlib import suppress
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zmq.auth import create_certificates, load_certificate
 
 from spmd import InputError, UsageError
 from spmd.feeding.consumers import consumer
@@ -145,8 +148,39 @@ def test_keys_of_a_folder(tmp_path):
     assert read_folder(str(folder)).public in read_folder(str(folder), scheduler=True).allowed
     with pytest.raises(UsageError, match="holds keys already"):
         make_folder(str(folder))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for who in ("server", "client"):
+        assert stat.S_IMODE((folder / f"{who}.secret").stat().st_mode) == 0o600
     os.chmod(folder / "client.secret", 0o644)
     with pytest.raises(UsageError, match="chmod 600"):
+        read_folder(str(folder))
+
+
+def test_bare_keys_and_certificates_are_read(tmp_path):
+    """Folders of older versions hold one line in each file. Any certificate may be let in."""
+    folder = tmp_path / "keys"
+    (folder / "allowed").mkdir(parents=True)
+    (server, server_secret), (client, secret) = pair(), pair()
+    for name, value in (("server.key", server), ("server.secret", server_secret),
+                        ("client.key", client), ("client.secret", secret)):
+        (folder / name).write_text(value + "\n")
+        (folder / name).chmod(0o600)
+    create_certificates(folder / "allowed", "ada")
+    ada = load_certificate(folder / "allowed" / "ada.key")[0].decode()
+    keys, ours = read_folder(str(folder)), read_folder(str(folder), scheduler=True)
+    assert (keys.server, keys.public, keys.secret) == (server, client, secret)
+    assert (ours.server_secret, ours.allowed) == (server_secret, {client, ada})
+    for text in ("", "x" * 40, "public-key = short", "\0" * 1000):
+        (folder / "allowed" / "ben.key").write_text(text)
+        if text == "x" * 40:
+            assert len(read_folder(str(folder)).allowed) == 3
+            continue
+        with pytest.raises(UsageError, match="ben.key: expected a public key: a certificate"):
+            read_folder(str(folder))
+    (folder / "allowed" / "ben.key").unlink()
+    shutil.copy(folder / "allowed" / "ada.key", folder / "client.secret")
+    (folder / "client.secret").chmod(0o600)
+    with pytest.raises(UsageError, match="client.secret: expected a secret key"):
         read_folder(str(folder))
 
 

@@ -19,7 +19,7 @@ import pytest
 import spmd
 from spmd import cli
 from spmd.feeding.clients.client_jobs import PART_BYTES, send_file
-from spmd.feeding.messages.scheduler_answers import Refused
+from spmd.feeding.messages.scheduler_replies import Refused
 from spmd.feeding.messages.wire import new_id
 from tests.conftest import LAUNCH_ENVIRONMENT, PATIENCE, ROOT, until
 from tests.feeding.served_kit import ServedProcess, command_of

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PORT = int(HERE.rpartition(":")[2])
 START_S = 20.0  # for a child to say its address
-SCHEDULER = "spmd.feeding.starting.serving"  # as a child
+SCHEDULER = "spmd.feeding.starting.scheduler_process"  # as a child
 
 
 def checked_listen(listen: str, folder: str, option: str = "--listen") -> str:
@@ -139,7 +139,7 @@ def serve(listen: str, folder: str, state: str, page: int | None, slice_s: float
 # ---- in a child ---------------------------------------------------------------------------------
 
 
-def begun_scheduler(child: Child, keys: Keys, listen: str) -> str:
+def wait_for_address(child: Child, keys: Keys, listen: str) -> str:
     """The address of a scheduler that has been started, once it listens; else EnvironmentFault."""
     child.channel.send(keys=keys.as_plain(with_server=True), listen=listen)
     said, why = child.first_word(START_S)

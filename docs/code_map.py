@@ -63,8 +63,9 @@ GROUPS = (
     ("Feeding: clients, which submit and open pipelines", ("spmd/feeding/clients/*.py",), "client"),
     ("Feeding: runners of jobs", ("spmd/feeding/jobs/*.py",), "runner"),
     ("Feeding: consumers, which fill the rings of ranks", ("spmd/feeding/consumers/*.py",),
-     "consumer asking"),
-    ("Feeding: what starts it", ("spmd/feeding/starting/*.py",), "connect local_feeding serving"),
+     "pipeline_supply consumer piece_ledger"),
+    ("Feeding: what starts it", ("spmd/feeding/starting/*.py",),
+     "connect local_feeding scheduler_process"),
     ("Serving: images over HTTP and gRPC, and clients that call them", ("spmd/serving/*.py",),
      "__init__ serve_command web_application grpc_service inference_server model_repository "
      "served_models served_job call_queue joined_calls infer_messages tensors"),

@@ -93,7 +93,8 @@ def software(engine: Check) -> Iterator[Check]:
         ("numba", "numba", "@spmd.kernel"),
         ("pyzmq", "zmq", "run --feed with a pipeline, spmd feed (jobs), or serve --replicas"),
         *((name, module, "run --feed with a pipeline") for name, module in (
-            ("lz4", "lz4"), ("zstandard", "zstandard"))),
+            ("lz4", "lz4"), ("zstandard", "zstandard"),
+            ("prometheus-client", "prometheus_client"))),
         ("Pillow", "PIL", "spmd.data.image"),
     ):
         yield _package(name, module, need)

@@ -14,16 +14,10 @@ import struct
 from codegen.errors import ImageError, InputError, UsageError, VersionError
 from codegen.image.elf import MACHINES, Sections, damaged, printable, read_sections
 from codegen.image.elf_dynamic import check_dynamic
-from codegen.image.schema import (
-    AXES,
-    BITS_64,
-    check_manifest,
-    check_names,
-    check_notes,
-    formula,
-)
+from codegen.image.schema import AXES, check_formula, check_manifest, check_notes
 from codegen.image.target import host_features, mark, native
 from codegen.symbolic.meaning import integers, rows_of, value
+from codegen.validators import BITS_64
 
 try:  # without hashlib, which loads OpenSSL
     from _blake2 import blake2b as hashed
@@ -201,8 +195,7 @@ def _escaped(value: Any) -> Any:
 
 def check_expression(e: Any, known: set[str]) -> None:
     """Raises ImageError unless `evaluate` can do it, in bounded time."""
-    formula(e, "an expression")
-    check_names(e, known, "an expression")
+    check_formula(e, known, "an expression")
 
 
 def check_version(manifest: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ OURS = {
     "spmd.files.whole", "spmd.texts", "codegen.user", "codegen.user.named",
     "codegen.progress", "spmd.launch.program_output", "spmd.launch.exit_signals", "spmd.interrupts",
     "spmd.launch.shared_constants", "spmd.faces", "spmd.launch.array_files", "spmd.launch.setup",
-    "codegen.user.given_extents",
+    "codegen.user.given_extents", "codegen.validators",
 }
 THEIRS = {
     "__future__", "_cffi_backend", "_json", "_locale", "_sha2", "_sha256", "_sha512", "argparse",

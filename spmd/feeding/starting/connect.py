@@ -13,8 +13,8 @@ from codegen.places import user_place
 from spmd.data.pipeline_files import is_loading, load_beside
 from spmd.data.pipelines import Pipeline
 from spmd.data.reading_time import source_in_time
-from spmd.feeding.clients.opened_streams import opened
-from spmd.feeding.consumers.consumer import PipelineSupply
+from spmd.feeding.clients.open_stream import opened
+from spmd.feeding.consumers.pipeline_supply import PipelineSupply
 from spmd.feeding.messages.keys import keys_of
 from spmd.feeding.starting.local_feeding import StartedSupply, started
 

@@ -19,7 +19,7 @@ from spmd.data.pipeline_files import load
 from spmd.feed_options import NONE, command_line_settings
 from spmd.feeding.clients.client import Client, row_of
 from spmd.feeding.messages.keys import keys_of, make_folder
-from spmd.feeding.starting.serving import serve
+from spmd.feeding.starting.scheduler_process import serve
 from spmd.feeding.status.status_tables import job_text, pipeline_text, table_text
 from spmd.feeding.workers.agent import run_agent
 from spmd.interrupts import Terminated

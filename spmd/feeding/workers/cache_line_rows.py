@@ -14,14 +14,14 @@ from spmd.engine import ffi, lib
 LEAST_BYTES = 64 << 10  # of a row
 
 
-def rows_for_others(array: np.ndarray) -> Any:
+def rows_by_cache_lines(array: np.ndarray) -> Any:
     """What takes rows: `rows[k] = value`, of the shape of a row, or `rows[j:k]`, of so many."""
     long = len(array) and array.nbytes >= LEAST_BYTES * len(array)
     lies = array.flags.c_contiguous and array.dtype.kind in "biufc"  # others show no buffer
-    return LongRows(array) if long and lies else array
+    return CacheLineRows(array) if long and lies else array
 
 
-class LongRows:
+class CacheLineRows:
     """Of an array that lies contiguous in memory."""
 
     def __init__(self, array: np.ndarray) -> None:

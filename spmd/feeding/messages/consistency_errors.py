@@ -5,7 +5,7 @@ from __future__ import annotations
 from codegen.errors import AgreementError, UsageError
 
 
-def other_streams(pipeline: str) -> AgreementError:
+def streams_differ(pipeline: str) -> AgreementError:
     return AgreementError(
         f"workers of pipeline {pipeline} do not read the same source",
         expected="the same examples in the same order at all of them",
@@ -13,7 +13,7 @@ def other_streams(pipeline: str) -> AgreementError:
         remedy="the same files everywhere, random numbers of a fixed seed")
 
 
-def no_newest(pipeline: str, acts: bool) -> UsageError:
+def lifo_refused(pipeline: str, acts: bool) -> UsageError:
     """Where each process would take the newest batch, and all must have the same, or in order."""
     return UsageError(
         f"pipeline {pipeline} has queue='lifo', and "

@@ -13,13 +13,13 @@ from itertools import chain
 from typing import NamedTuple
 
 from spmd.feeding.scheduling.free_workers import SLIVER
-from spmd.feeding.scheduling.worker_time import Budget, Need, Pool, near_ones
+from spmd.feeding.scheduling.worker_shares import Budget, Need, Pool, near_ones
 
 MOST = 32  # workers of which one consumer has what is left: each is a line
 LOADING = 8  # one of so many workers may load the pipeline at a time
 
 
-class SpareTime(NamedTuple):
+class SpareCapacity(NamedTuple):
     """Of a consumer. behind: after those that are behind fewer."""
 
     workers: tuple[str, ...]
@@ -28,8 +28,8 @@ class SpareTime(NamedTuple):
 
 def spare_time(
     short: Sequence[Need], behind: Mapping[str, int], budgets: Mapping[str, Budget], pool: Pool,
-    before: Mapping[str, SpareTime], turn: int,
-) -> dict[str, SpareTime]:
+    before: Mapping[str, SpareCapacity], turn: int,
+) -> dict[str, SpareCapacity]:
     """short: who lacks workers, the highest priority first. behind: by pipeline. turn: changes now
     and then, and with it the workers that load a pipeline."""
     found = {}
@@ -41,7 +41,7 @@ def spare_time(
             order = chain(had, near_ones(d, pool), line[at:], line[:at])
             mine = dict.fromkeys(_allowed(d, order, rank, budgets[name], pool))
             if mine:
-                found[d.consumer] = SpareTime(tuple(mine), behind[name])
+                found[d.consumer] = SpareCapacity(tuple(mine), behind[name])
                 at = (rank[next(reversed(mine))] + 1) % len(line)
     return found
 

@@ -32,7 +32,7 @@ LONG = 1 << 24  # bytes
 AS_WORKERS = "what the file makes when workers run it: as a module, without arguments"
 
 
-def found_again(given: Pipeline, text: str) -> Pipeline:
+def reloaded(given: Pipeline, text: str) -> Pipeline:
     """The same pipeline, found in the text of its file. Whoever asks closes its `own`."""
     try:
         found = load_text(text, given.file)
@@ -65,7 +65,7 @@ def _difference(given: Pipeline, found: Pipeline) -> str:
         here, there = getattr(given.settings, name), getattr(found.settings, name)
         if here != there:
             return f"{name}={here!r} here, {name}={there!r} there"
-    if what := Comparing().functions(given.name, given.function, found.function):
+    if what := PipelineComparison().functions(given.name, given.function, found.function):
         return what
     try:
         same = given.order() == found.order()
@@ -74,7 +74,7 @@ def _difference(given: Pipeline, found: Pipeline) -> str:
     return "" if same else "its source has other examples here, or another order of them"
 
 
-class Comparing:
+class PipelineComparison:
     """What code of a program holds with what the same code holds where its file was run anew."""
 
     def __init__(self) -> None:

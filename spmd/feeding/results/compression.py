@@ -11,7 +11,7 @@ import zstandard
 
 from codegen.errors import InputError
 from spmd.feeding.host import steady_clock as time
-from spmd.feeding.results.placing import dtype_text
+from spmd.feeding.results.memory_layout import dtype_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

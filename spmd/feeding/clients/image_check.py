@@ -19,7 +19,7 @@ from spmd.data.computing import Misfit, comparable, dtype_of, fit
 from spmd.data.pipelines import Pipeline
 
 
-def check_against(pipeline: Pipeline, image: str) -> None:
+def check_image(pipeline: Pipeline, image: str) -> None:
     """Compares the fields of the first example with those of the image's feeds.
 
     InputError where no feed has the pipeline's names, shapes and dtypes.

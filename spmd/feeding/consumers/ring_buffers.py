@@ -1,6 +1,6 @@
-"""The rings of a feed in one process: whole batches go in, memory of workers and values come out.
+"""The ring buffers of a feed in one process: batches go in, released results and values come out.
 
-In: what workers answered, as Asking has it, in order. Out: batches in rings; the results that no
+In: results of workers in order, as PieceLedger has them. Out: batches in rings; the results that no
 rank looks at any more; what ranks sent back.
 Always holds: a result is named as free once, after every rank has left all batches made of it.
 """
@@ -20,56 +20,59 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from spmd.feeding.consumers.asked_worker import AskedWorker
-    from spmd.feeding.consumers.asking import Asking, Filled
+    from spmd.feeding.consumers.piece_ledger import PieceLedger, PieceResult
+    from spmd.feeding.consumers.worker_connection import WorkerConnection
     from spmd.feeding.messages.wire import Message
 
 
-class FilledRings:
-    """start: number of the first batch. The feed may have a field `mask`, which is made here."""
+class RingBuffers:
+    """The rings of the ranks of one process. start: number of the first batch. The feed may have a
+    field `mask`, which is made here."""
 
-    def __init__(self, feed: Any, rings: list[Any], asking: Asking, start: int) -> None:
-        self.feed, self.rings, self.asking = feed, rings, asking
+    def __init__(self, feed: Any, rings: list[Any], ledger: PieceLedger, start: int) -> None:
+        self.feed, self.rings, self.ledger = feed, rings, ledger
         self.masked = any(f.name == MASK for f in feed.fields)
         self.depth = self.ahead = max(2, min(r.depth for r in rings))
         # Given to rings, not taken yet: the batch behind them, how many, what they are made of.
-        self.held: deque[tuple[int, int, list[Filled]]] = deque()
+        self.held: deque[tuple[int, int, list[PieceResult]]] = deque()
         self.lent: dict[str, int] = {}  # by result: batches that are not taken yet
         self.sent = start  # batches behind which values were sent back
         self.ended = False
 
     def taken(self) -> int:
-        """Every rank of this process has taken the batches before this one."""
+        """Return the first batch that not every rank of this process has taken."""
         return min(int(r.taken) for r in self.rings)
 
     def blocks(self) -> int:
-        """How many parts of a batch ranks of this process take, each its own."""
+        """Return into how many parts ranks of this process divide a batch."""
         return sum(r.rows[0] < r.rows[1] for r in self.rings)
 
     def is_wanted(self, k: int) -> bool:
         return any(r.is_wanted(k) for r in self.rings)
 
-    def owe(self, k: int) -> bool:
-        """Whether a rank waits for batch k that has sent nothing back behind the one before."""
+    def owes_more(self, k: int) -> bool:
+        """Return whether a rank waits for batch k that has sent nothing back for the one before."""
         return any(r.owes(k) for r in self.rings)
 
     def descriptors(self) -> list[int]:
-        """Readable after something was taken, or sent."""
+        """Return descriptors that are readable after a rank took a batch or sent values."""
         return [r.fileno() for r in self.rings]
 
-    def hear(self, ready: set[int]) -> None:
-        """ready: descriptors at which there is something."""
+    def drain_events(self, ready: set[int]) -> None:
+        """Reset the descriptors that are among the readable ones."""
         for fd in ready.intersection(self.descriptors()):
             os.eventfd_read(fd)
 
-    def fill_ahead(self, batches: int, newest_first: bool = False) -> None:
-        """No more than so many are made ahead of those taken; of the newest, one is put ahead."""
+    def limit_ahead(self, batches: int, newest_first: bool = False) -> None:
+        """Let at most so many batches be requested ahead of those taken; with newest_first, one is
+        put into the rings ahead."""
         self.ahead = min(self.depth, batches)
         for ring in self.rings:
             ring.fill_ahead(1 if newest_first else self.ahead)
 
-    def waits(self) -> tuple[float, float]:
-        """Seconds for which ranks waited, and seconds between two takes: of the slowest ring."""
+    def wait_times(self) -> tuple[float, float]:
+        """Return the seconds for which ranks waited, and those between two takes, of the slowest
+        ring."""
         waited, between = zip(*(r.waits() for r in self.rings))
         return max(waited), max(between)
 
@@ -79,22 +82,22 @@ class FilledRings:
 
     # ---- in
 
-    def take_in(self, worker: AskedWorker, message: Message,
+    def record_result(self, worker: WorkerConnection, message: Message,
                 fields: list[dict[str, Any]]) -> list[str]:
-        """An answer. Gives the results in it that nobody looks at any more."""
+        """Record the results of a message; return those of which nothing is needed any more."""
         bits = message["there"]
         first = (message["id"], message["rows"], message["region"], message["seconds"])
         free, now = [], time.monotonic()
-        if asked := self.asking.asked.get(message["id"]):
-            worker.answered(now - asked.when, message["seconds"])
+        if asked := self.ledger.requests.get(message["id"]):
+            worker.note_answer(now - asked.when, message["seconds"])
         for number, rows, region, seconds in (first, *(message["more"] or ())):
-            wanted, arrays, there = self.asking.is_wanted(number), {}, None
+            wanted, arrays, there = self.ledger.is_wanted(number), {}, None
             if wanted:
-                count = self.asking.asked[number].piece.count
-                arrays = worker.in_frames(message, fields, count) if region is None else (
-                    worker.in_region(region, fields, count))
-                there = worker.rows_there(bits, count) if bits else None
-            batches = self.asking.fill(number, arrays, rows, there, message["end"], seconds,
+                count = self.ledger.requests[number].piece.count
+                arrays = worker.arrays_of_frames(message, fields, count) if region is None else (
+                    worker.arrays_of_region(region, fields, count))
+                there = worker.present_rows(bits, count) if bits else None
+            batches = self.ledger.record(number, arrays, rows, there, message["end"], seconds,
                                        now)
             if wanted and region is not None:
                 self.lent[number] = batches
@@ -104,10 +107,10 @@ class FilledRings:
         return free
 
     def fill(self, newest_first: bool) -> None:
-        """Whole batches, as far as they are there; of the newest, one for each that was taken:
+        """Put whole batches into the rings; with newest_first, one for each that was taken, since
         which one is newest is not known before."""
-        while (not newest_first or self.asking.next <= self.taken()) and (
-                found := self.asking.whole(newest_first)):
+        while (not newest_first or self.ledger.next <= self.taken()) and (
+                found := self.ledger.pop_batch(newest_first)):
             k, batches, pieces = found
             if len(pieces) == 1 and pieces[0].piece.count == pieces[0].piece.batches * (
                     self.feed.batch):
@@ -116,20 +119,20 @@ class FilledRings:
                     ring.put_whole(k, batches, arrays)
             else:
                 for ring in self.rings:
-                    ring.put(k, self.parts(ring.rows, pieces))
+                    ring.put(k, self.row_parts(ring.rows, pieces))
             self.held.append((k + batches, batches, pieces))
 
     def end(self) -> bool:
-        """Says that the stream has ended, once it has. True if that is news."""
-        if self.ended or not self.asking.has_ended():
+        """Tell the rings that the stream has ended, once it has; return True when it does."""
+        if self.ended or not self.ledger.has_ended():
             return False
         self.ended = True
         for ring in self.rings:
-            ring.end(self.asking.next)
+            ring.end(self.ledger.next)
         return True
 
-    def parts(self, rows: tuple[int, int], pieces: list[Filled]) -> list[Any]:
-        """The pieces as far as they lie in these rows, with the mask."""
+    def row_parts(self, rows: tuple[int, int], pieces: list[PieceResult]) -> list[Any]:
+        """Return (first row, rows, arrays) of the results that lie in these rows."""
         found = []
         for one in pieces:
             begin = max(one.piece.row, rows[0])
@@ -139,8 +142,8 @@ class FilledRings:
                 found.append((begin, end - begin, self.arrays(one, cut)))
         return found
 
-    def arrays(self, one: Filled, cut: slice) -> dict[str, np.ndarray]:
-        """Some rows of an answer, with the mask."""
+    def arrays(self, one: PieceResult, cut: slice) -> dict[str, np.ndarray]:
+        """Return some rows of a result, with the mask."""
         found = one.arrays
         if cut.stop - cut.start < one.piece.count:
             found = {name: a[cut] for name, a in found.items()}
@@ -153,7 +156,7 @@ class FilledRings:
     # ---- out
 
     def free(self) -> dict[str, list[str]]:
-        """By worker: results that no rank looks at any more."""
+        """Return the results that no rank looks at any more, by worker."""
         taken, found = self.taken(), {}  # type: ignore[var-annotated]
         while self.held and self.held[0][0] <= taken:
             _, batches, pieces = self.held.popleft()
@@ -165,8 +168,8 @@ class FilledRings:
                     found.setdefault(one.worker, []).append(one.number)
         return found
 
-    def sent_back(self) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-        """Values of feed.send(): the first position, and a row for each place from there on."""
+    def take_returned(self) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+        """Yield values of feed.send(): a position, and a row for each place from there on."""
         while all(r.sent(self.sent) is not None for r in self.rings):
             for ring in self.rings:
                 values = {n: np.ascontiguousarray(v) for n, v in ring.sent(self.sent).items()}

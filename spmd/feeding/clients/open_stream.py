@@ -13,8 +13,8 @@ from codegen.short_batches import MASK
 from codegen.user.casts import may_cast
 from spmd.data.computing import comparable
 from spmd.feeding.clients.client import Client
-from spmd.feeding.messages.scheduler_answers import OpenedStream
-from spmd.feeding.results.placing import dtype_named
+from spmd.feeding.messages.scheduler_replies import OpenedStream
+from spmd.feeding.results.memory_layout import dtype_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def word_behind(words: Sequence[str], option: str) -> str:
+def option_value(words: Sequence[str], option: str) -> str:
     """Return what stands behind an option, or "" where the option is not there.
 
     ::
 
-        >>> word_behind(["--every", "30s", "--resume=kept"], "--resume")
+        >>> option_value(["--every", "30s", "--resume=kept"], "--resume")
         'kept'
     """
     for word, follower in zip(words, [*words, ""][1:], strict=True):
@@ -34,7 +34,7 @@ def word_behind(words: Sequence[str], option: str) -> str:
 def checkpoint_folder(words: Sequence[str]) -> str:
     """Return the folder of checkpoints that a job writes, else of those that it begins with; "" for
     none."""
-    return word_behind(words, "--checkpoint") or word_behind(words, "--resume")
+    return option_value(words, "--checkpoint") or option_value(words, "--resume")
 
 
 def has_frames(asked: Mapping[str, Any]) -> bool:

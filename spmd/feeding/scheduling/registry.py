@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from spmd.data.settings import ranks_in
 from spmd.feeding.scheduling.assignment import ConsumerRow, PipelineRow, WorkerRow
-from spmd.feeding.scheduling.measuring import RateMeter
+from spmd.feeding.scheduling.rate_meter import RateMeter
 from spmd.feeding.scheduling.scheduler_state import StoredPipeline
 
 AVOID_S, MOST_AVOID_S = 5.0, 60.0  # a worker that a consumer has no line to; longer each time

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Stopping:
+class StopRequest:
     """False until somebody has said why; threads and handlers of signals may do so."""
 
     def __init__(self) -> None:

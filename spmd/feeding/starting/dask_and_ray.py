@@ -108,7 +108,7 @@ class RayAgent:
 
 def start_agent(said: dict[str, Any]) -> Child:
     """An agent in a process of its own, which ends with this one. said: what on_dask sends."""
-    child = Child("spmd.feeding.starting.elsewhere", ends_itself=True)
+    child = Child("spmd.feeding.starting.dask_and_ray", ends_itself=True)
     child.channel.send(**said)
     word, why = child.first_word(START_S)
     if word is None or "error" in word:

@@ -23,13 +23,28 @@ STEP = 0.6  # of prices, where a limit of cost is passed
 Parts = dict[str, dict[str, float]]  # pipeline -> worker -> part of its time
 
 
+# Beside scipy.optimize.linprog (SciPy 1.17, highs-ipm; CPU time of one division, and of assign()):
+#
+#   pipelines, workers | here            | linprog
+#   2, 10              | 7 ms, 10 ms     | 6 ms, 9 ms
+#   2, 100             | 8 ms, 16 ms     | 4 ms, 11 ms
+#   2, 1000            | 14 ms, 78 ms    | 15 ms, 85 ms (highs)
+#   12, 1000           | 34 ms, 210 ms   | 151 ms, 256 ms (highs: 755 ms)
+#
+# The poorest has 0 to 3 % more by linprog, and workers are divided among fewer pipelines: 1,010
+# shares of 1,000 workers, 7,193 here. But its corners jump: when rates change by 3 %, 5.8 % of the
+# workers' time moves (12, 1000; here 1.2 %), 37 % where nothing was held before (here 7.5 %). It
+# takes 0.4 s to import in the scheduler of each run, and other versions may decide otherwise.
 def divided(
     wanted: Mapping[str, float], speeds: Mapping[str, Mapping[str, float]],
     free: Mapping[str, float], prices: Mapping[str, Mapping[str, float]],
     limits: Mapping[str, Mapping[str, float]],
 ) -> Parts:
-    """wanted: in workers of speed 1. speeds: of pipelines and workers, on that scale. prices: of
-    workers, by "cost" and "energy". limits: of pipelines, the same."""
+    """Return which part of each worker's time each pipeline should have.
+
+    wanted: in workers of speed 1. speeds: of pipelines and workers, on that scale. prices: of
+    workers, by "cost" and "energy". limits: of pipelines, the same.
+    """
     names, workers = list(wanted), list(free)
     times = np.array([free[w] for w in workers])
     worth = {n: np.array([speeds[n][w] for w in workers]) * times for n in names}

@@ -25,7 +25,7 @@ CALM_S = 0.2  # whoever ends one of us often ends us all
 END_S = 1.0
 
 
-class KeptChild:
+class SupervisedChild:
     """what: as people call it. start: makes it, in any thread; greet: until it works."""
 
     def __init__(self, what: str, start: Callable[[], Child],
@@ -48,19 +48,19 @@ class KeptChild:
         return "" if status is None else ended_by(status)
 
 
-class ChildKeeper:
+class ChildSupervisor:
     """of: what the children work for, in lines and errors. They end in the order of add()."""
 
     def __init__(self, of: str) -> None:
         self.of = of
-        self.kept: list[KeptChild] = []
+        self.kept: list[SupervisedChild] = []
         self.error: PeerError | None = None
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
 
-    def add(self, one: KeptChild) -> None:
+    def add(self, one: SupervisedChild) -> None:
         """Starts it; let it be met when all is there that it needs. From then on it is watched."""
         self.kept.append(one)
         self._start(one)
@@ -68,7 +68,7 @@ class ChildKeeper:
             self._thread = threading.Thread(target=self._watch, name="feed-keeper", daemon=True)
             self._thread.start()
 
-    def meet(self, one: KeptChild) -> None:
+    def meet(self, one: SupervisedChild) -> None:
         """Until it works. One that somebody kills before that is started again, as it is later."""
         for left in reversed(range(DEATHS)):
             try:
@@ -94,7 +94,7 @@ class ChildKeeper:
             self._thread.join(END_S)
         self.kept.clear()
 
-    def _start(self, one: KeptChild) -> None:
+    def _start(self, one: SupervisedChild) -> None:
         with self._lock:
             if not self._over.is_set():
                 one.child = one.start()
@@ -105,7 +105,7 @@ class ChildKeeper:
                 if one.works and not self._over.is_set() and (how := one.has_died()):
                     self._again(one, how)
 
-    def _again(self, one: KeptChild, how: str) -> None:
+    def _again(self, one: SupervisedChild, how: str) -> None:
         now = time.monotonic()
         one.deaths = [d for d in one.deaths if now - d < WITHIN_S] + [now]
         assert one.child is not None

@@ -23,11 +23,14 @@ from spmd.feeding.messages.sockets import LAST_PORT, Lines
 from spmd.feeding.scheduling.scheduler import SLICE_S, Scheduler
 from spmd.feeding.scheduling.scheduler_state import StateFile, StateMemory
 from spmd.feeding.status.overview import overview
-from spmd.feeding.status.web_page import WebPage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from spmd.feeding.status.web_page import WebPage
 
 PORT = int(HERE.rpartition(":")[2])
 START_S = 20.0  # for a child to say its address
-SCHEDULER = "spmd.feeding.starting.serving"  # as a child
+SCHEDULER = "spmd.feeding.starting.scheduler_process"  # as a child
 
 
 def checked_listen(listen: str, folder: str, option: str = "--listen") -> str:
@@ -76,6 +79,7 @@ class Served:
                 self.scheduler.allowed = self._allowed.now
                 self.scheduler.welcomes = self.lines.without_strangers
             if page is not None:
+                from spmd.feeding.status.web_page import WebPage  # a tenth of a second, for a page
                 self.page = WebPage(self.scheduler, page)
         except BaseException as error:
             self.close()
@@ -135,7 +139,7 @@ def serve(listen: str, folder: str, state: str, page: int | None, slice_s: float
 # ---- in a child ---------------------------------------------------------------------------------
 
 
-def begun_scheduler(child: Child, keys: Keys, listen: str) -> str:
+def wait_for_address(child: Child, keys: Keys, listen: str) -> str:
     """The address of a scheduler that has been started, once it listens; else EnvironmentFault."""
     child.channel.send(keys=keys.as_plain(with_server=True), listen=listen)
     said, why = child.first_word(START_S)

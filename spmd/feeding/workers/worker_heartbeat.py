@@ -1,6 +1,6 @@
-"""What a worker is at, in memory that its agent sees: a killed or hung one is named by it.
+"""The heartbeat of a worker: what it computes, in memory that its agent reads to name a hung one.
 
-The worker writes before each example; the agent reads whenever it likes, also after its death.
+The worker writes before each example; the agent reads at any time, also after the worker's death.
 Always holds: writing costs a microsecond, and needs no help of the other side.
 """
 
@@ -31,31 +31,34 @@ BEFORE = {LOADING: WHILE_LOADED, READING: WHILE_READ}  # what it is at then
 OUT_OF_MEMORY = 76  # the status with which a worker ends that is full
 
 
-class Board:
-    """One worker's. Both sides map the same memfd."""
+class WorkerHeartbeat:
+    """What one worker computes now and has computed. Worker and agent map the same memfd `fd`."""
 
     def __init__(self, fd: int | None = None) -> None:
-        self.fd = os.memfd_create("spmd-feed-board", os.MFD_CLOEXEC) if fd is None else fd
+        self.fd = os.memfd_create("spmd-feed-heartbeat", os.MFD_CLOEXEC) if fd is None else fd
         if fd is None:
             os.ftruncate(self.fd, SIZE)
         self._memory = mmap.mmap(self.fd, SIZE)
 
     # ---- the worker
 
-    def idle(self) -> None:
+    def set_idle(self) -> None:
+        """Say that the worker computes nothing."""
         NOW.pack_into(self._memory, 0, IDLE, 0, 0, 0, 0)
 
-    def before(self, state: int, where: dict[str, Any]) -> None:
-        """It is loaded, or its source read, before the first example."""
-        self.where(where)
-        self.at(0, BEFORE[state], 1, state)
+    def set_preparing(self, state: int, where: dict[str, Any]) -> None:
+        """Say that a pipeline is loaded, or its source read, before its first example. state: which
+        of LOADING and READING."""
+        self.set_pipeline(where)
+        self.begin_example(0, BEFORE[state], 1, state)
 
-    def where(self, where: dict[str, Any]) -> None:
-        """The pipeline whose examples follow."""
+    def set_pipeline(self, where: dict[str, Any]) -> None:
+        """Say whose examples follow: pipeline, version, file, line, timeout."""
         self._put(WHERE_AT, WHERE_BYTES, where)
 
-    def at(self, position: int, name: str = "", count: int = 1, state: int = COMPUTING) -> None:
-        """The computation of an example begins, or of `count` of them at once."""
+    def begin_example(self, position: int, name: str = "", count: int = 1,
+                      state: int = COMPUTING) -> None:
+        """Say that the computation of an example begins, or of `count` of them at once."""
         length = 0
         if name:
             said = name.encode("utf-8", "replace")[:NAME_BYTES]
@@ -63,7 +66,8 @@ class Board:
             self._memory[NAME_AT : NAME_AT + length] = said
         NOW.pack_into(self._memory, 0, state, count, position, time.monotonic_ns(), length)
 
-    def made(self, made: dict[str, Any]) -> None:
+    def set_counts(self, made: dict[str, Any]) -> None:
+        """Say what was computed of each pipeline since the worker started."""
         self._put(MADE_AT, SIZE - MADE_AT, made)
 
     def _put(self, at: int, most: int, value: dict[str, Any]) -> None:
@@ -75,8 +79,9 @@ class Board:
 
     # ---- the agent
 
-    def now(self) -> dict[str, Any]:
-        """state, count, position, seconds, example, and what `where` said."""
+    def current(self) -> dict[str, Any]:
+        """Return state, count, position, seconds since then, example, and what set_pipeline() said
+        last."""
         state, count, position, since, length = NOW.unpack_from(self._memory, 0)
         name = self._memory[NAME_AT : NAME_AT + min(length, NAME_BYTES)]
         seconds = (time.monotonic_ns() - since) / 1e9 if since else 0.0
@@ -85,11 +90,12 @@ class Board:
                 "position": position, "seconds": max(seconds, 0.0),
                 "example": name.decode("utf-8", "replace")}
 
-    def all_made(self) -> dict[str, Any]:
+    def counts(self) -> dict[str, Any]:
+        """Return what was computed of each pipeline, as set_counts() said last."""
         return self._get(MADE_AT, SIZE - MADE_AT)
 
     def _get(self, at: int, most: int) -> dict[str, Any]:
-        """{} where it is just being written."""
+        """Return a JSON object; {} while it is being written."""
         (length,) = LENGTH.unpack_from(self._memory, at)
         try:
             found = json.loads(self._memory[at + 4 : at + 4 + min(length, most)])

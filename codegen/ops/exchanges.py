@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,16 +18,18 @@ from codegen.functions import neutral
 from codegen.ir.graph import ArrayType, Op, Value
 from codegen.ops.group import Bounds, Group, Near, Wraps, common, each, poison, within
 from codegen.ops.kind import Array, Kind, Types, extents
+from codegen.ops.rules import (
+    BatchBuilder,
+    CheckBuilder,
+    ExchangeSides,
+    LoopBuilder,
+    Proofs,
+    Traffic,
+    TrafficMeter,
+    Values,
+)
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, IntLike, Sym
-
-if TYPE_CHECKING:
-    from codegen.checks.claims import Claims
-    from codegen.checks.instrument import Instrument
-    from codegen.explain.traffic import Meter, Traffic
-    from codegen.loops.exchange_boxes import Sides
-    from codegen.loops.to_loops import Maker
-    from codegen.trace.batching.batch import Batch
 
 Axes = tuple[str, ...]
 
@@ -40,10 +42,10 @@ class Exchange(Kind):
     moves: ClassVar[bool] = False
     axes: Axes
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         if self.in_place:
-            at.take_over(op)
-        at.exchange(op, self)
+            builder.take_over(op)
+        builder.exchange(op, self)
 
     def agreed(self) -> dict[str, Expr]:
         """Return, by name, the formulas that must be the same on all members."""
@@ -59,7 +61,7 @@ class Exchange(Kind):
         and the value of these elements."""
         return expr.const(0), 0
 
-    def claims(self, op: Op, at: Claims) -> None:
+    def claims(self, op: Op, proofs: Proofs) -> None:
         raise NotImplementedError(self.name)
 
     def together(self, group: Group) -> list[list[Array]]:
@@ -67,11 +69,11 @@ class Exchange(Kind):
         written to."""
         raise NotImplementedError(self.name)
 
-    def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
+    def boxes(self, op: Op, sides: ExchangeSides) -> dict[str, Any]:
         """Return the fields of a plan.Exchange by which it is carried out."""
         raise NotImplementedError(self.name)
 
-    def traffic(self, op: Op, at: Meter) -> Traffic:
+    def traffic(self, op: Op, meter: TrafficMeter) -> Traffic:
         """Return how much of it reaches a rank, of an exchange that has a result."""
         raise NotImplementedError(self.name)
 
@@ -120,17 +122,17 @@ class Permute(Exchange):
         known = {name: e for name, e in solved.items() if e is not None}
         return {"to": self.to, "sends": self.sends, **known}
 
-    def claims(self, op: Op, at: Claims) -> None:
+    def claims(self, op: Op, proofs: Proofs) -> None:
         shape = op.operands[0].type.shape
-        at.injective(self.to, self.sends, self.var)
+        proofs.injective(self.to, self.sends, self.var)
         if self.source is None or self.receives is None:
-            at.independent(shape)
-            at.shapes(shape)
+            proofs.independent(shape)
+            proofs.shapes(shape)
             return
-        at.inverse(self.to, self.sends, self.source, self.receives, self.var)
-        here = {self.var: at.position()}
+        proofs.inverse(self.to, self.sends, self.source, self.receives, self.var)
+        here = {self.var: proofs.position()}
         source = self.source.subst(here)
-        at.shapes(tuple(at.at(e, source) for e in shape), self.receives.subst(here))
+        proofs.shapes(tuple(proofs.at(e, source) for e in shape), self.receives.subst(here))
 
     def together(self, group: Group) -> list[list[Array]]:
         """Send each member's operand by `to` and `sends` alone, which checks `source` and
@@ -153,18 +155,19 @@ class Permute(Exchange):
                                        f"receives from {sender.get(k)}")
         return out
 
-    def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
-        mine, into = at.box(op.operands[0]), at.box(op.result)
+    def boxes(self, op: Op, sides: ExchangeSides) -> dict[str, Any]:
+        mine, into = sides.box(op.operands[0]), sides.box(op.result)
         peers = {"source": self.source, "receives": self.receives,
                  "dest": self.to, "sends": self.sends}
-        return {"pull_from": at.seen(mine, into.extent), "pull_into": into, "send": mine,
-                **{k: e and e.subst({self.var: at.me}) for k, e in peers.items()}}
+        return {"pull_from": sides.seen(mine, into.extent), "pull_into": into, "send": mine,
+                **{k: e and e.subst({self.var: sides.me}) for k, e in peers.items()}}
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        return [at.emit(self.but(types=tuple(map(at.stacked, self.types))), *at.every(op, given))]
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
+        return [batch.emit(self.but(types=tuple(map(batch.stacked, self.types))),
+                           *batch.every(op, stacked))]
 
-    def traffic(self, op: Op, at: Meter) -> Traffic:
-        return at.whole("permute", op)
+    def traffic(self, op: Op, meter: TrafficMeter) -> Traffic:
+        return meter.whole("permute", op)
 
 
 @dataclass(frozen=True)
@@ -217,34 +220,35 @@ class Move(Flowing):
     def infer(self, types: Types) -> list[ArrayType]:
         return list(self.types) or super().infer(types)
 
-    def claims(self, op: Op, at: Claims) -> None:
+    def claims(self, op: Op, proofs: Proofs) -> None:
         """State that parts had and wanted are in bounds. That members hold all that others want
         follows from the cuts."""
         given, made = op.operands[0].type.shape, op.result.type.shape
         if self.room:
-            at.spans(self.room, made)
+            proofs.spans(self.room, made)
             return
         if self.root is not None:
-            root = at.root(self.root, "receives" if self.flow == "to_root" else "is sent from")
+            root = proofs.root(self.root, "receives" if self.flow == "to_root" else "is sent from")
         if self.flow == "from_root":
-            given = tuple(at.at(e, root) for e in given)
+            given = tuple(proofs.at(e, root) for e in given)
         else:
-            at.independent(given, [d for d, have in enumerate(self.have) if have is None])
+            proofs.independent(given, [d for d, have in enumerate(self.have) if have is None])
             if not any(self.have):
-                at.broken("no two members give one element", "all of them give all there is")
-        at.spans(self.have, given)
-        at.spans(self.want, made)
+                proofs.broken("no two members give one element", "all of them give all there is")
+        proofs.spans(self.have, given)
+        proofs.spans(self.want, made)
         bounds = (each(self.have, len(given)), each(self.want, len(made)))
         for have, want, e, r in zip(*bounds, given, made, strict=True):
             if have is None and want is None:
-                at.same(r, e, "a dim has the extent of what is received")
+                proofs.same(r, e, "a dim has the extent of what is received")
             elif have is None and want is not None:
-                at.tiles(want, e)
+                proofs.tiles(want, e)
             elif have is not None and want is None and self.flow == "to_root":
-                at.tiles(have, total := at.at(r, root))
-                at.same(r, total * expr.eq(at.position(), root), "only the root gets something")
+                proofs.tiles(have, total := proofs.at(r, root))
+                proofs.same(r, total * expr.eq(proofs.position(), root),
+                            "only the root gets something")
             elif have is not None and want is None:
-                at.tiles(have, r)
+                proofs.tiles(have, r)
 
     def together(self, group: Group) -> list[list[Array]]:
         """Copy every element from the member that holds it; elements that nobody holds are
@@ -281,29 +285,29 @@ class Move(Flowing):
             out.append([made])
         return out
 
-    def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
-        from_, into, send = at.parts(op, self.have, self.want, self.room, self.wraps)
-        taken, given = self.takes(at.me, at.member), self.takes(at.member, at.me)
+    def boxes(self, op: Op, sides: ExchangeSides) -> dict[str, Any]:
+        from_, into, send = sides.parts(op, self.have, self.want, self.room, self.wraps)
+        taken, given = self.takes(sides.me, sides.member), self.takes(sides.member, sides.me)
         # what a root sends, and blocks that all exchange, is only pulled, not written there
         gives = self.flow != "from_root" and not (self.parts and self.differs())
         return {
-            "pull_from": at.where(taken, from_), "pull_into": at.where(taken, into),
-            "send": at.where(given, send),
-            "give_into": at.where(given, at.theirs(into)) if gives else None,
+            "pull_from": sides.where(taken, from_), "pull_into": sides.where(taken, into),
+            "send": sides.where(given, send),
+            "give_into": sides.where(given, sides.theirs(into)) if gives else None,
             "differs": bool(self.differs()), "in_place": self.in_place,
             "flow": "near" if self.near else self.flow, "root": self.root,
-            "near": self.near, "wraps": at.copies(self.wraps),
+            "near": self.near, "wraps": sides.copies(self.wraps),
         }
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         """Move the elements of all members in one exchange."""
         what = self.but(
             have=_deeper(self.have), want=_deeper(self.want), room=_deeper(self.room),
-            wraps=_deeper(self.wraps), types=tuple(map(at.stacked, self.types)))
-        return [at.emit(what, *at.every(op, given))]
+            wraps=_deeper(self.wraps), types=tuple(map(batch.stacked, self.types)))
+        return [batch.emit(what, *batch.every(op, stacked))]
 
-    def traffic(self, op: Op, at: Meter) -> Traffic:
-        return at.moved(op, self.have, self.want, self.flow)
+    def traffic(self, op: Op, meter: TrafficMeter) -> Traffic:
+        return meter.moved(op, self.have, self.want, self.flow)
 
 
 @dataclass(frozen=True)
@@ -336,18 +340,18 @@ class Fold(Flowing):
         shape = (e if w is None else w[1] - w[0] for e, w in zip(given.shape, want, strict=True))
         return [ArrayType(given.dtype, tuple(shape))]
 
-    def exact(self, op: Op, at: Instrument) -> Value | None:
-        return at.emit(self, at.floats(op)) if self.fn in ("add", "mul") else None
+    def exact(self, op: Op, builder: CheckBuilder) -> Value | None:
+        return builder.emit(self, builder.floats(op)) if self.fn in ("add", "mul") else None
 
-    def claims(self, op: Op, at: Claims) -> None:
+    def claims(self, op: Op, proofs: Proofs) -> None:
         shape = op.operands[0].type.shape
         if self.root is not None:
-            at.root(self.root, "receives")
-        at.independent(shape)
-        at.shapes(self.infer([op.operands[0].type])[0].shape)
+            proofs.root(self.root, "receives")
+        proofs.independent(shape)
+        proofs.shapes(self.infer([op.operands[0].type])[0].shape)
         for want, extent in zip(self.want, shape):
             if want is not None:
-                at.tiles(want, extent)
+                proofs.tiles(want, extent)
 
     def unsent(self, me: Expr, result: ArrayType) -> tuple[Expr, Any]:
         if self.root is not None:
@@ -368,20 +372,20 @@ class Fold(Flowing):
             out.append([total[tuple(slice(*ends) for ends in part)].copy()])
         return out
 
-    def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
-        found = at.parts(op, (), self.want)
-        from_, into, send = found if self.want else map(at.flat, found)
+    def boxes(self, op: Op, sides: ExchangeSides) -> dict[str, Any]:
+        found = sides.parts(op, (), self.want)
+        from_, into, send = found if self.want else map(sides.flat, found)
         return {"pull_from": from_, "pull_into": into, "send": send, "differs": bool(self.want),
                 "flow": self.flow, "root": self.root, "fn": self.fn}
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        return [at.emit(self.but(want=_deeper(self.want)), *at.every(op, given))]
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
+        return [batch.emit(self.but(want=_deeper(self.want)), *batch.every(op, stacked))]
 
-    def traffic(self, op: Op, at: Meter) -> Traffic:
+    def traffic(self, op: Op, meter: TrafficMeter) -> Traffic:
         words = {"to_root": "reduce", "up_to": "scan", "before": "exclusive scan"}
         every = "reduce-scatter" if self.want else "all-reduce"
         cut = [d for d, want in enumerate(self.want) if want is not None]
-        return at.folded(op, words.get(self.flow, every), self.fn, cut)
+        return meter.folded(op, words.get(self.flow, every), self.fn, cut)
 
 
 @dataclass(frozen=True)
@@ -396,13 +400,13 @@ class Barrier(Exchange):
     def infer(self, types: Types) -> list[ArrayType]:
         return []
 
-    def claims(self, op: Op, at: Claims) -> None:
+    def claims(self, op: Op, proofs: Proofs) -> None:
         pass
 
     def together(self, group: Group) -> list[list[Array]]:
         return [[] for _ in group.members]
 
-    def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
+    def boxes(self, op: Op, sides: ExchangeSides) -> dict[str, Any]:
         return {}
 
 

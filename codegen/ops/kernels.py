@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +15,8 @@ from codegen.ir.graph import ArrayType, Op, Value
 from codegen.ir.indexing import loop_vars, positions
 from codegen.ir.plan import Argument, KernelCall
 from codegen.ops.kind import Array, Eval, Stated, extents
+from codegen.ops.rules import BatchBuilder, CheckBuilder, LoopBuilder, Shards, Values
 from codegen.ops.views import Broadcast
-
-if TYPE_CHECKING:
-    from codegen.checks.instrument import Instrument
-    from codegen.layouts.localize import Localizer
-    from codegen.loops.to_loops import Maker
-    from codegen.trace.batching.batch import Batch
 
 # Of an operand, per dim: the result and its dim that a part goes with, and ghost cells; None: whole
 Along = tuple[tuple[int, int, int] | None, ...]
@@ -53,16 +48,16 @@ class Kernel(Stated):
         name = self.kernel.name
         return f"{name}.defvjp(back) says its way back: back(*arguments, *cotangents)"
 
-    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
-        holds = at.map("isfinite", value)
+    def finite(self, op: Op, value: Value, builder: CheckBuilder) -> Value | None:
+        holds = builder.map("isfinite", value)
         for v in op.operands:
             if v.type.dtype.kind in "fc":
-                was = at.any_of(at.not_finite(v), range(v.type.ndim))
-                wide = at.emit(Broadcast((), value.type.shape), (was,))
-                holds = at.map("logical_or", holds, wide if value.type.ndim else was)
+                was = builder.any_of(builder.not_finite(v), range(v.type.ndim))
+                wide = builder.emit(Broadcast((), value.type.shape), (was,))
+                holds = builder.map("logical_or", holds, wide if value.type.ndim else was)
         return holds
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         """Return the parts of the operands that a kernel reads for a rank's blocks of its
         results."""
         return [
@@ -74,18 +69,18 @@ class Kernel(Stated):
             for v, dims in zip(op.operands, self.along, strict=True)
         ]
 
-    def depends(self, op: Op, window: Window, at: Localizer) -> list[Window | None]:
+    def depends(self, op: Op, window: Window, shards: Shards) -> list[Window | None]:
         """Return the whole of each operand's part: that ranks may call it on parts is what its user
         says."""
-        return [*super().needs(op, window, at)]
+        return [*super().needs(op, window, shards)]
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         """Call the kernel for each member: their dim is one more loop, before those of its
         signature."""
         begun = {k for how, what in self.args if how in ("out", "own") for k in what[1:]}
-        operands = [at.spread(v) if g is None and (k in begun or self._loops_of(k)) else g or v
-                    for k, (v, g) in enumerate(zip(op.operands, given))]
-        own = [g is not None or x is not v for v, g, x in zip(op.operands, given, operands)]
+        operands = [batch.spread(v) if g is None and (k in begun or self._loops_of(k)) else g or v
+                    for k, (v, g) in enumerate(zip(op.operands, stacked))]
+        own = [g is not None or x is not v for v, g, x in zip(op.operands, stacked, operands)]
         follows: list[tuple[int, ...] | None] = []
         for (how, what), loops in zip(self.args, self.follows or [None] * len(self.args)):
             has = how in ("out", "own") or (how == "in" and own[what])
@@ -95,9 +90,9 @@ class Kernel(Stated):
         along = tuple(
             (((0, 0, 0),) if has else ()) + tuple(a and (a[0], a[1] + 1, a[2]) for a in dims)
             for has, dims in zip(own, self.along))
-        what = self.but(args=args, types=tuple(map(at.stacked, self.types)),
+        what = self.but(args=args, types=tuple(map(batch.stacked, self.types)),
                         follows=tuple(follows), along=along)
-        return at.emit_all(what, *operands)
+        return batch.emit_all(what, *operands)
 
     def _loops_of(self, operand: int) -> bool:
         """Return whether an operand has dims that loops follow."""
@@ -132,7 +127,7 @@ class Kernel(Stated):
             gufunc.call(function, args, self.follows or [None] * len(args), writes)
         return outs
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         arguments: list[Argument[Value]] = []
         signature: list[gufunc.Parameter] = []
         follows = self.follows or [None] * len(self.args)
@@ -142,7 +137,7 @@ class Kernel(Stated):
                 v = op.results[j]
                 if begins is not None:
                     content = op.operands[begins]
-                    at.store(v, at.node(content, positions(loop_vars(v.type.shape))), op)
+                    builder.store(v, builder.node(content, positions(loop_vars(v.type.shape))), op)
                 arguments.append(Argument(v, v.type.dtype, v.type.shape, True))
                 apart = how == "out" and self.apart
                 signature.append(
@@ -151,18 +146,18 @@ class Kernel(Stated):
             elif how == "in":
                 v = op.operands[what]
                 if v.type.ndim:
-                    lies, offset = at.contiguous(v)
+                    lies, offset = builder.contiguous(v)
                     arguments.append(Argument(lies, v.type.dtype, v.type.shape, offset=offset))
                 else:
-                    arguments.append(Argument(at.node(v, ()), v.type.dtype))
+                    arguments.append(Argument(builder.node(v, ()), v.type.dtype))
                 signature.append(gufunc.Parameter(v.type.dtype, v.type.ndim, False, loops))
             else:
                 numbers = what if how == "starts" else (what,)
                 arguments += [Argument(e, dtypes.INT64) for e in numbers]
                 many = len(numbers) if len(numbers) > 1 else 0
                 signature.append(gufunc.Parameter(dtypes.INT64, 0, False, loops, many=many))
-        symbol = at.kernel(self.kernel, tuple(signature))
-        at.add(KernelCall(symbol, tuple(arguments), op.place))
+        symbol = builder.kernel(self.kernel, tuple(signature))
+        builder.add(KernelCall(symbol, tuple(arguments), op.place))
 
 
 def _deeper(dims: tuple[tuple[int, int] | None, ...]) -> tuple[tuple[int, int] | None, ...]:

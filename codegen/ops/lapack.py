@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -21,14 +21,9 @@ from codegen.ir.plan import Caller, Part, Var
 from codegen.library_routines import LETTERS, named_in, real_of
 from codegen.mesh import joined_layout
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
+from codegen.ops.rules import BatchBuilder, GraphBuilder, LoopBuilder, Shards, Values
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-
-if TYPE_CHECKING:
-    from codegen.graph.builder import Builder
-    from codegen.layouts.localize import Localizer
-    from codegen.loops.to_loops import Maker
-    from codegen.trace.batching.batch import Batch
 
 INFO = dtypes.BY_NAME["int32"]
 COLUMNS_LEAST = 32  # right sides: with fewer, sharing them among ranks is not worth an exchange
@@ -55,9 +50,9 @@ class Factor(Kind):
         """Return how many dims the batch has."""
         return types[0].ndim - self.cores[0]
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         """Emit the op on a batch with one more dim."""
-        return at.emit_all(self, *at.every(op, given))
+        return batch.emit_all(self, *batch.every(op, stacked))
 
     def work(self, op: Op) -> Iterable[Shape]:
         shapes = [v.type.shape for v in op.operands if v.type.ndim]
@@ -73,16 +68,16 @@ class Factor(Kind):
         batch = joined_layout([layout_of(t)[:n] for t in operands]) if n else ()
         return (*batch, *[()] * (result.ndim - n))
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         n = self.batch_dims([v.type for v in op.operands])
         return [(*window[:n], *map(whole, v.type.shape[n:])) for v in op.operands]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         n = self.batch_dims([v.type for v in op.operands])
         held = (*window[:n], *map(whole, op.result.type.shape[n:]))
-        return at.part(build.emit(self, operands), held, window, build)
+        return shards.part(build.emit(self, operands), held, window, build)
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         n = operands[0].ndim - self.cores[0]
@@ -104,8 +99,8 @@ def _dtype(x: Array) -> DType:
 class Members:
     """Steps of an op share this: the loops over a batch, and where a member's parts lie."""
 
-    def __init__(self, what: Factor, op: Op, at: Maker) -> None:
-        self.op, self.at = op, at
+    def __init__(self, what: Factor, op: Op, builder: LoopBuilder) -> None:
+        self.op, self.builder = op, builder
         self.n = what.batch_dims([v.type for v in op.operands])
         self.batch = op.operands[0].type.shape[: self.n]
         self.loops: tuple[Var, ...] = loop_vars(self.batch)
@@ -119,9 +114,9 @@ class Members:
     def copied(self, operand: Value, into: Value | None = None) -> Part[Value]:
         """Copy an operand to memory that a routine may write over, and return that."""
         if into is None:
-            into = self.at.spare(f"{operand.name}_copy", self.dtype, *operand.type.shape)
+            into = self.builder.spare(f"{operand.name}_copy", self.dtype, *operand.type.shape)
         index = positions(loop_vars(into.type.shape))
-        self.at.store(into, self.at.node(operand, index), self.op)
+        self.builder.store(into, self.builder.node(operand, index), self.op)
         return self.part(into, writes=True)
 
     def results(self, first: int = 0) -> list[Part[Value]]:
@@ -130,7 +125,7 @@ class Members:
 
     def spare(self, name: str, dtype: DType, *shape: Expr) -> Part[Value]:
         """Return memory that a member needs meanwhile."""
-        made = self.at.spare(f"{self.op.results[0].name}_{name}", dtype, *shape)
+        made = self.builder.spare(f"{self.op.results[0].name}_{name}", dtype, *shape)
         return Part(made, expr.const(0), True)
 
     def call(self, name: str, parameters: str, text: str, numbers: Sequence[Expr],
@@ -141,7 +136,7 @@ class Members:
         for word, said in {"<T>": self.dtype.c, "<R>": real_of(self.dtype).c}.items():
             parameters, text = parameters.replace(word, said), text.replace(word, said)
         function = Caller(f"{LETTERS[self.dtype.name]}_{name}", parameters, text, routines)
-        self.at.call(function, self.loops, numbers, parts, self.op)
+        self.builder.call(function, self.loops, numbers, parts, self.op)
 
 
 @dataclass(frozen=True)
@@ -167,8 +162,8 @@ class Cholesky(Factor):
                 return [np.zeros_like(x), k]
         return [lower.conj().T if self.upper else lower, 0]
 
-    def steps(self, op: Op, at: Maker) -> None:
-        m, (factor, _) = Members(self, op, at), op.results
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        m, (factor, _) = Members(self, op, builder), op.results
         which, triangle = ("L", "upper") if self.upper else ("U", "lower")
         others = "j = 0; j < i" if self.upper else "j = i + 1; j < n"
         m.call(
@@ -205,8 +200,8 @@ class Lu(Factor):
             a[k + 1 :, k + 1 :] -= np.outer(a[k + 1 :, k], a[k, k + 1 :])
         return [a.T, pivots, info]
 
-    def steps(self, op: Op, at: Maker) -> None:
-        m = Members(self, op, at)
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        m = Members(self, op, builder)
         m.call(
             "lu", "int64_t n, int64_t m, <T> *lu, int32_t *pivots, int32_t *info",
             "*info = m && n ? <getrf>(SPMD_BY_COLUMNS, m, n, lu, m, pivots) : 0;",
@@ -231,15 +226,15 @@ class LuSolve(Factor):
         split = columns or (within if many else ())
         return (*super().layout(operands, result)[:-2], split, ())
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
-        lu, pivots, _ = super().needs(op, window, at)
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
+        lu, pivots, _ = super().needs(op, window, shards)
         return [lu, pivots, (*window[:-1], whole(op.result.type.shape[-1]))]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         held = (*window[:-1], whole(op.result.type.shape[-1]))
-        return at.part(build.emit(self, operands), held, window, build)
+        return shards.part(build.emit(self, operands), held, window, build)
 
     def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         return [(dtype, cores[2])]
@@ -251,8 +246,8 @@ class LuSolve(Factor):
         lower = np.tril(lu.T, -1) + np.eye(len(order), dtype=lu.dtype)
         return [np.linalg.solve(np.triu(lu.T), np.linalg.solve(lower, b.T[order])).T]
 
-    def steps(self, op: Op, at: Maker) -> None:
-        m, (lu, pivots, b) = Members(self, op, at), op.operands
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        m, (lu, pivots, b) = Members(self, op, builder), op.operands
         m.call(
             "lu_solve", "int64_t k, int64_t n, const <T> *lu, const int32_t *pivots, <T> *x",
             "if (n && k)\n    <getrs>(SPMD_BY_COLUMNS, 'N', n, k, lu, n, pivots, x, n);",
@@ -282,8 +277,8 @@ class Swapped(Factor):
             order[a], order[b] = order[b], order[a]
         return [x[..., order]]
 
-    def steps(self, op: Op, at: Maker) -> None:
-        m, made = Members(self, op, at), at.take_over(op)
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        m, made = Members(self, op, builder), builder.take_over(op)
         rows, columns = made.type.shape[-2:]
         m.call(
             "swapped", "int64_t rows, int64_t columns, int64_t count, int64_t first, <T> *x, "
@@ -328,8 +323,8 @@ class Triangular(Factor):
         a = a.conj().T if self.adjoint else a
         return [np.linalg.solve(a.T, b.T).T if self.right else np.linalg.solve(a, b)]
 
-    def steps(self, op: Op, at: Maker) -> None:
-        m, made, a = Members(self, op, at), at.take_over(op), op.operands[1]
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        m, made, a = Members(self, op, builder), builder.take_over(op), op.operands[1]
         how = (_SIDE[self.right], _TRIANGLE[self.lower], _TURN[self.adjoint],
                _DIAGONAL[self.unit])
         one = f"(const {m.dtype.c}[]){{1}}" if m.dtype.kind == "c" else "1"

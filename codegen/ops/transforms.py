@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,14 +20,10 @@ from codegen.ir.plan import Caller, Load, Part
 from codegen.library_routines import named_in
 from codegen.ops.kind import Array, Eval, Types, layout_of
 from codegen.ops.reductions import Lane
+from codegen.ops.rules import CheckBuilder, GradientBuilder, LoopBuilder, Values
 from codegen.ops.views import Broadcast, Slice, Update
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-
-if TYPE_CHECKING:
-    from codegen.checks.instrument import Instrument
-    from codegen.loops.to_loops import Maker
-    from codegen.trace.derive.reverse import Reverse
 
 # Of the complex type of a real one, and the other way round.
 COMPLEX = {"float32": "complex64", "float64": "complex128"}
@@ -100,37 +95,38 @@ class Fourier(Lane):
             return [np.zeros(shape, dtypes.numpy_dtype(self.made(dtype)))]
         return [getattr(np.fft, self.fn)(x, n, self.dim, norm)]
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
         """Transform the cotangent by the same matrix, which is its own transpose for fft. rfft
         leaves out what is known by symmetry, irfft counts that twice."""
-        (g,), d = given, self.dim
+        (g,), d = cotangents, self.dim
         assert g is not None
         if self.fn in ("fft", "ifft"):
-            return [at.emit(self, g)]
+            return [builder.emit(self, g)]
         many = tuple(self.n if k == d else e for k, e in enumerate(g.type.shape))
         zeros, ones = (expr.const(0),) * g.type.ndim, (1,) * g.type.ndim
         if self.fn == "rfft":
-            whole = at.emit(Update(zeros, ones), at.zeros(ArrayType(g.type.dtype, many)), g)
-            return [at.map("real", at.emit(self.but(fn="fft"), whole))]
-        half = at.map("conj", at.emit(self.but(fn="rfft"), g))
+            whole = builder.emit(Update(zeros, ones), builder.zeros(ArrayType(g.type.dtype, many)),
+                                 g)
+            return [builder.map("real", builder.emit(self.but(fn="fft"), whole))]
+        half = builder.map("conj", builder.emit(self.but(fn="rfft"), g))
         inner = self.n - half.type.shape[d]  # those that stand for two, behind the first one
         shape = tuple(inner if k == d else e for k, e in enumerate(half.type.shape))
         start = tuple(expr.const(int(k == d)) for k in range(g.type.ndim))
-        twice = at.emit(Slice(start, ones, shape), half)
-        return [at.emit(Update(start, ones), half, at.map("add", twice, twice))]
+        twice = builder.emit(Slice(start, ones, shape), half)
+        return [builder.emit(Update(start, ones), half, builder.map("add", twice, twice))]
 
     def title(self) -> str:
         return "a Fourier transform"
 
-    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
-        bad = at.any_of(at.not_finite(op.operands[0]), [self.dim])
+    def finite(self, op: Op, value: Value, builder: CheckBuilder) -> Value | None:
+        bad = builder.any_of(builder.not_finite(op.operands[0]), [self.dim])
         kept = tuple(d for d in range(value.type.ndim) if d != self.dim)
-        return at.unless(value, at.emit(Broadcast(kept, value.type.shape), (bad,)))
+        return builder.unless(value, builder.emit(Broadcast(kept, value.type.shape), (bad,)))
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         (x,), made, d = op.operands, op.result, self.dim
         every = loop_vars(x.type.shape)
-        node = at.node(x, positions(every))
+        node = builder.node(x, positions(every))
         assert isinstance(node, Load), "an operand that is read as a box lies in memory"
         found = affine(node.offset, every)
         assert found is not None, "an operand that is read as a box is strided"
@@ -143,11 +139,11 @@ class Fourier(Lane):
         to_first = sum((p * b for p, (_, _, b) in zip(places, outer, strict=True)), expr.const(0))
         numbers = (rows, self.n, row, given[d], to_row, into[d])
         few = expr.minimum(rows, WIDE)
-        room = [at.spare(f"{made.name}_lanes", v.type.dtype, few * (v.type.shape[d] + GAP))
+        room = [builder.spare(f"{made.name}_lanes", v.type.dtype, few * (v.type.shape[d] + GAP))
                 for v in ((x, made) if self.fn in ("rfft", "irfft") else (x,))]
         parts = (Part(node.buffer, first), Part(made, to_first, True),
                  *(Part(r, expr.const(0), True) for r in room))
-        at.call(self.caller(x.type.dtype), loops, numbers, parts, op)
+        builder.call(self.caller(x.type.dtype), loops, numbers, parts, op)
 
     def caller(self, given: DType) -> Caller:
         """Return a C function for lanes at distance `row`, whose elements are `step` apart."""

@@ -134,7 +134,7 @@ class Localizer:
         shape = (*x.type.shape[:dim], high - low, *x.type.shape[dim + 1 :])
         if not before.is_const or not beyond.is_const:
             at = self.counted((high - low,), 0, low, period, dtypes.INT64, build)
-            return build.emit(Gather(dims=(dim,), at=dim), (x, at))
+            return build.emit(Gather(dims=(dim,), index_dim=dim), (x, at))
         value = build.emit(Full(0, x.type.dtype, shape, blank=True))
         step = (1,) * len(shape)
         for wrap in range(-before.value, beyond.value + 1):

@@ -135,8 +135,8 @@ class Resolver:
         """Return the position in x (of this shape) that `index` of a gather's result (or of a
         scatter's operand) stands for."""
         count = indices[0].type.ndim
-        chosen = index[what.at : what.at + count]
-        rest = list(index[: what.at] + index[what.at + count :])
+        chosen = index[what.index_dim : what.index_dim + count]
+        rest = list(index[: what.index_dim] + index[what.index_dim + count :])
         bounds: list[Bound[Value]] = []
         inner: list[Expr] = []
         for d, extent in enumerate(shape):

@@ -84,12 +84,12 @@ class Convolve(Kind):
         if not len(a) == len(b) == n + 3 or types[0].dtype.name not in LETTERS:
             raise InternalError(f"{self.called} along {n} dims of {types[0]} and {types[1]}")
         if self.gives == "y":
-            made = (a[0], *self.shape, a[-2], b[-1])
+            shape = (a[0], *self.shape, a[-2], b[-1])
         elif self.gives == "x":
-            made = (b[0], *self.shape, b[-2], a[-2])
+            shape = (b[0], *self.shape, b[-2], a[-2])
         else:
-            made = (a[-2], *self.shape, a[-1], b[-1])
-        return [ArrayType(types[0].dtype, made)]
+            shape = (a[-2], *self.shape, a[-1], b[-1])
+        return [ArrayType(types[0].dtype, shape)]
 
     def work(self, op: Op) -> Iterable[Shape]:
         of = self.by_name(op)
@@ -109,12 +109,12 @@ class Convolve(Kind):
         of = dict(zip(self.reads_of, operands, strict=True))
         start, shape = extents(self.start, value), extents(self.shape, value)
         if self.gives == "y":
-            made = (*of["x"].shape[:1], *shape, of["x"].shape[-2], of["w"].shape[-1])
+            full_shape = (*of["x"].shape[:1], *shape, of["x"].shape[-2], of["w"].shape[-1])
         elif self.gives == "x":
-            made = (*of["y"].shape[:1], *shape, of["y"].shape[-2], of["w"].shape[-2])
+            full_shape = (*of["y"].shape[:1], *shape, of["y"].shape[-2], of["w"].shape[-2])
         else:
-            made = (of["x"].shape[-2], *shape, of["x"].shape[-1], of["y"].shape[-1])
-        of[self.gives] = out = np.zeros(made, operands[0].dtype)
+            full_shape = (of["x"].shape[-2], *shape, of["x"].shape[-1], of["y"].shape[-1])
+        of[self.gives] = out = np.zeros(full_shape, operands[0].dtype)
         n = len(start)
         for k in product(*map(range, of["w"].shape[1:-2])):
             first = [a + d * j for a, d, j in zip(start, self.dilation, k)]
@@ -158,8 +158,8 @@ class Convolve(Kind):
             if of[name] not in builder.active:
                 return None
             shape = tuple(of[name].type.shape[d] for d in self.along)
-            what = self.but(gives=name, shape=shape)
-            return builder.emit(what, *(of[other] for other in what.reads_of))
+            kind = self.but(gives=name, shape=shape)
+            return builder.emit(kind, *(of[other] for other in kind.reads_of))
 
         return [transposed(name) for name in self.reads_of]
 
@@ -229,13 +229,13 @@ class Convolve(Kind):
             return [shared(op, window, shards, op.operands[0].type.ndim - 1,
                            op.operands[1].type.ndim - 1)]
         of = self.by_name(op)
-        found = [shared(op, window, shards, 0, 0)]
+        inner = [shared(op, window, shards, 0, 0)]
         for d in self.along:
-            cut, used = shards.natural(of["y"], d), {a for c in found for a in c.axes}
+            cut, used = shards.natural(of["y"], d), {a for c in inner for a in c.axes}
             if not cut.axes:
                 cut = self._middle(op, d, shards) or cut
-            found.append(cuts.whole(of["y"].type.shape[d]) if used & set(cut.axes) else cut)
-        return found
+            inner.append(cuts.whole(of["y"].type.shape[d]) if used & set(cut.axes) else cut)
+        return inner
 
     def windows(self, op: Op, window: Window, shards: Shards) -> dict[str, Window]:
         """Return the parts of all three that a rank computes with."""
@@ -283,10 +283,10 @@ class Convolve(Kind):
     def steps(self, op: Op, builder: LoopBuilder) -> None:
         of, few = self.by_name(op), MOST_DIMS - len(self.stride)
         dtype, ones = op.result.type.dtype, (expr.const(1),) * few
-        given = {name: _Memory.of(of[name], op, builder) for name in self.reads_of}
-        given[self.gives] = _Memory(op.result, expr.const(0), strides(op.result.type.shape))
+        memory = {name: _Memory.of(of[name], op, builder) for name in self.reads_of}
+        memory[self.gives] = _Memory(op.result, expr.const(0), strides(op.result.type.shape))
         batch, group, f, c = *(of["y"].type.shape[d] for d in (0, -2, -1)), of["w"].type.shape[-2]
-        read, *apart, next_group, _ = given["x"].strides
+        read, *apart, next_group, _ = memory["x"].strides
         x, window, y = ((*ones, *(of[name].type.shape[d] for d in self.along)) for name in "xwy")
         deep = c * expr.product(window)
         lanes = c == 1 == f and group != 1
@@ -296,7 +296,7 @@ class Convolve(Kind):
             batch, group, c, f, *window, *x, *y, *(expr.const(0),) * few, *self.start,
             read, *ones, *apart, next_group, room,
         )
-        read_from = (given[name] for name in self.reads_of)
+        read_from = (memory[name] for name in self.reads_of)
         parts = [Part(m.buffer, m.offset, writes=m.copied) for m in read_from]
         parts.append(Part(op.result, expr.const(0), writes=True))
         spare = builder.spare(f"{op.result.name}_rows", dtype, room)
@@ -321,13 +321,13 @@ class _Memory(NamedTuple):
         lie together); else a copy that does."""
         loops, shape = loop_vars(value.type.shape), value.type.shape
         node, plain = builder.node(value, positions(loops)), strides(shape)
-        found = affine(node.offset, loops) if isinstance(node, Load) and not node.bounds else None
-        if found is not None:
+        address = affine(node.offset, loops) if isinstance(node, Load) and not node.bounds else None
+        if address is not None:
             assert isinstance(node, Load)
-            apart = tuple(b if e == 1 else a for e, a, b in zip(shape, found[1], plain))
+            apart = tuple(b if e == 1 else a for e, a, b in zip(shape, address[1], plain))
             is_x = value is op.operands[0] and op.what.gives != "x"  # type: ignore[attr-defined]
             if apart == plain or (is_x and apart[-1] == 1):
-                return cls(node.buffer, found[0], apart)
+                return cls(node.buffer, address[0], apart)
         into = builder.spare(f"{value.name}_copy", value.type.dtype, *shape)
         builder.store(into, node, op)
         return cls(into, expr.const(0), plain, copied=True)
@@ -479,11 +479,11 @@ _LANE_FORMS = {
 }
 
 
-def _caller(what: Convolve, dtype: DType, moves: Sequence[Sequence[int]],
+def _caller(kind: Convolve, dtype: DType, moves: Sequence[Sequence[int]],
             known: Mapping[str, Expr], lanes: bool) -> tuple[Caller, Shape]:
     """Return a C function that has all known numbers as constants, and the numbers that it is
     called with."""
-    gives, c = what.gives, dtype.c
+    gives, c = kind.gives, dtype.c
     fixed = {name: known[name].value for name in _FIXED if known[name].is_const}
     if lanes:
         begin, added, end = _LANE_FORMS[gives]
@@ -515,10 +515,10 @@ def _caller(what: Convolve, dtype: DType, moves: Sequence[Sequence[int]],
     text = "".join(f"const int64_t {name} = {fixed[name]};\n"
                    for name in read if name in fixed) + text
     read = [name for name in read if name not in fixed]
-    called = "_".join([LETTERS[dtype.name] + what.called, *(str(m) for by in moves for m in by),
+    called = "_".join([LETTERS[dtype.name] + kind.called, *(str(m) for by in moves for m in by),
                        *(str(fixed.get(name, "n")) for name in _FIXED)])
     arrays = [f"{'' if name == gives else 'const '}{c} *restrict {name}"
-              for name in (*what.reads_of, gives)]
+              for name in (*kind.reads_of, gives)]
     parameters = [*(f"int64_t {name}" for name in read), *arrays, f"{c} *restrict rows"]
     caller = Caller(called, ", ".join(parameters), text, routines)
     return caller, tuple(known[name] for name in read)

@@ -105,8 +105,9 @@ def _line_again(
     too."""
     shape, zeros = value.type.shape, [expr.const(0)] * value.type.ndim
     step = (1,) * len(shape)
-    one = (*shape[:d], expr.const(1), *shape[d + 1 :])
-    line = build.emit(Slice((*zeros[:d], source, *zeros[d + 1 :]), step, one, cut=True), (value,))
+    line_shape = (*shape[:d], expr.const(1), *shape[d + 1 :])
+    line = build.emit(Slice((*zeros[:d], source, *zeros[d + 1 :]), step, line_shape, cut=True),
+                      (value,))
     lines = (*shape[:d], count, *shape[d + 1 :])
     line = build.emit(Broadcast(tuple(range(len(shape))), lines), (line,))
     start = (*zeros[:d], target, *zeros[d + 1 :])

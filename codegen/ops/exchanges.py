@@ -91,8 +91,8 @@ class Flowing(Exchange):
     def takes(self, taker: IntLike, giver: IntLike, root: int | None = None) -> Expr:
         """Return whether (1) a member reads another one, by their positions."""
         if self.root is not None:
-            at = self.root if root is None else root
-            return expr.eq(giver if self.flow == "from_root" else taker, at)
+            position = self.root if root is None else root
+            return expr.eq(giver if self.flow == "from_root" else taker, position)
         if self.flow in ("up_to", "before"):
             return expr.le(giver, taker) if self.flow == "up_to" else expr.lt(giver, taker)
         return expr.const(1)
@@ -132,7 +132,7 @@ class Permute(Exchange):
         proofs.inverse(self.to, self.sends, self.source, self.receives, self.var)
         here = {self.var: proofs.position()}
         source = self.source.subst(here)
-        proofs.shapes(tuple(proofs.at(e, source) for e in shape), self.receives.subst(here))
+        proofs.shapes(tuple(proofs.on_member(e, source) for e in shape), self.receives.subst(here))
 
     def together(self, group: Group) -> list[list[Array]]:
         """Send each member's operand by `to` and `sends` alone, which checks `source` and
@@ -146,7 +146,7 @@ class Permute(Exchange):
         for k, member in enumerate(group.members):
             shape = extents(stated.shape, member.value)
             nothing = np.zeros(shape, dtypes.numpy_dtype(stated.dtype))
-            out.append([group.given[sender[k]].copy() if k in sender else nothing])
+            out.append([group.inputs[sender[k]].copy() if k in sender else nothing])
             if self.source is not None and self.receives is not None:
                 here = member.eval(self.receives, self.var, k)
                 source = member.eval(self.source, self.var, k) if here else None
@@ -223,28 +223,28 @@ class Move(Flowing):
     def claims(self, op: Op, proofs: Proofs) -> None:
         """State that parts had and wanted are in bounds. That members hold all that others want
         follows from the cuts."""
-        given, made = op.operands[0].type.shape, op.result.type.shape
+        sent, received = op.operands[0].type.shape, op.result.type.shape
         if self.room:
-            proofs.spans(self.room, made)
+            proofs.spans(self.room, received)
             return
         if self.root is not None:
             root = proofs.root(self.root, "receives" if self.flow == "to_root" else "is sent from")
         if self.flow == "from_root":
-            given = tuple(proofs.at(e, root) for e in given)
+            sent = tuple(proofs.on_member(e, root) for e in sent)
         else:
-            proofs.independent(given, [d for d, have in enumerate(self.have) if have is None])
+            proofs.independent(sent, [d for d, have in enumerate(self.have) if have is None])
             if not any(self.have):
                 proofs.broken("no two members give one element", "all of them give all there is")
-        proofs.spans(self.have, given)
-        proofs.spans(self.want, made)
-        bounds = (each(self.have, len(given)), each(self.want, len(made)))
-        for have, want, e, r in zip(*bounds, given, made, strict=True):
+        proofs.spans(self.have, sent)
+        proofs.spans(self.want, received)
+        bounds = (each(self.have, len(sent)), each(self.want, len(received)))
+        for have, want, e, r in zip(*bounds, sent, received, strict=True):
             if have is None and want is None:
                 proofs.same(r, e, "a dim has the extent of what is received")
             elif have is None and want is not None:
                 proofs.tiles(want, e)
             elif have is not None and want is None and self.flow == "to_root":
-                proofs.tiles(have, total := proofs.at(r, root))
+                proofs.tiles(have, total := proofs.on_member(r, root))
                 proofs.same(r, total * expr.eq(proofs.position(), root),
                             "only the root gets something")
             elif have is not None and want is None:
@@ -255,45 +255,45 @@ class Move(Flowing):
         poisoned."""
         root = 0 if self.root is None else group.root(self.root)
         out = []
-        for k, (member, mine) in enumerate(zip(group.members, group.given, strict=True)):
+        for k, (member, mine) in enumerate(zip(group.members, group.inputs, strict=True)):
             if self.room:
-                made, base = mine.copy(), member.box(self.room, mine.shape)
+                result, base = mine.copy(), member.box(self.room, mine.shape)
             else:
                 (stated,) = self.types
-                made = poison(extents(stated.shape, member.value), stated.dtype)
-                base = member.box(self.want, made.shape)
-            want, times = member.box(self.want, made.shape), np.zeros(made.shape, int)
-            for j, (source, given) in enumerate(zip(group.members, group.given, strict=True)):
+                result = poison(extents(stated.shape, member.value), stated.dtype)
+                base = member.box(self.want, result.shape)
+            want, times = member.box(self.want, result.shape), np.zeros(result.shape, int)
+            for j, (source, theirs) in enumerate(zip(group.members, group.inputs, strict=True)):
                 if self.takes(k, j, root) == 0 or not group.near(
                     member, source, self.axes, self.near
                 ):
                     continue
-                have = source.box(self.have, given.shape)
-                lies = source.box(self.room, given.shape) if self.room else have
-                if tuple(b - a for a, b in lies) != given.shape:
-                    raise group.broken(f"{group.what}: member {j} has {given.shape}, not {lies}")
+                have = source.box(self.have, theirs.shape)
+                lies = source.box(self.room, theirs.shape) if self.room else have
+                if tuple(b - a for a, b in lies) != theirs.shape:
+                    raise group.broken(f"{group.name}: member {j} has {theirs.shape}, not {lies}")
                 for held, there in zip(member.copies(have, self.wraps),
                                        member.copies(lies, self.wraps), strict=True):
                     box = common(held, want)
                     if box is None or (self.room and source is member and held == have):
                         continue  # what is a member's own stays
-                    made[within(box, base)] = given[within(box, there)]
+                    result[within(box, base)] = theirs[within(box, there)]
                     times[within(box, base)] += 1
             if self.parts and (times != 1).any():
-                raise group.broken(f"{group.what}: of what member {k} gets, no member or several "
+                raise group.broken(f"{group.name}: of what member {k} gets, no member or several "
                                    "hold an element")
-            out.append([made])
+            out.append([result])
         return out
 
     def boxes(self, op: Op, sides: ExchangeSides) -> dict[str, Any]:
         from_, into, send = sides.parts(op, self.have, self.want, self.room, self.wraps)
-        taken, given = self.takes(sides.me, sides.member), self.takes(sides.member, sides.me)
+        taken, gives_to = self.takes(sides.me, sides.member), self.takes(sides.member, sides.me)
         # what a root sends, and blocks that all exchange, is only pulled, not written there
         gives = self.flow != "from_root" and not (self.parts and self.differs())
         return {
             "pull_from": sides.where(taken, from_), "pull_into": sides.where(taken, into),
-            "send": sides.where(given, send),
-            "give_into": sides.where(given, sides.theirs(into)) if gives else None,
+            "send": sides.where(gives_to, send),
+            "give_into": sides.where(gives_to, sides.theirs(into)) if gives else None,
             "differs": bool(self.differs()), "in_place": self.in_place,
             "flow": "near" if self.near else self.flow, "root": self.root,
             "near": self.near, "wraps": sides.copies(self.wraps),
@@ -301,10 +301,10 @@ class Move(Flowing):
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         """Move the elements of all members in one exchange."""
-        what = self.but(
+        kind = self.but(
             have=_deeper(self.have), want=_deeper(self.want), room=_deeper(self.room),
             wraps=_deeper(self.wraps), types=tuple(map(batch.stacked, self.types)))
-        return [batch.emit(what, *batch.every(op, stacked))]
+        return [batch.emit(kind, *batch.every(op, stacked))]
 
     def traffic(self, op: Op, meter: TrafficMeter) -> Traffic:
         return meter.moved(op, self.have, self.want, self.flow)
@@ -335,10 +335,10 @@ class Fold(Flowing):
         return [e for want in self.want for e in want or ()] if self.flow == "all" else None
 
     def infer(self, types: Types) -> list[ArrayType]:
-        (given,) = types
-        want = each(self.want, given.ndim)
-        shape = (e if w is None else w[1] - w[0] for e, w in zip(given.shape, want, strict=True))
-        return [ArrayType(given.dtype, tuple(shape))]
+        (operand,) = types
+        want = each(self.want, operand.ndim)
+        shape = (e if w is None else w[1] - w[0] for e, w in zip(operand.shape, want, strict=True))
+        return [ArrayType(operand.dtype, tuple(shape))]
 
     def exact(self, op: Op, builder: CheckBuilder) -> Value | None:
         return builder.emit(self, builder.floats(op)) if self.fn in ("add", "mul") else None
@@ -364,7 +364,7 @@ class Fold(Flowing):
         root = None if self.root is None else group.root(self.root)
         out = []
         for k, member in enumerate(group.members):
-            read = [x for j, x in enumerate(group.given) if self.takes(k, j, root) == 1]
+            read = [x for j, x in enumerate(group.inputs) if self.takes(k, j, root) == 1]
             mine = member.operands[0]
             nothing = 0 if self.root is not None else neutral(self.fn, group.dtype)
             total = group.total(self.fn, read) if read else np.full_like(mine, nothing)
@@ -373,8 +373,8 @@ class Fold(Flowing):
         return out
 
     def boxes(self, op: Op, sides: ExchangeSides) -> dict[str, Any]:
-        found = sides.parts(op, (), self.want)
-        from_, into, send = found if self.want else map(sides.flat, found)
+        boxes = sides.parts(op, (), self.want)
+        from_, into, send = boxes if self.want else map(sides.flat, boxes)
         return {"pull_from": from_, "pull_into": into, "send": send, "differs": bool(self.want),
                 "flow": self.flow, "root": self.root, "fn": self.fn}
 

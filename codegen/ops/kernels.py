@@ -77,22 +77,23 @@ class Kernel(Stated):
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         """Call the kernel for each member: their dim is one more loop, before those of its
         signature."""
-        begun = {k for how, what in self.args if how in ("out", "own") for k in what[1:]}
+        begun = {k for role, content in self.args if role in ("out", "own") for k in content[1:]}
         operands = [batch.spread(v) if g is None and (k in begun or self._loops_of(k)) else g or v
                     for k, (v, g) in enumerate(zip(op.operands, stacked))]
         own = [g is not None or x is not v for v, g, x in zip(op.operands, stacked, operands)]
         follows: list[tuple[int, ...] | None] = []
-        for (how, what), loops in zip(self.args, self.follows or [None] * len(self.args)):
-            has = how in ("out", "own") or (how == "in" and own[what])
+        for (role, content), loops in zip(self.args, self.follows or [None] * len(self.args)):
+            has = role in ("out", "own") or (role == "in" and own[content])
             deeper = None if loops is None else tuple(k + (k != gufunc.ONLY) for k in loops)
             follows.append((0, *(deeper or ())) if has else deeper)
-        args = tuple((how, _deeper(what) if how == "start" else what) for how, what in self.args)
+        args = tuple((role, _deeper(content) if role == "start" else content)
+                     for role, content in self.args)
         along = tuple(
             (((0, 0, 0),) if has else ()) + tuple(a and (a[0], a[1] + 1, a[2]) for a in dims)
             for has, dims in zip(own, self.along))
-        what = self.but(args=args, types=tuple(map(batch.stacked, self.types)),
+        kind = self.but(args=args, types=tuple(map(batch.stacked, self.types)),
                         follows=tuple(follows), along=along)
-        return batch.emit_all(what, *operands)
+        return batch.emit_all(kind, *operands)
 
     def _loops_of(self, operand: int) -> bool:
         """Return whether an operand has dims that loops follow."""
@@ -107,22 +108,22 @@ class Kernel(Stated):
             for t in self.types
         ]
         args: list[Any] = []
-        for how, what in self.args:
-            if how == "in":
-                x = operands[what]
+        for role, content in self.args:
+            if role == "in":
+                x = operands[content]
                 args.append(x[()] if x.ndim == 0 else np.array(x, order="C"))
-            elif how in ("out", "own"):
-                j, begins = what
+            elif role in ("out", "own"):
+                j, begins = content
                 if begins is not None:
                     outs[j] = np.array(operands[begins], order="C")
                 args.append(outs[j])
-            elif how == "expr":
-                args.append(value(what))
+            elif role == "expr":
+                args.append(value(content))
             else:  # of a whole array, places are 0
-                first = tuple(0 if how == "start" else value(e) for e in what)
+                first = tuple(0 if role == "start" else value(e) for e in content)
                 args.append(first if len(first) > 1 else first[0])
         if not self.apart or all(x.size for x in outs):
-            writes = [how == "out" for how, _ in self.args]
+            writes = [role == "out" for role, _ in self.args]
             function = getattr(self.kernel, "function", self.kernel)
             gufunc.call(function, args, self.follows or [None] * len(args), writes)
         return outs
@@ -131,20 +132,20 @@ class Kernel(Stated):
         arguments: list[Argument[Value]] = []
         signature: list[gufunc.Parameter] = []
         follows = self.follows or [None] * len(self.args)
-        for (how, what), loops in zip(self.args, follows, strict=True):
-            if how in ("out", "own"):
-                j, begins = what
+        for (role, content), loops in zip(self.args, follows, strict=True):
+            if role in ("out", "own"):
+                j, begins = content
                 v = op.results[j]
                 if begins is not None:
-                    content = op.operands[begins]
-                    builder.store(v, builder.node(content, positions(loop_vars(v.type.shape))), op)
+                    index = positions(loop_vars(v.type.shape))
+                    builder.store(v, builder.node(op.operands[begins], index), op)
                 arguments.append(Argument(v, v.type.dtype, v.type.shape, True))
-                apart = how == "out" and self.apart
+                apart = role == "out" and self.apart
                 signature.append(
-                    gufunc.Parameter(v.type.dtype, v.type.ndim, how == "out", loops, apart)
+                    gufunc.Parameter(v.type.dtype, v.type.ndim, role == "out", loops, apart)
                 )
-            elif how == "in":
-                v = op.operands[what]
+            elif role == "in":
+                v = op.operands[content]
                 if v.type.ndim:
                     lies, offset = builder.contiguous(v)
                     arguments.append(Argument(lies, v.type.dtype, v.type.shape, offset=offset))
@@ -152,7 +153,7 @@ class Kernel(Stated):
                     arguments.append(Argument(builder.node(v, ()), v.type.dtype))
                 signature.append(gufunc.Parameter(v.type.dtype, v.type.ndim, False, loops))
             else:
-                numbers = what if how == "starts" else (what,)
+                numbers = content if role == "starts" else (content,)
                 arguments += [Argument(e, dtypes.INT64) for e in numbers]
                 many = len(numbers) if len(numbers) > 1 else 0
                 signature.append(gufunc.Parameter(dtypes.INT64, 0, False, loops, many=many))

@@ -173,8 +173,8 @@ class Kind:
         self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         """Return the part of the result, of the operands' parts that `needs` named."""
-        made = build.emit(self, operands)
-        return shards.part(made, tuple(map(whole, op.result.type.shape)), window, build)
+        value = build.emit(self, operands)
+        return shards.part(value, tuple(map(whole, op.result.type.shape)), window, build)
 
     def summed(self, op: Op, window: Window, shards: Shards) -> list[Cut] | None:
         """Return the parts of the dims over which a sum goes; None if the op is no sum."""
@@ -182,8 +182,8 @@ class Kind:
 
     def but(self, **changed: Any) -> Self:
         """Return this kind with other values of these fields."""
-        made: Self = replace(self, **changed)  # type: ignore[type-var]
-        return made
+        changed_kind: Self = replace(self, **changed)  # type: ignore[type-var]
+        return changed_kind
 
     def counts(self) -> Sym | None:
         """Return the symbol that gets its values from the op, as a loop's counter does; None if
@@ -214,14 +214,14 @@ class Stated(Kind):
         return list(self.types)
 
 
-def exprs_in(what: object) -> Iterator[Expr]:
+def exprs_in(field: object) -> Iterator[Expr]:
     """Return every Expr in a field of a kind."""
-    if isinstance(what, Expr):
-        yield what
-    elif isinstance(what, ArrayType):
-        yield from what.shape
-    elif isinstance(what, tuple | list):
-        for part in what:
+    if isinstance(field, Expr):
+        yield field
+    elif isinstance(field, ArrayType):
+        yield from field.shape
+    elif isinstance(field, tuple | list):
+        for part in field:
             yield from exprs_in(part)
 
 

@@ -38,11 +38,11 @@ class Factor(Kind):
     reads: ClassVar[Literal["points", "boxes", "whole"]] = "points"
     cores: ClassVar[tuple[int, ...]] = (2,)
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         """Return the element type and the shape of each result of one member."""
         raise NotImplementedError(self.name)
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         """Return the results for one member, in NumPy."""
         raise NotImplementedError(self.name)
 
@@ -60,8 +60,8 @@ class Factor(Kind):
 
     def infer(self, types: Types) -> list[ArrayType]:
         n = self.batch_dims(types)
-        made = self.made([t.shape[n:] for t in types], types[0].dtype)
-        return [ArrayType(dtype, (*types[0].shape[:n], *core)) for dtype, core in made]
+        results = self.result_types([t.shape[n:] for t in types], types[0].dtype)
+        return [ArrayType(dtype, (*types[0].shape[:n], *core)) for dtype, core in results]
 
     def layout(self, operands: Types, result: ArrayType) -> tuple[tuple[str, ...], ...]:
         n = self.batch_dims(operands)
@@ -85,23 +85,24 @@ class Factor(Kind):
         outs = [np.zeros(tuple(map(value, t.shape)), dtypes.numpy_dtype(t.dtype))
                 for t in self.infer(types)]
         for index in np.ndindex(*operands[0].shape[:n]):
-            for out, made in zip(outs, self.alone(*(x[index] for x in operands)), strict=True):
-                out[index] = made
+            for out, result in zip(outs, self.on_member(*(x[index] for x in operands)),
+                                   strict=True):
+                out[index] = result
         return outs
 
 
 def _dtype(x: Array) -> DType:
-    found = dtypes.from_numpy(x.dtype)
-    assert found is not None
-    return found
+    dtype = dtypes.from_numpy(x.dtype)
+    assert dtype is not None
+    return dtype
 
 
 class Members:
     """Steps of an op share this: the loops over a batch, and where a member's parts lie."""
 
-    def __init__(self, what: Factor, op: Op, builder: LoopBuilder) -> None:
+    def __init__(self, kind: Factor, op: Op, builder: LoopBuilder) -> None:
         self.op, self.builder = op, builder
-        self.n = what.batch_dims([v.type for v in op.operands])
+        self.n = kind.batch_dims([v.type for v in op.operands])
         self.batch = op.operands[0].type.shape[: self.n]
         self.loops: tuple[Var, ...] = loop_vars(self.batch)
         self.dtype = op.operands[0].type.dtype
@@ -125,8 +126,8 @@ class Members:
 
     def spare(self, name: str, dtype: DType, *shape: Expr) -> Part[Value]:
         """Return memory that a member needs meanwhile."""
-        made = self.builder.spare(f"{self.op.results[0].name}_{name}", dtype, *shape)
-        return Part(made, expr.const(0), True)
+        array = self.builder.spare(f"{self.op.results[0].name}_{name}", dtype, *shape)
+        return Part(array, expr.const(0), True)
 
     def call(self, name: str, parameters: str, text: str, numbers: Sequence[Expr],
              parts: Sequence[Part[Value]]) -> None:
@@ -148,10 +149,10 @@ class Cholesky(Factor):
     name = "cholesky"
     upper: bool = False
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         return [(dtype, cores[0]), (INFO, ())]
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         (x,) = operands
         x = x.conj().T if self.upper else x
         lower = x
@@ -183,10 +184,10 @@ class Lu(Factor):
 
     name = "lu"
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         return [(dtype, cores[0]), (INFO, (expr.minimum(*cores[0]),)), (INFO, ())]
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         a = operands[0].T.copy()
         pivots, info = np.zeros(min(a.shape), np.int32), 0
         for k in range(len(pivots)):
@@ -236,10 +237,10 @@ class LuSolve(Factor):
         held = (*window[:-1], whole(op.result.type.shape[-1]))
         return shards.part(build.emit(self, operands), held, window, build)
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         return [(dtype, cores[2])]
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         (lu, pivots, b), order = operands, list(range(len(operands[0])))
         for k, p in enumerate(pivots):
             order[k], order[p - 1] = order[p - 1], order[k]
@@ -266,7 +267,7 @@ class Swapped(Factor):
     cores = (2, 1)
     first: Expr
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         return [(dtype, cores[0])]
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
@@ -278,15 +279,15 @@ class Swapped(Factor):
         return [x[..., order]]
 
     def steps(self, op: Op, builder: LoopBuilder) -> None:
-        m, made = Members(self, op, builder), builder.take_over(op)
-        rows, columns = made.type.shape[-2:]
+        m, result = Members(self, op, builder), builder.take_over(op)
+        rows, columns = result.type.shape[-2:]
         m.call(
             "swapped", "int64_t rows, int64_t columns, int64_t count, int64_t first, <T> *x, "
             "const int32_t *pivots",
             "if (rows)\n"
             "    <laswp>(SPMD_BY_COLUMNS, rows, x + first, columns, 1, count, pivots, 1);",
             [rows, columns, op.operands[1].type.shape[-1], self.first],
-            [m.part(made, writes=True), m.part(op.operands[1])],
+            [m.part(result, writes=True), m.part(op.operands[1])],
         )
 
 
@@ -312,10 +313,10 @@ class Triangular(Factor):
     adjoint: bool = False
     unit: bool = False
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         return [(dtype, cores[0])]
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         b, a = operands
         a = np.tril(a) if self.lower else np.triu(a)
         if self.unit:
@@ -324,17 +325,17 @@ class Triangular(Factor):
         return [np.linalg.solve(a.T, b.T).T if self.right else np.linalg.solve(a, b)]
 
     def steps(self, op: Op, builder: LoopBuilder) -> None:
-        m, made, a = Members(self, op, builder), builder.take_over(op), op.operands[1]
+        m, result, a = Members(self, op, builder), builder.take_over(op), op.operands[1]
         how = (_SIDE[self.right], _TRIANGLE[self.lower], _TURN[self.adjoint],
                _DIAGONAL[self.unit])
-        one = f"(const {m.dtype.c}[]){{1}}" if m.dtype.kind == "c" else "1"
+        unit_text = f"(const {m.dtype.c}[]){{1}}" if m.dtype.kind == "c" else "1"
         said = "_".join(word.removeprefix("SPMD_").lower() for word in how)
         m.call(
             f"triangular_{said}",
             "int64_t n, int64_t rows, int64_t columns, int64_t row, const <T> *a, <T> *x",
             "if (rows && columns)\n"
             f"    <trsm>(SPMD_ROW_MAJOR, {', '.join(how)},\n"
-            f"        rows, columns, {one}, a, n, x, row);",
-            (a.type.shape[-1], *made.type.shape[-2:], made.type.shape[-1]),
-            [m.part(a), replace(m.part(made, writes=True), row=3)],
+            f"        rows, columns, {unit_text}, a, n, x, row);",
+            (a.type.shape[-1], *result.type.shape[-2:], result.type.shape[-1]),
+            [m.part(a), replace(m.part(result, writes=True), row=3)],
         )

@@ -66,8 +66,8 @@ class DynamicSlice(Kind):
         if x.size == 0 or 0 in shape:  # nothing to read: zeros, as where nothing is received
             return [np.zeros(shape, x.dtype)]
         box = tuple(
-            slice(at, at + n)
-            for at, n in (
+            slice(start, start + n)
+            for start, n in (
                 (min(max(int(s), 0), have - n), n)
                 for s, have, n in zip(starts, x.shape, shape, strict=True)
             )
@@ -87,8 +87,8 @@ class DynamicSlice(Kind):
         (x, *starts), (_, *own) = op.operands, stacked
         (wide,) = batch.every_of([x], stacked[:1])
         if not any(own):
-            what = self.but(shape=(batch.n, *self.shape))
-            return [batch.emit(what, wide, batch.integer(0), *starts)]
+            kind = self.but(shape=(batch.n, *self.shape))
+            return [batch.emit(kind, wide, batch.integer(0), *starts)]
         fits = expr.product(expr.ge0(e - m) for e, m in zip(x.type.shape, self.shape))
         moved = [d for d, (e, m) in enumerate(zip(x.type.shape, self.shape)) if e != m]
         shape = (batch.n, *(self.shape[d] for d in moved))
@@ -97,10 +97,10 @@ class DynamicSlice(Kind):
             (first,) = batch.every_of(starts[d : d + 1], own[d : d + 1])
             first = batch.clipped(first, x.type.shape[d] - self.shape[d])
             places.append(batch.map("add", batch.along(first, shape), batch.counted(k, shape)))
-        made = batch.emit(Gather((0, *behind(moved)), 0), wide, *places)
+        result = batch.emit(Gather((0, *behind(moved)), 0), wide, *places)
         rest = [d for d in range(x.type.ndim) if d not in moved]
-        made = batch.emit(Transpose((0, *behind(_places_in([*moved, *rest])))), made)
-        return [batch.where(fits, made)]
+        result = batch.emit(Transpose((0, *behind(_places_in([*moved, *rest])))), result)
+        return [batch.where(fits, result)]
 
     def element(self, op: Op, index: Index, resolver: ElementResolver) -> Element:
         x, *starts = op.operands
@@ -127,12 +127,12 @@ class DynamicSlice(Kind):
         self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         x, *starts = op.operands
-        found = tuple(
+        held = tuple(
             c if still(s, m, e, shards) else whole(m)
             for c, s, m, e in zip(window, starts, self.shape, x.type.shape, strict=True)
         )
-        value = build.emit(self.but(shape=shards.shape(found)), operands)
-        return shards.part(value, found, window, build)
+        value = build.emit(self.but(shape=shards.shape(held)), operands)
+        return shards.part(value, held, window, build)
 
 
 @dataclass(frozen=True)
@@ -226,29 +226,30 @@ class DynamicUpdate(Kind):
 
 @dataclass(frozen=True)
 class Gather(Kind):
-    """Take elements of x at index arrays of one shape, for these dims; their dims stand at `at` in
-    the result."""
+    """Take elements of x at index arrays of one shape, for these dims; their dims stand at dim
+    `index_dim` of the result."""
 
     name = "gather"
     rereads = True
     inline = True
     dims: tuple[int, ...]
-    at: int
+    index_dim: int
 
     def infer(self, types: Types) -> list[ArrayType]:
         x, index = types[0], types[1]
         rest = dropped(x.shape, self.dims)
-        return [ArrayType(x.dtype, (*rest[: self.at], *index.shape, *rest[self.at :]))]
+        return [ArrayType(x.dtype,
+                          (*rest[: self.index_dim], *index.shape, *rest[self.index_dim :]))]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         x, *index = operands
         rest = [entry for d, entry in enumerate(layout_of(x)) if d not in self.dims]
         points = [next(filter(None, entries), ()) for entries in zip(*map(layout_of, index))]
-        return (*rest[: self.at], *points, *rest[self.at :])
+        return (*rest[: self.index_dim], *points, *rest[self.index_dim :])
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         x, index = operands[0], operands[1:]
-        dims, at = list(self.dims), self.at
+        dims, first = list(self.dims), self.index_dim
         front = np.moveaxis(x, dims, range(len(dims)))
         if 0 in front.shape[: len(dims)]:
             picked = np.zeros((*index[0].shape, *front.shape[len(dims) :]), x.dtype)
@@ -256,15 +257,15 @@ class Gather(Kind):
             clamped = tuple(np.clip(k, 0, n - 1) for k, n in zip(index, front.shape, strict=False))
             picked = front[clamped]
         k = index[0].ndim
-        return [np.moveaxis(picked, range(k), range(at, at + k))]
+        return [np.moveaxis(picked, range(k), range(first, first + k))]
 
     def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
         (x, *index), (g,) = op.operands, cotangents
         assert g is not None
         places = [builder.clipped(k, x.type.shape[d] - 1) for k, d in zip(index, self.dims)]
         nothing = builder.zeros(x.type, g.type.dtype)
-        made = builder.emit(Scatter(self.dims, self.at, "add"), nothing, g, *places)
-        return [made, *[None] * len(index)]
+        cotangent = builder.emit(Scatter(self.dims, self.index_dim, "add"), nothing, g, *places)
+        return [cotangent, *[None] * len(index)]
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         """Look up all members at the same places; or at places of their own, with the dim of
@@ -272,14 +273,15 @@ class Gather(Kind):
         (x, *index), (own, *places) = op.operands, stacked
         if not any(places):
             assert own is not None
-            return [batch.emit(Gather(behind(self.dims), self.at + 1), own, *index)]
+            return [batch.emit(Gather(behind(self.dims), self.index_dim + 1), own, *index)]
         points = batch.every_of(index, places)
         if own is None:
-            made = batch.emit(self, x, *points)
+            result = batch.emit(self, x, *points)
         else:
             number = batch.counted(0, points[0].type.shape)
-            made = batch.emit(Gather((0, *behind(self.dims)), self.at), own, number, *points)
-        return [batch.moved(made, self.at, 0)]
+            result = batch.emit(Gather((0, *behind(self.dims)), self.index_dim), own, number,
+                                *points)
+        return [batch.moved(result, self.index_dim, 0)]
 
     def element(self, op: Op, index: Index, resolver: ElementResolver) -> Element:
         x, *indices = op.operands
@@ -290,7 +292,7 @@ class Gather(Kind):
     def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         x, *index = op.operands
         points, along = self._counted_points(op, window, shards)
-        kept = iter((*window[: self.at], *window[self.at + len(points) :]))
+        kept = iter((*window[: self.index_dim], *window[self.index_dim + len(points) :]))
         held = tuple(points[along[d]] if d in along else whole(e) if d in self.dims else next(kept)
                      for d, e in enumerate(x.type.shape))
         return [held, *[points] * len(index)]
@@ -306,7 +308,7 @@ class Gather(Kind):
         """Return the part of the points; and those dims of x of which a rank needs the same part,
         with the dim of the points for each."""
         x, *index = op.operands
-        points = window[self.at : self.at + index[0].type.ndim]
+        points = window[self.index_dim : self.index_dim + index[0].type.ndim]
         along = counted(index, self.dims, x.type.shape, shards.defs)
         return points, {d: j for d, j in along.items() if within(points[j])}
 
@@ -333,7 +335,7 @@ class Scatter(Kind):
     in_place = True
     reads = "points"
     dims: tuple[int, ...]
-    at: int
+    index_dim: int
     fn: str
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
@@ -341,18 +343,19 @@ class Scatter(Kind):
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         x, v, index = operands[0], operands[1], operands[2:]
-        dims, at, k = list(self.dims), self.at, operands[2].ndim
+        dims, first, k = list(self.dims), self.index_dim, operands[2].ndim
         adds = self.fn in ("add", "mul")
         out = x.astype(dtypes.numpy_dtype(dtypes.folded_in(_known(x)))) if adds else x.copy()
         front = np.moveaxis(out, dims, range(len(dims)))  # a view of `out`
-        values = np.moveaxis(v, range(at, at + k), range(k))
+        values = np.moveaxis(v, range(first, first + k), range(k))
         inside = np.ones(index[0].shape, bool)
         for position, extent in zip(index, front.shape, strict=False):
             inside &= (position >= 0) & (position < extent)
         where = tuple(position[inside] for position in index)
         if self.fn == "set":
-            for *one, given in zip(*where, values[inside], strict=True):  # in order: the last wins
-                front[tuple(one)] = given
+            # in order: of several elements for one point, the last one stays
+            for *point, element in zip(*where, values[inside], strict=True):
+                front[tuple(point)] = element
         else:
             combine(self.fn).at(front, where, values[inside].astype(out.dtype))
         return [out.astype(x.dtype)]
@@ -371,7 +374,7 @@ class Scatter(Kind):
         if self.fn == "set":
             kept = builder.emit(self, g, builder.zeros(v.type, g.type.dtype), *index)
         if v in builder.active:
-            part = builder.emit(Gather(self.dims, self.at), g, *index)
+            part = builder.emit(Gather(self.dims, self.index_dim), g, *index)
             part = builder.map("select", self._spread_counts(op, builder), part,
                                builder.full(0, part))
         return [kept, part, *nothing]
@@ -382,16 +385,16 @@ class Scatter(Kind):
         (_, _, *index), (_, _, *places) = op.operands, stacked
         x, v = batch.every_of(op.operands[:2], stacked[:2])
         if not any(places):
-            what = self.but(dims=behind(self.dims), at=self.at + 1)
-            return [batch.emit(what, x, v, *index)]
+            kind = self.but(dims=behind(self.dims), index_dim=self.index_dim + 1)
+            return [batch.emit(kind, x, v, *index)]
         points = batch.every_of(index, places)
-        what = self.but(dims=(0, *behind(self.dims)))
+        kind = self.but(dims=(0, *behind(self.dims)))
         number = batch.counted(0, points[0].type.shape)
-        return [batch.emit(what, x, batch.moved(v, 0, self.at), number, *points)]
+        return [batch.emit(kind, x, batch.moved(v, 0, self.index_dim), number, *points)]
 
     def _of_extremes(self, op: Op, g: Value, builder: GradientBuilder) -> Sequence[Value]:
         """Give the cotangent to the element that is the extreme; equal ones share it."""
-        (x, v, *index), gather = op.operands, Gather(self.dims, self.at)
+        (x, v, *index), gather = op.operands, Gather(self.dims, self.index_dim)
         kept = builder.cast(builder.map("eq", x, op.result), g.type.dtype)
         won = builder.map("eq", v, builder.emit(gather, op.result, *index))
         won = builder.cast(builder.map("logical_and", won, self._spread_counts(op, builder)),
@@ -404,7 +407,7 @@ class Scatter(Kind):
     def _of_products(self, op: Op, g: Value, builder: GradientBuilder) -> Values:
         """Give each element the product of all others at its place, times the cotangent; this is
         right where some are 0."""
-        (x, v, *index), gather = op.operands, Gather(self.dims, self.at)
+        (x, v, *index), gather = op.operands, Gather(self.dims, self.index_dim)
         kept = builder.map("mul", g, builder.emit(self, builder.full(1, x), v, *index))
         if v not in builder.active:
             return kept, None
@@ -421,14 +424,14 @@ class Scatter(Kind):
         return kept, builder.map("select", alone, part, builder.full(0, part))
 
     def _spread_counts(self, op: Op, builder: GradientBuilder) -> Value:
-        wide = tuple(range(self.at, self.at + op.operands[2].type.ndim))
+        wide = tuple(range(self.index_dim, self.index_dim + op.operands[2].type.ndim))
         return builder.spread(self._counts(op, builder), wide, op.operands[1].type.shape)
 
     def _counts(self, op: Op, builder: GradientBuilder) -> Value:
         """Return, per point, whether its value is in the result: it is inside; and of several at
         one place that are set, the last one is."""
         x, _, *index = op.operands
-        shape, one = index[0].type.shape, expr.const(1)
+        shape = index[0].type.shape
         extents = [x.type.shape[d] for d in self.dims]
         counts = builder.full(True, builder.map("eq", index[0], index[0]))
         for k, e in zip(index, extents):
@@ -437,7 +440,7 @@ class Scatter(Kind):
             counts = builder.map("logical_and", counts,
                                  builder.map("lt", k, builder.integer(e, shape)))
         if self.fn == "set":
-            total = expr.product(shape) if shape else one
+            total = expr.product(shape)
             line = builder.emit(Iota(0, dtypes.INT64, (total,)))
             number = builder.reshaped(line, shape)
             table = builder.zeros(ArrayType(dtypes.INT64, tuple(extents)))
@@ -461,14 +464,14 @@ class Scatter(Kind):
         if self.fn == "set" or few or self._counted_dims(op, window, shards):
             return None
         used = {a for d, c in enumerate(window) if d not in self.dims for a in c.axes}
-        found = []
+        points = []
         for d, extent in enumerate(index[0].type.shape):
             cut = shards.natural(index[0], d)
-            cut = cut if cut.axes else shards.natural(v, self.at + d)
+            cut = cut if cut.axes else shards.natural(v, self.index_dim + d)
             cut = whole(extent) if used & set(cut.axes) else cut
             used |= set(cut.axes)
-            found.append(cut)
-        return tuple(found) if any(cut.axes for cut in found) else None
+            points.append(cut)
+        return tuple(points) if any(cut.axes for cut in points) else None
 
     def summed(self, op: Op, window: Window, shards: Shards) -> list[Cut] | None:
         """Return the points over which a sum goes, where they are added to zeros."""
@@ -493,7 +496,8 @@ class Scatter(Kind):
             window[along[j]] if j in along else whole(e)
             for j, e in enumerate(index[0].type.shape))
         rest = tuple(c for d, c in enumerate(window) if d not in self.dims)
-        return [window, (*rest[: self.at], *part, *rest[self.at :]), *[part] * len(index)]
+        return [window, (*rest[: self.index_dim], *part, *rest[self.index_dim :]),
+                *[part] * len(index)]
 
     def depends(self, op: Op, window: Window, shards: Shards) -> list[Window | None]:
         along = self._counted_dims(op, window, shards).values()
@@ -509,8 +513,8 @@ class Scatter(Kind):
         x, v, *index = operands
         if self.fn in ("add", "mul"):
             x, v = shards.wide(x, build), shards.wide(v, build)
-        made = build.emit(self, [x, v, *self.from_lows(index, window, build, shards)])
-        return build.cast(made, op.result.type.dtype)
+        result = build.emit(self, [x, v, *self.from_lows(index, window, build, shards)])
+        return build.cast(result, op.result.type.dtype)
 
     def from_lows(
         self, index: Sequence[Value], window: Window, build: GraphBuilder, shards: Shards
@@ -540,8 +544,8 @@ class Scatter(Kind):
         if op.result in shards.later:  # x is zeros
             return shards.part(mine, kept, window, build)
         total = shards.over(axes, op, kept, window, mine, fn, build)
-        made = build.emit(Map(COMBINE[fn]), (build.cast(x, wide), total))
-        return build.cast(made, dtype)
+        result = build.emit(Map(COMBINE[fn]), (build.cast(x, wide), total))
+        return build.cast(result, dtype)
 
     def steps(self, op: Op, builder: LoopBuilder) -> None:
         into = builder.take_over(op)

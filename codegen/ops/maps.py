@@ -145,8 +145,8 @@ class Map(Kind):
         size = builder.map("abs", z)
         zero = builder.map("eq", size, builder.full(0, size))
         safe = builder.map("select", zero, builder.full(1, size), size)
-        made = builder.map("div", across, builder.cast(safe, g.type.dtype))
-        return builder.map("select", zero, builder.full(0, made), made)
+        cotangent = builder.map("div", across, builder.cast(safe, g.type.dtype))
+        return builder.map("select", zero, builder.full(0, cotangent), cotangent)
 
     def title(self) -> str:
         return _TITLES.get(self.fn) or FUNCTIONS[self.fn].ufunc
@@ -170,9 +170,9 @@ class Map(Kind):
 
     def exact(self, op: Op, builder: CheckBuilder) -> Value | None:
         if self.fn == "cast":
-            given, to = op.operands[0].type.dtype, op.result.type.dtype
-            fits = given.kind == "b" or (given.kind == to.kind and given.size <= to.size)
-            return None if fits or given.kind == "c" else builder.floats(op)[0]
+            source, to = op.operands[0].type.dtype, op.result.type.dtype
+            fits = source.kind == "b" or (source.kind == to.kind and source.size <= to.size)
+            return None if fits or source.kind == "c" else builder.floats(op)[0]
         return builder.map(self.fn, *builder.floats(op)) if self.fn in _COUNTED else None
 
     def lies(self, op: Op, dim: int, shards: Shards) -> Cut | None:

@@ -200,8 +200,8 @@ class MatMul(Kind):
         between = self.between(op, window, shards)
         gram = self.is_gram(op, shards.computed(op, window, [between]), shards)
         value = build.emit(MatMul(gram), [shards.wide(x, build) for x in operands])
-        made = shards.combined(op, window, [between], value, "add", build)
-        return made if shards.axes_of([between]) else build.cast(made, op.result.type.dtype)
+        product = shards.combined(op, window, [between], value, "add", build)
+        return product if shards.axes_of([between]) else build.cast(product, op.result.type.dtype)
 
     def is_gram(self, op: Op, held: Window, shards: Shards) -> bool:
         """Return whether one operand is the transpose of the other, and all rows or all columns of
@@ -223,8 +223,8 @@ class MatMul(Kind):
         batch, dtype = loop_vars(c.type.shape[:-2]), c.type.dtype
         (m, n), k = c.type.shape[-2:], a.type.shape[-1]
         x, y = _Matrix.of(a, batch, builder), _Matrix.of(b, batch, builder)
-        zero, one = expr.const(0), expr.const(1)
-        made = Part(c, ravel((*positions(batch), zero, zero), c.type.shape), writes=True)
+        zero, unit = expr.const(0), expr.const(1)
+        result = Part(c, ravel((*positions(batch), zero, zero), c.type.shape), writes=True)
         matrix = x if n == 1 else y
         rows = (n == 1) == (matrix.row == 1 and matrix.column != 1)
         batch = tuple(v for v in batch if v.extent != 1)
@@ -232,7 +232,7 @@ class MatMul(Kind):
             m, n, x, y = n, m, y.turned, x.turned
         while wide := x.beside(m, batch, y):
             x, m = wide, m * batch[-1].extent
-            made = replace(made, offset=made.offset.subst({batch[-1].sym: 0}))
+            result = replace(result, offset=result.offset.subst({batch[-1].sym: 0}))
             batch = batch[:-1]
         small = [e.is_const and e.value <= _LOOPS_MOST for e in (m, n, k)]
         short = small[2] and any(small[:2])
@@ -246,15 +246,15 @@ class MatMul(Kind):
             k.is_const and k.value < _GRAM_LEAST
         ):
             name = "gram"
-        builder.call(_caller(name, dtype, (turned_x, turned_y)), batch, (*numbers, one, zero),
-                     (Part(x.buffer, x.offset), Part(y.buffer, y.offset), made), op)
+        builder.call(_caller(name, dtype, (turned_x, turned_y)), batch, (*numbers, unit, zero),
+                     (Part(x.buffer, x.offset), Part(y.buffer, y.offset), result), op)
 
     def by_loops(self, op: Op, rows: bool, builder: LoopBuilder) -> None:
         """Compute the product by loops. rows: a whole row (or column) of the result is summed up in
         the inner loop. Loops are named in the order in which they nest, so that two products that
         read one matrix along its rows have equal loops, and are fused."""
-        (a, b), made = op.operands, op.result.type
-        extents = (*made.shape, a.type.shape[-1])
+        (a, b), result = op.operands, op.result.type
+        extents = (*result.shape, a.type.shape[-1])
         *batch, i, j, k = range(len(extents))
         across, along = (j, i) if extents[j] == 1 else (i, j)
         rows = rows and extents[k] != 1
@@ -264,13 +264,13 @@ class MatMul(Kind):
         loops = dict(zip(named, loop_vars(tuple(extents[d] for d in named))))
         *lead, row, column, inner = positions([loops[d] for d in range(len(extents))])
         factors = builder.node(a, (*lead, row, inner)), builder.node(b, (*lead, inner, column))
-        fn = "or" if made.dtype.kind == "b" else "add"
-        wide = dtypes.folded_in(made.dtype)  # products of half types have more digits than these
+        fn = "or" if result.dtype.kind == "b" else "add"
+        wide = dtypes.folded_in(result.dtype)  # products of half types have more digits than these
         builder.add(plan.Reduce(
             tuple(loops[d] for d in order if d != k), (loops[k],), rows, op.result,
-            ravel((*lead, row, column), made.shape),
-            plan.Apply("mul", wide, factors, wide), fn, made.dtype, op.place,
-            None if made.dtype.size == 2 else made.dtype,  # as libraries have it
+            ravel((*lead, row, column), result.shape),
+            plan.Apply("mul", wide, factors, wide), fn, result.dtype, op.place,
+            None if result.dtype.size == 2 else result.dtype,  # as libraries have it
             _ROWS_AT_ONCE if rows or (extents[across] == 1 and not few) else 1,
         ))
 
@@ -288,9 +288,9 @@ class _Matrix(NamedTuple):
         last = loop_vars(value.type.shape[-2:], "k")
         node = builder.node(value, positions(batch) + positions(last))
         assert isinstance(node, plan.Load), "an operand of matmul lies in memory"
-        found = affine(node.offset, last)
-        assert found is not None, "an operand of matmul is strided"
-        base, (row, column) = found
+        address = affine(node.offset, last)
+        assert address is not None, "an operand of matmul is strided"
+        base, (row, column) = address
         return cls(node.buffer, base, row, column)
 
     @property
@@ -301,10 +301,10 @@ class _Matrix(NamedTuple):
     def beside(self, rows: Expr, batch: tuple[plan.Var, ...], other: _Matrix) -> _Matrix | None:
         """Return all matrices along the last dim of a batch as one of more rows, if they lie so,
         and if the other operand is the same for all of them."""
-        found = affine(self.offset, batch[-1:]) if batch else None
-        if found is None or batch[-1].sym in other.offset.symbols():
+        address = affine(self.offset, batch[-1:]) if batch else None
+        if address is None or batch[-1].sym in other.offset.symbols():
             return None
-        base, (stride,) = found
+        base, (stride,) = address
         apart = stride == 0 or (rows != 1 and stride != rows * self.row)
         if apart or not expr.nonneg(MOST - rows * batch[-1].extent):
             return None

@@ -27,14 +27,14 @@ def _call(function: str, op: Op, builder: LoopBuilder, *arguments: Value | Expr)
     """Call a C function for the type of the op's first operand; of arrays it gets the addresses."""
     dtype = op.operands[0].type.dtype
     kind = "u" if dtype.kind == "b" else dtype.kind
-    made = []
+    parameters = []
     for x in arguments:
         if isinstance(x, Expr):
-            made.append(Argument[Value](x, dtypes.INT64))
+            parameters.append(Argument[Value](x, dtypes.INT64))
         else:
-            what: Any = x if x.type.ndim else builder.node(x, ())
-            made.append(Argument(what, x.type.dtype, (), x not in op.operands))
-    builder.add(KernelCall(f"spmd_{function}_{kind}{8 * dtype.size}", tuple(made), op.place))
+            argument: Any = x if x.type.ndim else builder.node(x, ())
+            parameters.append(Argument(argument, x.type.dtype, (), x not in op.operands))
+    builder.add(KernelCall(f"spmd_{function}_{kind}{8 * dtype.size}", tuple(parameters), op.place))
 
 
 def _rows(x: Value) -> tuple[Expr, Expr]:
@@ -56,16 +56,16 @@ class Merge(Kind):
         return [ArrayType(t.dtype, t.shape) for t in types[:-1:2]]
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
-        *given, side = operands
-        n = given[0].shape[-1]
-        both = [np.concatenate(pair, -1) for pair in zip(given[::2], given[1::2], strict=True)]
+        *pairs, side = operands
+        n = pairs[0].shape[-1]
+        both = [np.concatenate(pair, -1) for pair in zip(pairs[::2], pairs[1::2], strict=True)]
         if self.tuples:
             order = np.lexsort(np.moveaxis(both[0], -2, 0)[::-1], -1)[..., None, :]
             order = np.broadcast_to(order, both[0].shape)
         else:
             order = np.lexsort(both[::-1], -1)
         half = order[..., :n] if int(side) == 1 else order[..., n:]
-        mine = [x.copy() for x in given[::2]]
+        mine = [x.copy() for x in pairs[::2]]
         return [np.take_along_axis(x, half, -1) for x in both] if int(side) else mine
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
@@ -74,8 +74,8 @@ class Merge(Kind):
         *rows, side = stacked
         if side is not None:
             return batch.one_by_one(op, stacked)
-        made = [batch.spread(v) if g is None else g for v, g in zip(op.operands, rows)]
-        return batch.emit_all(self, *made, op.operands[-1])
+        operands = [batch.spread(v) if g is None else g for v, g in zip(op.operands, rows)]
+        return batch.emit_all(self, *operands, op.operands[-1])
 
     def steps(self, op: Op, builder: LoopBuilder) -> None:
         *lead, n = op.operands[0].type.shape
@@ -136,14 +136,14 @@ class Count(Kind):
         width = 8 * x.itemsize
         top = 2 ** (width - 1) if x.dtype.kind == "i" else 0
         keys = (x.view(f"u{x.itemsize}").astype(np.uint64) ^ np.uint64(top)) >> np.uint64(shift)
-        made = np.zeros((*leading.shape, 2**self.bits), np.int64)
-        for at in np.ndindex(leading.shape):
-            row = keys[at[:-1]]
+        counts = np.zeros((*leading.shape, 2**self.bits), np.int64)
+        for place in np.ndindex(leading.shape):
+            row = keys[place[:-1]]
             if int(shift) + self.bits < width:
-                row = row[row >> np.uint64(self.bits) == np.uint64(leading[at])]
-            made[at] = np.bincount((row & np.uint64(2**self.bits - 1)).astype(np.int64),
-                                   minlength=2**self.bits)
-        return [made]
+                row = row[row >> np.uint64(self.bits) == np.uint64(leading[place])]
+            counts[place] = np.bincount((row & np.uint64(2**self.bits - 1)).astype(np.int64),
+                                        minlength=2**self.bits)
+        return [counts]
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         """Count more rows; the shift is one number for all members, or they are counted one by
@@ -151,8 +151,8 @@ class Count(Kind):
         x, leading, shift = stacked
         if shift is not None:
             return batch.one_by_one(op, stacked)
-        made = [batch.spread(v) if g is None else g for v, g in zip(op.operands, (x, leading))]
-        return [batch.emit(self, *made, op.operands[-1])]
+        operands = [batch.spread(v) if g is None else g for v, g in zip(op.operands, (x, leading))]
+        return [batch.emit(self, *operands, op.operands[-1])]
 
     def steps(self, op: Op, builder: LoopBuilder) -> None:
         x, leading, shift = op.operands

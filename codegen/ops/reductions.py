@@ -100,9 +100,9 @@ class Reduce(Kind):
     def _others(self, x: Value, kept: tuple[int, ...], builder: GradientBuilder) -> Value:
         """Return the product of all others, for each element; right where some are 0."""
         x = builder.emit(OnceAtZero(x.type.shape), x)
-        shape, one = x.type.shape, builder.full(1, x)
+        shape, ones = x.type.shape, builder.full(1, x)
         zero = builder.map("eq", x, builder.full(0, x))
-        safe = builder.map("select", zero, one, x)
+        safe = builder.map("select", zero, ones, x)
         product = builder.spread(builder.emit(self, safe), kept, shape)
         count = builder.spread(builder.sum(builder.cast(zero, dtypes.INT64), self.dims), kept,
                                shape)
@@ -141,15 +141,15 @@ class Reduce(Kind):
         return shards.combined(op, window, inner, value, self.fn, build)
 
     def steps(self, op: Op, builder: LoopBuilder) -> None:
-        (x,), made = op.operands, op.result.type
+        (x,), result = op.operands, op.result.type
         loops = loop_vars(x.type.shape)
         kept = tuple(v for d, v in enumerate(loops) if d not in self.dims)
         inner = tuple(v for d, v in enumerate(loops) if d in self.dims)
         long = [d for d, v in enumerate(loops) if v.extent != 1]
-        rows = bool(kept) and bool(long) and long[-1] not in self.dims and made.dtype.size != 2
-        offset = ravel(positions(kept), made.shape)
+        rows = bool(kept) and bool(long) and long[-1] not in self.dims and result.dtype.size != 2
+        offset = ravel(positions(kept), result.shape)
         node = builder.node(x, positions(loops))
-        builder.add(plan.Reduce(kept, inner, rows, op.result, offset, node, self.fn, made.dtype,
+        builder.add(plan.Reduce(kept, inner, rows, op.result, offset, node, self.fn, result.dtype,
                                 op.place))
 
 
@@ -196,7 +196,7 @@ class ArgReduce(Kind):
         if not axes:
             return shards.part(index, kept, window, build)
         low, high = held[d].bounds(shards.mesh)
-        best = shards.wide(self.found(operands[0], index, build), build)
+        best = shards.wide(self.extreme(operands[0], index, build), build)
         extreme = build.emit(Fold(axes, fn), (best,))
         same = build.emit(Map("eq"), (best, extreme))
         if best.type.dtype.kind in "fc":  # a NaN is the extreme, and equals nothing
@@ -215,7 +215,7 @@ class ArgReduce(Kind):
         first = build.emit(Fold(axes, "min"), (mine,))
         return shards.part(first, kept, window, build)
 
-    def found(self, x: Value, index: Value, build: GraphBuilder) -> Value:
+    def extreme(self, x: Value, index: Value, build: GraphBuilder) -> Value:
         """Return the extreme of a rank: of one lane it is read where it stands, without a second
         pass."""
         if x.type.ndim > 1:
@@ -294,8 +294,8 @@ class Cumulative(Lane):
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         (x,) = operands
-        made = combine(self.fn).accumulate(x, axis=self.dim, dtype=_summed_in(x))
-        return [made.astype(x.dtype)]
+        totals = combine(self.fn).accumulate(x, axis=self.dim, dtype=_summed_in(x))
+        return [totals.astype(x.dtype)]
 
     def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
         (g,) = cotangents
@@ -349,20 +349,20 @@ class Cumulative(Lane):
 
     def steps(self, op: Op, builder: LoopBuilder) -> None:
         """Fold row after row, where memory lies in rows across the dim."""
-        (x,), made, d = op.operands, op.result.type, self.dim
-        if made.dtype.size == 2 or all(e == 1 for e in made.shape[d + 1 :]):
+        (x,), result, d = op.operands, op.result.type, self.dim
+        if result.dtype.size == 2 or all(e == 1 for e in result.shape[d + 1 :]):
             super().steps(op, builder)
             return
-        loops, sweeps = loop_vars(made.shape), []
+        loops, sweeps = loop_vars(result.shape), []
         for begin in (0, 1):
-            rest = expr.most(0, made.shape[d] - 1)
+            rest = expr.most(0, result.shape[d] - 1)
             along = replace(loops[d], extent=rest) if begin else loops[d]
             here = begin * (positions((along,))[0] + 1)
             index = tuple(here if k == d else i for k, i in enumerate(positions(loops)))
-            offset, value = ravel(index, made.shape), builder.node(x, index)
+            offset, value = ravel(index, result.shape), builder.node(x, index)
             if begin:
-                before = plan.Load(op.result, offset - strides(made.shape)[d])
-                value = plan.Apply(COMBINE[self.fn], made.dtype, (before, value), made.dtype)
+                before = plan.Load(op.result, offset - strides(result.shape)[d])
+                value = plan.Apply(COMBINE[self.fn], result.dtype, (before, value), result.dtype)
             store = plan.Store((), op.result, offset, value, place=op.place)
             sweeps.append(plan.Sweep((along,) * begin + loops[d + 1 :], (store,)))
         builder.add(plan.Nest(loops[:d], tuple(sweeps), op.place))
@@ -371,9 +371,9 @@ class Cumulative(Lane):
 def _last(value: Value, d: int, fn: str, build: GraphBuilder) -> Value:
     """Return the last of running totals along a dim; the neutral element where there is none."""
     (dtype, shape), zero = (value.type.dtype, value.type.shape), expr.const(0)
-    one = expr.minimum(shape[d], 1)
-    start = tuple(shape[d] - one if k == d else zero for k in range(len(shape)))
-    wide = tuple(one if k == d else e for k, e in enumerate(shape))
+    count = expr.minimum(shape[d], 1)
+    start = tuple(shape[d] - count if k == d else zero for k in range(len(shape)))
+    wide = tuple(count if k == d else e for k, e in enumerate(shape))
     last = build.emit(Slice(start, (1,) * len(shape), wide, cut=True), (value,))
     last = build.emit(Reduce("max", (d,)), (last,))  # of one element: to the bit
     some = build.map("gt", build.integer(shape[d]), build.integer(zero))

@@ -105,9 +105,9 @@ class Reshape(View):
         """Return whether what is beyond the ends can be had, for a dim that is one of the
         operand's."""
         x, before, after = op.operands[0], op.operands[0].type.shape, self.shape
-        found = (g.before[0] for g in groups(before, after)
-                 if g.after == (dim,) and len(g.before) == 1 and before[g.before[0]] == after[dim])
-        under = next(found, None)
+        dims = (g.before[0] for g in groups(before, after)
+                if g.after == (dim,) and len(g.before) == 1 and before[g.before[0]] == after[dim])
+        under = next(dims, None)
         return under is not None and shards.goes_on(x, under)
 
     def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:

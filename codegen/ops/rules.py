@@ -432,7 +432,7 @@ class Proofs(Protocol):
     def position(self) -> Expr:
         """Return this rank's position among the members."""
 
-    def at(self, e: Expr, position: Expr) -> Expr:
+    def on_member(self, e: Expr, position: Expr) -> Expr:
         """Return `e` as the member at a position evaluates it."""
 
     def root(self, root: Expr, does: str) -> Expr:

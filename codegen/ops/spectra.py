@@ -36,13 +36,13 @@ class Qr(Factor):
     name = "qr"
     mode: Literal["reduced", "complete", "r"] = "reduced"
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         n, m = cores[0]
         k = expr.minimum(m, n)
         q = [(dtype, (m if self.mode == "complete" else k, m))]
         return [(dtype, (n, m)), (dtype, (k,)), (INFO, ()), *(q if self.mode != "r" else [])]
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         x = operands[0].T
         h, tau = np.linalg.qr(x, "raw")
         return [h, tau, 0, *([np.linalg.qr(x, self.mode)[0].T] if self.mode != "r" else [])]
@@ -77,14 +77,14 @@ class Svd(Factor):
     name = "svd"
     vectors: str = "S"
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         n, m = cores[0]
         k = expr.minimum(m, n)
         u, v = (m, n) if self.vectors == "A" else (k, k)
-        found: list[tuple[DType, Shape]] = [(real_of(dtype), (k,)), (INFO, ())]
-        return found + ([(dtype, (u, m)), (dtype, (n, v))] if self.vectors != "N" else [])
+        results: list[tuple[DType, Shape]] = [(real_of(dtype), (k,)), (INFO, ())]
+        return results + ([(dtype, (u, m)), (dtype, (n, v))] if self.vectors != "N" else [])
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         x = operands[0].T
         if self.vectors == "N":
             return [np.linalg.svd(x, compute_uv=False), 0]
@@ -129,11 +129,11 @@ class Eigh(Factor):
     triangle: Literal["L", "U"] = "L"
     vectors: bool = True
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
-        found: list[tuple[DType, Shape]] = [(real_of(dtype), cores[0][:1]), (INFO, ())]
-        return found + ([(dtype, cores[0])] if self.vectors else [])
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+        results: list[tuple[DType, Shape]] = [(real_of(dtype), cores[0][:1]), (INFO, ())]
+        return results + ([(dtype, cores[0])] if self.vectors else [])
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         x = operands[0].T
         if not self.vectors:
             return [np.linalg.eigvalsh(x, self.triangle), 0]
@@ -171,12 +171,12 @@ class Eig(Factor):
     name = "eig"
     vectors: bool = True
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         kind = complex_of(dtype)
-        found: list[tuple[DType, Shape]] = [(kind, cores[0][:1]), (INFO, ())]
-        return found + ([(kind, cores[0])] if self.vectors else [])
+        results: list[tuple[DType, Shape]] = [(kind, cores[0][:1]), (INFO, ())]
+        return results + ([(kind, cores[0])] if self.vectors else [])
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         x = operands[0].T
         if not self.vectors:
             return [np.linalg.eigvals(x), 0]

@@ -55,12 +55,12 @@ class Fourier(Lane):
     def called(self) -> str:
         return self.fn
 
-    def made(self, given: DType) -> DType:
+    def result_dtype(self, operand: DType) -> DType:
         """Return the element type of the result."""
         names = {"rfft": COMPLEX, "irfft": REAL}.get(self.fn, dict(zip(REAL, REAL)))
-        if given.name not in names:
-            raise InternalError(f"{self.fn} of {given.name}")
-        return dtypes.BY_NAME[names[given.name]]
+        if operand.name not in names:
+            raise InternalError(f"{self.fn} of {operand.name}")
+        return dtypes.BY_NAME[names[operand.name]]
 
     def infer(self, types: Types) -> list[ArrayType]:
         (x,), d = types, self.dim
@@ -68,7 +68,7 @@ class Fourier(Lane):
         if x.shape[d] != (few if self.fn == "irfft" else self.n):
             raise InternalError(f"{self.fn} of {self.n} points reads {x.shape[d]}")
         extent = few if self.fn == "rfft" else self.n
-        return [ArrayType(self.made(x.dtype), (*x.shape[:d], extent, *x.shape[d + 1 :]))]
+        return [ArrayType(self.result_dtype(x.dtype), (*x.shape[:d], extent, *x.shape[d + 1 :]))]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         """Return a layout in which a rank has its lanes whole: the axes that split them split
@@ -92,7 +92,7 @@ class Fourier(Lane):
         dtype = dtypes.from_numpy(x.dtype)
         assert dtype is not None
         if x.size == 0 or n == 0:
-            return [np.zeros(shape, dtypes.numpy_dtype(self.made(dtype)))]
+            return [np.zeros(shape, dtypes.numpy_dtype(self.result_dtype(dtype)))]
         return [getattr(np.fft, self.fn)(x, n, self.dim, norm)]
 
     def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
@@ -124,34 +124,35 @@ class Fourier(Lane):
         return builder.unless(value, builder.emit(Broadcast(kept, value.type.shape), (bad,)))
 
     def steps(self, op: Op, builder: LoopBuilder) -> None:
-        (x,), made, d = op.operands, op.result, self.dim
+        (x,), result, d = op.operands, op.result, self.dim
         every = loop_vars(x.type.shape)
         node = builder.node(x, positions(every))
         assert isinstance(node, Load), "an operand that is read as a box lies in memory"
-        found = affine(node.offset, every)
-        assert found is not None, "an operand that is read as a box is strided"
-        (begin, given), into = found, strides(made.type.shape)
-        others = [(x.type.shape[k], given[k], into[k]) for k in range(x.type.ndim) if k != d]
+        address = affine(node.offset, every)
+        assert address is not None, "an operand that is read as a box is strided"
+        (begin, step), into = address, strides(result.type.shape)
+        others = [(x.type.shape[k], step[k], into[k]) for k in range(x.type.ndim) if k != d]
         outer, (rows, row, to_row) = _batches(others)
         loops = loop_vars(tuple(e for e, _, _ in outer))
         places = positions(loops)
         first = sum((p * a for p, (_, a, _) in zip(places, outer, strict=True)), begin)
         to_first = sum((p * b for p, (_, _, b) in zip(places, outer, strict=True)), expr.const(0))
-        numbers = (rows, self.n, row, given[d], to_row, into[d])
+        numbers = (rows, self.n, row, step[d], to_row, into[d])
         few = expr.minimum(rows, WIDE)
-        room = [builder.spare(f"{made.name}_lanes", v.type.dtype, few * (v.type.shape[d] + GAP))
-                for v in ((x, made) if self.fn in ("rfft", "irfft") else (x,))]
-        parts = (Part(node.buffer, first), Part(made, to_first, True),
+        room = [builder.spare(f"{result.name}_lanes", v.type.dtype, few * (v.type.shape[d] + GAP))
+                for v in ((x, result) if self.fn in ("rfft", "irfft") else (x,))]
+        parts = (Part(node.buffer, first), Part(result, to_first, True),
                  *(Part(r, expr.const(0), True) for r in room))
         builder.call(self.caller(x.type.dtype), loops, numbers, parts, op)
 
-    def caller(self, given: DType) -> Caller:
+    def caller(self, operand: DType) -> Caller:
         """Return a C function for lanes at distance `row`, whose elements are `step` apart."""
-        made, fn = self.made(given), self.fn
-        real = given if given.kind == "f" else dtypes.BY_NAME[REAL[given.name]]
+        result, fn = self.result_dtype(operand), self.fn
+        real = operand if operand.kind == "f" else dtypes.BY_NAME[REAL[operand.name]]
         few, through = "n / 2 + 1", fn in ("rfft", "irfft")
         words = {
-            "<T>": given.c, "<U>": made.c, "<R>": real.c, "<wide>": str(WIDE), "<gap>": str(GAP),
+            "<T>": operand.c, "<U>": result.c, "<R>": real.c, "<wide>": str(WIDE),
+            "<gap>": str(GAP),
             "<reads>": few if fn == "irfft" else "n", "<makes>": few if fn == "rfft" else "n",
             "<factor>": {"one": "1", "n": f"1 / ({real.c})n", "root": f"1 / {_ROOT[real.name]}"}[
                 self.scale],

@@ -81,8 +81,8 @@ class Broadcast(View):
         return [builder.reshaped(builder.sum(g, gone), x.type.shape)]
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
-        what = Broadcast((0, *behind(self.dims)), (batch.n, *self.shape))
-        return [batch.emit(what, *batch.every(op, stacked))]
+        kind = Broadcast((0, *behind(self.dims)), (batch.n, *self.shape))
+        return [batch.emit(kind, *batch.every(op, stacked))]
 
     def element(self, op: Op, index: Index, resolver: ElementResolver) -> Element:
         (x,) = op.operands
@@ -170,9 +170,9 @@ class Slice(View):
         return [None]
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
-        what = self.but(start=(expr.const(0), *self.start), step=(1, *self.step),
+        kind = self.but(start=(expr.const(0), *self.start), step=(1, *self.step),
                         shape=(batch.n, *self.shape))
-        return [batch.emit(what, *batch.every(op, stacked))]
+        return [batch.emit(kind, *batch.every(op, stacked))]
 
     def element(self, op: Op, index: Index, resolver: ElementResolver) -> Element:
         return resolver.node(op.operands[0], resolver.within(self, index))
@@ -338,8 +338,8 @@ class Roll(View):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         (x,), d = operands, self.dim
         extent = x.shape[d] if self.extent is None else value(self.extent)
-        at = np.arange(extent) - value(self.shift)
-        return [np.take(x, at % max(x.shape[d], 1), d)]
+        positions = np.arange(extent) - value(self.shift)
+        return [np.take(x, positions % max(x.shape[d], 1), d)]
 
     def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
         (g,) = cotangents
@@ -416,8 +416,8 @@ class Update(Kind):
         return [None, part]
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
-        what = self.but(start=(expr.const(0), *self.start), step=(1, *self.step))
-        return [batch.emit(what, *batch.every(op, stacked))]
+        kind = self.but(start=(expr.const(0), *self.start), step=(1, *self.step))
+        return [batch.emit(kind, *batch.every(op, stacked))]
 
     def lies(self, op: Op, dim: int, shards: Shards) -> Cut | None:
         return shards.natural(op.operands[0], dim)
@@ -442,8 +442,9 @@ class Update(Kind):
         into, shape = builder.take_over(op), x.type.shape
         loops, index = builder.plainest(v)
         node, target = builder.node(v, index), ravel(builder.within(self, index), shape)
-        one = all(e == 1 for e in v.type.shape)
-        rows = 0 if one or v in builder.stored else rows_kept(node, x, target, shape, self.step)
+        is_element = all(e == 1 for e in v.type.shape)
+        rows = 0 if is_element or v in builder.stored else rows_kept(node, x, target, shape,
+                                                                     self.step)
         assert rows is not None, "what reads x where the order of rows does not help is stored"
         waiting = None
         if rows:

@@ -137,7 +137,7 @@ class Turned(Exchange):
         proofs.tiles(self.columns, given[1])
 
     def together(self, group: Any) -> list[list[Any]]:
-        whole = np.concatenate(group.given).T
+        whole = np.concatenate(group.inputs).T
         return [[whole[slice(*map(m.value, self.columns))].copy()] for m in group.members]
 
     def boxes(self, op: Op, sides: Any) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def _compiler() -> list[Any]:
     key."""
     words = [*link.compiler(), "as", "ld"]
     told = "CPATH C_INCLUDE_PATH LIBRARY_PATH COMPILER_PATH GCC_EXEC_PREFIX".split()
-    return [(w, _state(commands.found(w))) for w in words] + [os.environ.get(n) for n in told]
+    return [(w, _state(commands.path_of(w))) for w in words] + [os.environ.get(n) for n in told]
 
 
 def _numba() -> list[Any]:
@@ -108,8 +108,8 @@ def _state(path: str | None) -> tuple[Any, ...]:
     if not path:
         return ()
     real = os.path.realpath(path)
-    found = os.stat(real)
-    return real, found.st_size, found.st_mtime_ns
+    status = os.stat(real)
+    return real, status.st_size, status.st_mtime_ns
 
 
 @functools.cache

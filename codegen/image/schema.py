@@ -93,8 +93,8 @@ def every(inner: Rule, most: int = 1 << 20) -> Rule:
     def rule(value: Any, where: str) -> None:
         if not isinstance(value, list) or len(value) > most:
             refuse(where, f"a list of at most {most}", value)
-        for k, one in enumerate(value):
-            inner(one, f"{where}[{k}]")
+        for k, item in enumerate(value):
+            inner(item, f"{where}[{k}]")
 
     return rule
 
@@ -105,8 +105,8 @@ def row(*rules: Rule) -> Rule:
     def rule(value: Any, where: str) -> None:
         if not isinstance(value, list) or len(value) != len(rules):
             refuse(where, f"a list of {len(rules)}", value)
-        for k, (one, inner) in enumerate(zip(value, rules)):
-            inner(one, f"{where}[{k}]")
+        for k, (item, inner) in enumerate(zip(value, rules)):
+            inner(item, f"{where}[{k}]")
 
     return rule
 
@@ -127,10 +127,10 @@ def table(optional: dict[str, Rule] | None = None, **fields: Rule) -> Rule:
         if not isinstance(value, dict):
             refuse(where, "an object", value)
         for name, inner in fields.items():
-            at = f"{where}.{name.rstrip('_')}" if where else name.rstrip("_")
+            place = f"{where}.{name.rstrip('_')}" if where else name.rstrip("_")
             if name.rstrip("_") not in value:
-                refuse(at, "a value", None)
-            inner(value[name.rstrip("_")], at)
+                refuse(place, "a value", None)
+            inner(value[name.rstrip("_")], place)
         for name, inner in (optional or {}).items():
             if name in value:
                 inner(value[name], f"{where}.{name}" if where else name)
@@ -313,11 +313,11 @@ def check_manifest(m: dict[str, Any]) -> None:
     """Raises ImageError unless all that a runtime reads is there and means something."""
     _MANIFEST(m, "")
     for name in ("mesh", "scalars", "inputs", "outputs", "feeds", "saves"):
-        names = [one["name"] for one in m[name]]
+        names = [row["name"] for row in m[name]]
         if len(set(names)) < len(names):
             refuse(name, "distinct names", max(names, key=names.count))
     for name in ("operations", "buffers", "constants", "libraries"):
-        numbers = [one["number"] for one in m[name]]
+        numbers = [row["number"] for row in m[name]]
         if numbers != list(range(len(numbers))):
             refuse(f"{name} are not numbered", "numbers from 0 on", numbers[0])
     for k, around in enumerate(m["overlays"]):
@@ -356,8 +356,8 @@ def check_manifest(m: dict[str, Any]) -> None:
         if save["every"] < 1:
             refuse(f"saves[{k}].every", "a number from 1", save["every"])
     for kind, part in (("conditions", "holds"), ("buffers", "bytes")):
-        for k, one in enumerate(m[kind]):
-            check_names(one[part], known, f"{kind}[{k}].{part}")
+        for k, row in enumerate(m[kind]):
+            check_names(row[part], known, f"{kind}[{k}].{part}")
     for k, route in enumerate(m["routes"]):
         for part in ("to", "sends", "size"):
             check_names(route[part], known | {route["member"]}, f"routes[{k}].{part}")
@@ -418,7 +418,7 @@ def _check_feeds(
     each."""
     for k, feed in enumerate(feeds):
         where, fields = f"feeds[{k}]", feed["fields"]
-        names = [one["name"] for one in fields]
+        names = [item["name"] for item in fields]
         if not fields or len(set(names)) < len(names):
             refuse(f"{where}.fields", "fields, each with a name of its own", names)
         for j, field in enumerate(fields):

@@ -44,7 +44,7 @@ def _anywhere(function: FunctionInC, *words: str) -> Place | None:
     call if it can."""
     files = [function.file, *function.files()[1:]]
     places = (line_of(file, word, behind)
-             for word in words for behind in ("(", "") for file in files)
+              for word in words for behind in ("(", "") for file in files)
     return next(filter(None, places), None)
 
 

@@ -172,7 +172,7 @@ class _Dynamic:
 
     def _name(self, offset: int) -> str:
         if offset >= len(self.names):
-            raise damaged(f"one offset {offset}", f"names within {len(self.names)} bytes")
+            raise damaged(f"one at {offset}", f"names within {len(self.names)} bytes")
         return text_at(self.names, offset)
 
     def _library(self, offset: int) -> None:

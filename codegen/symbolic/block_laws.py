@@ -47,7 +47,7 @@ def after(call: Call) -> Call | None:
 def extents(e: Expr) -> Iterator[tuple[Call, Expr, Expr]]:
     """Yield (call, slope, rest) of e = slope * (extent of the block that begins at call) + rest."""
     beginnings = sorted((a for a in e.atoms() if isinstance(a, Call) and a.op == "begin"),
-                   key=lambda a: a.order)
+                        key=lambda a: a.order)
     for call in beginnings:
         end = after(call)
         if end not in beginnings:

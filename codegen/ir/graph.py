@@ -304,10 +304,10 @@ class Module:
 
     def with_bodies(self, bodies: Iterable[Region]) -> Module:
         """Return the module with others of these."""
-        made = tuple(bodies)
+        arms = tuple(bodies)
         if not self.entries:
-            return self.with_body(made[0])
-        branch = replace(self.body.ops[-1], regions=made)
+            return self.with_body(arms[0])
+        branch = replace(self.body.ops[-1], regions=arms)
         return self.with_body(self.body.with_ops((*self.body.ops[:-1], branch)))
 
     def mapped(self, fn: Callable[[Region], Region]) -> Module:
@@ -361,19 +361,19 @@ class DefUse:
         clock = itertools.count(1)
 
         def ends(values: Iterable[Value], region: Region) -> None:
-            at = next(clock)
+            time = next(clock)
             for v in values:
-                uses.setdefault(v, []).append(Use(None, 0, at, region))
+                uses.setdefault(v, []).append(Use(None, 0, time, region))
 
         def enter(region: Region) -> None:
             begins.update(dict.fromkeys(region.args, next(clock)))
             for op in region.ops:
-                at = next(clock)
+                time = next(clock)
                 order.append(op)
                 for k, v in enumerate(op.operands):
-                    uses.setdefault(v, []).append(Use(op, k, at, region))
+                    uses.setdefault(v, []).append(Use(op, k, time, region))
                 if (counter := op.what.counts()) is not None:
-                    begins[counter] = at
+                    begins[counter] = time
                 defs.update(dict.fromkeys(op.results, op))
                 regions.update(dict.fromkeys(op.results, region))
                 for inner in op.regions:  # a nest has the results of the ops in it
@@ -384,8 +384,8 @@ class DefUse:
         for region in entries:
             enter(region)
         ends(shown, entries[-1])
-        found = {v: tuple(us) for v, us in uses.items()}
-        return cls(tuple(order), defs, regions, found, begins)
+        all_uses = {v: tuple(us) for v, us in uses.items()}
+        return cls(tuple(order), defs, regions, all_uses, begins)
 
 
 def walk(region: Region) -> Iterator[Op]:

@@ -132,12 +132,13 @@ class Scalar:
 
 @dataclass(frozen=True, eq=False)
 class Input:
-    """A global array read at launch. default: one rank's code that computes its shard instead.
+    """A global array that a launch reads.
 
-    The region has no args and one result of the shard's shape; None: the input must be given.
-    origin: of the layout: given, rules (of the program), or chosen (by the compiler). given: a flag
-    that is 1 where a call gives the input, of one that calls may leave out; None: of others. root:
-    of such an input, the name of its declaration, which may be of a tree.
+    default: a region without args that computes one rank's shard where the input is not given;
+    None: it must be given. origin: who says the layout: "given" (the user), "rules" (of the
+    program) or "chosen" (by the compiler). flag: for an input that a call may leave out, a symbol
+    that is 1 where the call gives it; else None. root: the name of the declaration of such an
+    input, which may be a tree of inputs.
     """
 
     value: Value
@@ -146,7 +147,7 @@ class Input:
     default: Region | None = None
     place: Place | None = None
     origin: str = "given"
-    given: Sym | None = None
+    flag: Sym | None = None
     root: str = ""
 
     @property

@@ -188,7 +188,7 @@ def module_text(module: Module) -> str:
         lines.append(
             f"{kind} {name(i.value)}: {i.value.type.dtype}[{name.shape(i.shape)}] "
             f"over {layout_text(i.layout)}"
-            + (f", optional: {i.given.name}" if i.given else "")
+            + (f", optional: {i.flag.name}" if i.flag else "")
         )
         if i.default is not None:
             lines.append("  default:")

@@ -97,12 +97,12 @@ def run(
     world.streams = streams_of(feeds, {f.name: world.fields(f) for f in module.feeds})
     world.sent = [] if sent is None else sent
     there = set(inputs or {})
-    roots = {i.root for i in module.inputs if i.given is not None and i.name not in there}
+    roots = {i.root for i in module.inputs if i.flag is not None and i.name not in there}
     asked = [o.name for o in module.outputs] if only is None else [
         *only, *(module.outputs[state.new].name for state in module.states)]
     world.computed = {o.name for o in module.outputs
                       if o.name in asked and roots.isdisjoint(o.needs)}
-    world.env |= {i.given.name: int(i.root not in roots) for i in module.inputs if i.given}
+    world.env |= {i.flag.name: int(i.root not in roots) for i in module.inputs if i.flag}
     world.env |= {o.wanted.name: int(o.name in world.computed) for o in module.outputs if o.wanted}
     with np.errstate(all="ignore"):
         blank = world.of_other_entries()
@@ -317,7 +317,7 @@ class _World:
                 raise InputError(f"input {declared.name} has another shape",
                                  expected=str(shape), found=str(array.shape))
             return array.astype(dtype)
-        if declared.given is not None:  # nobody may read it
+        if declared.flag is not None:  # nobody may read it
             anything = b"\xa5" * (math.prod(shape) * dtype.itemsize)
             return np.frombuffer(anything, dtype).reshape(shape)
         if declared.default is None:

@@ -72,7 +72,7 @@ from codegen.plan.operation_graph import OperationRow, operation_graph
 from codegen.plan.self_exchange_elision import self_exchange_elision
 from codegen.plan.to_plan import to_plan
 from codegen.plan.undo_log import undo_log
-from codegen.progress import at
+from codegen.progress import announce
 from codegen.suggest import meant
 from codegen.verify.exchange_table import ExchangeTable
 from codegen.verify.sample import check_exchanges
@@ -112,7 +112,7 @@ class Levels:
 
 def lower(graph: Module) -> Levels:
     """Return all levels below a Graph. Raises the error classes of codegen.errors."""
-    at("choosing what ranks hold, and what they send")
+    announce("choosing what ranks hold, and what they send")
     graph = through(check, check(graph), check_replicas, fold_casts, cse, compare_ranks,
                     hoist_products, hoist_reductions, split_at_edges, blocked_substitution,
                     keep_row_dims)
@@ -122,10 +122,10 @@ def lower(graph: Module) -> Levels:
     demands, program = apply(rows_on_owners, halves, owned)
     program = through(check, program, transpose_before_exchange, fold_batch_sums, sink_reads,
                       check_uniform)
-    at("proving that sends and receives match")
+    announce("proving that sends and receives match")
     program = through(check, program, check_matching, instrument, lower_expects,
                       materialize_constants)
-    at("choosing loops and buffers")
+    announce("choosing loops and buffers")
     loops = check_loops(apply(to_loops, program, stored_values(program)))
     loops = through(check_loops, loops, accumulate_in_place, fuse, copy_elision,
                     fuse_into_exchange)
@@ -136,7 +136,7 @@ def lower(graph: Module) -> Levels:
     finished = check_finished(
         apply(hoist_formulas, apply(schedule, apply(self_exchange_elision, plan))))
     operations = check_conflicts(finished, operation_graph(finished))
-    at("writing C")
+    announce("writing C")
     return Levels(demands.graph, demands, program, loops, plan, exchanges, finished, operations,
                   apply(emit, finished))
 
@@ -217,10 +217,10 @@ def _built(
     program: Any, parameters: Mapping[str, Any], target: str, store: build_cache.BuildStore,
     checks: Collection[str],
 ) -> bytes:
-    at(f"tracing {program.name}")
+    announce(f"tracing {program.name}")
     graph = program.graph(parameters, checks)
     levels = lower(apply(checkpoint_locations, graph) if POINTS in checks else graph)
-    at("describing the image")
+    announce("describing the image")
     return build_cache.linked(
         store,
         levels.source.text,

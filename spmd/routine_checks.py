@@ -13,7 +13,7 @@ import numpy as np
 from codegen.dtypes import DType, numpy_dtype
 from codegen.errors import EnvironmentFault
 from codegen.library_routines import Routine, every, routine
-from codegen.routine_trials import Given, Key, MakesTrial
+from codegen.routine_trials import Key, MakesTrial, SampleMatrices
 from spmd.engine import ffi
 from spmd.launch import routines
 
@@ -29,7 +29,7 @@ def beside_numpy(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _fault(called: Routine, trial: MakesTrial, dtype: DType) -> str:
-    matrices = Given(np.dtype(numpy_dtype(dtype)))
+    matrices = SampleMatrices(np.dtype(numpy_dtype(dtype)))
     arguments, result, expected = trial(matrices)
     try:
         address = routines.address(called.source, called.name)

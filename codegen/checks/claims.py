@@ -81,9 +81,9 @@ class Claims:
         """Return this rank's position among the members."""
         return self.mesh.position(self.axes)
 
-    def at(self, e: Expr, position: Expr) -> Expr:
+    def on_member(self, e: Expr, position: Expr) -> Expr:
         """Return `e` as the member at a position evaluates it."""
-        return e.subst(self.mesh.at(self.axes, position))
+        return e.subst(self.mesh.coordinates(self.axes, position))
 
     def among(self) -> Facts:
         """Return facts that hold for all members, whatever their positions."""
@@ -96,7 +96,7 @@ class Claims:
         member = Sym("p", "var", const(0), self.mesh.size(self.axes) - 1)
         for d in range(len(shape)) if dims is None else dims:
             extent = shape[d]
-            there = self.at(extent, expr.symbol(member))
+            there = self.on_member(extent, expr.symbol(member))
             at = first_failure(("equal", extent - there), self.facts, ())
             if at is not None:
                 raise MatchingError(
@@ -171,7 +171,7 @@ class Claims:
         n = self.mesh.size(self.axes)
         p = Sym("p", "var", const(0), n - 1)
         at = expr.symbol(p)
-        low, high = (self.at(e, at) for e in part)
+        low, high = (self.on_member(e, at) for e in part)
         each = high - low
         if (estimate.prefix_sum(each, p, at), estimate.prefix_sum(each, p, n)) == (low, total):
             return

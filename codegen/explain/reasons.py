@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.errors import Place
 from codegen.explain import advice
-from codegen.explain.traffic import Meter, Traffic
+from codegen.explain.traffic import Meter
 from codegen.graph import layout_propagation
 from codegen.graph.builder import global_ops
 from codegen.ir import plan
@@ -35,6 +35,7 @@ from codegen.ops import (
     Take,
     Update,
 )
+from codegen.ops.rules import Traffic
 from codegen.symbolic import expr
 from codegen.symbolic.expr import to_json
 from codegen.trace.targets import target_at

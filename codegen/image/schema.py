@@ -238,11 +238,11 @@ def check_manifest(m: dict[str, Any]) -> None:
     """Raises ImageError unless all that a runtime reads is there and means something."""
     _check(_MANIFEST, m, "")
     for name in ("mesh", "scalars", "inputs", "outputs", "feeds", "saves"):
-        names = [one["name"] for one in m[name]]
+        names = [row["name"] for row in m[name]]
         if len(set(names)) < len(names):
             refuse(name, "distinct names", max(names, key=names.count))
     for name in ("operations", "buffers", "constants", "libraries"):
-        numbers = [one["number"] for one in m[name]]
+        numbers = [row["number"] for row in m[name]]
         if numbers != list(range(len(numbers))):
             refuse(f"{name} are not numbered", "numbers from 0 on", numbers[0])
     for k, around in enumerate(m["overlays"]):
@@ -281,8 +281,8 @@ def check_manifest(m: dict[str, Any]) -> None:
         if save["every"] < 1:
             refuse(f"saves[{k}].every", "a number from 1", save["every"])
     for kind, part in (("conditions", "holds"), ("buffers", "bytes")):
-        for k, one in enumerate(m[kind]):
-            check_names(one[part], known, f"{kind}[{k}].{part}")
+        for k, row in enumerate(m[kind]):
+            check_names(row[part], known, f"{kind}[{k}].{part}")
     for k, route in enumerate(m["routes"]):
         for part in ("to", "sends", "size"):
             check_names(route[part], known | {route["member"]}, f"routes[{k}].{part}")
@@ -343,7 +343,7 @@ def _check_feeds(
     each."""
     for k, feed in enumerate(feeds):
         where, fields = f"feeds[{k}]", feed["fields"]
-        names = [one["name"] for one in fields]
+        names = [item["name"] for item in fields]
         if not fields or len(set(names)) < len(names):
             refuse(f"{where}.fields", "fields, each with a name of its own", names)
         for j, field in enumerate(fields):

@@ -369,7 +369,7 @@ def _one_input(
         spec.check_optional(name, default)
         # of a tree, all of which is given, or nothing
         root = named.below(context.entry, name.partition(".")[0])
-        flags = (i.given for i in context.inputs.values() if i.root == root)
+        flags = (i.flag for i in context.inputs.values() if i.root == root)
         flag = next(flags, None) or flag_of_call(context, f"given_{root}")
     context.inputs[name] = Input(value, chosen, extents, region, user_place(), origin, flag,
                                  root)

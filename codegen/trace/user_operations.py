@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,21 +29,17 @@ from codegen.mesh import Layout, joined_layout
 from codegen.ops import Exchange, Kind, Slice
 from codegen.ops.kind import Array as NumpyArray
 from codegen.ops.kind import Eval, Types, layout_of
+from codegen.ops.rules import BatchBuilder, GraphBuilder, Shards, Values
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, as_value, wrap
-from codegen.trace.context import Context
+from codegen.trace.context import Context, require_context
 from codegen.trace.control.conversion import convert
 from codegen.trace.derive.derivatives import custom_vjp
 from codegen.trace.number import expr_of, number
 from codegen.trace.numpy.elementwise import example_of_difference, shape_text
 from codegen.user.absent import computed, needs_of
-
-if TYPE_CHECKING:  # what rules are given
-    from codegen.graph.builder import Builder
-    from codegen.layouts.localize import Localizer
-    from codegen.trace.batching.batch import Batch
 
 
 class Type(NamedTuple):
@@ -410,23 +406,23 @@ class UserOp(Kind):
     def reference(self, operands: Sequence[NumpyArray], value: Eval) -> list[NumpyArray]:
         return [self.operation._in_numpy(operands)]
 
-    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+    def goes_on(self, op: Op, dim: int, shards: Shards) -> bool:
         return False
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
-        return [tuple(_needed(d, window, extent, at) for d, extent in zip(dims, v.type.shape))
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
+        return [tuple(_needed(d, window, extent, shards) for d, extent in zip(dims, v.type.shape))
                 for v, dims in zip(op.operands, self.along, strict=True)]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
-        context = _RanksPart(op.result.name, at.mesh)
-        context.number = list(at.defs).index(op.result)
+        context = _RanksPart(op.result.name, shards.mesh)
+        context.number = list(shards.defs).index(op.result)
         context.rank_view, context.place = 1, op.place
         with context.active():
             arrays = [wrap(context, v, scalar=False) for v in operands]
-            type_ = ArrayType(self.type.dtype, at.shape(window))
-            made = self.operation._part(context, arrays, type_, at.lows(window))
+            type_ = ArrayType(self.type.dtype, shards.shape(window))
+            made = self.operation._part(context, arrays, type_, shards.lows(window))
         refused = next((o for o in context.blocks[0].ops if isinstance(o.what, Exchange)), None)
         if refused is not None:
             raise UnsupportedError(
@@ -438,23 +434,24 @@ class UserOp(Kind):
                 f"{self.title()}: compute asks something of launches", place=op.place,
                 expected="what holds on every mesh", found=context.conditions[0].text,
                 remedy="spmd.require(…) in the program, before the operation is called")
-        build.ops += context.blocks[0].ops
+        build.ops.extend(context.blocks[0].ops)
         return made
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         wider = self.operation.batched()
         if wider is None:
-            return at.one_by_one(op, given)
-        operands = [wrap(at.context, v) for v in at.every(op, given)]
+            return batch.one_by_one(op, stacked)
+        context = require_context(self.title())
+        operands = [wrap(context, v) for v in batch.every(op, stacked)]
         return [wider(*operands).read()]
 
 
-def _needed(d: ResultDim | None, window: Window, extent: Expr, at: Localizer) -> Cut:
+def _needed(d: ResultDim | None, window: Window, extent: Expr, shards: Shards) -> Cut:
     if d is None:
         return cuts.whole(extent)
     cut = window[d.number]
     if d.step == 1:
         return cuts.widened(cut, d.size - 1)
-    low, high = cut.bounds(at.mesh)
+    low, high = cut.bounds(shards.mesh)
     more = d.size - d.step
     return cuts.given(cut.axes, low * d.step, high * d.step + more)

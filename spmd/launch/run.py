@@ -258,10 +258,10 @@ class Run(Launch):
             if self.times is None:
                 job.keep_times(0)  # from here on it is measured what that costs
         if self.first and sys.stderr.isatty():
-            from spmd.progress_display import at, shown  # threads, for one process on a terminal
+            from spmd.progress_display import announce, shown  # threads, for one process on a terminal
 
             with shown():
-                self.run(job, self.put, at)
+                self.run(job, self.put, announce)
         else:
             self.run(job, self.put)
         return [self._room(job, k) for k in self.positions] if self.first else []

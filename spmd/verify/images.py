@@ -19,7 +19,7 @@ from codegen.errors import ImageError, MeshError, UsageError
 from codegen.image import manifest as reader
 from codegen.image.conditions import broken_condition
 from codegen.image.manifest import ENTRY
-from codegen.progress import at, each
+from codegen.progress import announce, each
 from codegen.verify import many, small
 from codegen.verify.exchange_table import Mismatch
 from spmd import image_or_program
@@ -92,7 +92,7 @@ def checked(
         transfers, sampled = transfers + more, {**sampled, **samples}
     executed = copied = 0
     if execute:
-        at(f"running the plan functions of {path}")
+        announce(f"running the plan functions of {path}")
         reader.check_machine(image.machine)
         reader.check_features(image.manifest["target"])
         for extents in tried:

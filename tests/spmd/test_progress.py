@@ -76,7 +76,7 @@ def test_the_line_comes_late_and_goes():
     with told.told(line):
         for number in told.each("checking é", [1, 2]):
             until(lambda number=number: f"{number} of 2" in stream.getvalue())
-        told.at("")
+        told.announce("")
         assert stream.getvalue().endswith("\r\x1b[K")  # before what else is written there
     line.close()
     assert "spmd: checking ?, 2 of 2 (" in stream.getvalue()

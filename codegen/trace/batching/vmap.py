@@ -248,7 +248,7 @@ class _Call:
                 to = in_range(int(axis), np.ndim(rows[0]) + 1, f"result{path}", "out_axes")
                 made, layout = np.stack(rows, to), [None] * np.ndim(rows[0])
                 layout.insert(to, entry)
-                out.append(runtime.made(made, tuple(layout)))
+                out.append(runtime.eager_array(made, tuple(layout)))
         return fill(tree, iter(out), fresh=True)
 
 

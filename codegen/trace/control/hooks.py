@@ -14,7 +14,7 @@ from typing import Any
 
 from codegen.errors import ProgramError, TracedValueError, UnsupportedError
 from codegen.places import last, place_at, user_place
-from codegen.progress import at, is_heard
+from codegen.progress import announce, is_heard
 from codegen.trace.array import Array, is_traced
 from codegen.trace.calls import call
 from codegen.trace.context import Context
@@ -134,7 +134,7 @@ def _told_of(turns: Iterable[Any]) -> Iterator[Any]:
     where = user_place()
     for k, turn in enumerate(turns, 1):
         if k >= _MANY_TURNS:
-            at(f"recording turn {k} of the loop at {where}, which spmd.range would compile")
+            announce(f"recording turn {k} of the loop at {where}, which spmd.range would compile")
         yield turn
 
 

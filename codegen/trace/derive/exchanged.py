@@ -199,7 +199,7 @@ def _to_root(back: _Back, what: Move) -> Value:
         if back.inside and back.inside == back.members:
             return back.folded(Fold(what.axes, "add", "to_root", root), back.g)
         return at.where(here, back.whole())
-    sent = tuple(e.subst(back.mesh.at(back.axes, root)) for e in shape)
+    sent = tuple(e.subst(back.mesh.coordinates(back.axes, root)) for e in shape)
     cut = each(what.want, len(shape))
     made = tuple(e * here if part is not None else e for e, part in zip(sent, cut))
     gather = Move(what.axes, what.want, types=(ArrayType(back.g.type.dtype, made),),

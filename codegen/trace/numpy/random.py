@@ -308,7 +308,7 @@ def _laid_out(made: Any, layout: Any, shape: Any = ()) -> Any:
         wanted = layout is not None and not made.context.rank_view
         return mapping.relayout(made, layout) if wanted else made
     runtime = eager_current()
-    return made if runtime is None else runtime.made(made, layout)
+    return made if runtime is None else runtime.eager_array(made, layout)
 
 
 def _is(x: Any, value: int) -> bool:

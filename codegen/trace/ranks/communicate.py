@@ -53,7 +53,7 @@ def member_of(context: Context, axes: Axes) -> Sym:
 
 def at_member(context: Context, axes: Axes, e: Expr, position: Expr) -> Expr:
     """Return e as the member at this position evaluates it."""
-    return e.subst(context.mesh.at(axes, position))
+    return e.subst(context.mesh.coordinates(axes, position))
 
 
 def independent(
@@ -168,7 +168,7 @@ def _destination(context: Context, axes: Axes, p: Sym, to: Callable[..., Any]) -
     if found is None:
         raise _no_destination(f"{type(result).__name__}: {result!r}"[:80])
     # the function may have read this rank's own coordinates: they are member p's
-    own = context.mesh.at(axes, expr.symbol(p))
+    own = context.mesh.coordinates(axes, expr.symbol(p))
     return found.value.subst(own), found.holds.subst(own)
 
 

@@ -281,8 +281,8 @@ def check_manifest(m: dict[str, Any]) -> None:
         if save["every"] < 1:
             refuse(f"saves[{k}].every", "a number from 1", save["every"])
     for kind, part in (("conditions", "holds"), ("buffers", "bytes")):
-        for k, row in enumerate(m[kind]):
-            check_names(row[part], known, f"{kind}[{k}].{part}")
+        for k, entry in enumerate(m[kind]):
+            check_names(entry[part], known, f"{kind}[{k}].{part}")
     for k, route in enumerate(m["routes"]):
         for part in ("to", "sends", "size"):
             check_names(route[part], known | {route["member"]}, f"routes[{k}].{part}")

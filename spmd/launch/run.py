@@ -258,7 +258,10 @@ class Run(Launch):
             if self.times is None:
                 job.keep_times(0)  # from here on it is measured what that costs
         if self.first and sys.stderr.isatty():
-            from spmd.progress_display import announce, shown  # threads, for one process on a terminal
+            from spmd.progress_display import (  # threads, for one process on a terminal
+                announce,
+                shown,
+            )
 
             with shown():
                 self.run(job, self.put, announce)

@@ -64,8 +64,8 @@ def _spacing(x: Any) -> Any:
     x = _float(x)
     half = x.type.dtype
     if half.size == 2:  # NumPy's of float16 goes upwards
-        at = x if half.name == "float16" else apply(np.absolute, x)
-        gap = as_array(_next_half(at, np.inf, half), np.float32) - as_array(at, np.float32)
+        start = x if half.name == "float16" else apply(np.absolute, x)
+        gap = as_array(_next_half(start, np.inf, half), np.float32) - as_array(start, np.float32)
         if half.name == "bfloat16":
             gap = apply(np.copysign, gap, as_array(x, np.float32))
         return as_array(select(apply(np.isinf, x), np.nan, gap), half)
@@ -90,9 +90,9 @@ def _next_half(a: Any, b: Any, half: DType) -> Any:
     keys = order_keys.keys_of(a)
     far = order_keys.of_keys(keys + as_array(up * step, keys.dtype), a.type.dtype)
     near = apply(np.copysign, a + up * least, select(a == 0, up, a))
-    made = select(apply(np.absolute, a) <= small, near,
+    next_number = select(apply(np.absolute, a) <= small, near,
                   select(apply(np.isinf, a), apply(np.copysign, np.float32(largest), a), far))
-    return as_array(select(a == b, a, select((a != a) | (b != b), np.nan, made)), half)
+    return as_array(select(a == b, a, select((a != a) | (b != b), np.nan, next_number)), half)
 
 
 def _heaviside(x: Any, at_zero: Any) -> Any:

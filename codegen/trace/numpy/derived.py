@@ -39,9 +39,9 @@ def derived(back: Back) -> Callable[[F], F]:
             context = Context.current()
             if context is None or not context.recordings:
                 return f(*args, **kwargs)
-            given = signature.bind(*args, **kwargs)
-            given.apply_defaults()
-            return defined(context, f, back, given.args, given.kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return defined(context, f, back, bound.args, bound.kwargs)
 
         return call  # type: ignore[return-value]
 
@@ -53,9 +53,9 @@ def with_slopes(slopes: Callable[..., Sequence[Any]]) -> Callable[[F], F]:
     decorator. slopes: from its arguments and its result to the partial derivatives by the
     arguments."""
 
-    def back(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
+    def back(inputs: Sequence[Any], output: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
         (g,) = cotangents
-        return [None if g is None else g * slope for slope in slopes(*given, made)]
+        return [None if g is None else g * slope for slope in slopes(*inputs, output)]
 
     return derived(back)
 
@@ -73,8 +73,8 @@ def defined(
 
     def shown(arrays: Sequence[Any]) -> list[Any]:
         """Return the arguments with these arrays in the place of their own."""
-        given = iter(arrays)
-        return [next(given) if v is not None else x for x, v in zip(args, operands)]
+        replacements = iter(arrays)
+        return [next(replacements) if v is not None else x for x, v in zip(args, operands)]
 
     with context.block() as block, context.watching_writes() as log:
         block.apart, before = True, context.next_serial()
@@ -91,10 +91,10 @@ def defined(
         return fill(tree, iter([next(results) if isinstance(x, Array) else x for x in leaves]),
                     fresh=True)
 
-    def way(given: Sequence[Array], made: Sequence[Array], cotangents: Sequence[Any]) -> Any:
+    def way(inputs: Sequence[Array], outputs: Sequence[Array], cotangents: Sequence[Any]) -> Any:
         assert back is not None
-        found = back(shown(given), filled(iter(made)), cotangents, **kwargs)
-        return [g for v, g in zip_longest(operands, found) if v is not None]
+        input_cotangents = back(shown(inputs), filled(iter(outputs)), cotangents, **kwargs)
+        return [g for v, g in zip_longest(operands, input_cotangents) if v is not None]
 
     how = None if back is None else way
     types = tuple(v.type for v in region.results)
@@ -106,11 +106,11 @@ def defined(
 
 
 def _check_writes(
-    log: Iterable[Storage], before: int, taken: Sequence[Array], given: Sequence[Value]
+    log: Iterable[Storage], before: int, taken: Sequence[Array], operands: Sequence[Value]
 ) -> None:
     own = [x.storage for x in taken]
     into = ["an array from around it" for s in log if s.serial < before]
-    into += ["its argument" for s, v in zip(own, given) if s.value is not v]
+    into += ["its argument" for s, v in zip(own, operands) if s.value is not v]
     if into:
         raise UsageError("a function that is differentiated as one writes into an array that it "
                          "did not make", place=user_place(), found=into[0],

@@ -52,8 +52,8 @@ def _real_type(array: Array, fn: str) -> tuple[DType, np.dtype[Any]]:
     """Return the dtype in which a transform computes real numbers, and that of the real numbers in
     NumPy's result: float16 stays; bfloat16 becomes float32, or float64 for `irfft`."""
     dtype = dtypes.numpy_dtype(array.type.dtype)
-    made = np.empty(0, dtype).real.dtype if array.type.dtype.kind == "c" else dtype
-    theirs = made if made.kind == "f" else np.dtype(np.float64)
+    real_type = np.empty(0, dtype).real.dtype if array.type.dtype.kind == "c" else dtype
+    theirs = real_type if real_type.kind == "f" else np.dtype(np.float64)
     if array.type.dtype.name == "bfloat16" and fn != "irfft":
         theirs = np.dtype(np.float32)
     return dtypes.FLOAT64 if theirs.itemsize == 8 else dtypes.FLOAT32, theirs
@@ -78,10 +78,10 @@ def _along(fn: str, a: Any, n: Any, axis: Any, norm: Any, out: Any = None) -> An
     wanted = kind if fn == "rfft" else dtypes.BY_NAME[COMPLEX[kind.name]]
     array = _fitted(array, d, points // 2 + 1 if fn == "irfft" else points)
     array = as_array(array, wanted)
-    made = _transform(fn, array, d, points, scale)
+    transformed = _transform(fn, array, d, points, scale)
     if fn == "irfft" and theirs.itemsize == 2:
-        made = made.astype(theirs)
-    return store(made, out)
+        transformed = transformed.astype(theirs)
+    return store(transformed, out)
 
 
 def _fitted(array: Array, d: int, n: Expr) -> Array:
@@ -132,16 +132,16 @@ def _four_steps(fn: str, x: Array, rows: int, columns: int, scale: str) -> Array
         whole = joining.concatenate([x, mirrored])
         return as_array(real(_four_steps("ifft", whole, rows, columns, scale)))
     by_rows = as_written((layout_of(x.read().type)[0], ()))
-    made = relayout(reshape(x, (rows, columns)), by_rows)
-    made = _lanes(fn, made, 0, expr.const(rows), scale)
+    grid = relayout(reshape(x, (rows, columns)), by_rows)
+    grid = _lanes(fn, grid, 0, expr.const(rows), scale)
     # w^(k1 * j2), of two short tables that hold w^(columns * p) and w^q
     turn = (-2j if fn == "fft" else 2j) * np.pi
-    high = np.exp(turn * np.arange(rows) / rows).astype(made.dtype)
-    low = np.exp(turn * np.arange(columns) / n).astype(made.dtype)
+    high = np.exp(turn * np.arange(rows) / rows).astype(grid.dtype)
+    low = np.exp(turn * np.arange(columns) / n).astype(grid.dtype)
     by = arange(rows)[:, None] * arange(columns)
-    made = made * as_array(high)[by // columns] * as_array(low)[by % columns]
-    made = _lanes(fn, made, 1, expr.const(columns), scale)
-    return reshape(relayout(transpose(made), by_rows), n)
+    grid = grid * as_array(high)[by // columns] * as_array(low)[by % columns]
+    grid = _lanes(fn, grid, 1, expr.const(columns), scale)
+    return reshape(relayout(transpose(grid), by_rows), n)
 
 
 # ---- NumPy's functions ---------------------------------------------------------------------------

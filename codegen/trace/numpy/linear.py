@@ -43,35 +43,35 @@ _DIVERGED = ("np.linalg.{} did not converge\n  expected: a matrix of finite numb
 # ---- what all of them share ----------------------------------------------------------------------
 
 
-def _matrix(what: str, x: Any, square: bool = False) -> Array:
+def _matrix(function: str, x: Any, square: bool = False) -> Array:
     """Return x as an array of matrices, of a type that LAPACK computes with; integers become
     float64, as in NumPy. Raise ShapeError for fewer than two dims."""
     array = as_array(x)
     if array.ndim < 2:
-        raise ShapeError(f"np.linalg.{what} takes matrices", expected="2 dims or more",
+        raise ShapeError(f"np.linalg.{function} takes matrices", expected="2 dims or more",
                          found=str(array.type))
     if square and not same_extent(*array.extents[-2:]):
-        raise ShapeError(f"np.linalg.{what} takes square matrices",
+        raise ShapeError(f"np.linalg.{function} takes square matrices",
                          expected="last 2 dims of one extent", found=str(array.type))
-    return _numbers(what, array)
+    return _numbers(function, array)
 
 
-def _numbers(what: str, array: Array) -> Array:
+def _numbers(function: str, array: Array) -> Array:
     dtype = array.type.dtype
     if dtype.kind in "iub":
         return as_array(array, np.float64)
     if dtype.name not in LETTERS:
-        raise UnsupportedError(f"np.linalg.{what} of {dtype}",
+        raise UnsupportedError(f"np.linalg.{function} of {dtype}",
                                expected="float32, float64, complex64 or complex128",
                                found=str(dtype), remedy="x.astype(np.float32)")
     return array
 
 
-def emitted(what: Kind, *operands: Array) -> list[Array]:
+def emitted(kind: Kind, *operands: Array) -> list[Array]:
     """Return the results of an op."""
     context = operands[0].context
-    made = context.emit(what, [x.read() for x in operands])
-    return [wrap(context, v, scalar=not v.type.shape) for v in made]
+    results = context.emit(kind, [x.read() for x in operands])
+    return [wrap(context, v, scalar=not v.type.shape) for v in results]
 
 
 def _blocked(of: str, x: Array, *more: Any) -> Any:
@@ -130,8 +130,8 @@ def column(x: Any) -> Any:
 def cholesky(a: Any, /, *, upper: bool = False) -> Array:
     """Return the factor of a matrix of which one triangle counts."""
     x = _matrix("cholesky", a, square=True)
-    if (made := _blocked("cholesky", x, upper)) is not None:
-        return as_array(made)
+    if (blocked := _blocked("cholesky", x, upper)) is not None:
+        return as_array(blocked)
     factor, info = emitted(Cholesky(upper), x)
     hold(info, "np.linalg.cholesky: the matrix is not positive definite\n"
          "  expected: one whose eigenvalues are all more than 0\n"
@@ -146,10 +146,10 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     if mode not in ("reduced", "complete", "r", "raw"):
         raise UnsupportedError(f"np.linalg.qr with mode={mode!r}",
                                expected='"reduced", "complete", "r" or "raw"')
-    if mode != "raw" and (made := _blocked("qr", x, mode)) is not None:
-        return made[1] if mode == "r" else _named("qr")(*made)
-    what = Qr("r" if mode == "raw" else mode)  # type: ignore[arg-type]
-    h, tau, info, *q = emitted(what, turned(x))
+    if mode != "raw" and (blocked := _blocked("qr", x, mode)) is not None:
+        return blocked[1] if mode == "r" else _named("qr")(*blocked)
+    kind = Qr("r" if mode == "raw" else mode)  # type: ignore[arg-type]
+    h, tau, info, *q = emitted(kind, turned(x))
     hold(info, "", "geqrf or orgqr")
     if mode == "raw":
         return h, tau
@@ -194,12 +194,12 @@ def svdvals(x: Any, /) -> Any:
     return svd(x, compute_uv=False)
 
 
-def _eigh(what: str, a: Any, UPLO: str, vectors: bool) -> list[Array]:
+def _eigh(function: str, a: Any, UPLO: str, vectors: bool) -> list[Array]:
     if UPLO.upper() not in ("L", "U"):
         raise ShapeError("UPLO says which triangle counts", expected='"L" or "U"', found=repr(UPLO))
     triangle: Any = UPLO.upper()
-    w, info, *v = emitted(Eigh(triangle, vectors), turned(_matrix(what, a, square=True)))
-    hold(info, _DIVERGED.format(what), "syevd or heevd")
+    w, info, *v = emitted(Eigh(triangle, vectors), turned(_matrix(function, a, square=True)))
+    hold(info, _DIVERGED.format(function), "syevd or heevd")
     return [w, *map(turned, v)]
 
 
@@ -213,13 +213,13 @@ def eigvalsh(a: Any, UPLO: str = "L") -> Any:
     return _eigh("eigvalsh", a, UPLO, False)[0]
 
 
-def _eig(what: str, a: Any, vectors: bool) -> list[Array]:
-    x = _matrix(what, a, square=True)
+def _eig(function: str, a: Any, vectors: bool) -> list[Array]:
+    x = _matrix(function, a, square=True)
     finite = as_array(apply(np.isfinite, x)).read()
-    expect(x.context, finite, f"np.linalg.{what}: the matrix has infs or NaNs\n"
+    expect(x.context, finite, f"np.linalg.{function}: the matrix has infs or NaNs\n"
            "  expected: a matrix of finite numbers\n  try:      np.nan_to_num(a)")
     w, info, *v = emitted(Eig(vectors), turned(x))
-    hold(info, _DIVERGED.format(what), "geev")
+    hold(info, _DIVERGED.format(function), "geev")
     return [w, *map(turned, v)]
 
 
@@ -243,25 +243,25 @@ def _solved(x: Array, b: Array) -> tuple[Array, Array]:
     is not singular."""
     lead = broadcast_shapes([x.extents[:-2], b.extents[:-2]], "np.linalg.solve")
     lu, pivots, info = emitted(Lu(), turned(x))
-    given = spread(lu, lead, 2), spread(pivots, lead, 1), spread(turned(b), lead, 2)
-    return turned(emitted(LuSolve(), *given)[0]), info
+    operands = spread(lu, lead, 2), spread(pivots, lead, 1), spread(turned(b), lead, 2)
+    return turned(emitted(LuSolve(), *operands)[0]), info
 
 
-def _solution(what: str, x: Array, b: Array) -> Array:
-    if (split := _blocked("solve", x, what, b)) is not None:
+def _solution(function: str, x: Array, b: Array) -> Array:
+    if (split := _blocked("solve", x, function, b)) is not None:
         return as_array(split)
-    made, info = _solved(x, b)
-    hold(info, SINGULAR.format(what))
-    return made
+    solution, info = _solved(x, b)
+    hold(info, SINGULAR.format(function))
+    return solution
 
 
-def _pair(what: str, a: Any, b: Any) -> tuple[Array, Array]:
+def _pair(function: str, a: Any, b: Any) -> tuple[Array, Array]:
     """Return a square matrix, and what it is solved for, of one element type."""
-    x, y = _matrix(what, a, square=what == "solve"), as_array(b)
-    dtype = dtypes.numpy_dtype(result_type(x, _numbers(what, y)))
+    x, y = _matrix(function, a, square=function == "solve"), as_array(b)
+    dtype = dtypes.numpy_dtype(result_type(x, _numbers(function, y)))
     vector = y.ndim == 1
     if y.ndim == 0 or not same_extent(x.extents[-2], y.extents[-1 if vector else -2]):
-        raise ShapeError(f"np.linalg.{what}: a and b have unequal numbers of rows",
+        raise ShapeError(f"np.linalg.{function}: a and b have unequal numbers of rows",
                          expected=f"{x.extents[-2]} rows", found=str(y.type))
     return as_array(x, dtype), as_array(column(y) if vector else y, dtype)
 
@@ -270,8 +270,8 @@ def _pair(what: str, a: Any, b: Any) -> tuple[Array, Array]:
 def solve(a: Any, b: Any) -> Any:
     """Solve by elimination with partial pivoting."""
     x, y = _pair("solve", a, b)
-    made = _solution("solve", x, y)
-    return shaping.squeeze(made, -1) if as_array(b).ndim == 1 else made
+    solution = _solution("solve", x, y)
+    return shaping.squeeze(solution, -1) if as_array(b).ndim == 1 else solution
 
 
 def _inverse(x: Array) -> tuple[Array, Array]:
@@ -289,15 +289,15 @@ def tensorsolve(a: Any, b: Any, axes: Any = None) -> Any:
     for axis in axes or ():
         x = shaping.moveaxis(x, axis, -1)
     shape = x.shape[y.ndim :]
-    made = solve(shaping.reshape(x, (y.size, -1)), shaping.ravel(y))
-    return shaping.reshape(made, shape)
+    solution = solve(shaping.reshape(x, (y.size, -1)), shaping.ravel(y))
+    return shaping.reshape(solution, shape)
 
 
 def tensorinv(a: Any, ind: int = 2) -> Any:
     x = as_array(a)
     rows = int(np.prod([int(n) for n in x.shape[ind:]]))
-    made = inv(shaping.reshape(x, (rows, -1)))
-    return shaping.reshape(made, (*x.shape[ind:], *x.shape[:ind]))
+    inverse = inv(shaping.reshape(x, (rows, -1)))
+    return shaping.reshape(inverse, (*x.shape[ind:], *x.shape[:ind]))
 
 
 def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
@@ -316,12 +316,12 @@ def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
     least = _least(x) if rcond is None else rcond
     large = s > least * _largest(s)
     scaled = picking.where(large, 1 / picking.where(large, s, 1), 0)
-    made = adjoint(v) @ (column(scaled) * (adjoint(u) @ y))
-    squares = reducing.squares_of(y - x @ made)
+    solution = adjoint(v) @ (column(scaled) * (adjoint(u) @ y))
+    squares = reducing.squares_of(y - x @ solution)
     sums = reducing.sum_(squares, axis=0)
     vector = as_array(b).ndim == 1
     rank = reducing.count_nonzero(large).astype(np.int32)
-    return (shaping.squeeze(made, -1) if vector else made,
+    return (shaping.squeeze(solution, -1) if vector else solution,
             sums if expr.nonneg(m - n - 1) else np.empty(0, squares.dtype), rank, s)
 
 
@@ -357,8 +357,8 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = 0) -
 def slogdet(a: Any) -> Any:
     """Return the sign of the determinant and the logarithm of its size, by elimination."""
     x = _matrix("slogdet", a, square=True)
-    made = _blocked("slogdet", x)
-    return _named("slogdet")(*(made or pivots_product(*emitted(Lu(), turned(x)))))
+    blocked = _blocked("slogdet", x)
+    return _named("slogdet")(*(blocked or pivots_product(*emitted(Lu(), turned(x)))))
 
 
 def pivots_product(lu: Array, pivots: Array, info: Array) -> tuple[Array, Array]:
@@ -453,16 +453,16 @@ def _matrix_norm(x: Array, size: Any, ord: Any, dims: Sequence[int], keepdims: b
     rows, columns = dims
     if ord in (2, -2, "nuc"):
         s = svdvals(shaping.moveaxis(x, (rows, columns), (-2, -1)))
-        made = reducing.sum_(s, axis=-1) if ord == "nuc" else s[..., 0 if ord == 2 else -1]
+        norms = reducing.sum_(s, axis=-1) if ord == "nuc" else s[..., 0 if ord == 2 else -1]
     elif ord in (1, -1, np.inf, -np.inf):
         summed, other = (rows, columns) if abs(ord) == 1 else (columns, rows)
         sums = reducing.sum_(size, axis=summed)
         most = _most if ord > 0 else reducing.min_
-        made = most(sums, axis=other - (other > summed))
+        norms = most(sums, axis=other - (other > summed))
     else:
         raise UnsupportedError(f"np.linalg.norm of matrices with ord={ord!r}",
                                expected='"fro", "nuc", 1, 2, np.inf, or minus a number')
-    return shaping.expand_dims(made, tuple(dims)) if keepdims else made
+    return shaping.expand_dims(norms, tuple(dims)) if keepdims else norms
 
 
 def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
@@ -473,8 +473,8 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
     rest = [d for d in range(array.ndim) if d not in dims]
     flat = shaping.reshape(shaping.transpose(array, (*dims, *rest)),
                            (-1, *(array.shape[d] for d in rest)))
-    made = norm(flat, ord, 0)
-    return shaping.expand_dims(made, dims) if keepdims else made
+    norms = norm(flat, ord, 0)
+    return shaping.expand_dims(norms, dims) if keepdims else norms
 
 
 def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
@@ -495,29 +495,31 @@ def matrix_power(a: Any, n: int) -> Any:
         x, n = inv(x), -n
     if n == 0:
         return spread(as_array(eye(x.shape[-1], dtype=x.dtype)), x.extents[:-2], 2)
-    made: Any = None
+    power: Any = None
     while n:
         if n % 2:
-            made = x if made is None else made @ x
+            power = x if power is None else power @ x
         n //= 2
         x = x @ x if n else x
-    return made
+    return power
 
 
 def multi_dot(arrays: Any, *, out: Any = None) -> Any:
     """Multiply in the order that multiplies least, if all extents are known while building."""
-    found = [as_array(x) for x in arrays]
-    if len(found) < 2:
-        raise ShapeError("np.linalg.multi_dot: expected at least two arrays", found=str(len(found)),
-                         expected="two or more", remedy="the array itself, if there is one")
-    chain = [shaping.expand_dims(found[0], 0) if found[0].ndim == 1 else found[0], *found[1:]]
+    operands = [as_array(x) for x in arrays]
+    if len(operands) < 2:
+        raise ShapeError("np.linalg.multi_dot: expected at least two arrays",
+                         expected="two or more", found=str(len(operands)),
+                         remedy="the array itself, if there is one")
+    first, *rest = operands
+    chain = [shaping.expand_dims(first, 0) if first.ndim == 1 else first, *rest]
     if chain[-1].ndim == 1:
         chain[-1] = column(chain[-1])
-    made = _ordered(chain)
-    if found[0].ndim == 1:
-        made = made[0]
-    made = made[..., 0] if found[-1].ndim == 1 else made
-    return store(made, out)
+    product = _ordered(chain)
+    if first.ndim == 1:
+        product = product[0]
+    product = product[..., 0] if operands[-1].ndim == 1 else product
+    return store(product, out)
 
 
 def _ordered(chain: Sequence[Array]) -> Any:

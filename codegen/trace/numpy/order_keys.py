@@ -18,9 +18,9 @@ from codegen.trace.numpy import creation, picking
 from codegen.trace.numpy.elementwise import apply, select
 
 
-def made(x: Array, what: Kind, *more: Array) -> Array:
+def emit_op(x: Array, kind: Kind, *more: Array) -> Array:
     """Return the result of an op of this kind, of x and more operands."""
-    value = x.context.emit_one(what, x.read(), *(y.read() for y in more))
+    value = x.context.emit_one(kind, x.read(), *(y.read() for y in more))
     return wrap(x.context, value, scalar=False)
 
 
@@ -29,12 +29,12 @@ def keys_of(array: Array, one_zero: bool = False) -> Array:
     if array.type.dtype.kind != "f":
         return array
     wide = as_array(array, np.float64 if array.type.dtype.size == 8 else np.float32)
-    return made(as_array(wide + 0.0) if one_zero else wide, Map("order_key"))
+    return emit_op(as_array(wide + 0.0) if one_zero else wide, Map("order_key"))
 
 
 def of_keys(keys: Array, dtype: DType) -> Array:
     """Return the elements of which these are the keys."""
-    return as_array(made(keys, Map("of_order_key")), dtype) if dtype.kind == "f" else keys
+    return as_array(emit_op(keys, Map("of_order_key")), dtype) if dtype.kind == "f" else keys
 
 
 def split_over(array: Array, d: int) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def split_over(array: Array, d: int) -> tuple[str, ...]:
 def order_of(array: Array, d: int) -> Array:
     """Return the positions of the elements of local lanes in sorted order; stable."""
     keys = array if array.type.dtype.kind == "c" else keys_of(array, one_zero=True)
-    return made(keys, ArgSort(dim=d))
+    return emit_op(keys, ArgSort(dim=d))
 
 
 def order_by(keys: Sequence[Array], d: int) -> Array:

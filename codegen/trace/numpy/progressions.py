@@ -90,8 +90,8 @@ def shown(array: Array, items: Sequence[Item]) -> Array | None:
 def _known(item: Item) -> np.ndarray | None:
     if isinstance(item, Many):
         return item.index if isinstance(item.index, np.ndarray) else None
-    at = item.at
-    return np.asarray(at.value) if isinstance(at, expr.Expr) and at.is_const else None
+    index = item.index
+    return np.asarray(index.value) if isinstance(index, expr.Expr) and index.is_const else None
 
 
 def _front(places: Sequence[int], after: dict[int, int]) -> int:
@@ -105,13 +105,13 @@ def _in_order(
 ) -> Array:
     """Return the view with the dims of the indices side by side, those that nobody counts added."""
     rest = [d for d in range(view.ndim) if d not in taken]
-    made = sorted(kept)
-    perm = (*rest[:front], *[kept[j] for j in made], *rest[front:])
+    index_dims = sorted(kept)
+    perm = (*rest[:front], *[kept[j] for j in index_dims], *rest[front:])
     view = view.viewed(ops.Transpose(perm))
-    if len(made) == len(points):
+    if len(index_dims) == len(points):
         return view
     shape = (*view.extents[:front], *map(expr.const, points),
-             *view.extents[front + len(made) :])
-    dims = (*range(front), *[front + j for j in made],
+             *view.extents[front + len(index_dims) :])
+    dims = (*range(front), *[front + j for j in index_dims],
             *range(front + len(points), len(shape)))
     return view.viewed(ops.Broadcast(dims, shape))

@@ -251,7 +251,8 @@ def directly(function: Any) -> Function:
 
 
 def _of_random(function: Any) -> Function:
-    """Return a function that would go through elements while building."""
+    """Return NumPy's random function, which refuses arrays of the program: it would go through
+    their elements while building."""
     name = function.__name__
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -347,7 +348,7 @@ def _in_programs(ours: Function, plain: Any) -> Function:
 
 
 def _sized(name: str, plain: Any, ours: Function) -> Function:
-    """Return a function that takes size=, and without it is what it is in a program."""
+    """Return the function with a keyword size=; without it, it is the function of programs."""
 
     def call(*args: Any, size: Any = None, **options: Any) -> Any:
         if size is None:

@@ -197,7 +197,8 @@ def sparse() -> DtypeError:
 
 
 def normal(x: Any) -> Operand:
-    """Lists become arrays; everything else stays."""
+    """Return a list as an array, and any other operand as it is. Raise DtypeError for what holds no
+    numbers."""
     x = dims.extent_of(x)
     if isinstance(x, (list, tuple)):
         return as_array(x)
@@ -272,12 +273,12 @@ def apply(
         value = COMPOSITE["nextafter of half types"](*operands, loop[-1])
         return store(value, out, where, casting=True)
     shape = broadcast_shapes([extents_of(x) for x in operands])
-    if (known := _beyond(ufunc, operands)) is not None:
+    if (known := _out_of_range(ufunc, operands)) is not None:
         value = full_value(context, known, dtypes.BOOL, shape)
         return store(wrap(context, value), out, where, casting=True)
     values = [operand_value(context, x, d, shape) for x, d in zip(operands, loop)]
     result = wrap(context, context.emit_one(Map(function.name), *values))
-    return store(memory_order.kept(result, *operands), out, where, casting=True)
+    return store(memory_order.with_order_of(result, *operands), out, where, casting=True)
 
 
 def mapped(fn: str, x: Array) -> Array:
@@ -295,7 +296,7 @@ def is_known(ufunc: np.ufunc) -> bool:
 _COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
 
 
-def _beyond(ufunc: np.ufunc, operands: list[Operand]) -> bool | None:
+def _out_of_range(ufunc: np.ufunc, operands: list[Operand]) -> bool | None:
     """Return what NumPy's comparison gives for integers and a Python integer that their dtype
     cannot hold; None for all other operands."""
     if ufunc not in _COMPARISONS or not any(type(x) is int for x in operands):

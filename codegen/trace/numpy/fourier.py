@@ -120,9 +120,13 @@ def _factor(n: Expr) -> int:
 
 
 def _four_steps(fn: str, x: Array, rows: int, columns: int, scale: str) -> Array:
-    """Element j1 * columns + j2 stands at (j1, j2). Transforms of columns, then of rows; between
-    them (k1, j2) is turned by k1 * j2 / n. What comes out stands at (k1, k2) and is element
-    k2 * rows + k1. Real numbers are transformed as complex ones."""
+    """Transform a row of rows * columns elements in four steps (D. Bailey, FFTs in external or
+    hierarchical memory, 1990).
+
+    Element j1 * columns + j2 stands at (j1, j2). Columns are transformed, element (k1, j2) is
+    multiplied by w^(k1 * j2), rows are transformed, and (k1, k2) is element k2 * rows + k1 of the
+    result. Real numbers are transformed as complex ones.
+    """
     n = rows * columns
     if fn == "rfft":
         x = as_array(x, dtypes.BY_NAME[COMPLEX[x.type.dtype.name]])
@@ -166,7 +170,8 @@ def ihfft(a: Any, n: Any = None, axis: Any = -1, norm: Any = None, out: Any = No
 
 
 def _lengths(array: Array, s: Any, axes: Any, to_real: bool) -> tuple[list[Any], list[Any]]:
-    """Return how many points along which dims."""
+    """Return the numbers of points, and the dims that are transformed; None is the default
+    number."""
     if axes is None:
         axes = range(-(array.ndim if s is None else len(s)), 0)
     axes = list(axes)
@@ -182,8 +187,8 @@ def _lengths(array: Array, s: Any, axes: Any, to_real: bool) -> tuple[list[Any],
 
 
 def _several(fn: str, a: Any, s: Any, axes: Any, norm: Any, out: Any) -> Any:
-    """Dims that are not split come first, for each that is moves the split to another dim. Real
-    numbers are transformed first, or come out last."""
+    """Transform several dims. Those that are not split come first, since a transform of a split dim
+    moves the split to another one. Real numbers are transformed first, or come out last."""
     array = as_array(a)
     lengths, dims = _lengths(array, s, axes, fn == "irfft")
     places = [dim_of(d, array.ndim, "np.fft of several dims") for d in dims]

@@ -192,8 +192,8 @@ _OTHER: dict[str, Function] = {
     **{f"fft.{name}": getattr(fourier, name) for name in
        "fft fft2 fftfreq fftn hfft ifft ifft2 ifftn ihfft irfft irfft2 irfftn rfft rfft2 rfftfreq "
        "rfftn".split()},
-    "fft.fftshift": lambda x, axes=None: shaping.half_way(x, axes, 1),
-    "fft.ifftshift": lambda x, axes=None: shaping.half_way(x, axes, -1),
+    "fft.fftshift": lambda x, axes=None: shaping.fft_shift(x, axes, 1),
+    "fft.ifftshift": lambda x, axes=None: shaping.fft_shift(x, axes, -1),
 }
 
 
@@ -207,6 +207,8 @@ def table() -> dict[str, Function]:
 
 
 def of_numpy_name(name: str) -> Any:
+    """Return the attribute of NumPy with this name, dotted in a submodule; None if there is
+    none."""
     member: Any = np
     for part in name.split("."):
         member = getattr(member, part, None)

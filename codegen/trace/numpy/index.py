@@ -57,7 +57,7 @@ def get(array: Array, key: Any) -> Any:
         return chosen.copy()
     items, is_element = parse(array, key)
     if any(isinstance(i, Many) for i in items):
-        if (part := progressions.shown(array, items)) is not None:
+        if (part := progressions.slice_view(array, items)) is not None:
             return wrap(array.context, part.read(), scalar=False)
         base, plan = _gathered(array, items)
         return wrap(array.context, plan.read(base), scalar=False)
@@ -217,7 +217,7 @@ def _index_array(context: Context, item: Item, extent: Expr, dim: int) -> Value:
 
 
 def from_the_end(index: Array, extent: Expr) -> Array:
-    """Return negative indices counted from the end of a dim."""
+    """Return the indices, of which negative ones are counted from the end of the dim."""
     index = as_array(index, dtypes.INT64)
     return elementwise.select(index < 0, index + Number(extent), index)
 

@@ -112,8 +112,8 @@ def column_stack(arrays: Any) -> Array:
 
 
 def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **_: Any) -> Array:
-    """Return a copy, of windows whose extents are known while building: one shifted slice per
-    place."""
+    """Return a copy of all windows, whose extents are known while building: one shifted slice for
+    each place in a window, stacked."""
     array = as_array(x)
     function = "np.lib.stride_tricks.sliding_window_view"
     widths = window_shape if isinstance(window_shape, (tuple, list)) else (window_shape,)

@@ -40,7 +40,7 @@ _DIVERGED = ("np.linalg.{} did not converge\n  expected: a matrix of finite numb
              "  try:      assert np.isfinite(a).all() before it, to see where they are made")
 
 
-# ---- what all of them share ----------------------------------------------------------------------
+# ---- arguments and results ----------------------------------------------------------------------
 
 
 def _matrix(function: str, x: Any, square: bool = False) -> Array:
@@ -75,13 +75,14 @@ def emitted(kind: Kind, *operands: Array) -> list[Array]:
 
 
 def _blocked(of: str, x: Array, *more: Any) -> Any:
-    """Return what the function for split matrices makes of x; None where x is gathered instead."""
+    """Return the result of the function for split matrices; None where the matrix is to be gathered
+    instead."""
     return BLOCKED[of](x, *more)
 
 
 def hold(info: Array, message: str, routine: str = "") -> None:
-    """End the run where a factorisation says that it failed; first, where LAPACK's routine, if it
-    is named, did not take what it was given."""
+    """End the run with `message` where `info` of a factorisation is not 0; before that, where it is
+    negative, which says that the named LAPACK routine refuses an argument."""
     context, value = info.context, info.read()
     zero = context.emit_one(Full(0, value.type.dtype, ()))
     if value.type.shape:
@@ -97,13 +98,13 @@ def hold(info: Array, message: str, routine: str = "") -> None:
         expect(context, holds, first, *where, *("\n" + text for text in more))
 
 
-def turned(x: Any) -> Any:
+def transposed(x: Any) -> Any:
     """Return x with every matrix transposed."""
     return shaping.swapaxes(x, -1, -2)
 
 
 def adjoint(x: Any) -> Array:
-    return products.conjugate(turned(x))
+    return products.conjugate(transposed(x))
 
 
 def spread(x: Array, lead: Sequence[Any], own: int) -> Array:
@@ -115,7 +116,7 @@ def spread(x: Array, lead: Sequence[Any], own: int) -> Array:
 
 @cache
 def _named(of: str) -> Any:
-    """Return NumPy's class of what a function of several results gives."""
+    """Return NumPy's named tuple for the results of a function: EighResult for "eigh"."""
     return type(getattr(np.linalg, of)(np.eye(1)))
 
 
@@ -128,7 +129,7 @@ def column(x: Any) -> Any:
 
 @derived(linear_back.cholesky)
 def cholesky(a: Any, /, *, upper: bool = False) -> Array:
-    """Return the factor of a matrix of which one triangle counts."""
+    """Return the Cholesky factor of a positive definite matrix, of which one triangle is read."""
     x = _matrix("cholesky", a, square=True)
     if (blocked := _blocked("cholesky", x, upper)) is not None:
         return as_array(blocked)
@@ -149,12 +150,13 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     if mode != "raw" and (blocked := _blocked("qr", x, mode)) is not None:
         return blocked[1] if mode == "r" else _named("qr")(*blocked)
     kind = Qr("r" if mode == "raw" else mode)  # type: ignore[arg-type]
-    h, tau, info, *q = emitted(kind, turned(x))
+    h, tau, info, *q = emitted(kind, transposed(x))
     hold(info, "", "geqrf or orgqr")
     if mode == "raw":
         return h, tau
-    r = shaping.triu(turned(h) if mode == "complete" else turned(h)[..., : tau.shape[-1], :])
-    return _named("qr")(turned(q[0]), r) if q else r
+    factor = transposed(h)
+    r = shaping.triu(factor if mode == "complete" else factor[..., : tau.shape[-1], :])
+    return _named("qr")(transposed(q[0]), r) if q else r
 
 
 def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True,
@@ -174,9 +176,9 @@ def _any_svd(a: Any, full_matrices: bool, compute_uv: bool) -> Any:
             return svd(tall[1], compute_uv=False)
         u, s, v = svd(tall[1])
         return _named("svd")(tall[0] @ u, s, v)
-    s, info, *vectors = emitted(Svd(kind), turned(x))
+    s, info, *vectors = emitted(Svd(kind), transposed(x))
     hold(info, _DIVERGED.format("svd"), "gesdd")
-    return _named("svd")(turned(vectors[0]), s, turned(vectors[1])) if vectors else s
+    return _named("svd")(transposed(vectors[0]), s, transposed(vectors[1])) if vectors else s
 
 
 def _hermitian_svd(a: Any, vectors: bool) -> Any:
@@ -198,9 +200,9 @@ def _eigh(function: str, a: Any, UPLO: str, vectors: bool) -> list[Array]:
     if UPLO.upper() not in ("L", "U"):
         raise ShapeError("UPLO says which triangle counts", expected='"L" or "U"', found=repr(UPLO))
     triangle: Any = UPLO.upper()
-    w, info, *v = emitted(Eigh(triangle, vectors), turned(_matrix(function, a, square=True)))
+    w, info, *v = emitted(Eigh(triangle, vectors), transposed(_matrix(function, a, square=True)))
     hold(info, _DIVERGED.format(function), "syevd or heevd")
-    return [w, *map(turned, v)]
+    return [w, *map(transposed, v)]
 
 
 @derived(linear_back.eigh)
@@ -218,9 +220,9 @@ def _eig(function: str, a: Any, vectors: bool) -> list[Array]:
     finite = as_array(apply(np.isfinite, x)).read()
     expect(x.context, finite, f"np.linalg.{function}: the matrix has infs or NaNs\n"
            "  expected: a matrix of finite numbers\n  try:      np.nan_to_num(a)")
-    w, info, *v = emitted(Eig(vectors), turned(x))
+    w, info, *v = emitted(Eig(vectors), transposed(x))
     hold(info, _DIVERGED.format(function), "geev")
-    return [w, *map(turned, v)]
+    return [w, *map(transposed, v)]
 
 
 @derived(linear_back.eig)
@@ -235,16 +237,16 @@ def eigvals(a: Any) -> Any:
     return _eig("eigvals", a, False)[0]
 
 
-# ---- what is solved ------------------------------------------------------------------------------
+# ---- linear systems ------------------------------------------------------------------------------
 
 
 def _solved(x: Array, b: Array) -> tuple[Array, Array]:
     """Solve x for b, with broadcast leading dims; return the solutions, and 0 for each matrix that
     is not singular."""
     lead = broadcast_shapes([x.extents[:-2], b.extents[:-2]], "np.linalg.solve")
-    lu, pivots, info = emitted(Lu(), turned(x))
-    operands = spread(lu, lead, 2), spread(pivots, lead, 1), spread(turned(b), lead, 2)
-    return turned(emitted(LuSolve(), *operands)[0]), info
+    lu, pivots, info = emitted(Lu(), transposed(x))
+    operands = spread(lu, lead, 2), spread(pivots, lead, 1), spread(transposed(b), lead, 2)
+    return transposed(emitted(LuSolve(), *operands)[0]), info
 
 
 def _solution(function: str, x: Array, b: Array) -> Array:
@@ -332,7 +334,8 @@ def _largest(s: Array) -> Any:
 
 
 def _least(x: Array, of: Array | None = None) -> Any:
-    """Return what counts as 0 beside a singular value of 1: one rounding for each row or column."""
+    """Return up to which part of the largest singular value others count as 0: one rounding unit
+    for each row or column."""
     longest = expr.maximum(*(x if of is None else of).extents[-2:])
     eps = np.finfo(x.dtype).eps
     return eps * longest.value if longest.is_const else as_array(number(longest), x.dtype) * eps
@@ -350,7 +353,7 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = 0) -
     return adjoint(v) @ (column(scaled) * adjoint(u))
 
 
-# ---- numbers that say something of a matrix ------------------------------------------------------
+# ---- determinants, ranks and norms ---------------------------------------------------------------
 
 
 @derived(linear_back.slogdet)
@@ -358,7 +361,7 @@ def slogdet(a: Any) -> Any:
     """Return the sign of the determinant and the logarithm of its size, by elimination."""
     x = _matrix("slogdet", a, square=True)
     blocked = _blocked("slogdet", x)
-    return _named("slogdet")(*(blocked or pivots_product(*emitted(Lu(), turned(x)))))
+    return _named("slogdet")(*(blocked or pivots_product(*emitted(Lu(), transposed(x)))))
 
 
 def pivots_product(lu: Array, pivots: Array, info: Array) -> tuple[Array, Array]:
@@ -523,6 +526,8 @@ def multi_dot(arrays: Any, *, out: Any = None) -> Any:
 
 
 def _ordered(chain: Sequence[Array]) -> Any:
+    """Return the product of matrices in the order with the fewest multiplications: by dynamic
+    programming over the place at which a chain is divided."""
     sizes = [x.extents[0] for x in chain] + [chain[-1].extents[1]]
     known = [e.value if e.is_const else 1 for e in sizes]
 

@@ -89,8 +89,8 @@ def cholesky(args: Any, lower: Any, cotangents: Any, upper: bool) -> Cotangents:
 
 
 def slogdet(args: Any, outputs: Any, cotangents: Any) -> Cotangents:
-    """Return the cotangent of the matrix. The sign of a real determinant is a step and adds
-    nothing; that of a complex one turns."""
+    """Return the cotangent of the matrix. The sign of a real determinant is constant but for steps
+    and adds nothing; that of a complex one varies."""
     (a,), (sign, _), (turning, g) = args, outputs, cotangents
     if a.dtype.kind == "c" and turning is not None:
         turned = 1j * (turning * sign).imag
@@ -115,8 +115,8 @@ def _cofactors_back(args: Any, cofactors: Any, cotangents: Any) -> Cotangents:
 
 @derived(_cofactors_back)
 def _cofactors(a: Any) -> Any:
-    """Return the determinant times the inverse, transposed; of a matrix nearby where there is
-    none."""
+    """Return the determinant times the inverse, transposed; of a singular matrix, that of a regular
+    one nearby."""
     d, size = np.linalg.det(a), np.max(np.abs(a), axis=(-2, -1))
     aside = np.where(size == 0, 1, size) * np.finfo(a.dtype).eps ** _NEAR
     aside = np.where(d == 0, aside, 0).astype(a.dtype)
@@ -138,7 +138,7 @@ def eigvalsh(args: Any, w: Any, cotangents: Any) -> Cotangents:
 
 
 def eigvals(args: Any, w: Any, cotangents: Any) -> Cotangents:
-    return _of_any_matrix(args[0], np.linalg.eig(args[0])[1], _diagonal(cotangents[0]))
+    return _general_cotangent(args[0], np.linalg.eig(args[0])[1], _diagonal(cotangents[0]))
 
 
 def eig(args: Any, outputs: Any, cotangents: Any) -> Cotangents:
@@ -153,10 +153,10 @@ def eig(args: Any, outputs: Any, cotangents: Any) -> Cotangents:
         turns = 1j * along.imag / np.sum(np.where(largest, v, 0), axis=-2, keepdims=True).real
         gv = gv - along.real * np.conj(v) - np.where(largest, turns, 0)
         inner = inner + _inverse_gaps(w) * (_t(v) @ gv)
-    return _of_any_matrix(args[0], v, inner)
+    return _general_cotangent(args[0], v, inner)
 
 
-def _of_any_matrix(a: Any, v: Any, inner: Any) -> Cotangents:
+def _general_cotangent(a: Any, v: Any, inner: Any) -> Cotangents:
     """Return the cotangent of a matrix from `inner`: the cotangent of its change, in the basis of
     its eigenvectors."""
     cotangent = np.linalg.solve(_t(v), inner @ _t(v))
@@ -175,14 +175,14 @@ def svd(args: Any, outputs: Any, cotangents: Any) -> Cotangents:
     (u, s, vt), (gu, gs, gvt) = outputs, (_conj(g) for g in cotangents)
     if whole:
         k = s.shape[-1]
-        gu, gv = _of_those_with_values(u, gu, s), _of_those_with_values(_h(vt), _h_of(gvt), s)
-        u, vt, gvt = u[..., :, :k], vt[..., :k, :], _h_of(gv)
+        gu, gv = _thin_cotangents(u, gu, s), _thin_cotangents(_h(vt), _h_or_none(gvt), s)
+        u, vt, gvt = u[..., :, :k], vt[..., :k, :], _h_or_none(gv)
     v, inverse_gaps = _h(vt), _inverse_gaps(s * s)
     cotangent = 0 if gs is None else u * gs[..., None, :] @ vt
     if gu is not None:
         inner = _h(u) @ gu
         cotangent = cotangent + u @ (inverse_gaps * (inner - _h(inner)) * s[..., None, :]) @ vt
-        if a.dtype.kind == "c":  # what turns u and v together
+        if a.dtype.kind == "c":  # the common phase of u and v, which the matrix leaves open
             turns = np.diagonal(inner, axis1=-2, axis2=-1).imag / s
             cotangent = cotangent + u * (1j * turns)[..., None, :] @ vt
         rest = gu / s[..., None, :]
@@ -195,14 +195,14 @@ def svd(args: Any, outputs: Any, cotangents: Any) -> Cotangents:
     return [_conj(cotangent)]
 
 
-def _h_of(g: Any) -> Any:
+def _h_or_none(g: Any) -> Any:
     return None if g is None else _h(g)
 
 
-def _of_those_with_values(u: Any, g: Any, s: Any) -> Any:
-    """Return the cotangents of the first k columns, which have values, from those of all columns.
-    The others are any basis of what is left: what follows from the choice among these has no
-    derivative."""
+def _thin_cotangents(u: Any, g: Any, s: Any) -> Any:
+    """Return the cotangents of the first k singular vectors, which have singular values, from those
+    of all. The others are any basis of the orthogonal complement: end the run where a result
+    depends on which one it is, since it has no derivative then."""
     if g is None or same_extent(u.extents[-1], s.extents[-1]):
         return g
     k = s.shape[-1]
@@ -232,18 +232,18 @@ def qr(args: Any, outputs: Any, cotangents: Any) -> Cotangents:
         outputs, cotangents = (np.linalg.qr(a)[0], outputs), (None, *cotangents)
     (q, r), (gq, gr) = outputs, (_conj(g) for g in cotangents)
     if not wide or same_extent(rows, columns):
-        return [_conj(_of_tall(q, r, gq, gr))]
+        return [_conj(_tall_cotangent(q, r, gq, gr))]
     k, later = q.shape[-1], None
     if gr is not None:
         later = q @ gr[..., :, k:]
         more = a[..., :, k:] @ _h(gr[..., :, k:])
         gq, gr = more if gq is None else gq + more, gr[..., :, :k]
-    first = _of_tall(q, r[..., :, :k], gq, gr)
+    first = _tall_cotangent(q, r[..., :, :k], gq, gr)
     later = np.zeros_like(a[..., :, k:]) if later is None else later
     return [_conj(np.concatenate([first, later], axis=-1))]
 
 
-def _of_tall(q: Any, r: Any, gq: Any, gr: Any) -> Any:
+def _tall_cotangent(q: Any, r: Any, gq: Any, gr: Any) -> Any:
     m = 0 if gr is None else r @ _h(gr)
     m = m if gq is None else m - _h(gq) @ q
     below = np.tril(m, -1)

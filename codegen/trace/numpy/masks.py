@@ -76,7 +76,7 @@ class Chosen(NDArrayOperatorsMixin):
         return broadcastable
 
     def fits(self, other: Chosen) -> bool:
-        """Return whether both choose the same elements, for all that is known while building."""
+        """Return whether both surely choose the same elements."""
         same = _same_value(self.mask.context, self.mask.read(), other.mask.read())
         return same and (self.mask_dim, self.ndim) == (other.mask_dim, other.ndim)
 
@@ -322,7 +322,7 @@ def reduced(name: str, chosen: Any, axis: Any = None, *args: Any, **options: Any
 
 
 def _same_value(context: Context, a: Value, b: Value) -> bool:
-    """Return whether two values are computed alike from the same values."""
+    """Return whether two values are computed by equal ops from the same values."""
     if a is b:
         return True
     producers = {v: op for block in context.blocks for op in block.ops for v in op.results}
@@ -333,7 +333,7 @@ def _same_value(context: Context, a: Value, b: Value) -> bool:
             return True
         if (x, y) not in known:
             p, q = producers.get(x), producers.get(y)
-            known[x, y] = p is not None and q is not None and _alike(p, q) and (
+            known[x, y] = p is not None and q is not None and _same_op(p, q) and (
                 p.results.index(x) == q.results.index(y)
             ) and all(map(same, p.operands, q.operands))
         return known[x, y]
@@ -341,7 +341,7 @@ def _same_value(context: Context, a: Value, b: Value) -> bool:
     return same(a, b)
 
 
-def _alike(p: Op, q: Op) -> bool:
-    """Return whether two ops do the same with their operands."""
+def _same_op(p: Op, q: Op) -> bool:
+    """Return whether two ops have equal kinds, as many operands, and no regions."""
     simple = not p.regions and not q.regions and len(p.operands) == len(q.operands)
     return simple and p.what == q.what

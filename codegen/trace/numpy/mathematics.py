@@ -42,11 +42,11 @@ def _table() -> dict[int, Callable[..., Any]]:
     """Return the replacements by the id of math's functions: what is called need not be
     hashable."""
     return {
-        id(f): _knowing(f) for name, f in vars(math).items() if callable(f) and name[0] != "_"
+        id(f): _for_traced(f) for name, f in vars(math).items() if callable(f) and name[0] != "_"
     }
 
 
-def _knowing(function: Callable[..., Any]) -> Callable[..., Any]:
+def _for_traced(function: Callable[..., Any]) -> Callable[..., Any]:
     name = function.__name__
 
     def call(*args: Any, **options: Any) -> Any:

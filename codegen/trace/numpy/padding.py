@@ -28,7 +28,7 @@ from codegen.trace.numpy.shaping import broadcast_to, expand_dims, flip, moveaxi
 
 
 def pad(x: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> Array:
-    """Pad by all of NumPy's modes but a function of yours."""
+    """Pad as np.pad, in all its modes but a function that the caller writes."""
     array = as_array(x)
     if isinstance(pad_width, (Number, Array)):
         pad_width = ((pad_width, pad_width),) * array.ndim
@@ -137,12 +137,12 @@ def _pad_constant(array: Array, widths: Any, values: Any) -> Array:
     return wrap(context, value, scalar=False)
 
 
-def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str, turned: Any) -> Array:
+def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str, reflect_type: Any) -> Array:
     at_least(1, array.extents[d], f"np.pad with mode={mode!r}")
     n = array.shape[d]
     most = array.extents[d] - (1 if mode == "reflect" else 0)
     if mode != "edge" and not all(expr.nonneg(most - extent(w)) for w in (before, after)):
-        return _pad_again(array, d, before, after, mode, turned)
+        return _pad_repeatedly(array, d, before, after, mode, reflect_type)
 
     def part(start: Any, stop: Any) -> Array:
         return along(array, d, slice(start, stop))
@@ -158,14 +158,16 @@ def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str, turned: 
         skipped = 1 if mode == "reflect" else 0  # the elements at the ends
         left = flip(part(skipped, before + skipped), d)
         right = flip(part(n - skipped - after, n - skipped), d)
-        if turned == "odd":
+        if reflect_type == "odd":
             odd = part(0, 1) * 2 - left, part(n - 1, n) * 2 - right
             left, right = (as_array(x, array.type.dtype) for x in odd)  # bools stay bools
     return concatenate([left, array, right], d)
 
 
-def _pad_again(array: Array, d: int, before: Any, after: Any, mode: str, turned: Any) -> Array:
-    """Pad an array by more than it is long: its elements come several times."""
+def _pad_repeatedly(
+    array: Array, d: int, before: Any, after: Any, mode: str, reflect_type: Any
+) -> Array:
+    """Pad an array by more elements than it has: they are repeated."""
     sizes = (array.extents[d], extent(before), extent(after))
     if not all(e.is_const for e in sizes):
         raise unsupported(
@@ -175,7 +177,7 @@ def _pad_again(array: Array, d: int, before: Any, after: Any, mode: str, turned:
     n, left, right = (e.value for e in sizes)
     numpy_pad: Any = np.pad
     repeated = along(array, d, numpy_pad(np.arange(n), (left, right), mode))
-    if turned != "odd":
+    if reflect_type != "odd":
         return repeated
     # Each element is one of the array or its negative, plus multiples of the two at the ends.
     line, shape = np.arange(n), (-1, *[1] * (array.ndim - 1 - d))

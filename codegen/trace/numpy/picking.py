@@ -241,8 +241,8 @@ def _part(array: Array, fn: str) -> Array:
 def angle(z: Any, deg: bool = False) -> Any:
     z = as_array(z)
     above = imag(z) if z.type.dtype.kind == "c" else 0  # an integer, as NumPy
-    turned = apply(np.arctan2, above, real(z))
-    return apply(np.multiply, turned, 180 / np.pi) if deg else turned
+    radians = apply(np.arctan2, above, real(z))
+    return apply(np.multiply, radians, 180 / np.pi) if deg else radians
 
 
 def isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Array:
@@ -277,7 +277,7 @@ def array_equiv(a1: Any, a2: Any) -> Any:
 
 
 def _check_known(function: str, a: Array, b: Array) -> None:
-    """Refuses shapes of which only a run knows whether they fit."""
+    """Refuse shapes of which only a run knows whether they are equal."""
     bounded = any(e.has_extents for e in (*a.extents, *b.extents))
     pairs = list(zip(a.extents[::-1], b.extents[::-1]))
     differ = any(expr.nonneg(m - n - 1) or expr.nonneg(n - m - 1) for m, n in pairs)

@@ -36,7 +36,8 @@ def _operands(function: str, a: Any, v: Any) -> tuple[Array, Array]:
 
 
 def _shorter(function: str, x: Array, y: Array, mode: str) -> bool:
-    """Return whether x has fewer elements than y; of no matter where all overlaps are asked for."""
+    """Return whether x has fewer elements than y. Raise UnsupportedError where that is not known
+    and the mode depends on it."""
     n, m = x.extents[0], y.extents[0]
     if not expr.nonneg(n - m) and not expr.nonneg(m - n) and mode != "full":
         raise unsupported(f"{function} where it is not known which operand is longer",
@@ -66,7 +67,7 @@ def convolve(a: Any, v: Any, mode: Any = "full") -> Any:
         x, kernel = kernel, x
     wide = kernel.extents[0].value if kernel.extents[0].is_const else 0
     whole = expr.nonneg(x.extents[0] - wide)
-    if 0 < wide <= _AT_ONCE and mode == "valid" and whole:
+    if 0 < wide <= _TERMS_PER_LOOP and mode == "valid" and whole:
         return _overlapping(x, kernel, wide)
     out = _everywhere(x, kernel, wide)
     if mode == "full":
@@ -76,8 +77,8 @@ def convolve(a: Any, v: Any, mode: Any = "full") -> Any:
     return out[count - 1 : n]
 
 
-_SUMMED = 128  # with a longer kernel, C would be long
-_AT_ONCE = 64  # elements of a kernel that one loop sums up
+_LONGEST_UNROLLED = 128  # with a longer kernel, C would be long
+_TERMS_PER_LOOP = 64  # elements of a kernel that one loop sums up
 
 
 def _everywhere(x: Array, kernel: Array, wide: int) -> Any:
@@ -95,8 +96,8 @@ def _everywhere(x: Array, kernel: Array, wide: int) -> Any:
     out = zeros(n + count - 1, result_type(x, kernel))
     out[: count - 1] = _overlaps(x, kernel, 0, count - 1)
     out[n:] = _overlaps(x, kernel, n, n + count - 1)
-    if 0 < wide <= _SUMMED:
-        ends = [*range(_AT_ONCE, wide, _AT_ONCE), wide]
+    if 0 < wide <= _LONGEST_UNROLLED:
+        ends = [*range(_TERMS_PER_LOOP, wide, _TERMS_PER_LOOP), wide]
         parts = [_overlapping(x[wide - end : n - k], kernel[k:end], end - k)
                  for k, end in zip([0, *ends], ends)]
         out[count - 1 : n] = reduce(lambda total, part: apply(np.add, total, part), parts)
@@ -107,7 +108,7 @@ def _everywhere(x: Array, kernel: Array, wide: int) -> Any:
 
 
 def _overlaps(x: Array, kernel: Array, begin: Any, end: Any) -> Any:
-    """Return results from `begin` to `end`, each of what of the kernel lies over x."""
+    """Return results `begin` to `end`, each a sum over the part of the kernel that overlaps x."""
     positions = (arange(end - begin) + begin)[:, None] - arange(kernel.shape[0])
     inside = (positions >= 0) & (positions < x.shape[0])
     dtype = result_type(x, kernel)
@@ -116,7 +117,8 @@ def _overlaps(x: Array, kernel: Array, begin: Any, end: Any) -> Any:
 
 
 def _overlapping(x: Array, kernel: Array, wide: int) -> Any:
-    """Return a sum of slices: one loop computes it."""
+    """Return the results where all of the kernel overlaps x: a sum of slices, which one loop
+    computes."""
     n = x.shape[0]
     parts = (x[wide - 1 - k : n - k] * kernel[k] for k in range(wide))
     return reduce(lambda total, part: apply(np.add, total, part), parts)
@@ -275,7 +277,7 @@ def of_library(function: Any) -> Any:
     if not isinstance(function, types.FunctionType):  # a polynomial, which is called
         method: Any = type(function).__call__
         return types.MethodType(rewritten(method), function)
-    return _WITHOUT_LOOKING.get(function.__name__) or rewritten(function)
+    return _WITHOUT_VALUE_CHECKS.get(function.__name__) or rewritten(function)
 
 
 def _series(several: Any, trim: bool = True) -> list[Array]:
@@ -301,7 +303,7 @@ def _divided(mul_f: Any, c1: Any, c2: Any) -> Any:
                       "np.polynomial.polynomial.polydiv divides")
 
 
-_WITHOUT_LOOKING = {
+_WITHOUT_VALUE_CHECKS = {
     "as_series": _series, "_fit": _fitted, "_div": _divided, "trimseq": lambda seq: seq,
     "polymulx": lambda c: joining.concatenate([zeros(1, as_array(c).dtype), *_series([c])]),
     "polydiv": lambda c1, c2: tuple(x[::-1] for x in polydiv(c1[::-1], c2[::-1])),

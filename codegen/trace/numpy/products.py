@@ -234,11 +234,11 @@ def _path(text: str, arrays: Sequence[Array], optimize: Any) -> list[tuple[int, 
     plain = all(e.is_const for a in arrays for e in a.extents)
     if len(arrays) < 3 or not plain or optimize is False:
         return [tuple(range(len(arrays)))]
-    path = np.einsum_path(text, *map(_alike, arrays), optimize=optimize or "greedy")[0]
+    path = np.einsum_path(text, *map(_stand_in, arrays), optimize=optimize or "greedy")[0]
     return [tuple(step) for step in path[1:]]
 
 
-def _alike(x: Any) -> Any:
+def _stand_in(x: Any) -> Any:
     """Return an array of NumPy's of the same shape, without elements of its own."""
     array = as_array(x)
     shape = [constant(e, "np.einsum_path", "np.einsum") for e in array.extents]
@@ -248,7 +248,7 @@ def _alike(x: Any) -> Any:
 def einsum_path(subscripts: Any, *operands: Any, optimize: Any = "greedy", **_: Any) -> Any:
     """Return NumPy's own, of the operands' shapes."""
     text, arrays = _as_text(subscripts, operands)
-    return np.einsum_path(text, *map(_alike, arrays), optimize=optimize)
+    return np.einsum_path(text, *map(_stand_in, arrays), optimize=optimize)
 
 
 def _without_repeats(term: str, array: Array) -> tuple[str, Array]:

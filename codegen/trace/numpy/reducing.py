@@ -281,7 +281,7 @@ def _average_type(array: Array, weights: Array) -> DType:
 
 
 def flat_or(x: Any, axis: Any, function: str) -> tuple[Array, int]:
-    """Return an array and the dim of it that is meant; None: of all its elements in a row."""
+    """Return an array and the dim that axis names; for None, the raveled array and 0."""
     array = as_array(x)
     if axis is None:
         return array.ravel(), 0
@@ -289,8 +289,8 @@ def flat_or(x: Any, axis: Any, function: str) -> tuple[Array, int]:
 
 
 def lanes(x: Any, axis: Any, function: str) -> tuple[Array, int, tuple[Any, ...]]:
-    """Return an array in which one dim has what the dims of `axis` have; that dim; the keepdims
-    shape."""
+    """Return an array in which the dims of `axis` are joined to one; that dim; the shape of a
+    result with keepdims."""
     array = as_array(x)
     dims = dims_of(axis, array.ndim, function)
     wide = tuple(1 if d in dims else n for d, n in enumerate(array.shape))

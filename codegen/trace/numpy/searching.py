@@ -33,7 +33,7 @@ from codegen.trace.numpy import joining, ordering, picking, reducing, shaping
 from codegen.trace.numpy.creation import linspace, zeros
 from codegen.trace.numpy.elementwise import apply, result_type, same_extent, select
 from codegen.trace.numpy.index import combine_at
-from codegen.trace.numpy.order_keys import emit_op, filled, keys_of, split_over
+from codegen.trace.numpy.order_keys import axes_of_dim, emit_op, keys_of, padded_rows
 from codegen.trace.ranks import communicate, mapping
 from codegen.user.numbers import element_type
 
@@ -73,7 +73,7 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Arra
     ordered = as_array(as_array(a) if sorter is None else as_array(a)[sorter], dtype)
     values = as_array(v, dtype)
     n = ordered.extents[0]
-    few = n.is_const and n.value <= _COMPARED_WITH_ALL and not split_over(ordered, 0)
+    few = n.is_const and n.value <= _COMPARED_WITH_ALL and not axes_of_dim(ordered, 0)
     if few or values.type.dtype.kind == "c":
         wide = shaping.expand_dims(values, values.ndim)
         if side == "left":
@@ -93,7 +93,7 @@ _COMPARED_WITH_ALL = 16  # with so many, a value is faster compared with all
 def _searched(row: Array, values: Array, right: bool) -> Array:
     """Find each value by a binary search. Of a split row each rank searches its block, and the
     ranks add what they find; values that are split alike go from rank to rank."""
-    axes = split_over(row, 0)
+    axes = axes_of_dim(row, 0)
     if not axes:
         return emit_op(row, SearchSorted(right), values)
     context = row.context
@@ -107,7 +107,7 @@ def _searched(row: Array, values: Array, right: bool) -> Array:
         if d is None:
             return emit_op(emit_op(part, SearchSorted(right), mine), Fold(axes, "add"))
         rows = shaping.moveaxis(mine, d, -1)
-        block = filled(rows, longest)
+        block = padded_rows(rows, longest)
 
         def turn(_: Any, state: Any) -> Any:
             block, total = state
@@ -123,11 +123,11 @@ def _searched(row: Array, values: Array, right: bool) -> Array:
 
 
 def isin(element: Any, test_elements: Any, invert: bool = False, **_: Any) -> Array:
-    """Return whether each element is in the tests: fewer sorted tests are less than it than are up
-    to it. NaN equals nothing."""
+    """Return whether each element is among the tests: of the sorted tests, fewer are below it than
+    up to it. NaN equals nothing."""
     array, tests = as_array(element), shaping.ravel(test_elements)
     n = tests.extents[0]
-    if n.is_const and n.value <= _COMPARED_WITH_ALL and not split_over(tests, 0):
+    if n.is_const and n.value <= _COMPARED_WITH_ALL and not axes_of_dim(tests, 0):
         same = apply(np.equal, shaping.expand_dims(array, array.ndim), tests)
         present = reducing.any_(same, axis=-1)
     else:
@@ -316,7 +316,7 @@ def histogram_bin_edges(x: Any, bins: Any = 10, range: Any = None, weights: Any 
 
 def histogram(x: Any, bins: Any = 10, range: Any = None, density: Any = None,
               weights: Any = None) -> tuple[Any, Any]:
-    """Counts between edges, and the edges; the last edge belongs to the last bin."""
+    """Return counts between edges, and the edges; the last edge belongs to the last bin."""
     array = _numbers(x)
     if _is_count(bins):
         count = _count_of(bins)
@@ -367,7 +367,8 @@ def histogram2d(x: Any, y: Any, bins: Any = 10, range: Any = None, density: Any 
 
 def histogramdd(sample: Any, bins: Any = 10, range: Any = None, density: Any = None,
                 weights: Any = None) -> tuple[Any, tuple[Any, ...]]:
-    """Counts of points (rows of `sample`, or coordinates in a list) in boxes, and the edges."""
+    """Return counts of points (rows of `sample`, or coordinates in a list) in boxes, and the
+    edges."""
     if isinstance(sample, Array) and sample.ndim == 2:
         columns = [sample[:, d] for d in _numbered(sample.shape[1])]
     else:

@@ -99,8 +99,8 @@ def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None) -> Array:
     full_shape = tuple(fill if e is None else e for e in wanted)
     result = array.viewed(ops.Reshape(full_shape))
     shared = view.may_reshape(array.seen, array.base_type.shape, full_shape)
-    if array.storage.turned and not copy and array.ndim > 1:
-        return memory_order.apart(array, _copied(result))
+    if array.storage.transposed and not copy and array.ndim > 1:
+        return memory_order.linked_copy(array, _copied(result))
     return _copied(result) if copy or not shared else result
 
 
@@ -147,7 +147,8 @@ def rollaxis(x: Any, axis: int, start: int = 0) -> Array:
 
 
 def ix_(*arrays: Any) -> Any:
-    """Return a grid of the elements that have these places in each dim; flags name places."""
+    """Return index arrays that select a grid, one for each dim; a boolean array stands for the
+    places where it holds."""
     for x in arrays:
         if as_array(x).ndim != 1:
             raise ShapeError("np.ix_: places in one dim are 1-D", expected="1-D arrays or lists",
@@ -320,7 +321,7 @@ def _rolled(array: Array, shift: Any, d: int) -> Array:
     return wrap(array.context, value, scalar=False)
 
 
-def half_way(x: Any, axes: Any, sign: int) -> Array:
+def fft_shift(x: Any, axes: Any, sign: int) -> Array:
     array = as_array(x)
     dims = dims_of(axes, array.ndim, "np.fft.fftshift")
     halves = tuple(number(sign * (array.extents[d] // 2)) for d in dims)
@@ -328,7 +329,7 @@ def half_way(x: Any, axes: Any, sign: int) -> Array:
 
 
 def resize(x: Any, shape: Any) -> Array:
-    """Return the elements again and again until the shape is full."""
+    """Return an array of this shape whose elements are those of x, repeated in row-major order."""
     array = ravel(x)
     wanted = [constant(e, "np.resize", "") for e in shape_of(shape, "np.resize")]
     have = constant(array.extents[0], "np.resize", "np.tile")
@@ -373,11 +374,11 @@ def repeat(x: Any, repeats: Any, axis: Any = None) -> Array:
 
 def copy(x: Any, order: str = "K", subok: bool = False) -> Array:
     copied = _copied(as_array(x))
-    return memory_order.kept(copied, x) if order == "K" else copied
+    return memory_order.with_order_of(copied, x) if order == "K" else copied
 
 
 def check_casting(have: DType, wanted: DType, casting: Any = None) -> None:
-    """Raises DtypeError where NumPy would not convert."""
+    """Raise DtypeError where NumPy would not convert."""
     rule: Any = casting or "same_kind"
     if not np.can_cast(dtypes.numpy_dtype(have), dtypes.numpy_dtype(wanted), rule):
         raise DtypeError(f"cannot cast {have} to {wanted}",
@@ -395,7 +396,7 @@ def astype(x: Any, dtype: Any, order: str = "K", casting: Any = None, subok: Any
     value = as_value(array.context, array, dtype)
     scalar = array.scalar or None if array.ndim == 0 else False
     converted = wrap(array.context, value, scalar=scalar)
-    return memory_order.kept(converted, array) if order == "K" else converted
+    return memory_order.with_order_of(converted, array) if order == "K" else converted
 
 
 def triangle(keep_lower: bool, function: str) -> Any:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 
-def _kept(x: Any, mask: Any, size: int, fill: Any) -> Any:
-    """Return the first elements along dim 0 where the mask holds; fill None: the first of them
-    again."""
+def _packed(x: Any, mask: Any, size: int, fill: Any) -> Any:
+    """Return the first `size` parts along dim 0 for which the mask holds, then `fill`; for None,
+    the first of them again."""
     slots = np.where(mask, np.minimum(np.cumsum(mask) - 1, size), size)
     rest = x.shape[1:]
     # the maximum with the least value keeps the sign of -0.0, which 0 + -0.0 loses
@@ -42,7 +42,7 @@ def _empty(x: Any) -> bool:
     return any(isinstance(n, int) and n == 0 for n in x.shape)
 
 
-def _places(x: Any) -> Any:
+def _positions(x: Any) -> Any:
     return np.arange(x.shape[0], like=x)
 
 
@@ -67,7 +67,7 @@ def _row(x: Any) -> Any:
 
 def flatnonzero(a: Any, *, size: int, fill_value: Any = 0) -> Any:
     mask = _row(a) != 0
-    return _kept(_places(mask), mask, size, fill_value)
+    return _packed(_positions(mask), mask, size, fill_value)
 
 
 def nonzero(a: Any, *, size: int, fill_value: Any = 0) -> Any:
@@ -93,16 +93,16 @@ def compress(condition: Any, a: Any, axis: Any = None, *, size: int, fill_value:
 
 
 def extract(condition: Any, arr: Any, *, size: int, fill_value: Any = 0) -> Any:
-    return _kept(_row(arr), _row(condition) != 0, size, fill_value)
+    return _packed(_row(arr), _row(condition) != 0, size, fill_value)
 
 
 def trim_zeros(filt: Any, trim: str = "fb", *, size: int, fill_value: Any = 0) -> Any:
     if _empty(filt):
         return np.full_like(filt, fill_value, shape=size)
-    there, indices = filt != 0, _places(filt)
+    there, indices = filt != 0, _positions(filt)
     first = np.argmax(there) if "f" in trim.lower() else 0
     last = filt.shape[0] - np.argmax(there[::-1]) if "b" in trim.lower() else filt.shape[0]
-    return _kept(filt, (indices >= first) & (indices < last) & np.any(there), size, fill_value)
+    return _packed(filt, (indices >= first) & (indices < last) & np.any(there), size, fill_value)
 
 
 # ---- sets ----------------------------------------------------------------------------------------
@@ -112,8 +112,8 @@ def unique(
     ar: Any, return_index: bool = False, return_inverse: bool = False,
     return_counts: bool = False, axis: Any = None, *, size: int, fill_value: Any = None,
 ) -> Any:
-    """Return the sorted elements, each once; all NaN are equal. fill_value: the smallest element by
-    default. axis: of its parts, whole."""
+    """Return the sorted elements, each once; all NaN are equal. With axis, the sorted slices along
+    it. fill_value: the smallest element by default."""
     if axis is None or np.ndim(ar) == 1:
         x = _row(ar)
         order = np.argsort(x, kind="stable") if return_index else None
@@ -125,11 +125,11 @@ def unique(
         order = np.lexsort(rows.T[::-1])
         rows, ordered, mask = rows[order], x[order], np.ones_like(order, dtype=bool)
         mask[1:] = np.any(rows[1:] != rows[:-1], axis=1)
-    results = [_kept(ordered, mask, size, fill_value)]
+    results = [_packed(ordered, mask, size, fill_value)]
     if axis is not None:
         results[0] = np.moveaxis(results[0], 0, axis)
     if return_index:
-        results.append(_kept(order, mask, size, None))
+        results.append(_packed(order, mask, size, None))
     if return_inverse and x.ndim > 1:
         inverse = np.zeros_like(order)
         inverse[order] = np.cumsum(mask) - 1
@@ -137,10 +137,10 @@ def unique(
     elif return_inverse and _empty(x):
         results.append(np.zeros(np.shape(ar), np.int64))
     elif return_inverse:  # what stands behind is larger than all
-        inverse = np.searchsorted(_kept(ordered, mask, size, ordered[-1]), x)
+        inverse = np.searchsorted(_packed(ordered, mask, size, ordered[-1]), x)
         results.append(inverse.reshape(np.shape(ar)))
     if return_counts:
-        begin = _kept(_places(ordered), mask, size + 1, ordered.shape[0])
+        begin = _packed(_positions(ordered), mask, size + 1, ordered.shape[0])
         results.append(np.diff(begin))
     return results[0] if len(results) == 1 else tuple(results)
 
@@ -170,12 +170,12 @@ def intersect1d(
     x, y = x.astype(dtype), y.astype(dtype)
     ordered = np.sort(x)
     mask = _firsts(ordered) & np.isin(ordered, y)
-    common = _kept(ordered, mask, size, fill_value)
+    common = _packed(ordered, mask, size, fill_value)
     if not return_indices:
         return common
     order, there = np.argsort(y, kind="stable"), np.arange(size) < np.sum(mask)
     indices = np.minimum(np.searchsorted(np.sort(y), common), y.shape[0] - 1)
-    return (common, _kept(np.argsort(x, kind="stable"), mask, size, x.shape[0]),
+    return (common, _packed(np.argsort(x, kind="stable"), mask, size, x.shape[0]),
             np.where(there, 0 if _empty(y) else order[indices], y.shape[0]))
 
 
@@ -186,7 +186,7 @@ def setdiff1d(
     has them then."""
     elements = _row(ar1) if assume_unique else np.sort(_row(ar1))
     mask = ~np.isin(elements, _row(ar2))
-    return _kept(elements, mask if assume_unique else mask & _firsts(elements), size, fill_value)
+    return _packed(elements, mask if assume_unique else mask & _firsts(elements), size, fill_value)
 
 
 def setxor1d(
@@ -197,7 +197,7 @@ def setxor1d(
     ordered = np.sort(np.concatenate([x, y]))
     mask, nan = _firsts(ordered) & (np.isin(ordered, x) != np.isin(ordered, y)), _nan(ordered)
     many = np.any(_nan(x)).astype(int) + np.any(_nan(y)).astype(int)
-    return _kept(ordered, np.where(nan, np.cumsum(nan) <= many, mask), size, fill_value)
+    return _packed(ordered, np.where(nan, np.cumsum(nan) <= many, mask), size, fill_value)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

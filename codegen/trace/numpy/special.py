@@ -42,7 +42,7 @@ f = _Functions()
 
 
 def _log_of(x: Any, log_y: Any, y: Any) -> Any:
-    """Return x times a logarithm, which is 0 where x is."""
+    """Return x * log_y, and 0 where x is 0 and y is a number."""
     return select((x == 0) & ~f.isnan(y), 0.0, x * log_y)
 
 
@@ -84,7 +84,7 @@ def _boxcox(log_x: Any, power: Any) -> Any:
 
 
 def _inv_boxcox(y: Any, power: Any) -> Any:
-    """Return the logarithm of what it gives."""
+    """Return the logarithm of the inverse Box-Cox transform."""
     return select(power == 0, y, f.log1p(power * y) / power)
 
 

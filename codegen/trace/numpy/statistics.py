@@ -27,7 +27,7 @@ from codegen.trace.numpy.operators import operate
 
 # Of a sample of n, where a quantile stands: n * q + alpha + q * (1 - alpha - beta) - 1 (Hyndman
 # and Fan, Sample Quantiles in Statistical Packages).
-_PLOTTED = {
+_PLOTTING_POSITIONS = {
     "interpolated_inverted_cdf": (0, 1), "hazen": (0.5, 0.5), "weibull": (0, 0),
     "median_unbiased": (1 / 3.0, 1 / 3.0), "normal_unbiased": (3 / 8.0, 3 / 8.0),
 }
@@ -38,8 +38,8 @@ def _rounded(index: Any, stays: Callable[[Any, Any], Any]) -> Any:
     return np.maximum(np.where(stays(index - down, down), down, down + 1), 0)
 
 
-# By method, the place of an element, for which there is no other one to weigh it with.
-_ELEMENTS: dict[str, Callable[[Any, float], Any]] = {
+# By method: the place of the one element that is the quantile, where none is interpolated.
+_SINGLE_ELEMENT: dict[str, Callable[[Any, float], Any]] = {
     "inverted_cdf": lambda n, q: _rounded(n * q - 1, lambda gap, down: gap == 0),
     "closest_observation": lambda n, q: _rounded(
         n * q - 1 - 0.5, lambda gap, down: (gap == 0) & (down % 2 == 1)),
@@ -49,11 +49,11 @@ _ELEMENTS: dict[str, Callable[[Any, float], Any]] = {
 }
 
 
-def _between(n: Any, q: float, method: str) -> tuple[Any, Any, Any]:
+def _neighbors(n: Any, q: float, method: str) -> tuple[Any, Any, Any]:
     """Return the places of the two elements beside a quantile, and the weight of the second one. n:
     a number, or an array of them."""
-    if method in _ELEMENTS:
-        place = _ELEMENTS[method](n, q)
+    if method in _SINGLE_ELEMENT:
+        place = _SINGLE_ELEMENT[method](n, q)
         return place, place, None
     if method == "averaged_inverted_cdf":
         place = n * q - 1
@@ -62,7 +62,7 @@ def _between(n: Any, q: float, method: str) -> tuple[Any, Any, Any]:
     elif method == "linear":
         place = (n - 1) * q
     else:
-        alpha, beta = _PLOTTED[method]
+        alpha, beta = _PLOTTING_POSITIONS[method]
         place = n * q + (alpha + q * (1 - alpha - beta)) - 1
     down = np.floor(place)
     weight = place - down
@@ -83,10 +83,11 @@ def _quantiles(function: str, x: Any, q: Any, axis: Any, out: Any, method: str, 
     reducing.no_complex(x, function)
     array, d, wide = reducing.lanes(x, axis, function)
     kind = array.type.dtype.kind
-    if method not in _ELEMENTS and (kind == "b" or (kind == "f" and np.ndim(q) and not counts)):
+    if method not in _SINGLE_ELEMENT and (
+            kind == "b" or (kind == "f" and np.ndim(q) and not counts)):
         array = as_array(array, dtypes.FLOAT64)  # an array of q is one of float64
     dtype, extent = array.type.dtype, array.extents[d]
-    if dtype.kind in "iu" and (extent == 0 or method not in _ELEMENTS):
+    if dtype.kind in "iu" and (extent == 0 or method not in _SINGLE_ELEMENT):
         dtype = dtypes.FLOAT64
     if extent == 0:
         n: Any = 1.0  # NaN is what there is
@@ -95,11 +96,11 @@ def _quantiles(function: str, x: Any, q: Any, axis: Any, out: Any, method: str, 
         n = as_array(_numbers_along(array, d), np.float64)
     else:
         n = float(extent.value) if extent.is_const else as_array(array.shape[d], np.float64)
-    pairs = [_between(n, float(p), method) for p in np.ravel(q)]
+    pairs = [_neighbors(n, float(p), method) for p in np.ravel(q)]
     pair_places = [k for first, second, _ in pairs for k in (first, second)]
     known = not isinstance(n, Array)
     places: Any = sorted({int(k) for k in pair_places}) if known else _stacked(pair_places)
-    elements = ordering.at_places(array, d, places)
+    elements = ordering.order_statistics(array, d, places)
     lacks = np.equal(n, 0) if counts else _nan_along(array, d)
 
     def quantile_at(k: int) -> Array:
@@ -197,7 +198,8 @@ def nanquantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_inp
 
 
 def _check_quantile(function: str, q: Any, method: str, other: Any) -> None:
-    methods = ("linear", "midpoint", "averaged_inverted_cdf", *_PLOTTED, *_ELEMENTS)
+    methods = ("linear", "midpoint", "averaged_inverted_cdf", *_PLOTTING_POSITIONS,
+               *_SINGLE_ELEMENT)
     if method not in methods:
         raise unsupported(f"{function} with method={method!r}", f"one of {', '.join(methods)}")
     if unknown := sorted(other.keys() - {"weights"}):
@@ -220,7 +222,7 @@ def median(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = Fa
     places = [(n - 1) // 2, n // 2]
     is_complex = array.type.dtype.kind == "c"  # NaN is the last one, if there is any
     places += [n - 1] * is_complex
-    elements = reducing.floats(ordering.at_places(array, d, places))
+    elements = reducing.floats(ordering.order_statistics(array, d, places))
     middle = _middle(elements, operate(np.remainder, n, 2) == 1)
     lacks = apply(np.isnan, elements[..., 2]) if is_complex else _nan_along(array, d)
     if array.extents[d] == 0:
@@ -235,14 +237,15 @@ def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool =
     """Return the median of the elements that are not NaN."""
     array, d, wide = reducing.lanes(x, axis, "np.nanmedian")
     n = as_array(_numbers_along(array, d))
-    elements = reducing.floats(ordering.at_places(array, d, _stacked([(n - 1) // 2, n // 2])))
+    places = _stacked([(n - 1) // 2, n // 2])
+    elements = reducing.floats(ordering.order_statistics(array, d, places))
     middle = select(n == 0, np.nan, _middle(elements, n % 2 == 1))
     return _shaped(middle, elements.type.dtype, wide if keepdims else None, out)
 
 
 def _middle(pair: Array, single: Any) -> Any:
-    """Return the mean of two elements; of a `single` one, itself: twice of it may be too large. A
-    mean of -0.0 is 0.0."""
+    """Return the mean of the two middle elements, or the middle one where it is `single`: its
+    double may overflow. A mean of -0.0 is 0.0."""
     dtype = pair.type.dtype
     wide = as_array(pair, dtypes.FLOAT32 if dtype.size == 2 else dtype) + 0.0
     return select(single, wide[..., 0], (wide[..., 0] + wide[..., 1]) * 0.5)
@@ -349,17 +352,17 @@ def _edge_slope(f0: Array, f1: Array, f2: Array, a: Any, b: Any) -> Array:
 
 
 def unwrap(p: Any, discont: Any = None, axis: int = -1, *, period: Any = 2 * np.pi) -> Any:
-    """Steps of more than half a period become their complements."""
+    """Replace steps of more than half a period by their complements."""
     array = as_array(p)
     d = reducing.dim_of(axis, array.ndim, "np.unwrap")
     steps = picking.diff(array, axis=d)
     dtype = result_type(steps, period)
     half = period // 2 if dtype.kind in "iu" else period / 2
-    turned = apply(np.remainder, steps + half, period) - half
+    wrapped_steps = apply(np.remainder, steps + half, period) - half
     if dtype.kind not in "iu" or period % 2 == 0:
-        turned = select((turned == -half) & (steps > 0), half, turned)
+        wrapped_steps = select((wrapped_steps == -half) & (steps > 0), half, wrapped_steps)
     small = apply(np.less, apply(np.absolute, steps), period / 2 if discont is None else discont)
-    moved = reducing.cumsum(select(small, 0, turned - steps), d)
+    moved = reducing.cumsum(select(small, 0, wrapped_steps - steps), d)
     unwrapped = as_array(array, dtype).copy()
     rest = (*[slice(None)] * d, slice(1, None))
     unwrapped[rest] = array[rest] + moved
@@ -457,7 +460,7 @@ def nanstd(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: A
 nanmax, nanmin = _extreme_number("fmax"), _extreme_number("fmin")
 
 
-def _nan_as(function: Callable[..., Any], value: float) -> Callable[..., Any]:
+def _replacing_nan(function: Callable[..., Any], value: float) -> Callable[..., Any]:
     """Return the function of an array in which a number that changes nothing stands for each
     NaN."""
 
@@ -470,12 +473,12 @@ def _nan_as(function: Callable[..., Any], value: float) -> Callable[..., Any]:
     return call
 
 
-nancumsum, nancumprod = _nan_as(reducing.cumsum, 0), _nan_as(reducing.cumprod, 1)
+nancumsum, nancumprod = _replacing_nan(reducing.cumsum, 0), _replacing_nan(reducing.cumprod, 1)
 
 
 def _arg_number(name: str, value: float) -> Callable[..., Any]:
     """Return np.nanargmax or np.nanargmin, which ends the run where all elements are NaN."""
-    place = _nan_as(getattr(reducing, name), value)
+    place = _replacing_nan(getattr(reducing, name), value)
 
     def call(x: Any, axis: Any = None, *args: Any, **options: Any) -> Any:
         array = as_array(x)

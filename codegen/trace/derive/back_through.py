@@ -36,47 +36,47 @@ from codegen.trace.view import index_value
 # ---- branches -----------------------------------------------------------------------------------
 
 
-def _branch_active(at: Reverse, op: Op) -> Iterable[Value]:
+def _branch_active(reverse: Reverse, op: Op) -> Iterable[Value]:
     for arm in op.regions:
-        at.mark(arm.ops)
+        reverse.mark(arm.ops)
     return [v for k, v in enumerate(op.results)
-            if any(arm.results[k] in at.active for arm in op.regions)]
+            if any(arm.results[k] in reverse.active for arm in op.regions)]
 
 
-def _branch(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
-    around, context = closure(at, op), at.context
+def _branch(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
+    around, context = closure(reverse, op), reverse.context
     arms = []
     for arm in op.regions:
         with context.block() as block:
-            inner = Reverse(context, around, at.shares, at.in_turn)
-            copies = copier(at, {})
+            inner = Reverse(context, around, reverse.shares, reverse.in_turn)
+            copies = copier(reverse, {})
             ops = copies.ops(arm.ops)
-            at.shares.same(copies.instead)
+            reverse.shares.same(copies.instead)
             block.ops.extend(ops)
             inner.mark(ops)
-            for v, r, g in zip(arm.results, op.results, given):
+            for v, r, g in zip(arm.results, op.results, cotangents):
                 if g is not None and (again := copies.of(v)) in inner.active:
-                    inner.add(again, g, at.shares.reach(r) - at.shares.varies(again))
+                    inner.add(again, g, reverse.shares.reach(r) - reverse.shares.varies(again))
             inner.pull(ops)
-            found = [laid_as(context, inner.of(v), v.type.layout) for v in around]
-            arms.append(pruned(block.close(found)))
-    what = op.what
-    assert isinstance(what, Branch)
+            gradients = [laid_as(context, inner.of(v), v.type.layout) for v in around]
+            arms.append(pruned(block.close(gradients)))
+    kind = op.what
+    assert isinstance(kind, Branch)
     types = tuple(plain_type(v) for v in around)
-    results = context.emit(replace(what, types=types), op.operands, arms)
+    results = context.emit(replace(kind, types=types), op.operands, arms)
     for v, g in zip(around, results):
-        at.add(v, g, at.shares.of(v))
+        reverse.add(v, g, reverse.shares.of(v))
 
 
 # ---- loops --------------------------------------------------------------------------------------
 
 
-def _loop_active(at: Reverse, op: Op) -> Iterable[Value]:
-    body, moving = op.regions[-1], {k for k, v in enumerate(op.operands) if v in at.active}
+def _loop_active(reverse: Reverse, op: Op) -> Iterable[Value]:
+    body, moving = op.regions[-1], {k for k, v in enumerate(op.operands) if v in reverse.active}
     while True:
-        at.active.update(body.args[k] for k in moving)
-        at.mark(body.ops)
-        now = moving | {k for k, v in enumerate(body.results) if v in at.active}
+        reverse.active.update(body.args[k] for k in moving)
+        reverse.mark(body.ops)
+        now = moving | {k for k, v in enumerate(body.results) if v in reverse.active}
         if now == moving:
             return [op.results[k] for k in sorted(moving)]
         moving = now
@@ -92,28 +92,28 @@ class _Turns:
     """How often a loop runs; most: at most, as an extent, None where only the run knows; number: of
     a turn, counted from 0."""
 
-    what: Loop
+    loop: Loop
     counter: Sym
     count: Expr
     most: Expr | None
 
     @property
     def number(self) -> Expr:
-        return expr.floordiv(expr.symbol(self.counter) - self.what.start, self.what.step)
+        return expr.floordiv(expr.symbol(self.counter) - self.loop.start, self.loop.step)
 
     def counter_in(self, number: Expr) -> Expr:
         """Return the counter in the turn of this number."""
-        return self.what.start + number * self.what.step
+        return self.loop.start + number * self.loop.step
 
 
-def _turns(at: Reverse, op: Op) -> _Turns:
-    what = op.what
-    assert isinstance(what, Loop) and what.counter is not None
-    if not what.step.is_const:
+def _turns(reverse: Reverse, op: Op) -> _Turns:
+    loop = op.what
+    assert isinstance(loop, Loop) and loop.counter is not None
+    if not loop.step.is_const:
         raise UnsupportedError("the gradient of a loop whose step only the launch knows",
                                place=op.place, expected="a step that is a Python integer",
-                               found=str(what.step), remedy="spmd.range(n), and k * step in it")
-    count, most = what.turns(), None
+                               found=str(loop.step), remedy="spmd.range(n), and k * step in it")
+    count, most = loop.turns(), None
     if count is not None:
         count = expr.maximum(count, expr.const(0))
         outer = {s for s in count.symbols() if s.kind in ("counter", "extent")}
@@ -124,14 +124,15 @@ def _turns(at: Reverse, op: Op) -> _Turns:
         if most is not None and any(s.kind == "scalar" for s in most.symbols()):
             most = None
     if len(op.regions) == 2 or count is None:
-        count, _ = at.counts[op] = at.counts.get(op) or _counted(at, at.standing(op), most)
-    return _Turns(what, what.counter, count, most)
+        count, _ = reverse.counts[op] = reverse.counts.get(op) or _counted(
+            reverse, reverse.standing(op), most)
+    return _Turns(loop, loop.counter, count, most)
 
 
-def _counted(at: Reverse, op: Op, most: Expr | None) -> tuple[Expr, Op]:
+def _counted(reverse: Reverse, op: Op, most: Expr | None) -> tuple[Expr, Op]:
     """Return how many turns a loop with a condition makes, at most so many; the op behind which
     that is known: it counts them now."""
-    context, body = at.context, op.regions[-1]
+    context, body = reverse.context, op.regions[-1]
     with context.block() as before:
         before.apart = True  # what stands further down is not there yet
         begin = index_value(context, expr.const(0))
@@ -139,7 +140,7 @@ def _counted(at: Reverse, op: Op, most: Expr | None) -> tuple[Expr, Op]:
     with context.block() as block:
         block.apart = True
         block.ops.extend(body.ops)
-        end = at.map("add", argument[-1], index_value(context, expr.const(1)))
+        end = reverse.map("add", argument[-1], index_value(context, expr.const(1)))
         grown = Region((*body.args, argument[-1]), tuple(block.ops), (*body.results, end))
     tests = [replace(r, args=(*r.args, a)) for r, a in zip(op.regions[:-1], argument)]
     total = Value("turns", begin.type)
@@ -147,31 +148,32 @@ def _counted(at: Reverse, op: Op, most: Expr | None) -> tuple[Expr, Op]:
                   results=(*op.results, total))
     symbol = Sym(context.unique("turns_counted"), "counter", expr.const(0), most)
     let = Op(Let(symbol, f"turns {symbol.name}"), (total,), (), (), op.place)
-    at.replace(op, new, before.ops)
-    at.add_after(new, [let])
+    reverse.replace(op, new, before.ops)
+    reverse.add_after(new, [let])
     return expr.symbol(symbol), let
 
 
-def _symbol(at: Reverse, value: Value, most: Expr) -> Expr:
+def _symbol(reverse: Reverse, value: Value, most: Expr) -> Expr:
     """Return an integer that the program computes, as a symbol: formulas of it stay short."""
-    symbol = Sym(at.context.unique("turns_counted"), "counter", expr.const(0), most)
-    at.context.emit(Let(symbol, f"turns {symbol.name}"), (value,))
+    symbol = Sym(reverse.context.unique("turns_counted"), "counter", expr.const(0), most)
+    reverse.context.emit(Let(symbol, f"turns {symbol.name}"), (value,))
     return expr.symbol(symbol)
 
 
-def _parts(at: Reverse, count: Expr, size: Expr, first: Expr) -> Value:
+def _parts(reverse: Reverse, count: Expr, size: Expr, first: Expr) -> Value:
     """Return how many parts of this size there are from one turn to another one."""
-    left = at.map("sub", index_value(at.context, count), index_value(at.context, first))
-    left = at.map("add", left, index_value(at.context, size - 1))
-    return at.map("floordiv", left, index_value(at.context, size))
+    context = reverse.context
+    left = reverse.map("sub", index_value(context, count), index_value(context, first))
+    left = reverse.map("add", left, index_value(context, size - 1))
+    return reverse.map("floordiv", left, index_value(context, size))
 
 
 def _in_parts(
-    at: Reverse, op: Op, turns: _Turns, instead: bool
+    reverse: Reverse, op: Op, turns: _Turns, instead: bool
 ) -> tuple[Op, list[tuple[Value, Value]], dict[Value, Value]]:
     """Return the loop as loops in each other of at most so many turns, once more, or instead of it;
     which of their values are handed on as which of the loop's; and what is copied of its body."""
-    context, most = at.context, _PARTS**_LEVELS
+    context, most = reverse.context, _PARTS**_LEVELS
     inside = expr.le(turns.count, most)
     if inside != 1:
         holds = context.emit_one(Symbolic(inside, dtypes.BOOL))
@@ -179,12 +181,12 @@ def _in_parts(
                index_value(context, turns.count), f" turns\n  expected: at most {most}\n"
                "  try:      a loop over two loops of fewer turns")
     body = op.regions[-1]
-    passing, made = list[tuple[Value, Value]](), dict[Value, Value]()
+    passing, copied = list[tuple[Value, Value]](), dict[Value, Value]()
     sizes, size = list[Expr](), turns.count
     for k in range(_LEVELS - 1, 0, -1):  # as small as may be: what begins a part is kept
-        value = _parts(at, size, expr.const(_PARTS), expr.const(0))
-        value = at.map("maximum", value, index_value(context, expr.const(1)))
-        size = _symbol(at, value, expr.const(_PARTS**k))
+        value = _parts(reverse, size, expr.const(_PARTS), expr.const(0))
+        value = reverse.map("maximum", value, index_value(context, expr.const(1)))
+        size = _symbol(reverse, value, expr.const(_PARTS**k))
         sizes.append(size)
     sizes.append(expr.const(1))
 
@@ -192,8 +194,8 @@ def _in_parts(
         """Return the turns from `first` up to `end`, of those that one part of the level above
         has."""
         size = sizes[k]
-        left = _parts(at, end, size, first)
-        stop = _symbol(at, at.clipped(left, expr.const(_PARTS)), expr.const(_PARTS))
+        left = _parts(reverse, end, size, first)
+        stop = _symbol(reverse, reverse.clipped(left, expr.const(_PARTS)), expr.const(_PARTS))
         last = expr.const(_PARTS - 1)
         part = Sym(context.unique("part_of_turns"), "counter", expr.const(0), last)
         types, names = [plain_type(a) for a in body.args], [a.name for a in body.args]
@@ -203,93 +205,96 @@ def _in_parts(
             if k + 1 < _LEVELS:
                 ends = level(k + 1, block.args, number, expr.minimum(end, number + size))
             else:
-                copies = copier(at, dict(zip(body.args, block.args)),
+                copies = copier(reverse, dict(zip(body.args, block.args)),
                                 {turns.counter: turns.counter_in(number)}, every=instead)
                 block.ops.extend(copies.ops(body.ops))
-                made.update(copies.instead)
+                copied.update(copies.instead)
                 ends = [copies.of(v) for v in body.results]
             ends = [laid_as(context, v, a.type.layout) for v, a in zip(ends, body.args)]
             region = block.close(ends)
-        what = Loop(part, expr.const(0), stop, expr.const(1))
-        results = context.emit(what, operands, [region])
+        loop = Loop(part, expr.const(0), stop, expr.const(1))
+        results = context.emit(loop, operands, [region])
         passing.extend(zip(results, body.args))
         return results
 
     results = level(0, op.operands, expr.const(0), turns.count)
     parts = context.blocks[-1].ops[-1]
     assert parts.results == tuple(results)
-    return parts, passing, made
+    return parts, passing, copied
 
 
-def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
-    turns, context = _turns(at, op), at.context
+def _loop(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
+    turns, context = _turns(reverse, op), reverse.context
     if turns.most is None:
-        parts = _parts_of(at, op, turns)
+        parts = _parts_of(reverse, op, turns)
         if len(op.regions) == 1:
-            _loop(at, parts, given)
+            _loop(reverse, parts, cotangents)
             return
-        for v, had, g in zip(parts.results, op.results, given):
+        for v, had, g in zip(parts.results, op.results, cotangents):
             if g is not None:
-                at.found[v] = at.brought(g, at.shares.after(had), at.shares.after(v))
-        at.pull([parts])
+                have, want = reverse.shares.after(had), reverse.shares.after(v)
+                reverse.cotangents[v] = reverse.brought(g, have, want)
+        reverse.pull([parts])
         return
     body = op.regions[-1]
-    moving = [k for k, v in enumerate(body.args) if v in at.active]
-    around = closure(at, op)
+    moving = [k for k, v in enumerate(body.args) if v in reverse.active]
+    around = closure(reverse, op)
     saved = _saved_in(body, turns)
-    stacks = {v: at.kept.get(v) or _stack_of(context, v, turns.most, saved.get(v, v).name)
+    stacks = {v: reverse.kept.get(v) or _stack_of(context, v, turns.most, saved.get(v, v).name)
               for v in (*body.args, *saved)}
-    begins = [_begun(at, op, k, given[k]) for k in moving]
-    begins += [laid_as(context, at.of(v), v.type.layout) for v in around]
+    begins = [_begun(reverse, op, k, cotangents[k]) for k in moving]
+    begins += [laid_as(context, reverse.of(v), v.type.layout) for v in around]
     types = [plain_type(body.args[k]) for k in moving] + [plain_type(v) for v in around]
     last = turns.count - 1
     back = Sym(context.unique("turn_back"), "counter", expr.const(0), last)
     number = last - expr.symbol(back)
     with context.block(types, ["ct_" + v.name for v in _both(body.args, moving, around)]) as block:
-        read = {v: _turn_of(at, s, number, v) for v, s in stacks.items()}
-        inner = Reverse(context, [*around, *(read[body.args[k]] for k in moving)], at.shares, True)
-        copies = copier(at, read, {turns.counter: turns.counter_in(number)})
+        read = {v: _turn_of(reverse, s, number, v) for v, s in stacks.items()}
+        active = [*around, *(read[body.args[k]] for k in moving)]
+        inner = Reverse(context, active, reverse.shares, True)
+        copies = copier(reverse, read, {turns.counter: turns.counter_in(number)})
         ops, run = _turn_again(copies, body.ops, {v: read[r] for r, v in saved.items()})
-        at.shares.same(copies.instead)
+        reverse.shares.same(copies.instead)
         block.ops.extend(run)
         inner.mark(ops)
-        inner.found.update(zip(around, block.args[len(moving):], strict=True))
+        inner.cotangents.update(zip(around, block.args[len(moving):], strict=True))
         for k, g in zip(moving, block.args):
             if (again := copies.of(body.results[k])) in inner.active:
-                inner.add(again, g, at.shares.reach(body.args[k]) - at.shares.varies(again))
+                reach = reverse.shares.reach(body.args[k])
+                inner.add(again, g, reach - reverse.shares.varies(again))
         inner.pull(ops)
         ends = [inner.all_of(read[body.args[k]]) for k in moving] + [inner.of(v) for v in around]
         ends = [laid_as(context, v, t.layout) for v, t in zip(ends, types)]
         region = _without_last_turns(inner, pruned(block.close(ends)))
-    what = Loop(back, expr.const(0), turns.count, expr.const(1))
+    kind = Loop(back, expr.const(0), turns.count, expr.const(1))
     used = set(free_values(region))
-    _keep(at, op, turns, {v: s for v, s in stacks.items() if s in used})
-    results = context.emit(what, begins, [region])
+    _keep(reverse, op, turns, {v: s for v, s in stacks.items() if s in used})
+    results = context.emit(kind, begins, [region])
     for v, g in zip(around, results[len(moving):], strict=True):
-        at.put(v, g)
+        reverse.put(v, g)
     for k, begin in zip(moving, results):  # a loop may begin with what it also reads
-        if (v := op.operands[k]) in at.active:
-            at.add(v, begin, at.shares.reach(body.args[k]) - at.shares.varies(v))
+        if (v := op.operands[k]) in reverse.active:
+            reverse.add(v, begin, reverse.shares.reach(body.args[k]) - reverse.shares.varies(v))
 
 
-def _parts_of(at: Reverse, op: Op, turns: _Turns) -> Op:
+def _parts_of(reverse: Reverse, op: Op, turns: _Turns) -> Op:
     """Return the loop in parts: behind it, where it counts its turns, else in its place."""
-    if op not in at.parts:
+    if op not in reverse.parts:
         instead = len(op.regions) == 1
-        with at.context.block() as block:
+        with reverse.context.block() as block:
             block.apart = True  # what stands further down is not there yet
-            parts, passing, made = _in_parts(at, op, turns, instead)
+            parts, passing, copied = _in_parts(reverse, op, turns, instead)
         if instead:
             parts = replace(parts, results=op.results)
-            at.replace(op, parts, block.ops[:-1])
+            reverse.replace(op, parts, block.ops[:-1])
         else:
-            at.add_after(at.counts[op][1], block.ops)
-        at.parts[op] = parts, passing, made
-    parts, passing, made = at.parts[op]
+            reverse.add_after(reverse.counts[op][1], block.ops)
+        reverse.parts[op] = parts, passing, copied
+    parts, passing, copied = reverse.parts[op]
     for new, old in passing:
-        at.shares.passing(new, old, at.shares.after(old))
-    at.shares.same(made)
-    at.mark([parts])
+        reverse.shares.passing(new, old, reverse.shares.after(old))
+    reverse.shares.same(copied)
+    reverse.mark([parts])
     return parts
 
 
@@ -303,9 +308,9 @@ def _without_last_turns(inner: Reverse, region: Region) -> Region:
         v for r in op.regions for v in free_values(r)))]
     used = {*read, *region.results}
     for op in region.ops:
-        what = op.what
-        if (isinstance(what, Loop) and len(op.regions) == 1 and what.stop is not None
-                and what.start == 0 and what.step == 1 and not what.stop.is_const
+        kind = op.what
+        if (isinstance(kind, Loop) and len(op.regions) == 1 and kind.stop is not None
+                and kind.start == 0 and kind.step == 1 and not kind.stop.is_const
                 and all(v in stacks for v in used.intersection(op.results))):
             ops += _to_the_last(inner, op, stacks)
         else:
@@ -313,18 +318,18 @@ def _without_last_turns(inner: Reverse, region: Region) -> Region:
     return region.with_ops(ops)
 
 
-def _to_the_last(at: Reverse, op: Op, stacks: Collection[Value]) -> list[Op]:
+def _to_the_last(reverse: Reverse, op: Op, stacks: Collection[Value]) -> list[Op]:
     """Return the loop without its last turn, each turn of which keeps what the next one begins
     with."""
-    context, what, body = at.context, op.what, op.regions[-1]
-    assert isinstance(what, Loop) and what.counter is not None and what.stop is not None
-    made = {v: o for o in body.ops for v in o.results}
+    context, kind, body = reverse.context, op.what, op.regions[-1]
+    assert isinstance(kind, Loop) and kind.counter is not None and kind.stop is not None
+    producers = {v: o for o in body.ops for v in o.results}
     begun: dict[int, tuple[int, Op]] = {}  # stacks: of which carried value
     most = None
     for k, v in enumerate(op.results):
         if v in stacks:
-            update = made[body.results[k]]
-            row = made[update.operands[1]]
+            update = producers[body.results[k]]
+            row = producers[update.operands[1]]
             most = v.type.shape[0]
             if row.operands[0] not in body.args or not most.is_const or most.value < 2:
                 return [op]
@@ -334,29 +339,29 @@ def _to_the_last(at: Reverse, op: Op, stacks: Collection[Value]) -> list[Op]:
     operands = list(op.operands)
     with context.block() as before:
         for k, (j, update) in begun.items():
-            operands[k] = _in_row(at, operands[k], op.operands[j], expr.const(0), update)
-    counter = Sym(context.unique(what.counter.name), "counter", expr.const(0),
+            operands[k] = _in_row(reverse, operands[k], op.operands[j], expr.const(0), update)
+    counter = Sym(context.unique(kind.counter.name), "counter", expr.const(0),
                   most - 2)
     with context.block([a.type for a in body.args], [a.name for a in body.args]) as block:
-        copies = copier(at, dict(zip(body.args, block.args)),
-                        {what.counter: expr.symbol(counter)}, every=True)
+        copies = copier(reverse, dict(zip(body.args, block.args)),
+                        {kind.counter: expr.symbol(counter)}, every=True)
         gone = {update for _, update in begun.values()}
         block.ops.extend(copies.ops([o for o in body.ops if o not in gone]))
         ends = list(map(copies.of, body.results))
         for k, (j, update) in begun.items():
             number = expr.symbol(counter) + 1
-            ends[k] = _in_row(at, block.args[k], ends[j], number, update)
-    loop = replace(op, what=replace(what, counter=counter, stop=what.stop - 1),
+            ends[k] = _in_row(reverse, block.args[k], ends[j], number, update)
+    loop = replace(op, what=replace(kind, counter=counter, stop=kind.stop - 1),
                    operands=tuple(operands), regions=(block.close(ends),))
     return [*before.ops, loop]
 
 
-def _in_row(at: Reverse, stack: Value, value: Value, number: Expr, like: Op) -> Value:
+def _in_row(reverse: Reverse, stack: Value, value: Value, number: Expr, like: Op) -> Value:
     """Return a stack with a value in the row of this number, as another update puts one there."""
-    row = at.emit(Reshape((expr.const(1), *value.type.shape)), value)
-    made = at.emit(Update((number, *(expr.const(0),) * value.type.ndim), (1,) * stack.type.ndim),
-                   stack, row)
-    return laid_as(at.context, made, like.result.type.layout)
+    row = reverse.emit(Reshape((expr.const(1), *value.type.shape)), value)
+    start = (number, *(expr.const(0),) * value.type.ndim)
+    updated = reverse.emit(Update(start, (1,) * stack.type.ndim), stack, row)
+    return laid_as(reverse.context, updated, like.result.type.layout)
 
 
 def _saved_in(body: Region, turns: _Turns) -> dict[Value, Value]:
@@ -377,18 +382,18 @@ def _turn_again(
     every, run = list[Op](), list[Op]()
     for op in ops:
         inner = op.regions[0].ops if saved_by(op) else (op,)
-        for made, some in zip((every, run), run_again(copies, inner, kept), strict=True):
-            made += some
+        for target, some in zip((every, run), run_again(copies, inner, kept), strict=True):
+            target += some
         if saved_by(op):
             copies.instead.update(zip(op.results, map(copies.of, op.regions[0].results)))
     return every, run
 
 
-def _begun(at: Reverse, op: Op, k: int, g: Value | None) -> Value:
+def _begun(reverse: Reverse, op: Op, k: int, g: Value | None) -> Value:
     """Return the cotangent of a carried value with which the way back through a loop begins."""
-    g, value, a = at.of_result(op.results[k], g), op.results[k], op.regions[-1].args[k]
-    have = at.shares.reach(value) - at.shares.varies(a)
-    return at.brought(g, have, at.shares.after(a))
+    g, value, a = reverse.of_result(op.results[k], g), op.results[k], op.regions[-1].args[k]
+    have = reverse.shares.reach(value) - reverse.shares.varies(a)
+    return reverse.brought(g, have, reverse.shares.after(a))
 
 
 def _both(args: Sequence[Value], moving: Sequence[int], around: Sequence[Value]) -> list[Value]:
@@ -401,36 +406,36 @@ def _stack_of(context: Context, a: Value, turns: Expr, name: str) -> Value:
     return Value(name + "_turns", ArrayType(a.type.dtype, (turns, *a.type.shape), layout))
 
 
-def _turn_of(at: Reverse, stack: Value, number: Expr, a: Value) -> Value:
+def _turn_of(reverse: Reverse, stack: Value, number: Expr, a: Value) -> Value:
     zeros, ones = (expr.const(0),) * a.type.ndim, (1,) * stack.type.ndim
-    row = at.emit(Slice((number, *zeros), ones, (expr.const(1), *a.type.shape)), stack)
-    return laid_as(at.context, at.emit(Reshape(a.type.shape), row), a.type.layout)
+    row = reverse.emit(Slice((number, *zeros), ones, (expr.const(1), *a.type.shape)), stack)
+    return laid_as(reverse.context, reverse.emit(Reshape(a.type.shape), row), a.type.layout)
 
 
-def _keep(at: Reverse, op: Op, turns: _Turns, kept: Mapping[Value, Value]) -> None:
+def _keep(reverse: Reverse, op: Op, turns: _Turns, kept: Mapping[Value, Value]) -> None:
     """Let the loop, as it was recorded, also keep, turn by turn, some values that its body is given
     or makes."""
-    kept = {v: s for v, s in kept.items() if v not in at.kept}
+    kept = {v: s for v, s in kept.items() if v not in reverse.kept}
     if not kept:
         return
-    op = at.standing(op)
-    context, body, stacks = at.context, op.regions[-1], list(kept.values())
+    op = reverse.standing(op)
+    context, body, stacks = reverse.context, op.regions[-1], list(kept.values())
     with context.block() as before:
-        blank = [at.emit(Full(0, s.type.dtype, s.type.shape, blank=True)) for s in stacks]
+        blank = [reverse.emit(Full(0, s.type.dtype, s.type.shape, blank=True)) for s in stacks]
         begin = [laid_as(context, v, s.type.layout) for v, s in zip(blank, stacks)]
     with context.block([s.type for s in stacks], [s.name for s in stacks]) as block:
         block.ops.extend(body.ops)
         ends = []
         for v, stack in zip(kept, block.args):
-            row = at.emit(Reshape((expr.const(1), *v.type.shape)), v)
+            row = reverse.emit(Reshape((expr.const(1), *v.type.shape)), v)
             start = (turns.number, *(expr.const(0),) * v.type.ndim)
-            ends.append(at.emit(Update(start, (1,) * stack.type.ndim), stack, row))
+            ends.append(reverse.emit(Update(start, (1,) * stack.type.ndim), stack, row))
         region = Region((*body.args, *block.args), tuple(block.ops), (*body.results, *ends))
     tests = [replace(r, args=(*r.args, *(Value(s.name, s.type) for s in stacks)))
              for r in op.regions[:-1]]
-    at.replace(op, replace(op, operands=(*op.operands, *begin), regions=(*tests, region),
+    reverse.replace(op, replace(op, operands=(*op.operands, *begin), regions=(*tests, region),
                            results=(*op.results, *stacks)), before.ops)
-    at.kept.update(kept)
+    reverse.kept.update(kept)
     context.keeps.append(Keeps(tuple(stacks), turns.most, op.place))
 
 

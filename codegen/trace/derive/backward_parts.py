@@ -51,8 +51,8 @@ class BackwardParts:
             wanted + self.crossing)
         arrays = [wrap(halves.context, v) for v in values]
         rest = iter(arrays)
-        found = tuple(n if n is None else [*islice(rest, n)] for n in halves.wanted)
-        return found, arrays[len(wanted):]
+        gradients = tuple(n if n is None else [*islice(rest, n)] for n in halves.wanted)
+        return gradients, arrays[len(wanted):]
 
     def of_weights(self, weights: Any, kept: Sequence[Array], crossing: Sequence[Array]) -> Any:
         """Return the gradients of the weights."""
@@ -75,10 +75,10 @@ def backward_parts(halves: Halves) -> BackwardParts:
     of_arguments = halves.gradients[len(halves.weights):]
     every = {v: op for op in halves.later for v in op.results}
     shared = [v for op in _shared(halves.later, of_weights) for v in op.results]
-    made = _behind(every, of_arguments or shared)
+    first_values = _behind(every, of_arguments or shared)
     of_microbatch = following(halves.later, [*halves.kept, *halves.cotangents])
     again, crossing = computed_again(halves.later, of_weights, lambda v: v in halves.cotangents or (
-        v in made and v in of_microbatch and not isinstance(every[v].what, VIEWS)))
+        v in first_values and v in of_microbatch and not isinstance(every[v].what, VIEWS)))
     sooner = needed(halves.later, [*of_arguments, *crossing])
     later = needed([op for op in halves.later if op in again], of_weights)
     return BackwardParts(halves, tuple(sooner), tuple(later), tuple(crossing))
@@ -86,26 +86,26 @@ def backward_parts(halves: Halves) -> BackwardParts:
 
 def _behind(every: Mapping[Value, Op], results: Sequence[Value]) -> set[Value]:
     """Return all results of the ops that these need: also what a loop finds on the way."""
-    found: set[Value] = set()
+    values: set[Value] = set()
     stack = list(results)
     while stack:
         v = stack.pop()
-        if v in every and v not in found:
-            found.update(every[v].results)
+        if v in every and v not in values:
+            values.update(every[v].results)
             stack += reads_of(every[v])
-    return found
+    return values
 
 
 def _shared(ops: Sequence[Op], results: Sequence[Value]) -> list[Op]:
     """Return the ops that more than one of the results need."""
-    whose: dict[Value, set[int]] = {}
+    users: dict[Value, set[int]] = {}
     for k, v in enumerate(results):
-        whose.setdefault(v, set()).add(k)
-    found = []
+        users.setdefault(v, set()).add(k)
+    shared = []
     for op in reversed(ops):
-        those = {k for v in op.results for k in whose.get(v, ())}
+        those = {k for v in op.results for k in users.get(v, ())}
         for v in reads_of(op):
-            whose.setdefault(v, set()).update(those)
+            users.setdefault(v, set()).update(those)
         if len(those) > 1:
-            found.append(op)
-    return found[::-1]
+            shared.append(op)
+    return shared[::-1]

@@ -68,23 +68,23 @@ class Held:
             parts = copies.of(self.parts)
             shared = [copies.of(x).storage for x in self.shared]
             before = [(storage, *_version(storage)) for storage in shared]
-            made = derivative(*parts)
+            derivatives = derivative(*parts)
             for storage, content, version in before:
                 if storage.content is not content or _version(storage)[1] != version:
                     raise _writes_shared()
-            return made
+            return derivatives
 
-        made = eagerly(runtime, captured, (), item)
-        return without(made, self.needs)
+        result = eagerly(runtime, captured, (), item)
+        return without(result, self.needs)
 
 
-def without(made: Any, needs: Sequence[str]) -> Any:
+def without(result: Any, needs: Sequence[str]) -> Any:
     """Return a tree of arrays that follow from these inputs, which are not given."""
     if not needs:
-        return made
-    tree, leaves = flatten(made)
-    found = [x if x is None else absent(x, tuple(needs)) for x in leaves]
-    return fill(tree, iter(found), fresh=True)
+        return result
+    tree, leaves = flatten(result)
+    absent_leaves = [x if x is None else absent(x, tuple(needs)) for x in leaves]
+    return fill(tree, iter(absent_leaves), fresh=True)
 
 
 def own_args(args: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
@@ -112,15 +112,15 @@ def eagerly(
 
     def captured() -> Any:
         with meeting() as met:
-            made = derivative(*Copies(_in_program).of(tuple(args)))
+            result = derivative(*Copies(_in_program).of(tuple(args)))
         needs.update(met)
-        tree, leaves = flatten(made if item is None else made[item])
+        tree, leaves = flatten(result if item is None else result[item])
         kept.tree, kept.holds = tree, [leaf is not None for leaf in leaves]
         return {f"part{k}": asarray(leaf) for k, leaf in enumerate(leaves) if leaf is not None}
 
     arrays = iter(runtime.captured(captured))
-    found = [next(arrays) if holds else None for holds in kept.holds]
-    return without(fill(kept.tree, iter(found), fresh=True), sorted(needs))
+    parts = [next(arrays) if holds else None for holds in kept.holds]
+    return without(fill(kept.tree, iter(parts), fresh=True), sorted(needs))
 
 
 def _version(storage: Storage) -> tuple[Any, int]:

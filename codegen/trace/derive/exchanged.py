@@ -38,20 +38,20 @@ class _Back:
     along which what is given is the same; inside: those of the members along which the cotangent is
     to be summed."""
 
-    def __init__(self, at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
-        (self.x,), (self.y,), (g,) = op.operands, op.results, given
+    def __init__(self, reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
+        (self.x,), (self.y,), (g,) = op.operands, op.results, cotangents
         assert g is not None and isinstance(op.what, Exchange)
-        self.at, self.op, self.axes = at, op, op.what.axes
-        self.mesh = at.context.mesh
-        self.members: Axes = frozenset(self.axes) - at.shares.families.alone
-        self.alike = self.members - at.shares.varies(self.x)
-        self.inside = at.shares.sums(self.y) & self.members
-        self.g = at.summed(g, at.shares.sums(self.y) - self.members)
+        self.reverse, self.op, self.axes = reverse, op, op.what.axes
+        self.mesh = reverse.context.mesh
+        self.members: Axes = frozenset(self.axes) - reverse.shares.families.alone
+        self.alike = self.members - reverse.shares.varies(self.x)
+        self.inside = reverse.shares.sums(self.y) & self.members
+        self.g = reverse.summed(g, reverse.shares.sums(self.y) - self.members)
 
     @property
     def beside(self) -> Axes:
         """The axes along which it is in shares whatever the exchange does."""
-        shares = self.at.shares
+        shares = self.reverse.shares
         return shares.after(self.y) | shares.varies(self.y) - shares.varies(self.x) - self.members
 
     @property
@@ -60,29 +60,29 @@ class _Back:
 
     def whole(self) -> Value:
         """Return the cotangent, summed among the members where that is planned."""
-        return self.at.summed(self.g, self.inside)
+        return self.reverse.summed(self.g, self.inside)
 
     def type(self) -> ArrayType:
         """Return the type of the operand's cotangent."""
         return ArrayType(self.g.type.dtype, self.x.type.shape)
 
-    def folded(self, what: Kind, x: Value) -> Value:
-        wide = self.at.emit(what, self.at.cast(x, dtypes.folded_in(x.type.dtype)))
-        return self.at.cast(wide, x.type.dtype)
+    def folded(self, kind: Kind, x: Value) -> Value:
+        wide = self.reverse.emit(kind, self.reverse.cast(x, dtypes.folded_in(x.type.dtype)))
+        return self.reverse.cast(wide, x.type.dtype)
 
-    def add(self, found: Value) -> None:
+    def add(self, part: Value) -> None:
         """Add to the operand's cotangent, of which each member has its share."""
-        self.at.add(self.x, found, (self.beside - self.members) | self.alike)
+        self.reverse.add(self.x, part, (self.beside - self.members) | self.alike)
 
-    def add_all(self, found: Value) -> None:
+    def add_all(self, part: Value) -> None:
         """Add to the operand's cotangent, where all members' uses count: those that have the same
         are as many as they are."""
-        at = self.at
+        reverse = self.reverse
         names = tuple(a for a in self.mesh.names if a in self.alike)
         if names:
-            size = at.cast(at.integer(self.mesh.size(names)), found.type.dtype)
-            found = at.map("mul", found, at.spread(size, (), found.type.shape))
-        at.add(self.x, found, self.beside)
+            size = reverse.cast(reverse.integer(self.mesh.size(names)), part.type.dtype)
+            part = reverse.map("mul", part, reverse.spread(size, (), part.type.shape))
+        reverse.add(self.x, part, self.beside)
 
     def none(self, expected: str, remedy: str) -> UnsupportedError:
         return UnsupportedError(f"{self.op.what.called} has no derivative here",
@@ -93,142 +93,144 @@ class _Back:
 # ---- what members combine -----------------------------------------------------------------------
 
 
-def _fold(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
-    back, what = _Back(at, op, given), op.what
-    assert isinstance(what, Fold)
-    if what.fn == "add" and what.flow == "all":
-        if what.differs():
-            gather = Move(what.axes, what.want, types=(back.type(),))
-            back.add_all(at.emit(gather, back.g))
+def _fold(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
+    back, fold = _Back(reverse, op, cotangents), op.what
+    assert isinstance(fold, Fold)
+    if fold.fn == "add" and fold.flow == "all":
+        if fold.differs():
+            gather = Move(fold.axes, fold.want, types=(back.type(),))
+            back.add_all(reverse.emit(gather, back.g))
         else:
             back.add_all(back.whole())
-    elif what.fn == "add" and what.flow == "to_root":
-        spread = Move(what.axes, types=(back.type(),), flow="from_root", root=what.root)
-        back.add_all(at.emit(spread, back.g))
-    elif what.fn == "add":
-        back.add(_from_last(back, Fold(what.axes, "add", what.flow), back.g))
-    elif what.flow in ("up_to", "before"):
-        back.add(_in_blocks(back, what))
-    elif what.differs() or what.fn not in ("min", "max", "mul"):
-        raise at.none(op)
+    elif fold.fn == "add" and fold.flow == "to_root":
+        spread = Move(fold.axes, types=(back.type(),), flow="from_root", root=fold.root)
+        back.add_all(reverse.emit(spread, back.g))
+    elif fold.fn == "add":
+        back.add(_from_last(back, Fold(fold.axes, "add", fold.flow), back.g))
+    elif fold.flow in ("up_to", "before"):
+        back.add(_in_blocks(back, fold))
+    elif fold.differs() or fold.fn not in ("min", "max", "mul"):
+        raise reverse.none(op)
     else:
-        g, every = back.whole(), what.but(flow="all", root=None)
-        if what.flow == "to_root":
-            g = at.emit(Move(what.axes, types=(back.type(),), flow="from_root", root=what.root), g)
-        back.add((_of_product if what.fn == "mul" else _of_extreme)(back, every, g))
+        g, every = back.whole(), fold.but(flow="all", root=None)
+        if fold.flow == "to_root":
+            spread = Move(fold.axes, types=(back.type(),), flow="from_root", root=fold.root)
+            g = reverse.emit(spread, g)
+        back.add((_of_product if fold.fn == "mul" else _of_extreme)(back, every, g))
 
 
-def _of_extreme(back: _Back, what: Fold, g: Value) -> Value:
+def _of_extreme(back: _Back, fold: Fold, g: Value) -> Value:
     """Return the cotangent of a maximum or minimum among members; equal ones share it."""
-    at, every = back.at, back.y if back.op.what == what else back.folded(what, back.x)
-    same = at.cast(at.map("eq", back.x, every), g.type.dtype)
-    count = back.folded(Fold(what.axes, "add"), same)
-    return at.map("div", at.map("mul", g, same), count)
+    reverse, every = back.reverse, back.y if back.op.what == fold else back.folded(fold, back.x)
+    same = reverse.cast(reverse.map("eq", back.x, every), g.type.dtype)
+    count = back.folded(Fold(fold.axes, "add"), same)
+    return reverse.map("div", reverse.map("mul", g, same), count)
 
 
-def _of_product(back: _Back, what: Fold, g: Value) -> Value:
-    at, before = back.at, Fold(what.axes, "mul", "before")
-    others = at.map("mul", back.folded(before, back.x), _from_last(back, before, back.x))
-    return at.map("mul", g, others)
+def _of_product(back: _Back, fold: Fold, g: Value) -> Value:
+    reverse, before = back.reverse, Fold(fold.axes, "mul", "before")
+    others = reverse.map("mul", back.folded(before, back.x), _from_last(back, before, back.x))
+    return reverse.map("mul", g, others)
 
 
-def _in_blocks(back: _Back, what: Fold) -> Value:
+def _in_blocks(back: _Back, fold: Fold) -> Value:
     """Go back through a scan: each member gets a block of all members' operands and cotangents, and
     goes back through the scan of its block as along a dim."""
-    at, x = back.at, back.x
+    reverse, x = back.reverse, back.x
     rows, g = _turned(back, x), _turned(back, back.g)
-    if what.flow == "before":  # as what the one before got
-        zero, one, (n, columns) = expr.const(0), expr.const(1), g.type.shape
-        later = at.emit(Slice((one, zero), (1, 1), (n - 1, columns)), g)
-        g = at.emit(Update((zero, zero), (1, 1)), at.zeros(g.type), later)
-    run = Cumulative(what.fn, 0)
-    again = Op(run, (rows,), (at.emit(run, rows),), (), back.op.place)
-    found = wrap(at.context, running_back.back(again, g, at))
-    mine = all_to_all(found, what.axes, 0, 1, tiled=True).read()
-    return at.reshaped(mine, x.type.shape)
+    if fold.flow == "before":  # as what the one before got
+        zero, unit, (n, columns) = expr.const(0), expr.const(1), g.type.shape
+        later = reverse.emit(Slice((unit, zero), (1, 1), (n - 1, columns)), g)
+        g = reverse.emit(Update((zero, zero), (1, 1)), reverse.zeros(g.type), later)
+    run = Cumulative(fold.fn, 0)
+    again = Op(run, (rows,), (reverse.emit(run, rows),), (), back.op.place)
+    gradient = wrap(reverse.context, running_back.back(again, g, reverse))
+    mine = all_to_all(gradient, fold.axes, 0, 1, tiled=True).read()
+    return reverse.reshaped(mine, x.type.shape)
 
 
 def _turned(back: _Back, x: Value) -> Value:
     """Return a block of columns of the matrix whose rows are the members' x."""
-    row = wrap(back.at.context, back.at.reshaped(x, (expr.const(1), expr.product(x.type.shape))))
+    shape = (expr.const(1), expr.product(x.type.shape))
+    row = wrap(back.reverse.context, back.reverse.reshaped(x, shape))
     rows: Value = all_to_all(row, back.axes, 1, 0, tiled=True).read()
     return rows
 
 
-def _from_last(back: _Back, what: Fold, x: Value) -> Value:
+def _from_last(back: _Back, fold: Fold, x: Value) -> Value:
     """Return a scan from the last member to the first."""
     p = expr.Sym("p", "var", expr.const(0), (n := back.mesh.size(back.axes)) - 1)
-    turned, one = n - 1 - expr.symbol(p), expr.const(1)
-    turn = Permute(back.axes, p, turned, one, turned, one, (x.type,))
-    return back.at.emit(turn, back.folded(what, back.at.emit(turn, x)))
+    mirrored, unit = n - 1 - expr.symbol(p), expr.const(1)
+    flip = Permute(back.axes, p, mirrored, unit, mirrored, unit, (x.type,))
+    return back.reverse.emit(flip, back.folded(fold, back.reverse.emit(flip, x)))
 
 
 # ---- what members move --------------------------------------------------------------------------
 
 
-def _move(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
-    back, what = _Back(at, op, given), op.what
-    assert isinstance(what, Move)
-    if what.flow == "to_root":
-        scatter = Move(what.axes, want=what.have, types=(back.type(),), flow="from_root",
-                       root=what.root)
-        back.add(at.emit(scatter, back.g))
-    elif what.flow == "from_root":
-        back.add(_to_root(back, what))
-    elif what.differs():
-        inverse = Move(what.axes, what.want, what.have, (back.type(),))
-        back.add(at.emit(inverse, back.g))
+def _move(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
+    back, move = _Back(reverse, op, cotangents), op.what
+    assert isinstance(move, Move)
+    if move.flow == "to_root":
+        scatter = Move(move.axes, want=move.have, types=(back.type(),), flow="from_root",
+                       root=move.root)
+        back.add(reverse.emit(scatter, back.g))
+    elif move.flow == "from_root":
+        back.add(_to_root(back, move))
+    elif move.differs():
+        inverse = Move(move.axes, move.want, move.have, (back.type(),))
+        back.add(reverse.emit(inverse, back.g))
     elif back.inside and back.inside == back.members:
-        back.add(back.folded(Fold(what.axes, "add", want=what.have), back.g))
+        back.add(back.folded(Fold(move.axes, "add", want=move.have), back.g))
     else:
-        ends = each(what.have, back.x.type.ndim)
+        ends = each(move.have, back.x.type.ndim)
         start = tuple(expr.const(0) if part is None else part[0] for part in ends)
         mine = Slice(start, (1,) * len(start), back.x.type.shape)
-        back.add(at.emit(mine, back.whole()))
+        back.add(reverse.emit(mine, back.whole()))
 
 
-def _to_root(back: _Back, what: Move) -> Value:
+def _to_root(back: _Back, move: Move) -> Value:
     """Return, at the root, the cotangent of what the members got from it; zeros at the other
     members."""
-    at, root, shape = back.at, what.root, back.x.type.shape
+    reverse, root, shape = back.reverse, move.root, back.x.type.shape
     assert root is not None
     here = expr.eq(back.me, root)
-    if not what.differs():
+    if not move.differs():
         if back.y.type.shape != shape:
             raise back.none("one shape on all ranks", "pad to one shape")
         if back.inside and back.inside == back.members:
-            return back.folded(Fold(what.axes, "add", "to_root", root), back.g)
-        return at.where(here, back.whole())
+            return back.folded(Fold(move.axes, "add", "to_root", root), back.g)
+        return reverse.where(here, back.whole())
     sent = tuple(e.subst(back.mesh.at(back.axes, root)) for e in shape)
-    cut = each(what.want, len(shape))
-    made = tuple(e * here if part is not None else e for e, part in zip(sent, cut))
-    gather = Move(what.axes, what.want, types=(ArrayType(back.g.type.dtype, made),),
+    cut = each(move.want, len(shape))
+    gathered_shape = tuple(e * here if part is not None else e for e, part in zip(sent, cut))
+    gather = Move(move.axes, move.want, types=(ArrayType(back.g.type.dtype, gathered_shape),),
                   flow="to_root", root=root)
-    found = at.emit(gather, back.g)
-    if shape == made:
-        return found
+    gathered = reverse.emit(gather, back.g)
+    if shape == gathered_shape:
+        return gathered
     if shape != sent:
         raise back.none("the root's shape on all ranks, or what pgather gives them",
                         "zeros of that shape where there is nothing")
-    zeros = at.emit(Full(0, found.type.dtype, shape))
-    return at.emit(Update((expr.const(0),) * len(shape), (1,) * len(shape)), zeros, found)
+    zeros = reverse.emit(Full(0, gathered.type.dtype, shape))
+    return reverse.emit(Update((expr.const(0),) * len(shape), (1,) * len(shape)), zeros, gathered)
 
 
-def _permute(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
-    back, what = _Back(at, op, given), op.what
-    assert isinstance(what, Permute)
-    if what.source is None or what.receives is None:
+def _permute(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
+    back, permute = _Back(reverse, op, cotangents), op.what
+    assert isinstance(permute, Permute)
+    if permute.source is None or permute.receives is None:
         raise back.none("a ppermute of which it is known who sends to whom",
                         "shift=k, or to= as a formula of i and n that has an inverse")
     if back.alike == back.members and back.x.type.shape == back.y.type.shape:
-        got = what.receives.subst({what.var: back.me})
-        back.add(at.where(got, back.g))
+        got = permute.receives.subst({permute.var: back.me})
+        back.add(reverse.where(got, back.g))
         return
     last = back.mesh.size(back.axes) - 1
-    receiver = expr.maximum(0, expr.minimum(what.to, last))  # a source is some member, always
-    turned = what.but(to=what.source, sends=what.receives, source=receiver, receives=what.sends,
-                      types=(back.type(),))
-    back.add(at.emit(turned, back.g))
+    receiver = expr.maximum(0, expr.minimum(permute.to, last))  # a source is some member, always
+    transpose = permute.but(to=permute.source, sends=permute.receives, source=receiver,
+                            receives=permute.sends, types=(back.type(),))
+    back.add(reverse.emit(transpose, back.g))
 
 
 WAYS_BACK = {Fold: _fold, Move: _move, Permute: _permute}

@@ -186,11 +186,11 @@ def named_in(op: Op, lets: Mapping[Sym, Op]) -> list[Op]:
 
 def following(ops: Sequence[Op], values: Iterable[Value]) -> set[Value]:
     """Return the values, and all results of these ops that follow from them."""
-    found = set(values)
+    followers = set(values)
     for op in ops:
-        if found.intersection(reads_of(op)):
-            found.update(op.results)
-    return found
+        if followers.intersection(reads_of(op)):
+            followers.update(op.results)
+    return followers
 
 
 def computed_again(
@@ -198,7 +198,7 @@ def computed_again(
 ) -> tuple[set[Op], list[Value]]:
     """Return which of these ops compute the wanted values from kept ones, with what gives symbols
     to integers in their formulas; and the kept values that they read."""
-    made = {v: op for op in ops for v in op.results}
+    producers = {v: op for op in ops for v in op.results}
     lets = lets_of(ops)
     again: set[Op] = set()
     kept: dict[Value, None] = {}
@@ -211,8 +211,8 @@ def computed_again(
         visited.add(v)
         if is_kept(v):
             kept[v] = None
-        elif v in made:
-            op = made[v]
+        elif v in producers:
+            op = producers[v]
             again.add(op)
             stack += reversed(reads_of(op))
             for let in named_in(op, lets):
@@ -231,13 +231,13 @@ def _cut(
     first: ops of the function itself; others are of its way back, even where they follow from its
     results only. moved: values of which a view is kept in their place.
     """
-    made = {v: op for op in every for v in op.results}
+    producers = {v: op for op in every for v in op.results}
     behind, of_arguments = following(every, cotangents), following(every, names[1])
 
     def is_kept(v: Value) -> bool:
-        if v not in made:
+        if v not in producers:
             return v in of_arguments
-        op = made[v]
+        op = producers[v]
         is_view = isinstance(op.what, VIEWS) and (v in moved or op.operands[0] not in moved)
         return not (v in behind or op not in first or is_view
                     or (v not in of_arguments and not _is_seen(op)))
@@ -255,12 +255,12 @@ def _moved(context: Context, ops: Sequence[Op]) -> set[Value]:
     rules = Localizer(context.mesh, lambda v, dim: layout_of(v)[dim])
     for op in global_ops(Region((), tuple(ops), ())):
         rules.define(op)
-    found = {v for v, dims in rules.lies.items()
+    unbalanced = {v for v, dims in rules.lies.items()
              if any(cut != home(v)[dim] for dim, cut in dims.items())}
     for op in ops:
-        if not isinstance(op.what, Reshape) and found.intersection(op.operands):
-            found.update(v for v in op.results if any(layout_of(v)))
-    return found
+        if not isinstance(op.what, Reshape) and unbalanced.intersection(op.operands):
+            unbalanced.update(v for v in op.results if any(layout_of(v)))
+    return unbalanced
 
 
 def _is_seen(op: Op) -> bool:

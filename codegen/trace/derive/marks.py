@@ -55,12 +55,12 @@ class Policy:
         return [v for v, op in defs.items() if self.keeps(op, named.get(v))]
 
     def keeps(self, op: Op, name: str | None) -> bool:
-        what = op.what
+        kind = op.what
         if name is not None and name in self.names:
             return True
         if self.but is not None:
             return _takes_time(op) and name not in self.but
-        if self.products and isinstance(what, _PRODUCTS):
+        if self.products and isinstance(kind, _PRODUCTS):
             return True
         return self.every and _takes_time(op)
 
@@ -153,8 +153,8 @@ def remat(f: Callable[..., Any], *, policy: Policy | None = None) -> Callable[..
         tree, leaves = flatten(args)
         leaves = [marked(context, x, ops.Reshape) if isinstance(x, Number) else x for x in leaves]
 
-        def run(*given: Any) -> Any:
-            return as_called(f)(*fill(tree, iter(given), fresh=True), **kwargs)
+        def run(*arrays: Any) -> Any:
+            return as_called(f)(*fill(tree, iter(arrays), fresh=True), **kwargs)
 
         return defined(context, run, None, leaves, {}, kept.saved)
 

@@ -51,8 +51,8 @@ def _branch(op: Op, wanted: set[Value]) -> Op:
     arms = tuple(
         pruned(replace(arm, results=tuple(arm.results[k] for k in kept))) for arm in op.regions
     )
-    what = op.what.but(types=tuple(op.what.types[k] for k in kept))  # type: ignore[attr-defined]
-    return replace(op, what=what, results=tuple(op.results[k] for k in kept), regions=arms)
+    kind = op.what.but(types=tuple(op.what.types[k] for k in kept))  # type: ignore[attr-defined]
+    return replace(op, what=kind, results=tuple(op.results[k] for k in kept), regions=arms)
 
 
 def _loop(op: Op, wanted: set[Value]) -> Op:
@@ -86,15 +86,15 @@ def _read(region: Region) -> set[Value]:
 def kept_by(region: Region, keeps: Iterable[Keeps]) -> tuple[Keeps, ...]:
     """Return the values of this region that ways back keep. Ops that run again read other values,
     and these are kept."""
-    made = {v: op for op in walk(region) for v in op.results}
-    found = []
+    producers = {v: op for op in walk(region) for v in op.results}
+    kept = []
     for some in keeps:
-        values = [v for v in some.values if v in made]
+        values = [v for v in some.values if v in producers]
         if some.turns is None:
-            values = [made[v].operands[0] for v in values]
+            values = [producers[v].operands[0] for v in values]
         if values:
-            found.append(replace(some, values=tuple(dict.fromkeys(values))))
-    return tuple(found)
+            kept.append(replace(some, values=tuple(dict.fromkeys(values))))
+    return tuple(kept)
 
 
 def opened(region: Region) -> Region:

@@ -20,12 +20,12 @@ from codegen.trace.derive.reverse import Reverse, moving
 
 
 def copier(
-    at: Reverse, instead: Mapping[Value, Value], symbols: Mapping[Sym, Expr] | None = None,
+    reverse: Reverse, instead: Mapping[Value, Value], symbols: Mapping[Sym, Expr] | None = None,
     every: bool = False,
 ) -> Copier:
     """Return a Copier that copies ops without what a user would see twice (prints, checks); `every`
     copies that too."""
-    return Copier(at.context.unique, instead, symbols or {}, () if every else (Print, Expect))
+    return Copier(reverse.context.unique, instead, symbols or {}, () if every else (Print, Expect))
 
 
 def run_again(
@@ -35,21 +35,21 @@ def run_again(
     already."""
     every, run = list[Op](), list[Op]()
     for op in copies.chosen(ops):
-        made = copies.op(op)
+        copied = copies.op(op)
         if op.results and op.results[0] in kept:  # it has no others
             (there,) = (kept[v] for v in op.results)
-            made = replace(made, results=(there,))
+            copied = replace(copied, results=(there,))
             copies.instead[op.result] = there
         else:
-            run.append(made)
-        every.append(made)
+            run.append(copied)
+        every.append(copied)
     return every, run
 
 
-def closure(at: Reverse, op: Op) -> list[Value]:
+def closure(reverse: Reverse, op: Op) -> list[Value]:
     """Return the active values that an op's regions read from around it."""
-    found = (v for region in op.regions for v in free_values(region))
-    return [v for v in dict.fromkeys(found) if v in at.active]
+    read = (v for region in op.regions for v in free_values(region))
+    return [v for v in dict.fromkeys(read) if v in reverse.active]
 
 
 def saved_by(op: Op) -> int:
@@ -57,49 +57,50 @@ def saved_by(op: Op) -> int:
     return op.what.kept if isinstance(op.what, Defined) and op.what.back is None else 0
 
 
-def _defined(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
-    context, what = at.context, op.what
-    assert isinstance(what, Defined)
-    if what.back is None:
-        _once_more(at, op, given)
+def _defined(reverse: Reverse, op: Op, result_cotangents: Sequence[Value | None]) -> None:
+    context, kind = reverse.context, op.what
+    assert isinstance(kind, Defined)
+    if kind.back is None:
+        _once_more(reverse, op, result_cotangents)
         return
-    if around := [v for v in closure(at, op) if v not in op.operands]:
+    if around := [v for v in closure(reverse, op) if v not in op.operands]:
         raise UsageError(
             "a function with its own derivative reads what is differentiated by from around it",
             place=op.place, expected="all of that as arguments",
             found=", ".join(v.name for v in around))
-    own = len(given) - what.kept
-    if any(given[own:]):  # of what the way back reads, where that is differentiated
-        _once_more(at, op, [*[None] * own, *given[own:]])
-        given = [*given[:own], *[None] * what.kept]
-    if not any(given):
+    own = len(result_cotangents) - kind.kept
+    if any(result_cotangents[own:]):  # of what the way back reads, where that is differentiated
+        _once_more(reverse, op, [*[None] * own, *result_cotangents[own:]])
+        result_cotangents = [*result_cotangents[:own], *[None] * kind.kept]
+    if not any(result_cotangents):
         return
     operands, results = ([wrap(context, v) for v in values] for values in (op.operands, op.results))
-    cotangents = [None if g is None else wrap(context, g) for g in given]
-    families, before = at.shares.families, len(context.blocks[-1].ops)
-    families.of.update((g, at.shares.reach(v)) for v, g in zip(op.results, given) if g)
-    values = [_cotangent(at, op, v, g) for v, g in
-              zip(op.operands, what.back(operands, results, cotangents), strict=True)]
-    for made in context.blocks[-1].ops[before:] if context.rank_view else ():
-        families.op(made)
+    cotangents = [None if g is None else wrap(context, g) for g in result_cotangents]
+    families, before = reverse.shares.families, len(context.blocks[-1].ops)
+    families.of.update((g, reverse.shares.reach(v))
+                       for v, g in zip(op.results, result_cotangents) if g)
+    values = [_cotangent(reverse, op, v, g) for v, g in
+              zip(op.operands, kind.back(operands, results, cotangents), strict=True)]
+    for emitted in context.blocks[-1].ops[before:] if context.rank_view else ():
+        families.op(emitted)
     for v, value in zip(op.operands, values):
         if value is None:
             continue
         have = families.varies(value) - families.varies(v)
-        if more := have - at.shares.of(v):
+        if more := have - reverse.shares.of(v):
             raise UsageError(
                 f"a cotangent varies over {', '.join(sorted(more))}, and nothing that its function "
                 "is given or gives does", place=op.place, found=f"the cotangent of {v.name}",
                 expected="a way back that reads its function's arguments and results only")
-        at.add(v, value, have)
+        reverse.add(v, value, have)
 
 
-def _cotangent(at: Reverse, op: Op, v: Value, g: Array | None) -> Value | None:
+def _cotangent(reverse: Reverse, op: Op, v: Value, g: Array | None) -> Value | None:
     """Return the cotangent of an operand that a user's way back gives; None if it is not needed,
     UsageError if its shape is another."""
-    if g is None or v not in at.active:
+    if g is None or v not in reverse.active:
         return None
-    value = as_value(at.context, g, v.type.dtype)
+    value = as_value(reverse.context, g, v.type.dtype)
     if value.type.shape != v.type.shape:
         raise UsageError("a cotangent has another shape than what it is one of",
                          place=op.place, expected=str(v.type), found=str(value.type))
@@ -109,36 +110,37 @@ def _cotangent(at: Reverse, op: Op, v: Value, g: Array | None) -> Value | None:
 _numbers = itertools.count()
 
 
-def _once_more(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
+def _once_more(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
     """Go back through an op that keeps nothing but its operands: compute its region again first."""
-    (region,), context = op.regions, at.context
+    (region,), context = op.regions, reverse.context
     own = len(op.results) - saved_by(op)
-    there = {v: at.emit(Again(v.type.shape, next(_numbers)), v)
+    there = {v: reverse.emit(Again(v.type.shape, next(_numbers)), v)
              for v in (*op.operands, *op.results[own:])}
     fresh = {v: there[v] for v in op.operands}
     kept = {v: there[r] for v, r in zip(region.results[own:], op.results[own:], strict=True)}
-    copies = copier(at, fresh)
+    copies = copier(reverse, fresh)
     ops, run = run_again(copies, region.ops, kept)
-    at.shares.same(copies.instead)
+    reverse.shares.same(copies.instead)
     for v, x in fresh.items():
-        at.shares.passing(x, v, at.shares.of(v))
+        reverse.shares.passing(x, v, reverse.shares.of(v))
     context.blocks[-1].ops.extend(run)
-    if not at.in_turn:
+    if not reverse.in_turn:
         context.keeps.append(Keeps(tuple(there.values()), None, op.place))
-    read = {v: v for v in closure(at, op)} | {v: x for v, x in fresh.items() if v in at.active}
-    inner = Reverse(context, read.values(), at.shares, at.in_turn)
+    read = {v: v for v in closure(reverse, op)}
+    read |= {v: x for v, x in fresh.items() if v in reverse.active}
+    inner = Reverse(context, read.values(), reverse.shares, reverse.in_turn)
     inner.mark(ops)
-    for v, r, g in zip(region.results, op.results, given):
+    for v, r, g in zip(region.results, op.results, cotangents):
         if g is not None and (again := copies.of(v)) in inner.active:
-            inner.add(again, g, at.shares.reach(r) - at.shares.varies(again))
+            inner.add(again, g, reverse.shares.reach(r) - reverse.shares.varies(again))
     inner.pull(ops)
     for v, x in read.items():
-        if (found := inner.taken(x)) is not None:
-            at.add(v, found, at.shares.of(v))
+        if (cotangent := inner.taken(x)) is not None:
+            reverse.add(v, cotangent, reverse.shares.of(v))
 
 
-def _defined_active(at: Reverse, op: Op) -> Iterable[Value]:
-    at.mark(op.regions[0].ops)
+def _defined_active(reverse: Reverse, op: Op) -> Iterable[Value]:
+    reverse.mark(op.regions[0].ops)
     return moving(op)
 
 

@@ -27,8 +27,9 @@ from codegen.trace.view import index_value
 
 
 class Reverse:
-    """The way back through some ops. found: cotangents so far. reach: over which axes those vary
-    that the op at hand is given, or their shares. in_turn: it is that of a turn of a loop."""
+    """The reverse-mode derivative of some ops. cotangents: those added up so far. reach: the axes
+    over which the cotangents of the current op's results, or their shares, vary. in_turn: whether
+    the ops are those of one iteration of a loop."""
 
     def __init__(
         self, context: Context, active: Iterable[Value], shares: Shares | None = None,
@@ -39,7 +40,7 @@ class Reverse:
         self.shares = shares or Shares.none(context.mesh)
         self.reach: Axes = NONE
         self.active: set[Value] = set(active)
-        self.found: dict[Value, Value] = {}
+        self.cotangents: dict[Value, Value] = {}
         # those that are an array but for a box of zeros: the box, and the array
         self.emptied: dict[Value, tuple[ops.Slice, Value]] = {}
         self.numbers = context.numbers
@@ -59,8 +60,8 @@ class Reverse:
                 self.numbers[op.result] = op.what.value
             if op.what.flat or not any(v in self.active for v in read_by(op)):
                 continue
-            found = ACTIVE.get(type(op.what))
-            self.active.update(moving(op) if found is None else found(self, op))
+            rule = ACTIVE.get(type(op.what))
+            self.active.update(moving(op) if rule is None else rule(self, op))
         if self.shares.reached is not None:
             self.active &= self.shares.reached
 
@@ -85,8 +86,8 @@ class Reverse:
     def pull(self, recorded: Sequence[Op]) -> None:
         """Go from the cotangents of results to those of what the ops read, last op first."""
         for op in reversed(recorded):
-            given = [self.taken(v) for v in op.results]
-            if all(g is None for g in given):
+            cotangents = [self.taken(v) for v in op.results]
+            if all(g is None for g in cotangents):
                 continue
             if not any(v in self.active for v in read_by(op)):
                 continue
@@ -94,15 +95,15 @@ class Reverse:
             with self.context.standing_at(op.place):
                 rule = RULES.get(type(op.what))
                 if not isinstance(op.what, ops.Exchange):
-                    given = [g and self.whole(v, g) for v, g in zip(op.results, given)]
+                    cotangents = [g and self.whole(v, g) for v, g in zip(op.results, cotangents)]
                 if rule is not None:
-                    rule(self, op, given)
+                    rule(self, op, cotangents)
                     continue
                 self.reach = NONE.union(
-                    *(self.shares.reach(v) for v, g in zip(op.results, given) if g))
-                given = [g and self.shared(g, self.shares.reach(v), self.reach)
-                         for v, g in zip(op.results, given)]
-                for v, g in zip(op.operands, op.what.vjp(op, given, self)):
+                    *(self.shares.reach(v) for v, g in zip(op.results, cotangents) if g))
+                cotangents = [g and self.shared(g, self.shares.reach(v), self.reach)
+                         for v, g in zip(op.results, cotangents)]
+                for v, g in zip(op.operands, op.what.vjp(op, cotangents, self)):
                     if g is not None and v in self.active:
                         self.add(v, g)
 
@@ -151,7 +152,7 @@ class Reverse:
         if part.type.dtype != value.type.dtype and value.type.dtype.kind in "fc":
             part = self.cast(part, value.type.dtype)
         part = self._as_value(value, part, have)
-        before = self.found.get(value)
+        before = self.cotangents.get(value)
         self.put(value, part if before is None else self.map("add", before, part))
 
     def _as_value(self, value: Value, part: Value, have: Axes | None = None) -> Value:
@@ -163,7 +164,7 @@ class Reverse:
     def put(self, value: Value, whole: Value) -> None:
         """Replace the cotangent of a value."""
         self.emptied.pop(value, None)
-        self.found[value] = whole
+        self.cotangents[value] = whole
 
     def add_at(self, value: Value, box: ops.Slice, part: Value) -> None:
         """Add one more part to a cotangent, at the elements that a slice shows; in its memory."""
@@ -178,13 +179,13 @@ class Reverse:
             whole = self.zeros(value.type, part.type.dtype)
         else:
             part = self.map("add", self.emit(box, whole), part)
-        self.found[value] = self.emit(ops.Update(box.start, box.step), whole, part)
+        self.cotangents[value] = self.emit(ops.Update(box.start, box.step), whole, part)
 
     def add_around(self, value: Value, box: ops.Slice, whole: Value) -> None:
         """Add one more part to a cotangent: `whole`, but 0 where a slice shows it."""
         if value not in self.active:
             return
-        alone = value not in self.found
+        alone = value not in self.cotangents
         whole = self._as_value(value, whole)
         nothing = self.emit(ops.Full(0, whole.type.dtype, box.shape))
         self.add(value, self.emit(ops.Update(box.start, box.step), whole, nothing),
@@ -194,15 +195,16 @@ class Reverse:
 
     def taken(self, value: Value) -> Value | None:
         """Return the cotangent, which is not kept; None where nothing was found."""
-        return self.found.pop(value, None)
+        return self.cotangents.pop(value, None)
 
     def of(self, value: Value) -> Value:
         """Return the cotangent; zeros where nothing was found."""
-        return self.found.get(value) or self.zeros(value.type)
+        return self.cotangents.get(value) or self.zeros(value.type)
 
     def all_of(self, value: Value) -> Value:
         """Return the cotangent, summed where that is planned; zeros where nothing was found."""
-        return self.whole(value, self.found[value]) if value in self.found else self.of(value)
+        g = self.cotangents.get(value)
+        return self.of(value) if g is None else self.whole(value, g)
 
     def of_result(self, value: Value, g: Value | None) -> Value:
         """Return a cotangent that was found of a value, laid out as that is; zeros for None."""
@@ -211,8 +213,8 @@ class Reverse:
 
     # ---- ops ----------------------------------------------------------------------------------
 
-    def emit(self, what: Kind, *operands: Value) -> Value:
-        return self.context.emit_one(what, *operands)
+    def emit(self, kind: Kind, *operands: Value) -> Value:
+        return self.context.emit_one(kind, *operands)
 
     def map(self, fn: str, *operands: Value) -> Value:
         return self.emit(ops.Map(fn), *operands)

@@ -1,4 +1,4 @@
-"""A backward half in two parts: gradients of the arguments first, those of the weights later.
+"""Split a backward half in two: gradients of the arguments first, those of the weights later.
 
 In: Halves. Out: BackwardParts. Always holds: what both parts need is computed by the first one, and
 crosses to the second one, which computes it again only where it is a view or follows from the
@@ -14,22 +14,22 @@ from typing import Any
 
 from codegen.ir.graph import ArrayType, Op, Value
 from codegen.trace.array import Array, wrap
+from codegen.trace.derive.dead_code import needed
 from codegen.trace.derive.halves import (
     VIEWS,
     Halves,
-    computed_again,
     following,
     reads_of,
+    recomputed,
     values_of,
 )
-from codegen.trace.derive.needed import needed
 from codegen.trace.state import fill
 
 
 @dataclass(frozen=True)
 class BackwardParts:
-    """The backward half of Halves, split by dataflow. crossing_types: of what the second part reads
-    of the first one, besides what the forward half has kept."""
+    """The backward half of Halves, split by dataflow. crossing: the values of the
+    first part that the second one reads, besides those that the forward half has kept."""
 
     halves: Halves
     sooner: tuple[Op, ...]
@@ -42,7 +42,8 @@ class BackwardParts:
 
     def of_arguments(self, weights: Any, kept: Sequence[Array], cotangents: Sequence[Array]
                      ) -> tuple[tuple[Any, ...], list[Array]]:
-        """Return the gradients of each argument, as of Halves.backward, and what crosses."""
+        """Return the gradients of each argument, as Halves.backward does, and the values that
+        cross."""
         halves = self.halves
         wanted = halves.gradients[len(halves.weights):]
         values = halves.copied(
@@ -68,24 +69,24 @@ class BackwardParts:
 def backward_parts(halves: Halves) -> BackwardParts:
     """Split the backward half: first what gradients of the arguments need, then the rest.
 
-    Where no argument's gradient is wanted, the first part is what the gradients of several weights
-    need. A loop is never split: gradients of weights that one finds in the first part cross.
-    """
+    Where no argument's gradient is wanted, the first part is the ops that the gradients of several
+    weights need. A loop is never split: gradients of weights that one finds in the first part
+    cross. """
     of_weights = halves.gradients[:len(halves.weights)]
     of_arguments = halves.gradients[len(halves.weights):]
     every = {v: op for op in halves.later for v in op.results}
     shared = [v for op in _shared(halves.later, of_weights) for v in op.results]
-    first_values = _behind(every, of_arguments or shared)
+    first_values = _ancestors(every, of_arguments or shared)
     of_microbatch = following(halves.later, [*halves.kept, *halves.cotangents])
-    again, crossing = computed_again(halves.later, of_weights, lambda v: v in halves.cotangents or (
+    again, crossing = recomputed(halves.later, of_weights, lambda v: v in halves.cotangents or (
         v in first_values and v in of_microbatch and not isinstance(every[v].what, VIEWS)))
     sooner = needed(halves.later, [*of_arguments, *crossing])
     later = needed([op for op in halves.later if op in again], of_weights)
     return BackwardParts(halves, tuple(sooner), tuple(later), tuple(crossing))
 
 
-def _behind(every: Mapping[Value, Op], results: Sequence[Value]) -> set[Value]:
-    """Return all results of the ops that these need: also what a loop finds on the way."""
+def _ancestors(every: Mapping[Value, Op], results: Sequence[Value]) -> set[Value]:
+    """Return all results of the ops that `results` need, those of a loop that none needs too."""
     values: set[Value] = set()
     stack = list(results)
     while stack:

@@ -23,8 +23,7 @@ from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import as_called, convert
 from codegen.trace.control.regions import laid_as
 from codegen.trace.derive import forward
-from codegen.trace.derive.eagerly import Held, own_args, without
-from codegen.trace.derive.given import (
+from codegen.trace.derive.arguments import (
     check_function,
     check_numbers,
     check_pairs,
@@ -35,6 +34,7 @@ from codegen.trace.derive.given import (
     paired,
     scalar_of,
 )
+from codegen.trace.derive.eagerly import Held, own_args, without
 from codegen.trace.derive.marks import marked
 from codegen.trace.derive.reverse import Reverse
 from codegen.trace.derive.shares import Shares
@@ -199,7 +199,7 @@ def jvp(
     recording = _Recording(context, "spmd.jvp", primals, tuple(range(len(primals))))
     (returned, tree), outs = recording.run(f, {}, recording.leaves)
     recorded = recording.recorded()
-    changes = (_forward if forward.can(context, recorded) else _twice_back)(
+    changes = (_forward if forward.can(context, recorded) else _transpose_of_transpose)(
         context, recording, recorded, outs, tangents)
     out_tangents = [wrap(context, laid_as(context, c, v.type.layout))
                     for c, v in zip(changes, outs)]
@@ -210,10 +210,10 @@ def _forward(
     context: Context, recording: _Recording, recorded: Sequence[Op], outs: Sequence[Value],
     tangents: Sequence[Any],
 ) -> list[Value]:
-    """Changes of the outs, by going through what was recorded once more."""
+    """Return the tangents of the outs, by forward-mode derivatives of the recorded ops."""
     block, pairs, begins = recording.block, [], iter(recording.begins)
     del block.ops[len(block.ops) - len(recorded) :]
-    later, block.memo = block.memo, {}  # what stands further down is not there yet
+    later, block.memo = block.memo, {}  # ops are emitted again: no later value may be used again
     for (tree, leaves), tangent in zip(recording.trees, tangents, strict=True):
         values = [None if leaf is None else next(begins) for leaf in leaves]
         pairs += paired(context, "tangents", tree, values, tangent)
@@ -224,16 +224,16 @@ def _forward(
     return [through.of(v) for v in outs]
 
 
-def _twice_back(
+def _transpose_of_transpose(
     context: Context, recording: _Recording, recorded: Sequence[Op], outs: Sequence[Value],
     tangents: Sequence[Any],
 ) -> list[Value]:
-    """Changes of the outs, by going back the way back."""
+    """Return the tangents of the outs, by transposing the reverse pass."""
     nothing = [wrap(context, recording.reverse.zeros(v.type), scalar=False) for v in outs]
     inner = _Recording(context, "spmd.jvp", [nothing], (0,))
     context.recordings += 1
     try:
-        context.varying.update(_said(context, outs, inner.begins))
+        context.varying.update(_variance_of_cotangents(context, outs, inner.begins))
         gradients = recording.back(list(zip(outs, inner.begins)))
     finally:
         context.recordings -= 1
@@ -246,11 +246,10 @@ def _twice_back(
     return [c.read() for c in changes]
 
 
-def _said(
+def _variance_of_cotangents(
     context: Context, outs: Sequence[Value], begins: Sequence[Value]
 ) -> dict[Value, Axes]:
-    """Return the axes of cotangents that are not known yet: they vary as that does which they are
-    of."""
+    """Return the axes over which cotangents vary that are not known yet: those of their values."""
     if not context.rank_view:
         return {}
     rank_families = families(context)
@@ -341,8 +340,7 @@ class custom_vjp:
 
 
 class _Recording:
-    """A recording of what f does with arguments that are marked as those it is differentiated
-    by."""
+    """A recording of the ops of f on arguments that are marked: it is differentiated by these."""
 
     def __init__(
         self, context: Context, function: str, args: Sequence[Any], numbers: Sequence[int]
@@ -365,14 +363,14 @@ class _Recording:
         self.last = self.block.ops[-1] if self.block.ops else None  # before what is recorded
         self.views = context.rank_view, len(context.captured)
         self.ops: list[Op] | None = None  # what f recorded
-        self.outs: set[Value] | None = None  # of that, what a way back may begin with; None: all
+        self.outs: set[Value] | None = None  # values where a reverse pass may start; None: all
 
     def run(
         self, f: Callable[..., Any], kwargs: dict[str, Any],
         read: Callable[[Any], tuple[T, list[Value]]],
     ) -> tuple[T, list[Value]]:
-        """Call f, and return what `read` makes of its result: with the values that a way back may
-        begin with. To read a view emits ops, so the recording ends after it."""
+        """Call f, and return read(its result): a pair, whose second item is the values where a
+        reverse pass may start. To read a view emits ops, so the recording ends after it."""
         self.context.recordings += 1
         try:
             result, outs = read(as_called(f)(*self.args, **kwargs))
@@ -393,8 +391,8 @@ class _Recording:
         return every[every.index(self.last) + 1 if self.last else 0 :]
 
     def back(self, outs: Sequence[tuple[Value, Value]], like: Sequence[Value] = ()) -> list[Any]:
-        """Return the cotangents of the marked arguments, in their structure. like: values that vary
-        as the cotangents do that it begins with, where these are not of the outs themselves."""
+        """Return the cotangents of the marked arguments, in their structure. outs: values and their
+        cotangents. like: values that vary over ranks as these cotangents do, if the outs do not."""
         context = self.context
         if (self.block not in context.blocks
                 or self.views != (context.rank_view, len(context.captured))):
@@ -421,7 +419,7 @@ class _Recording:
         reverse.mark(recorded)
         begun = [v for v, _ in outs]
         reverse.shares = self._shares(recorded, begun, like or begun, [g for _, g in outs])
-        reverse.mark(())  # only what is reached from there
+        reverse.mark(())  # drops what the cotangents of the outs do not reach
         for (v, g), x in zip(outs, like or begun, strict=True):
             if v in reverse.active:
                 reverse.add(v, g, reverse.shares.varies(x) - reverse.shares.varies(v))
@@ -443,7 +441,7 @@ class _Recording:
         self, recorded: Sequence[Op], outs: Sequence[Value], like: Sequence[Value],
         cotangents: Sequence[Value],
     ) -> Shares:
-        """Return, in a rank's view, which cotangents of what ranks have alike are in shares."""
+        """Return the plan of shares in a rank's view; elsewhere the one without shares."""
         reverse, context = self.reverse, self.context
         if not context.rank_view:
             return reverse.shares

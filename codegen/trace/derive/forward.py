@@ -1,9 +1,9 @@
-"""Changes of values, forwards through ops: each op is followed by how its results change, which is
-the transpose of its way back; a loop carries the changes of what it carries.
+"""Forward-mode derivatives: each op is followed by ops that compute the tangents of its results.
 
-Goes in: ops that were recorded, and changes of what they began with. Comes out: the same ops, with
-more of them in between, and the changes of their results.
-Always holds: nothing is kept from turn to turn; what is recorded names the same values as before.
+These are the transpose of the op's reverse-mode rule; a loop also carries the tangents of its
+carried values. In: recorded ops, and tangents of their inputs. Out: the same ops, with more in
+between, and the tangents of their results. Always holds: no iteration keeps values for a later
+pass; recorded ops name the same values as before.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from codegen.ir.graph import Op, Value
 from codegen.ops import Branch, Defined, Exchange, Loop, ShardMap
 from codegen.trace.context import Context
 from codegen.trace.control.regions import laid_as, plain_type
-from codegen.trace.derive.once_more import saved_by
+from codegen.trace.derive.recompute import saved_by
 from codegen.trace.derive.reverse import Reverse, differentiable, read_by
 
 
 def can(context: Context, recorded: Iterable[Op]) -> bool:
-    """Return whether ops can be followed forwards: not yet where ranks exchange, where the way back
-    is gone back."""
+    """Return whether ops can be differentiated forwards: not yet where ranks exchange; there the
+    reverse pass is transposed."""
     return not context.rank_view and not any(_exchanges(op) for op in recorded)
 
 
@@ -33,8 +33,7 @@ def _exchanges(op: Op) -> bool:
 
 
 class Forward:
-    """Carry changes of values forward through ops. changes: by how much values change, of those
-    that do."""
+    """Forward-mode derivatives of ops. changes: the tangents of values, where they are not zero."""
 
     def __init__(self, context: Context, changes: Mapping[Value, Value]) -> None:
         self.context, self.changes = context, dict(changes)
@@ -46,8 +45,8 @@ class Forward:
         return laid_as(self.context, change, value.type.layout)
 
     def through(self, recorded: Sequence[Op], outs: Iterable[Value]) -> None:
-        """Adds the ops to the open block, with what follows from the changes, as far as the changes
-        of the outs follow from that."""
+        """Add the ops to the open block, each followed by the tangents of its results, if tangents
+        of the outs follow from these."""
         self.reverse.mark(recorded)
         self.wanted = set(outs)
         for op in reversed(recorded):
@@ -72,8 +71,8 @@ class Forward:
         self.context.blocks[-1].ops.append(op)
 
     def _transposed(self, op: Op) -> None:
-        """Find the changes of an op's results from its way back: that is linear in the cotangents,
-        so its own way back is the derivative forwards."""
+        """Compute the tangents of an op's results from its reverse-mode rule: the rule is linear in
+        the cotangents, and its transpose is the forward-mode derivative."""
         context, ops = self.context, self.context.blocks[-1].ops
         results = [v for v in op.results if v in self.reverse.active & self.wanted
                    and differentiable(v.type)]
@@ -98,8 +97,8 @@ class Forward:
                 self.changes[v] = change
 
     def _grown(self, op: Op) -> None:
-        """Emit a branch, or what is computed again for its way back, with the changes of its
-        results."""
+        """Emit a branch, or a function that recomputes for its derivative, with the tangents of its
+        results as further results."""
         context, kind = self.context, op.what
         own = len(op.results) - saved_by(op)  # what is kept for a way back stays last
         moving = [k for k, v in enumerate(op.results) if v in self.reverse.active]

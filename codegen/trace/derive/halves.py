@@ -23,8 +23,8 @@ from codegen.symbolic.expr import Sym
 from codegen.trace.array import Array, as_value, wrap
 from codegen.trace.context import Block, Context
 from codegen.trace.control.conversion import as_called
+from codegen.trace.derive.dead_code import needed
 from codegen.trace.derive.derivatives import vjp
-from codegen.trace.derive.needed import needed
 from codegen.trace.state import Tree, fill, flatten
 
 VIEWS = (Broadcast, Reshape, Transpose)
@@ -61,7 +61,7 @@ class Halves:
         return [v.type for v in self.kept]
 
     def forward(self, weights: Any, *arguments: Any) -> tuple[Any, list[Array]]:
-        """Return what f returns, and what is kept."""
+        """Return the result of f, and the values that are kept for the backward half."""
         values = self.copied(self.ahead, self.weights + self.arguments, values_of(
             self.context, (weights, arguments)), self.outs + self.kept)
         arrays = [wrap(self.context, v) for v in values]
@@ -158,7 +158,7 @@ def _is_float(x: Array) -> bool:
 
 def _forward_only(context: Context, block: Block, count: int, tree: Tree, out: Tree,
                   outs: Sequence[Value]) -> Halves:
-    """Return Halves of which the second one is empty."""
+    """Return Halves with an empty backward half."""
     ops = needed(block.ops, outs)
     return Halves(context, block.args[:count], block.args[count:], out, tuple(outs), (), (), (),
                   tuple(ops), (), tree, ())
@@ -175,7 +175,7 @@ def reads_of(op: Op) -> list[Value]:
 
 
 def lets_of(ops: Iterable[Op]) -> dict[Sym, Op]:
-    """Return the ops that give a symbol to an integer that is computed, by it."""
+    """Return the Let ops, which give a symbol to a computed integer, by their symbol."""
     return {op.what.counter: op for op in ops if isinstance(op.what, Let)}
 
 
@@ -193,11 +193,11 @@ def following(ops: Sequence[Op], values: Iterable[Value]) -> set[Value]:
     return followers
 
 
-def computed_again(
+def recomputed(
     ops: Sequence[Op], wanted: Iterable[Value], is_kept: Callable[[Value], bool]
 ) -> tuple[set[Op], list[Value]]:
-    """Return which of these ops compute the wanted values from kept ones, with what gives symbols
-    to integers in their formulas; and the kept values that they read."""
+    """Return the ops that compute the wanted values from kept ones, with the Let ops of symbols in
+    their formulas; and the kept values that they read."""
     producers = {v: op for op in ops for v in op.results}
     lets = lets_of(ops)
     again: set[Op] = set()
@@ -242,7 +242,7 @@ def _cut(
         return not (v in behind or op not in first or is_view
                     or (v not in of_arguments and not _is_seen(op)))
 
-    again, kept = computed_again(every, gradients, is_kept)
+    again, kept = recomputed(every, gradients, is_kept)
     later = needed([op for op in every if op in again], gradients)
     ahead = needed([op for op in every if op in first], [*outs, *kept])
     assert not any(map(_is_seen, later))
@@ -250,8 +250,8 @@ def _cut(
 
 
 def _moved(context: Context, ops: Sequence[Op]) -> set[Value]:
-    """Return the global values of which a rank computes no balanced blocks: to be kept, they would
-    be exchanged first. So it is of what a reshape makes of a dim that is split."""
+    """Return the global values of which a rank computes other parts than balanced blocks: they
+    would be exchanged before they are kept. A reshape of a split dim makes such values."""
     rules = Localizer(context.mesh, lambda v, dim: layout_of(v)[dim])
     for op in global_ops(Region((), tuple(ops), ())):
         rules.define(op)

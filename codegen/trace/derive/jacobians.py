@@ -17,15 +17,15 @@ from codegen.trace.array import Array, as_array
 from codegen.trace.batching.vmap import vmap
 from codegen.trace.context import eager_current
 from codegen.trace.control.conversion import as_called
-from codegen.trace.derive.derivatives import jvp, vjp
-from codegen.trace.derive.eagerly import Held
-from codegen.trace.derive.given import (
+from codegen.trace.derive.arguments import (
     check_function,
     check_numbers,
     float_of,
     numbers_of,
     pair_of,
 )
+from codegen.trace.derive.derivatives import jvp, vjp
+from codegen.trace.derive.eagerly import Held
 from codegen.trace.number import number
 from codegen.trace.numpy.creation import eye, zeros
 from codegen.trace.on_numpy import is_outside, on_numpy
@@ -218,7 +218,7 @@ def _single(entries: Any, argnums: Any) -> Any:
 
 
 def _real(leaf: Any, path: str) -> Array:
-    """Return the result as an array of real floats. Raises UsageError for any other."""
+    """Return a result as an array of real floats. Raise UsageError for any other."""
     array = None if leaf_type(leaf) is None else as_array(leaf)
     if array is None or array.type.dtype.kind != "f":
         raise UsageError(f"a Jacobian is that of real floats, and result{path} is none",

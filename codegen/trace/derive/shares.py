@@ -1,4 +1,4 @@
-"""Cotangents in shares: of a value that ranks have alike, each of them may find a part only.
+"""Cotangents in shares: of a value that several ranks have alike, each may hold only a summand.
 
 A value that is the same on ranks along an axis is used by all of them, so its cotangent is a sum
 over them. Goes in: ops, and where their way back begins. Comes out: whose cotangents are in shares
@@ -18,14 +18,14 @@ from codegen.mesh import Mesh
 from codegen.ops import Branch, Defined, Exchange, Fold, Loop
 from codegen.symbolic import expr
 
-_TURNS = 64  # of a loop, for what a sum in it costs
+_TURNS = 64  # assumed iterations of a loop, by which the cost of a sum in it is multiplied
 _ONE = 1 << 44  # what a sum costs beside its bytes
 
 
 @dataclass(frozen=True)
 class _Edge:
     """An edge from the cotangent of a result to that of an operand. makes: the axes along which the
-    latter is in shares then; hands: those along which it is if the result's is."""
+    operand's is in shares in any case; hands: those along which it is if the result's is."""
 
     to: Value
     makes: Axes
@@ -34,8 +34,8 @@ class _Edge:
 
 @dataclass
 class _Flow:
-    """The way back through some ops and the regions in them. needs: values whose cotangents are
-    needed whole along these axes; starts: those that begin in shares."""
+    """The flow of cotangents through some ops and their regions. needs: by value, the axes along
+    which its cotangent is needed whole; starts: those along which it begins in shares."""
 
     families: Families
     active: Collection[Value]
@@ -111,7 +111,7 @@ class _Flow:
         self.needs[value] = self.needs.get(value, NONE) | axes
 
     def reached(self, begins: Iterable[Value]) -> set[Value]:
-        """Return the values that get a cotangent when the way back begins at `begins`."""
+        """Return the values that get a cotangent when the reverse pass starts at `begins`."""
         values = set(begins)
         left = list(values)
         while left:
@@ -129,9 +129,9 @@ class _Flow:
 
 
 class Shares:
-    """A plan of the axes along which cotangents are in shares. families: over which axes values
-    vary. before: along which axes a value's cotangent is in shares when all of it is found; summed:
-    along which it is summed then. reached: what gets a cotangent; None: not known."""
+    """A plan of the axes along which cotangents are in shares. families: the axes over which values
+    vary. before: the axes along which a value's cotangent is in shares when it is complete; summed:
+    those along which it is summed then. reached: the values with a cotangent; None: not known."""
 
     def __init__(self, families: Families) -> None:
         self.families = families
@@ -149,8 +149,8 @@ class Shares:
         cls, families: Families, ops: Sequence[Op], outs: Mapping[Value, Axes],
         begins: Iterable[Value], active: Collection[Value],
     ) -> Shares:
-        """Plan where shares are summed. outs: the values where the way back begins, with the axes
-        over which their cotangents vary. begins: the values at which it ends."""
+        """Plan where shares are summed. outs: the values where the reverse pass starts, with the
+        axes over which their cotangents vary. begins: the values at which it ends."""
         plan = cls(families)
         every = frozenset(families.coords) and NONE.union(*families.coords.values())
         flow = _Flow(families, active, every)
@@ -193,7 +193,8 @@ class Shares:
             self._reach(new, old)
 
     def passing(self, new: Value, old: Value, shared: Axes) -> None:
-        """Note a value of the same family, whose cotangent is handed on in these shares."""
+        """Note a value that varies as an old one, and whose cotangent is in shares along these
+        axes."""
         self.families.of[new] = self.varies(old)
         self.before[new], self.summed[new] = shared, NONE
         self._reach(new, old)
@@ -304,7 +305,7 @@ class _Cut:
                 onto[b[0]][a[0]] -= much
 
     def _from_ends(self, room: _Room, used: _Room, onto: _Onto, into: _Into) -> set[_Node]:
-        """Return from which nodes an end can still be reached."""
+        """Return the nodes from which an end can still be reached."""
         back: dict[_Node, list[_Node]] = {}
         for v in room:
             for node in ((v, 0), (v, 1)):

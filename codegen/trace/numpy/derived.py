@@ -1,6 +1,6 @@
-"""Functions whose derivative is written down, as arrays, instead of that of what they do.
+"""Functions with a derivative of their own, written on arrays, instead of that of their ops.
 
-Always holds: outside of what is differentiated such a function is just called.
+Always holds: where nothing is differentiated such a function is just called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ways back through linear algebra: cotangents of results to those of matrices.
+"""Derivatives of linear algebra: from the cotangents of results to those of matrices.
 
 Always holds: a matrix that counts as symmetric has a symmetric cotangent, or a Hermitian one; of
 complex ones, JAX's convention is the conjugate of what these have.

@@ -1,9 +1,9 @@
-"""The way back through a shard_map: another one, which is given what the first was given and the
-cotangents of what it gave, each laid out as that is, and gives those of what the first was given.
-The first also gives what ranks got in exchanges that the second would make again.
+"""Reverse-mode derivatives of shard_maps: a second shard_map computes the operands' cotangents.
 
-Always holds: what a result's layout says is one value on several ranks has its cotangent once: the
-first of those ranks has it, where they may have made the value differently.
+It takes the operands of the first one and the cotangents of its results, laid out as these are. The
+first one also returns what ranks receive in exchanges that the second one would repeat. Always
+holds: where a result's layout says that several ranks have one value and they may have computed it
+differently, the first of those ranks has its cotangent, once.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from codegen.symbolic.expr import Expr
 from codegen.trace.array import local_type
 from codegen.trace.context import Block, Context
 from codegen.trace.control.regions import laid_as
-from codegen.trace.derive.needed import pruned
-from codegen.trace.derive.once_more import closure, copier
+from codegen.trace.derive.dead_code import pruned
+from codegen.trace.derive.recompute import closure, copier
 from codegen.trace.derive.reverse import Reverse
 from codegen.trace.derive.shares import Shares
 from codegen.trace.ranks.mapping import global_shape
@@ -40,9 +40,9 @@ def _active(reverse: Reverse, op: Op) -> Iterable[Value]:
 
 
 @contextmanager
-def _opened(context: Context, operands: Sequence[Value]) -> Iterator[tuple[Block, list[Value]]]:
-    """Open a block in a rank's view, with shards of these operands; note what it meets by
-    closure."""
+def _rank_block(context: Context, operands: Sequence[Value]) -> Iterator[tuple[Block, list[Value]]]:
+    """Open a block in a rank's view, with shards of these operands as arguments. The values that it
+    reads from around it become arguments at its end, and are in the list then."""
     captured: dict[Value, Value] = {}
     more: list[Value] = []
     split = context.split
@@ -82,7 +82,7 @@ def _shard_map(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> 
         split = axes_in(kind.out_layouts[k]) - families.alone
         reach[v] = reach.get(v, NONE) | families.varies(v) | split
     shares = Shares.planned(families, body.ops, reach, [args[k] for k in wanted], reverse.active)
-    with _opened(context, operands) as (block, more):
+    with _rank_block(context, operands) as (block, more):
         copies = copier(reverse, dict(zip(args, block.args)))
         ops = copies.ops(body.ops)
         shares.same(copies.instead)
@@ -107,10 +107,10 @@ def _shard_map(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> 
 
 
 def _begin(inner: Reverse, value: Value, g: Value, split: Axes) -> None:
-    """Begin with the cotangent of a result, which is split over these axes."""
+    """Start the reverse pass with the cotangent of a result, which is split over these axes."""
     if value in inner.active:
         varies, split = inner.shares.varies(value), split - inner.shares.families.alone
-        g = inner.shared(g, split, split | varies)  # one of those that may have made it has all
+        g = inner.shared(g, split, split | varies)  # one of the ranks holds all
         inner.add(value, g, split - varies)
 
 
@@ -120,8 +120,8 @@ def _begin(inner: Reverse, value: Value, g: Value, split: Axes) -> None:
 def _without_exchanges(
     reverse: Reverse, op: Op, families: Families, copies: Copier, region: Region
 ) -> tuple[Region, list[Value]]:
-    """Return the way back, given what ranks got in exchanges instead of making them again; and
-    that, which the first shard_map gives as well."""
+    """Return the body of the second shard_map, which takes what ranks received in exchanges as
+    arguments, so that it does not repeat them; and these values, results of the first one."""
     context, kind, (body,), region = reverse.context, op.what, op.regions, pruned(region)
     assert isinstance(kind, ShardMap)
     known = list(dict.fromkeys(e for v in op.operands for e in v.type.shape))
@@ -145,7 +145,7 @@ def _without_exchanges(
         instead[copy] = Op(Reshape(copy.type.shape), (args[-1],), (copy,), (), first.place)
     if not instead:
         return region, []
-    op = reverse.standing(op)
+    op = reverse.replacement_of(op)
     kind, (body,), types = op.what, op.regions, [v.type for v in results]
     assert isinstance(kind, ShardMap)
     grown = Region(body.args, (*body.ops, *ops), (*body.results, *shown))
@@ -160,8 +160,9 @@ def _without_exchanges(
 def _as_result(
     value: Value, families: Families, context: Context, known: Sequence[Expr]
 ) -> tuple[ArrayType, ArrayType | None]:
-    """Return a value as a result of a shard_map, on one rank and whole: with one more dim, which is
-    split over the axes that split no other. None: there is no such array."""
+    """Return the types of a value as a result of a shard_map, of a rank's part and of the whole:
+    with one more dim, split over the axes along which it varies and that split no other dim. The
+    second is None where there is no such array."""
     mesh, shape = context.mesh, value.type.shape
     own = [tuple(a.name for a in mesh.axes if a.coord_sym in e.symbols()) for e in shape]
     left = families.varies(value) - {a for entry in own for a in entry}

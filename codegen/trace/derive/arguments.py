@@ -1,4 +1,4 @@
-"""What users give to derivatives, checked: functions, arguments, losses, tangents, cotangents.
+"""Check what users pass to derivatives: functions, arguments, losses, tangents, cotangents.
 
 Always holds: a message says which argument it is about, and what to write instead.
 """

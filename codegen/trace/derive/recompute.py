@@ -1,7 +1,7 @@
-"""The way back through functions that are called as one op: as somebody has written it, or through
-what they did, computed again but for what is kept of that.
+"""Reverse-mode derivatives of functions that are one op: by the user's rule, or by recomputation.
 
-Always holds: an op whose result is kept is not run again; that a value is read again, an op says.
+Recomputation runs the function's ops again, but for those whose results are kept. Always holds: an
+op whose result is kept is not run again; an Again op marks each value that is read again.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def copier(
 def run_again(
     copies: Copier, ops: Iterable[Op], kept: Mapping[Value, Value]
 ) -> tuple[list[Op], list[Op]]:
-    """Return copies of some ops, and those of them that are to run: results that are kept are there
-    already."""
+    """Return copies of some ops, and those of the copies that have to run: the others' results are
+    kept."""
     every, run = list[Op](), list[Op]()
     for op in copies.chosen(ops):
         copied = copies.op(op)
-        if op.results and op.results[0] in kept:  # it has no others
+        if op.results and op.results[0] in kept:  # such an op has one result
             (there,) = (kept[v] for v in op.results)
             copied = replace(copied, results=(there,))
             copies.instead[op.result] = there
@@ -53,7 +53,8 @@ def closure(reverse: Reverse, op: Op) -> list[Value]:
 
 
 def saved_by(op: Op) -> int:
-    """Return how many of the results of an op are kept of what is computed again."""
+    """Return how many of an op's results are values that recomputation takes instead of running
+    ops."""
     return op.what.kept if isinstance(op.what, Defined) and op.what.back is None else 0
 
 
@@ -61,7 +62,7 @@ def _defined(reverse: Reverse, op: Op, result_cotangents: Sequence[Value | None]
     context, kind = reverse.context, op.what
     assert isinstance(kind, Defined)
     if kind.back is None:
-        _once_more(reverse, op, result_cotangents)
+        _recompute(reverse, op, result_cotangents)
         return
     if around := [v for v in closure(reverse, op) if v not in op.operands]:
         raise UsageError(
@@ -69,8 +70,8 @@ def _defined(reverse: Reverse, op: Op, result_cotangents: Sequence[Value | None]
             place=op.place, expected="all of that as arguments",
             found=", ".join(v.name for v in around))
     own = len(result_cotangents) - kind.kept
-    if any(result_cotangents[own:]):  # of what the way back reads, where that is differentiated
-        _once_more(reverse, op, [*[None] * own, *result_cotangents[own:]])
+    if any(result_cotangents[own:]):  # cotangents of what the rule reads, in a second derivative
+        _recompute(reverse, op, [*[None] * own, *result_cotangents[own:]])
         result_cotangents = [*result_cotangents[:own], *[None] * kind.kept]
     if not any(result_cotangents):
         return
@@ -96,8 +97,8 @@ def _defined(reverse: Reverse, op: Op, result_cotangents: Sequence[Value | None]
 
 
 def _cotangent(reverse: Reverse, op: Op, v: Value, g: Array | None) -> Value | None:
-    """Return the cotangent of an operand that a user's way back gives; None if it is not needed,
-    UsageError if its shape is another."""
+    """Return the cotangent of an operand that a user's rule gives; None if it is not needed. Raise
+    UsageError if its shape differs from the operand's."""
     if g is None or v not in reverse.active:
         return None
     value = as_value(reverse.context, g, v.type.dtype)
@@ -110,8 +111,9 @@ def _cotangent(reverse: Reverse, op: Op, v: Value, g: Array | None) -> Value | N
 _numbers = itertools.count()
 
 
-def _once_more(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
-    """Go back through an op that keeps nothing but its operands: compute its region again first."""
+def _recompute(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
+    """Differentiate an op that keeps its operands, and perhaps some values: run its region again,
+    then go back through the copy."""
     (region,), context = op.regions, reverse.context
     own = len(op.results) - saved_by(op)
     there = {v: reverse.emit(Again(v.type.shape, next(_numbers)), v)

@@ -1,7 +1,7 @@
-"""The way back over exchanges: each has a transpose that is an exchange too, or none at all.
+"""Reverse-mode derivatives of exchanges: the transpose of each is an exchange, or there is none.
 
-Goes in: a cotangent of what ranks got, perhaps in shares. Comes out: that of what they gave. A sum
-that is planned where a gather or a broadcast ends is one exchange with it: a reduce-scatter, or a
+In: the cotangent of what ranks receive, perhaps in shares. Out: that of what they send. A planned
+sum after a gather or a broadcast is one exchange with its transpose: a reduce-scatter, or a
 reduction to the root.
 """
 
@@ -34,9 +34,9 @@ from codegen.trace.ranks.communicate import all_to_all
 
 
 class _Back:
-    """The way back through one exchange. members: axes along which there are several; alike: those
-    along which what is given is the same; inside: those of the members along which the cotangent is
-    to be summed."""
+    """The reverse-mode derivative of one exchange. members: its axes of more than one rank; alike:
+    those of them along which the operand is the same; inside: those along which the cotangent is
+    planned to be summed."""
 
     def __init__(self, reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
         (self.x,), (self.y,), (g,) = op.operands, op.results, cotangents
@@ -50,7 +50,7 @@ class _Back:
 
     @property
     def beside(self) -> Axes:
-        """The axes along which it is in shares whatever the exchange does."""
+        """The axes along which the operand's cotangent is in shares whatever the exchange does."""
         shares = self.reverse.shares
         return shares.after(self.y) | shares.varies(self.y) - shares.varies(self.x) - self.members
 
@@ -59,7 +59,7 @@ class _Back:
         return self.mesh.position(self.axes)
 
     def whole(self) -> Value:
-        """Return the cotangent, summed among the members where that is planned."""
+        """Return the result's cotangent, summed among the members where that is planned."""
         return self.reverse.summed(self.g, self.inside)
 
     def type(self) -> ArrayType:
@@ -71,12 +71,12 @@ class _Back:
         return self.reverse.cast(wide, x.type.dtype)
 
     def add(self, part: Value) -> None:
-        """Add to the operand's cotangent, of which each member has its share."""
+        """Add a part to the operand's cotangent, of which each member has its share."""
         self.reverse.add(self.x, part, (self.beside - self.members) | self.alike)
 
     def add_all(self, part: Value) -> None:
-        """Add to the operand's cotangent, where all members' uses count: those that have the same
-        are as many as they are."""
+        """Add a part to the operand's cotangent, times the number of members that have the same
+        operand: the use of each counts."""
         reverse = self.reverse
         names = tuple(a for a in self.mesh.names if a in self.alike)
         if names:
@@ -120,7 +120,7 @@ def _fold(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
 
 
 def _of_extreme(back: _Back, fold: Fold, g: Value) -> Value:
-    """Return the cotangent of a maximum or minimum among members; equal ones share it."""
+    """Return the operand's cotangent of a maximum or minimum; members with equal ones share it."""
     reverse, every = back.reverse, back.y if back.op.what == fold else back.folded(fold, back.x)
     same = reverse.cast(reverse.map("eq", back.x, every), g.type.dtype)
     count = back.folded(Fold(fold.axes, "add"), same)
@@ -134,11 +134,11 @@ def _of_product(back: _Back, fold: Fold, g: Value) -> Value:
 
 
 def _in_blocks(back: _Back, fold: Fold) -> Value:
-    """Go back through a scan: each member gets a block of all members' operands and cotangents, and
-    goes back through the scan of its block as along a dim."""
+    """Return the operand's cotangent of a scan: each member gets a block of all members' operands
+    and cotangents, and differentiates the scan of its block along a dim."""
     reverse, x = back.reverse, back.x
     rows, g = _turned(back, x), _turned(back, back.g)
-    if fold.flow == "before":  # as what the one before got
+    if fold.flow == "before":  # exclusive: each result is the inclusive one of the member before
         zero, unit, (n, columns) = expr.const(0), expr.const(1), g.type.shape
         later = reverse.emit(Slice((unit, zero), (1, 1), (n - 1, columns)), g)
         g = reverse.emit(Update((zero, zero), (1, 1)), reverse.zeros(g.type), later)

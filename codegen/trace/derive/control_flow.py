@@ -1,7 +1,8 @@
-"""The way back through loops and branches: what they did is computed again, from what each turn
-began with, and gone through from its end.
+"""Reverse-mode derivatives of loops and branches: they are computed again, iterations last first,
+each from the values that it began with.
 
-Always holds: a loop keeps, turn by turn, only those carried values that its way back reads.
+Always holds: a loop keeps, for each iteration, only those carried values that its backward pass
+reads.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from codegen.symbolic import estimate, expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.context import Context
 from codegen.trace.control.regions import laid_as, plain_type
-from codegen.trace.derive.needed import pruned
-from codegen.trace.derive.once_more import closure, copier, run_again, saved_by
+from codegen.trace.derive.dead_code import pruned
+from codegen.trace.derive.recompute import closure, copier, run_again, saved_by
 from codegen.trace.derive.reverse import Reverse
 from codegen.trace.expecting import expect
 from codegen.trace.view import index_value
@@ -82,15 +83,16 @@ def _loop_active(reverse: Reverse, op: Op) -> Iterable[Value]:
         moving = now
 
 
-# Turns of a loop whose number only the run knows: its way back runs it again in parts, and these in
-# parts, on so many levels of so many parts, of which each keeps what it begins with.
+# A loop whose number of iterations only the run knows is nested for its backward pass: so many
+# levels of at most so many parts, each of which keeps the carried values that it begins with
+# (multi-level checkpointing).
 _LEVELS, _PARTS = 3, 64
 
 
 @dataclass
-class _Turns:
-    """How often a loop runs; most: at most, as an extent, None where only the run knows; number: of
-    a turn, counted from 0."""
+class _TripCount:
+    """The number of iterations of a loop: `count`; `most` bounds it as an extent, or is None where
+    only the run knows a bound."""
 
     loop: Loop
     counter: Sym
@@ -99,14 +101,15 @@ class _Turns:
 
     @property
     def number(self) -> Expr:
+        """The number of an iteration, counted from 0."""
         return expr.floordiv(expr.symbol(self.counter) - self.loop.start, self.loop.step)
 
     def counter_in(self, number: Expr) -> Expr:
-        """Return the counter in the turn of this number."""
+        """Return the counter in the iteration of this number."""
         return self.loop.start + number * self.loop.step
 
 
-def _turns(reverse: Reverse, op: Op) -> _Turns:
+def _trip_count(reverse: Reverse, op: Op) -> _TripCount:
     loop = op.what
     assert isinstance(loop, Loop) and loop.counter is not None
     if not loop.step.is_const:
@@ -124,17 +127,17 @@ def _turns(reverse: Reverse, op: Op) -> _Turns:
         if most is not None and any(s.kind == "scalar" for s in most.symbols()):
             most = None
     if len(op.regions) == 2 or count is None:
-        count, _ = reverse.counts[op] = reverse.counts.get(op) or _counted(
-            reverse, reverse.standing(op), most)
-    return _Turns(loop, loop.counter, count, most)
+        count, _ = reverse.counts[op] = reverse.counts.get(op) or _count_iterations(
+            reverse, reverse.replacement_of(op), most)
+    return _TripCount(loop, loop.counter, count, most)
 
 
-def _counted(reverse: Reverse, op: Op, most: Expr | None) -> tuple[Expr, Op]:
-    """Return how many turns a loop with a condition makes, at most so many; the op behind which
-    that is known: it counts them now."""
+def _count_iterations(reverse: Reverse, op: Op, most: Expr | None) -> tuple[Expr, Op]:
+    """Let a loop with a condition count its iterations, of which there are at most `most`; return
+    the count, and the op after which it is known."""
     context, body = reverse.context, op.regions[-1]
     with context.block() as before:
-        before.apart = True  # what stands further down is not there yet
+        before.apart = True  # its ops go before the loop: no later value may be used again
         begin = index_value(context, expr.const(0))
     argument = [Value("turns", begin.type) for _ in op.regions]
     with context.block() as block:
@@ -154,25 +157,27 @@ def _counted(reverse: Reverse, op: Op, most: Expr | None) -> tuple[Expr, Op]:
 
 
 def _symbol(reverse: Reverse, value: Value, most: Expr) -> Expr:
-    """Return an integer that the program computes, as a symbol: formulas of it stay short."""
+    """Return a symbol for an integer that the program computes, so that formulas of it stay
+    short."""
     symbol = Sym(reverse.context.unique("turns_counted"), "counter", expr.const(0), most)
     reverse.context.emit(Let(symbol, f"turns {symbol.name}"), (value,))
     return expr.symbol(symbol)
 
 
-def _parts(reverse: Reverse, count: Expr, size: Expr, first: Expr) -> Value:
-    """Return how many parts of this size there are from one turn to another one."""
+def _part_count(reverse: Reverse, count: Expr, size: Expr, first: Expr) -> Value:
+    """Return how many parts of `size` iterations there are from iteration `first` up to `count`."""
     context = reverse.context
     left = reverse.map("sub", index_value(context, count), index_value(context, first))
     left = reverse.map("add", left, index_value(context, size - 1))
     return reverse.map("floordiv", left, index_value(context, size))
 
 
-def _in_parts(
-    reverse: Reverse, op: Op, turns: _Turns, instead: bool
+def _nested_parts(
+    reverse: Reverse, op: Op, turns: _TripCount, instead: bool
 ) -> tuple[Op, list[tuple[Value, Value]], dict[Value, Value]]:
-    """Return the loop as loops in each other of at most so many turns, once more, or instead of it;
-    which of their values are handed on as which of the loop's; and what is copied of its body."""
+    """Return the loop as nested loops of at most _PARTS iterations, which run in its place if
+    `instead`, else again; pairs of their carried values and the loop's; and the copies of the
+    values of its body."""
     context, most = reverse.context, _PARTS**_LEVELS
     inside = expr.le(turns.count, most)
     if inside != 1:
@@ -183,18 +188,18 @@ def _in_parts(
     body = op.regions[-1]
     passing, copied = list[tuple[Value, Value]](), dict[Value, Value]()
     sizes, size = list[Expr](), turns.count
-    for k in range(_LEVELS - 1, 0, -1):  # as small as may be: what begins a part is kept
-        value = _parts(reverse, size, expr.const(_PARTS), expr.const(0))
+    for k in range(_LEVELS - 1, 0, -1):  # the least size of at most _PARTS parts
+        value = _part_count(reverse, size, expr.const(_PARTS), expr.const(0))
         value = reverse.map("maximum", value, index_value(context, expr.const(1)))
         size = _symbol(reverse, value, expr.const(_PARTS**k))
         sizes.append(size)
     sizes.append(expr.const(1))
 
     def level(k: int, operands: Sequence[Value], first: Expr, end: Expr) -> Sequence[Value]:
-        """Return the turns from `first` up to `end`, of those that one part of the level above
-        has."""
+        """Emit the loop of level k over the iterations from `first` up to `end`, which are those of
+        one part of the level above; return its results."""
         size = sizes[k]
-        left = _parts(reverse, end, size, first)
+        left = _part_count(reverse, end, size, first)
         stop = _symbol(reverse, reverse.clipped(left, expr.const(_PARTS)), expr.const(_PARTS))
         last = expr.const(_PARTS - 1)
         part = Sym(context.unique("part_of_turns"), "counter", expr.const(0), last)
@@ -224,9 +229,9 @@ def _in_parts(
 
 
 def _loop(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
-    turns, context = _turns(reverse, op), reverse.context
+    turns, context = _trip_count(reverse, op), reverse.context
     if turns.most is None:
-        parts = _parts_of(reverse, op, turns)
+        parts = _checkpointed(reverse, op, turns)
         if len(op.regions) == 1:
             _loop(reverse, parts, cotangents)
             return
@@ -239,21 +244,21 @@ def _loop(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
     body = op.regions[-1]
     moving = [k for k, v in enumerate(body.args) if v in reverse.active]
     around = closure(reverse, op)
-    saved = _saved_in(body, turns)
+    saved = _saved_results(body, turns)
     stacks = {v: reverse.kept.get(v) or _stack_of(context, v, turns.most, saved.get(v, v).name)
               for v in (*body.args, *saved)}
-    begins = [_begun(reverse, op, k, cotangents[k]) for k in moving]
+    begins = [_initial_cotangent(reverse, op, k, cotangents[k]) for k in moving]
     begins += [laid_as(context, reverse.of(v), v.type.layout) for v in around]
     types = [plain_type(body.args[k]) for k in moving] + [plain_type(v) for v in around]
     last = turns.count - 1
     back = Sym(context.unique("turn_back"), "counter", expr.const(0), last)
     number = last - expr.symbol(back)
     with context.block(types, ["ct_" + v.name for v in _both(body.args, moving, around)]) as block:
-        read = {v: _turn_of(reverse, s, number, v) for v, s in stacks.items()}
+        read = {v: _row_of(reverse, s, number, v) for v, s in stacks.items()}
         active = [*around, *(read[body.args[k]] for k in moving)]
         inner = Reverse(context, active, reverse.shares, True)
         copies = copier(reverse, read, {turns.counter: turns.counter_in(number)})
-        ops, run = _turn_again(copies, body.ops, {v: read[r] for r, v in saved.items()})
+        ops, run = _recompute_iteration(copies, body.ops, {v: read[r] for r, v in saved.items()})
         reverse.shares.same(copies.instead)
         block.ops.extend(run)
         inner.mark(ops)
@@ -265,10 +270,10 @@ def _loop(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
         inner.pull(ops)
         ends = [inner.all_of(read[body.args[k]]) for k in moving] + [inner.of(v) for v in around]
         ends = [laid_as(context, v, t.layout) for v, t in zip(ends, types)]
-        region = _without_last_turns(inner, pruned(block.close(ends)))
+        region = _without_last_iterations(inner, pruned(block.close(ends)))
     kind = Loop(back, expr.const(0), turns.count, expr.const(1))
     used = set(free_values(region))
-    _keep(reverse, op, turns, {v: s for v, s in stacks.items() if s in used})
+    _record_stacks(reverse, op, turns, {v: s for v, s in stacks.items() if s in used})
     results = context.emit(kind, begins, [region])
     for v, g in zip(around, results[len(moving):], strict=True):
         reverse.put(v, g)
@@ -277,13 +282,14 @@ def _loop(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
             reverse.add(v, begin, reverse.shares.reach(body.args[k]) - reverse.shares.varies(v))
 
 
-def _parts_of(reverse: Reverse, op: Op, turns: _Turns) -> Op:
-    """Return the loop in parts: behind it, where it counts its turns, else in its place."""
+def _checkpointed(reverse: Reverse, op: Op, turns: _TripCount) -> Op:
+    """Return the loop as nested loops: after it, where it counts its iterations, else in its
+    place."""
     if op not in reverse.parts:
         instead = len(op.regions) == 1
         with reverse.context.block() as block:
-            block.apart = True  # what stands further down is not there yet
-            parts, passing, copied = _in_parts(reverse, op, turns, instead)
+            block.apart = True  # its ops move up to the loop: no later value may be used again
+            parts, passing, copied = _nested_parts(reverse, op, turns, instead)
         if instead:
             parts = replace(parts, results=op.results)
             reverse.replace(op, parts, block.ops[:-1])
@@ -298,10 +304,10 @@ def _parts_of(reverse: Reverse, op: Op, turns: _Turns) -> Op:
     return parts
 
 
-def _without_last_turns(inner: Reverse, region: Region) -> Region:
-    """Leave out the last turn of inner loops that run again only for the values that their turns
-    begin with, and whose number of turns only the run knows: no turn begins with what the last one
-    makes."""
+def _without_last_iterations(inner: Reverse, region: Region) -> Region:
+    """Leave out the last iteration of inner loops that run again only for the values that their
+    iterations begin with, and whose number of iterations only the run knows: no iteration begins
+    with the values that the last one computes."""
     ops: list[Op] = []
     stacks = set(inner.kept.values())
     read = [v for op in region.ops for v in (*op.operands, *(
@@ -312,19 +318,20 @@ def _without_last_turns(inner: Reverse, region: Region) -> Region:
         if (isinstance(kind, Loop) and len(op.regions) == 1 and kind.stop is not None
                 and kind.start == 0 and kind.step == 1 and not kind.stop.is_const
                 and all(v in stacks for v in used.intersection(op.results))):
-            ops += _to_the_last(inner, op, stacks)
+            ops += _drop_last_iteration(inner, op, stacks)
         else:
             ops.append(op)
     return region.with_ops(ops)
 
 
-def _to_the_last(reverse: Reverse, op: Op, stacks: Collection[Value]) -> list[Op]:
-    """Return the loop without its last turn, each turn of which keeps what the next one begins
-    with."""
+def _drop_last_iteration(reverse: Reverse, op: Op, stacks: Collection[Value]) -> list[Op]:
+    """Return ops with the loop, but for its last iteration: each iteration keeps the carried values
+    that the next one begins with. The loop stays as it is where it keeps other values, or may be
+    too short."""
     context, kind, body = reverse.context, op.what, op.regions[-1]
     assert isinstance(kind, Loop) and kind.counter is not None and kind.stop is not None
     producers = {v: o for o in body.ops for v in o.results}
-    begun: dict[int, tuple[int, Op]] = {}  # stacks: of which carried value
+    begun: dict[int, tuple[int, Op]] = {}  # by stack: the carried value in it
     most = None
     for k, v in enumerate(op.results):
         if v in stacks:
@@ -357,16 +364,17 @@ def _to_the_last(reverse: Reverse, op: Op, stacks: Collection[Value]) -> list[Op
 
 
 def _in_row(reverse: Reverse, stack: Value, value: Value, number: Expr, like: Op) -> Value:
-    """Return a stack with a value in the row of this number, as another update puts one there."""
+    """Return the stack with a value in row `number`, laid out as the result of the update
+    `like`."""
     row = reverse.emit(Reshape((expr.const(1), *value.type.shape)), value)
     start = (number, *(expr.const(0),) * value.type.ndim)
     updated = reverse.emit(Update(start, (1,) * stack.type.ndim), stack, row)
     return laid_as(reverse.context, updated, like.result.type.layout)
 
 
-def _saved_in(body: Region, turns: _Turns) -> dict[Value, Value]:
-    """Return results of what the body calls that are kept for their way back: turn by turn, where
-    each has the same shape; and what they are in what is called."""
+def _saved_results(body: Region, turns: _TripCount) -> dict[Value, Value]:
+    """Return the values that functions called by the body keep for their backward pass, where they
+    have one shape in all iterations: by result of the call, the value in the function."""
     return {
         result: value for op in body.ops if (n := saved_by(op))
         for result, value in list(zip(op.results, op.regions[0].results, strict=True))[-n:]
@@ -374,11 +382,11 @@ def _saved_in(body: Region, turns: _Turns) -> dict[Value, Value]:
     }
 
 
-def _turn_again(
+def _recompute_iteration(
     copies: Copier, ops: Iterable[Op], kept: Mapping[Value, Value]
 ) -> tuple[list[Op], list[Op]]:
-    """Copy the ops of a turn as run_again does; a function whose results are kept in part is
-    computed once for the rest."""
+    """Copy the ops of an iteration as run_again does. A function that keeps some of its values is
+    opened, so that only the others are computed again."""
     every, run = list[Op](), list[Op]()
     for op in ops:
         inner = op.regions[0].ops if saved_by(op) else (op,)
@@ -389,8 +397,8 @@ def _turn_again(
     return every, run
 
 
-def _begun(reverse: Reverse, op: Op, k: int, g: Value | None) -> Value:
-    """Return the cotangent of a carried value with which the way back through a loop begins."""
+def _initial_cotangent(reverse: Reverse, op: Op, k: int, g: Value | None) -> Value:
+    """Return the cotangent of a carried value with which the backward loop begins."""
     g, value, a = reverse.of_result(op.results[k], g), op.results[k], op.regions[-1].args[k]
     have = reverse.shares.reach(value) - reverse.shares.varies(a)
     return reverse.brought(g, have, reverse.shares.after(a))
@@ -401,24 +409,26 @@ def _both(args: Sequence[Value], moving: Sequence[int], around: Sequence[Value])
 
 
 def _stack_of(context: Context, a: Value, turns: Expr, name: str) -> Value:
-    """Return a value for the stack that holds a carried value, with a row for each turn."""
+    """Return a value for the stack that holds a carried value, with a row for each iteration."""
     layout = None if context.rank_view else ((), *(a.type.layout or ()))
-    return Value(name + "_turns", ArrayType(a.type.dtype, (turns, *a.type.shape), layout))
+    return Value(name + "_trip_count", ArrayType(a.type.dtype, (turns, *a.type.shape), layout))
 
 
-def _turn_of(reverse: Reverse, stack: Value, number: Expr, a: Value) -> Value:
+def _row_of(reverse: Reverse, stack: Value, number: Expr, a: Value) -> Value:
     zeros, ones = (expr.const(0),) * a.type.ndim, (1,) * stack.type.ndim
     row = reverse.emit(Slice((number, *zeros), ones, (expr.const(1), *a.type.shape)), stack)
     return laid_as(reverse.context, reverse.emit(Reshape(a.type.shape), row), a.type.layout)
 
 
-def _keep(reverse: Reverse, op: Op, turns: _Turns, kept: Mapping[Value, Value]) -> None:
-    """Let the loop, as it was recorded, also keep, turn by turn, some values that its body is given
-    or makes."""
+def _record_stacks(
+    reverse: Reverse, op: Op, turns: _TripCount, kept: Mapping[Value, Value]
+) -> None:
+    """Let the recorded loop also write some values of its body into stacks, a row for each
+    iteration. kept: the stacks by value."""
     kept = {v: s for v, s in kept.items() if v not in reverse.kept}
     if not kept:
         return
-    op = reverse.standing(op)
+    op = reverse.replacement_of(op)
     context, body, stacks = reverse.context, op.regions[-1], list(kept.values())
     with context.block() as before:
         blank = [reverse.emit(Full(0, s.type.dtype, s.type.shape, blank=True)) for s in stacks]

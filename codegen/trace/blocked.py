@@ -74,7 +74,7 @@ class Dealt:
         return mapping.relayout(mapping.relayout(blocks, first), self.turned_layout)
 
     def turned(self, own: Array) -> Any:
-        rows = linear.turned(own.reshape(self.width, -1))
+        rows = linear.transposed(own.reshape(self.width, -1))
         return rows.reshape(self.count, -1, self.width)
 
     def padded(self, x: Array) -> Array:
@@ -268,7 +268,7 @@ def solve(x: Array, what: str, b: Array) -> Array | None:
         return None
     steps = Elimination(x, axis)
     dealt = steps.dealt
-    sides = mapping.relayout(linear.turned(b), (axis, None))
+    sides = mapping.relayout(linear.transposed(b), (axis, None))
     if dealt.width > dealt.rows:
         wide = zeros((b.shape[1], dealt.width), x.dtype, layout=(axis, None))
         wide[:, : dealt.rows] = sides
@@ -293,7 +293,7 @@ def solve(x: Array, what: str, b: Array) -> Array | None:
 
     layouts, rows = (dealt.turned_layout, (axis, None)), (axis, None)
     made = mapping.call(x.context, run, (steps.given, sides), {}, None, layouts, rows)
-    return as_array(linear.turned(made[:, : dealt.rows]))
+    return as_array(linear.transposed(made[:, : dealt.rows]))
 
 
 def slogdet(x: Array) -> tuple[Array, Array] | None:
@@ -362,7 +362,7 @@ class Reflections:
         dealt, flat, start = self.dealt, self.dealt.flat(q), self.dealt.columns_of(k).start
         v, t = self.block(dealt.gathered(cols[k : k + 1, :, start:]), taus[k])
         rest = flat[k * dealt.own()[1] :, start:]
-        flat[k * dealt.own()[1] :, start:] -= rest @ adjoint(v) @ linear.turned(t) @ v
+        flat[k * dealt.own()[1] :, start:] -= rest @ adjoint(v) @ linear.transposed(t) @ v
         return q
 
     def block(self, made: Array, tau: Array) -> tuple[Array, Array]:
@@ -371,7 +371,7 @@ class Reflections:
         1992."""
         i, j = arange(made.shape[0])[:, None], arange(self.dealt.width)[: made.shape[1]]
         v = as_array(picking.where(i < j, made, (i == j).astype(made.dtype)))
-        above = shaping.triu(products.conjugate(v) @ linear.turned(v), 1)
+        above = shaping.triu(products.conjugate(v) @ linear.transposed(v), 1)
         diagonal = picking.where(arange(tau.shape[0])[:, None] == arange(tau.shape[0]), tau, 0)
         upper = Triangular(lower=False, unit=True)
         return v, emitted(upper, as_array(diagonal), as_array(tau[:, None] * above))[0]
@@ -401,8 +401,8 @@ def qr(x: Array, mode: str) -> tuple[Array | None, Array] | None:
     body = (lambda cols: (factor(cols)[0],)) if mode == "r" else both
     kept = (dealt.layout,) * (1 if mode == "r" else 2)
     cols, *q = mapping.call(x.context, body, (steps.given,), {}, None, (dealt.turned_layout,), kept)
-    r = shaping.triu(linear.turned(dealt.collect(cols)[:, :count]))
-    return as_array(linear.turned(dealt.collect(q[0], count, rows))) if q else None, as_array(r)
+    r = shaping.triu(linear.transposed(dealt.collect(cols)[:, :count]))
+    return as_array(linear.transposed(dealt.collect(q[0], count, rows))) if q else None, as_array(r)
 
 
 def tall(x: Array) -> tuple[Array, Array] | None:

@@ -41,7 +41,7 @@ from codegen.trace.control.outside import Outside
 from codegen.trace.control.returned import outputs_of
 from codegen.trace.control.settled import Inner
 from codegen.trace.declare import check_dims, flag_of_call
-from codegen.trace.derive.needed import kept_by, opened, pruned
+from codegen.trace.derive.dead_code import kept_by, pruned, without_defined
 from codegen.trace.feed_calls import check_feeds
 from codegen.trace.save_calls import check_saves
 
@@ -326,7 +326,7 @@ class Program:
         check_dims(context)
         body = context.blocks[0].close([o.value for o in outputs])
         if context.differentiated:
-            body = pruned(opened(body))
+            body = pruned(without_defined(body))
             outputs = [replace(o, value=v) for o, v in zip(outputs, body.results, strict=True)]
         module = Module(
             name=self.name, level="graph", mesh=context.mesh, parameters=tuple(values.items()),

@@ -23,8 +23,8 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, local_type, not_given
 from codegen.trace.context import Context
+from codegen.trace.derive.dead_code import without_defined
 from codegen.trace.derive.halves import Halves, capture_halves, reads_of
-from codegen.trace.derive.needed import opened
 from codegen.trace.number import expr_of, number
 from codegen.trace.ranks.mapping import laid
 from codegen.trace.state import flatten
@@ -182,7 +182,7 @@ class SplitAxes:
         """Return what a rank has of named arrays, the ops that compute its part of the results, and
         these. types: how the results lie."""
         inputs = tuple(Input(v, layout_of(v), v.type.shape) for v in names)
-        body = opened(Region((), tuple(ops), tuple(results)))
+        body = without_defined(Region((), tuple(ops), tuple(results)))
         outputs = tuple(Output(str(k), v, _layout(t), v.type.shape)
                         for k, (v, t) in enumerate(zip(body.results, types, strict=True)))
         program = partition(Module("layer", "graph", self.mesh, (), (), inputs,

@@ -1,9 +1,9 @@
-"""The way back through a shard_map: another one, which is given what the first was given and the
-cotangents of what it gave, each laid out as that is, and gives those of what the first was given.
-The first also gives what ranks got in exchanges that the second would make again.
+"""Reverse-mode derivatives of shard_maps: a second shard_map computes the operands' cotangents.
 
-Always holds: what a result's layout says is one value on several ranks has its cotangent once: the
-first of those ranks has it, where they may have made the value differently.
+It takes the operands of the first one and the cotangents of its results, laid out as these are. The
+first one also returns what ranks receive in exchanges that the second one would repeat. Always
+holds: where a result's layout says that several ranks have one value and they may have computed it
+differently, the first of those ranks has its cotangent, once.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from codegen.symbolic.expr import Expr
 from codegen.trace.array import local_type
 from codegen.trace.context import Block, Context
 from codegen.trace.control.regions import laid_as
-from codegen.trace.derive.needed import pruned
-from codegen.trace.derive.once_more import closure, copier
+from codegen.trace.derive.dead_code import pruned
+from codegen.trace.derive.recompute import closure, copier
 from codegen.trace.derive.reverse import Reverse
 from codegen.trace.derive.shares import Shares
 from codegen.trace.ranks.mapping import global_shape
 from codegen.trace.ranks.varying import axes_in
 
 
-def _active(at: Reverse, op: Op) -> Iterable[Value]:
+def _active(reverse: Reverse, op: Op) -> Iterable[Value]:
     (body,) = op.regions
-    at.active.update(a for a, v in zip(body.args, op.operands) if v in at.active)
-    at.mark(body.ops)
-    return [v for v, made in zip(op.results, body.results) if made in at.active]
+    reverse.active.update(a for a, v in zip(body.args, op.operands) if v in reverse.active)
+    reverse.mark(body.ops)
+    return [v for v, body_result in zip(op.results, body.results) if body_result in reverse.active]
 
 
 @contextmanager
-def _opened(context: Context, operands: Sequence[Value]) -> Iterator[tuple[Block, list[Value]]]:
-    """Open a block in a rank's view, with shards of these operands; note what it meets by
-    closure."""
+def _rank_block(context: Context, operands: Sequence[Value]) -> Iterator[tuple[Block, list[Value]]]:
+    """Open a block in a rank's view, with shards of these operands as arguments. The values that it
+    reads from around it become arguments at its end, and are in the list then."""
     captured: dict[Value, Value] = {}
     more: list[Value] = []
     split = context.split
@@ -66,34 +66,34 @@ def _split(args: Sequence[Value], layouts: Iterable[Layout]) -> dict[Value, Axes
     return {a: axes_in(layout) for a, layout in zip(args, layouts)}
 
 
-def _shard_map(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
-    context, what, (body,) = at.context, op.what, op.regions
-    assert isinstance(what, ShardMap)
-    around = closure(at, op)  # numbers: they are no operands
+def _shard_map(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
+    context, kind, (body,) = reverse.context, op.what, op.regions
+    assert isinstance(kind, ShardMap)
+    around = closure(reverse, op)  # numbers: they are no operands
     read, args = [*op.operands, *around], [*body.args, *around]
-    wanted = [k for k, v in enumerate(read) if v in at.active]
-    outs = {k: laid_as(context, g, what.out_layouts[k]) for k, g in enumerate(given) if g}
+    wanted = [k for k, v in enumerate(read) if v in reverse.active]
+    outs = {k: laid_as(context, g, kind.out_layouts[k]) for k, g in enumerate(cotangents) if g}
     operands = [*read, *outs.values()]
-    families = Families(context.mesh, _split(body.args, what.in_layouts), context.varying)
+    families = Families(context.mesh, _split(body.args, kind.in_layouts), context.varying)
     families.region(body)
     reach: dict[Value, Axes] = {}
     for k in outs:
         v = body.results[k]
-        split = axes_in(what.out_layouts[k]) - families.alone
+        split = axes_in(kind.out_layouts[k]) - families.alone
         reach[v] = reach.get(v, NONE) | families.varies(v) | split
-    shares = Shares.planned(families, body.ops, reach, [args[k] for k in wanted], at.active)
-    with _opened(context, operands) as (block, more):
-        copies = copier(at, dict(zip(args, block.args)))
+    shares = Shares.planned(families, body.ops, reach, [args[k] for k in wanted], reverse.active)
+    with _rank_block(context, operands) as (block, more):
+        copies = copier(reverse, dict(zip(args, block.args)))
         ops = copies.ops(body.ops)
         shares.same(copies.instead)
         block.ops.extend(ops)
         inner = Reverse(context, [block.args[k] for k in wanted], shares)
         inner.mark(ops)
         for (k, g) in zip(outs, block.args[len(read):], strict=True):
-            _begin(inner, copies.of(body.results[k]), g, axes_in(what.out_layouts[k]))
+            _begin(inner, copies.of(body.results[k]), g, axes_in(kind.out_layouts[k]))
         inner.pull(ops)
-        found = [inner.all_of(block.args[k]) for k in wanted]
-    region, kept_values = _without_exchanges(at, op, families, copies, block.close(found))
+        gradients = [inner.all_of(block.args[k]) for k in wanted]
+    region, kept_values = _without_exchanges(reverse, op, families, copies, block.close(gradients))
     operands = [*operands, *more, *kept_values]
     types = tuple(replace(read[k].type, free=False) for k in wanted)
     used = {*free_values(Region((), region.ops, region.results))}
@@ -103,14 +103,14 @@ def _shard_map(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     back = ShardMap(lie, tuple(map(layout_of, types)), types)
     results = context.emit(back, [v for v, _ in kept], [region])
     for k, g in zip(wanted, results):
-        at.add(read[k], g)
+        reverse.add(read[k], g)
 
 
 def _begin(inner: Reverse, value: Value, g: Value, split: Axes) -> None:
-    """Begin with the cotangent of a result, which is split over these axes."""
+    """Start the reverse pass with the cotangent of a result, which is split over these axes."""
     if value in inner.active:
         varies, split = inner.shares.varies(value), split - inner.shares.families.alone
-        g = inner.shared(g, split, split | varies)  # one of those that may have made it has all
+        g = inner.shared(g, split, split | varies)  # one of the ranks holds all
         inner.add(value, g, split - varies)
 
 
@@ -118,50 +118,51 @@ def _begin(inner: Reverse, value: Value, g: Value, split: Axes) -> None:
 
 
 def _without_exchanges(
-    at: Reverse, op: Op, families: Families, copies: Copier, region: Region
+    reverse: Reverse, op: Op, families: Families, copies: Copier, region: Region
 ) -> tuple[Region, list[Value]]:
-    """Return the way back, given what ranks got in exchanges instead of making them again; and
-    that, which the first shard_map gives as well."""
-    context, what, (body,), region = at.context, op.what, op.regions, pruned(region)
-    assert isinstance(what, ShardMap)
+    """Return the body of the second shard_map, which takes what ranks received in exchanges as
+    arguments, so that it does not repeat them; and these values, results of the first one."""
+    context, kind, (body,), region = reverse.context, op.what, op.regions, pruned(region)
+    assert isinstance(kind, ShardMap)
     known = list(dict.fromkeys(e for v in op.operands for e in v.type.shape))
-    made = {v for back in region.ops for v in back.results}
-    args, given, shown, ops, results, instead = [], [], [], [], list[Value](), {}
+    recomputed = {v for back in region.ops for v in back.results}
+    args, kept_values, shown, ops, results, instead = [], [], [], [], list[Value](), {}
     for first in body.ops:
         again = [copies.of(v) for v in first.results]
-        if not isinstance(first.what, Exchange) or not made.intersection(again):
+        if not isinstance(first.what, Exchange) or not recomputed.intersection(again):
             continue
         (value,), (copy,) = first.results, again
         wide, whole = _as_result(value, families, context, known)
         if whole is None:
             continue
         args.append(Value(value.name, wide))
-        if value not in at.kept:
-            at.kept[value] = Value(value.name, whole)
+        if value not in reverse.kept:
+            reverse.kept[value] = Value(value.name, whole)
             shown.append(Value(value.name, wide))
             ops.append(Op(Reshape(wide.shape), (value,), (shown[-1],), (), first.place))
-            results.append(at.kept[value])
-        given.append(at.kept[value])
+            results.append(reverse.kept[value])
+        kept_values.append(reverse.kept[value])
         instead[copy] = Op(Reshape(copy.type.shape), (args[-1],), (copy,), (), first.place)
     if not instead:
         return region, []
-    op = at.standing(op)
-    what, (body,), types = op.what, op.regions, [v.type for v in results]
-    assert isinstance(what, ShardMap)
+    op = reverse.replacement_of(op)
+    kind, (body,), types = op.what, op.regions, [v.type for v in results]
+    assert isinstance(kind, ShardMap)
     grown = Region(body.args, (*body.ops, *ops), (*body.results, *shown))
-    lie = (*what.out_layouts, *map(layout_of, types))
-    at.replace(op, replace(op, what=what.but(out_layouts=lie, types=(*what.types, *types)),
+    lie = (*kind.out_layouts, *map(layout_of, types))
+    reverse.replace(op, replace(op, what=kind.but(out_layouts=lie, types=(*kind.types, *types)),
                            results=(*op.results, *results), regions=(grown,)))
     rest = [back for back in region.ops if not instead.keys() & set(back.results)]
     region = Region((*region.args, *args), (*instead.values(), *rest), region.results)
-    return pruned(region), given
+    return pruned(region), kept_values
 
 
 def _as_result(
     value: Value, families: Families, context: Context, known: Sequence[Expr]
 ) -> tuple[ArrayType, ArrayType | None]:
-    """Return a value as a result of a shard_map, on one rank and whole: with one more dim, which is
-    split over the axes that split no other. None: there is no such array."""
+    """Return the types of a value as a result of a shard_map, of a rank's part and of the whole:
+    with one more dim, split over the axes along which it varies and that split no other dim. The
+    second is None where there is no such array."""
     mesh, shape = context.mesh, value.type.shape
     own = [tuple(a.name for a in mesh.axes if a.coord_sym in e.symbols()) for e in shape]
     left = families.varies(value) - {a for entry in own for a in entry}

@@ -1,4 +1,4 @@
-"""Ops that nobody needs are left out: of what is differentiated, most of what was recorded may be.
+"""Leave out ops that no result needs: of what is recorded for a derivative, these may be most.
 
 Always holds: what a user sees, prints and conditions, stays; so do feeds, and what ranks wait for.
 """
@@ -51,13 +51,13 @@ def _branch(op: Op, wanted: set[Value]) -> Op:
     arms = tuple(
         pruned(replace(arm, results=tuple(arm.results[k] for k in kept))) for arm in op.regions
     )
-    what = op.what.but(types=tuple(op.what.types[k] for k in kept))  # type: ignore[attr-defined]
-    return replace(op, what=what, results=tuple(op.results[k] for k in kept), regions=arms)
+    kind = op.what.but(types=tuple(op.what.types[k] for k in kept))  # type: ignore[attr-defined]
+    return replace(op, what=kind, results=tuple(op.results[k] for k in kept), regions=arms)
 
 
 def _loop(op: Op, wanted: set[Value]) -> Op:
-    """Return a loop that carries only what matters in the end: to results, to the condition, to
-    effects."""
+    """Return the loop with only those carried values that wanted results, its condition or effects
+    need."""
     kept = {k for k, v in enumerate(op.results) if v in wanted}
     while True:
         slim = [_carrying(region, kept, k == len(op.regions) - 1)
@@ -84,21 +84,22 @@ def _read(region: Region) -> set[Value]:
 
 
 def kept_by(region: Region, keeps: Iterable[Keeps]) -> tuple[Keeps, ...]:
-    """Return the values of this region that ways back keep. Ops that run again read other values,
-    and these are kept."""
-    made = {v: op for op in walk(region) for v in op.results}
-    found = []
+    """Return, of the values that backward passes keep, those of this region. Where an Again op
+    stands for a value, it is the op's operand that is kept."""
+    producers = {v: op for op in walk(region) for v in op.results}
+    kept = []
     for some in keeps:
-        values = [v for v in some.values if v in made]
+        values = [v for v in some.values if v in producers]
         if some.turns is None:
-            values = [made[v].operands[0] for v in values]
+            values = [producers[v].operands[0] for v in values]
         if values:
-            found.append(replace(some, values=tuple(dict.fromkeys(values))))
-    return tuple(found)
+            kept.append(replace(some, values=tuple(dict.fromkeys(values))))
+    return tuple(kept)
 
 
-def opened(region: Region) -> Region:
-    """Return the region without ops that only say how what is in them is differentiated."""
+def without_defined(region: Region) -> Region:
+    """Return the region with each Defined op, which only says how to differentiate, replaced by its
+    body."""
     instead: dict[Value, Value] = {}
 
     def through(region: Region) -> Region:

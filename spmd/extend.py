@@ -17,7 +17,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.api import convolve
 from codegen.trace.array import Array, as_array, is_traced
-from codegen.trace.control.conversion import convert, given
+from codegen.trace.control.conversion import checked_callback, convert
 from codegen.trace.expecting import expect as _expect
 from codegen.trace.number import Number, expr_of, number
 from codegen.trace.numpy.elementwise import mapped
@@ -152,7 +152,7 @@ def called_with(function: Any, what: str, *names: str) -> Callable[..., Any]:
 
     UsageError where it takes others; what: names the function in the message.
     """
-    return given(function, what, *names)
+    return checked_callback(function, what, *names)
 
 
 def expect(holds: Any, *text: Any) -> None:

@@ -89,7 +89,7 @@ def _known_elements(array: Array, key: Any) -> Any:
         found = known.plain(array)[key]
     except (IndexError, TypeError, ValueError):
         return None  # refused below, with its place
-    return known.made(found.copy()) if isinstance(found, np.ndarray) else found
+    return known.known_array(found.copy()) if isinstance(found, np.ndarray) else found
 
 
 def _assign_known(x: Array, key: Any, value: Any) -> bool:

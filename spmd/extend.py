@@ -17,7 +17,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.api import convolve
 from codegen.trace.array import Array, as_array, is_traced
-from codegen.trace.control.conversion import convert, given
+from codegen.trace.control.conversion import checked_callback, convert
 from codegen.trace.expecting import expect as _expect
 from codegen.trace.number import Number, expr_of, number
 from codegen.trace.numpy.elementwise import mapped
@@ -152,7 +152,7 @@ def called_with(function: Any, role: str, *names: str) -> Callable[..., Any]:
 
     Raises UsageError where it takes others. role: what the function is called in the message.
     """
-    return given(function, role, *names)
+    return checked_callback(function, role, *names)
 
 
 def expect(holds: Any, *text: Any) -> None:

@@ -193,8 +193,8 @@ class Operation:
             return wrap(context, self._part(context, parts, stated))
         if type(self).compute is Operation.compute:
             self._check_whole(context, operands, stated)
-        what = UserOp(self, along, stated)
-        return wrap(context, context.emit_one(what, *(x.read() for x in operands)))
+        kind = UserOp(self, along, stated)
+        return wrap(context, context.emit_one(kind, *(x.read() for x in operands)))
 
     def _kept(self, *operands: Array) -> tuple[Any, Any]:
         result = self._emitted(*operands)
@@ -203,19 +203,20 @@ class Operation:
     def _back(self, kept: Any, cotangent: Any, place: Place | None) -> tuple[Any, ...]:
         operands, result = kept
         with operands[0].context.standing_at(place):
-            found = convert(self.vjp)(operands, result, cotangent)
-        if not isinstance(found, (tuple, list)) or len(found) != len(operands):
-            count = len(found) if isinstance(found, (tuple, list)) else type(found).__name__
+            cotangents = convert(self.vjp)(operands, result, cotangent)
+        if not isinstance(cotangents, (tuple, list)) or len(cotangents) != len(operands):
+            several = isinstance(cotangents, (tuple, list))
+            count = len(cotangents) if several else type(cotangents).__name__
             raise UsageError(f"{self}: vjp returns no cotangent for each operand",
                              place=user_place(), expected=f"a tuple of {len(operands)}",
                              found=str(count), remedy="None for an operand that has none")
-        for k, (x, g) in enumerate(zip(operands, found)):
+        for k, (x, g) in enumerate(zip(operands, cotangents)):
             have = x.extents if g is None else _shape(g)
             if len(have) != x.ndim or any(map(_differ, have, x.extents)):
                 raise ShapeError(f"{self}: vjp returns another shape for operand {k}",
                                  place=user_place(), expected=shape_text(x.extents),
                                  found=shape_text(have))
-        return tuple(found)
+        return tuple(cotangents)
 
     def _in_numpy(self, operands: Sequence[NumpyArray]) -> NumpyArray:
         """Return what `numpy` returns, checked against the type that `result` states."""
@@ -223,9 +224,10 @@ class Operation:
         views = [x.view() for x in operands]  # a caller's array is not for the rule to write
         for view in views:
             view.flags.writeable = False
-        made = np.asarray(self.numpy(*views))
-        self._check(made.shape, made.dtype, tuple(stated.shape), stated.dtype, "numpy", "result")
-        return made
+        result = np.asarray(self.numpy(*views))
+        self._check(result.shape, result.dtype, tuple(stated.shape), stated.dtype, "numpy",
+                    "result")
+        return result
 
     # ---- rules, checked --------------------------------------------------------------------------
 
@@ -236,12 +238,12 @@ class Operation:
 
     def _stated(self, operands: Sequence[Any]) -> Type:
         """Return the type that the rule `result` states. Raises UsageError if it returns none."""
-        found = self.result(*operands)
-        shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", None)
+        declared = self.result(*operands)
+        shape, dtype = getattr(declared, "shape", None), getattr(declared, "dtype", None)
         if shape is None or dtype is None or not all(expr_of(n) is not None for n in shape):
             raise UsageError(f"{self}: the rule result returns no type", place=user_place(),
                              expected="spmd.extend.Type(shape, dtype), or an operand",
-                             found=repr(found)[:60])
+                             found=repr(declared)[:60])
         return Type(tuple(shape), np.dtype(dtype))
 
     def _result_type(self, operands: Sequence[Array]) -> ArrayType:
@@ -257,13 +259,13 @@ class Operation:
         """Return what the rule `needs` says. Raises LayoutError if that does not fit operands and
         result."""
         dims = tuple(ResultDim(d) for d in range(result.ndim))
-        found = self.needs(dims, *operands)
-        if not isinstance(found, (tuple, list)) or len(found) != len(operands):
-            count = len(found) if isinstance(found, (tuple, list)) else type(found).__name__
+        needed = self.needs(dims, *operands)
+        if not isinstance(needed, (tuple, list)) or len(needed) != len(operands):
+            count = len(needed) if isinstance(needed, (tuple, list)) else type(needed).__name__
             raise self._unfit("the rule needs has not one entry for each operand",
                               f"{len(operands)}, each None or a tuple", str(count))
         return tuple(self._entries(k, x, entries, result)
-                     for k, (x, entries) in enumerate(zip(operands, found)))
+                     for k, (x, entries) in enumerate(zip(operands, needed)))
 
     def _entries(self, k: int, x: Array, entries: Any, result: ArrayType) -> tuple[Any, ...]:
         if entries is None:
@@ -312,8 +314,8 @@ class Operation:
         with apart.active():
             arrays = [wrap(apart, Value("x", ArrayType(x.type.dtype, x.extents)), scalar=False)
                       for x in operands]
-            made = as_value(apart, convert(self.numpy)(*arrays)).type
-        self._check(made.shape, dtypes.numpy_dtype(made.dtype), stated.shape,
+            numpy_type = as_value(apart, convert(self.numpy)(*arrays)).type
+        self._check(numpy_type.shape, dtypes.numpy_dtype(numpy_type.dtype), stated.shape,
                     dtypes.numpy_dtype(stated.dtype), "numpy", "result")
 
     def _part(
@@ -353,9 +355,9 @@ def _named_part(x: Array, dims: Sequence[ResultDim | None], result: ArrayType) -
 
 
 def _exprs(shape: Iterable[Any]) -> tuple[Expr, ...]:
-    found = [n if isinstance(n, Expr) else expr_of(n) for n in shape]
-    assert None not in found, shape
-    return tuple(e for e in found if e is not None)
+    exprs = [n if isinstance(n, Expr) else expr_of(n) for n in shape]
+    assert None not in exprs, shape
+    return tuple(e for e in exprs if e is not None)
 
 
 def _shape(x: Any) -> tuple[Expr, ...]:

@@ -209,12 +209,12 @@ def chosen(test: Any) -> Any:
     )
 
 
-def plain(test: Any, what: str, reason: str) -> Any:
+def plain(test: Any, statement: str, reason: str) -> Any:
     """Return a test that Python itself takes; refuses one that is known only at run time."""
     if not is_traced(test):
         return test
     raise UnsupportedError(
-        f"`{what}` on a value known only at run time, in a function that cannot be compiled",
+        f"`{statement}` on a value known only at run time, in a function that cannot be compiled",
         found=reason, remedy="move this part into a function of its own",
     )
 

@@ -143,4 +143,4 @@ def _copy(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _in_program(x: np.ndarray[Any, Any]) -> Any:
     """Return an array of an eager run as one of a program, in the layout that it has there."""
     layout = getattr(x, "layout", None)
-    return known.made(np.array(x)) if layout is None else asarray(x, layout=layout)
+    return known.known_array(np.array(x)) if layout is None else asarray(x, layout=layout)

@@ -89,7 +89,7 @@ def _known_elements(array: Array, key: Any) -> Any:
         elements = known.plain(array)[key]
     except (IndexError, TypeError, ValueError):
         return None  # refused below, with its place
-    return known.made(elements.copy()) if isinstance(elements, np.ndarray) else elements
+    return known.known_array(elements.copy()) if isinstance(elements, np.ndarray) else elements
 
 
 def _assign_known(x: Array, key: Any, value: Any) -> bool:

@@ -20,7 +20,7 @@ from codegen.symbolic import estimate, expr, prove
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.context import Context, require_context
-from codegen.trace.control.conversion import given
+from codegen.trace.control.conversion import checked_callback
 from codegen.trace.control.letting import as_symbol
 from codegen.trace.number import expr_of, maybe
 from codegen.trace.numpy.elementwise import same_extent, shape_text
@@ -152,7 +152,7 @@ def same_on_all(context: Context, e: Expr, what: str) -> None:
 def _destination(context: Context, axes: Axes, p: Sym, to: Callable[..., Any]) -> tuple[Expr, Expr]:
     """Return what the user's `to` gives for member p: the destination, and 1 where there is one.
     Raise an error where only the run knows it."""
-    called = given(to, "to= of ppermute", "i", "n")
+    called = checked_callback(to, "to= of ppermute", "i", "n")
     context.selecting = len(context.blocks)
     before = [len(block.ops) for block in context.blocks]
     try:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from codegen.errors import InternalError, Place
+from codegen.ir.accesses import Access, accesses
 from codegen.ir.graph import Op, Region, Value
 from codegen.ir.loops import Act, Do, Placed
 from codegen.ir.plan import (
@@ -38,7 +39,6 @@ from codegen.ir.plan import (
 )
 from codegen.ir.steps import inner_steps, memory_read, memory_written, moved
 from codegen.loops.collapse import flattened
-from codegen.loops.element_ranges import loaded_ranges, range_of
 from codegen.ops import Branch as BranchOp
 from codegen.ops import Let as LetOp
 from codegen.ops import Update
@@ -217,13 +217,12 @@ class _Check:
         mine = self.at.get(act.buffer, -1)
         if all(self.at.get(v) != mine for v in memory_read(act)):
             return
-        where = range_of(act.offset, act.loops)
-        for v, r, _, offset in loaded_ranges(act):
-            if self.at.get(v) == mine and offset is not None:
-                apart = r is not None and where is not None and r.is_apart(where)
-                self.rule(apart or offset == act.offset,
+        written = Access(act.buffer, act.offset, act.loops)
+        for a in accesses(act):
+            if self.at.get(a.buffer) == mine and not a.writes:
+                self.rule(a.offset == act.offset or not a.may_overlap(written.range),
                           "a store reads what it has not written yet",
-                          f"{v.name} at {offset}, written at {act.offset}")
+                          f"{a.buffer.name} at {a.offset}, written at {act.offset}")
 
     def matches(self, act: Any, item: Any, spare: dict[Value, Buffer]) -> bool:
         """Return whether a step is the given act with values replaced by their buffers. `spare`

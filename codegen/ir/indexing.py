@@ -54,6 +54,11 @@ def loop_vars(shape: Shape, prefix: str = "j") -> tuple[Var, ...]:
     )
 
 
+def long_loops(loops: Iterable[Var]) -> tuple[Var, ...]:
+    """Return the loops of more than one iteration; of others emitters leave out the loop."""
+    return tuple(v for v in loops if v.extent != 1)
+
+
 def in_order(loops: Iterable[Var]) -> list[Var]:
     """Return the loops in the order of the dims that they run over."""
     return sorted(loops, key=lambda v: (len(v.sym.name), v.sym.name))

@@ -164,6 +164,12 @@ class Store(Generic[M]):
     line: Expr = expr.const(0)
     sift: int = 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether every point writes its value where it is computed: none is combined with what is
+        there, none is dropped, none waits."""
+        return self.combine == "set" and not (self.bounds or self.rows)
+
 
 @dataclass(frozen=True)
 class Reduce(Generic[M]):

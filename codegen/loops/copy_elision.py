@@ -11,18 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from codegen.ir.accesses import Access, ElementRange, LoopNest, accesses, is_loop_nest
 from codegen.ir.graph import Op, Region, Value, free_values
-from codegen.ir.indexing import affine, strides
 from codegen.ir.loops import Act, Do, Loops
-from codegen.ir.plan import Keep, Kept, Lane, LibraryCall, Load, Nest, Reduce, Store
-from codegen.ir.steps import memory_read, memory_written, relocated
-from codegen.loops.element_ranges import ElementRange, loaded_ranges, range_of
+from codegen.ir.plan import Kept, LibraryCall, Load, Nest, Store
+from codegen.ir.steps import memory_read, relocated
 from codegen.loops.in_place_states import versions
 from codegen.ops import Let
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
-
-_PLAIN = Store | Reduce | Nest | Lane | LibraryCall
 
 
 def copy_elision(loops: Loops) -> Loops:
@@ -70,7 +67,7 @@ class _Array:
     begins: int  # number of the op that makes the root
     writes: list[_Write] = field(default_factory=list)
     stale: bool = False
-    reads: list[tuple[int, list[ElementRange | None] | None]] | None = None
+    reads: list[tuple[int, list[Access[Value]] | None]] | None = None
 
     @cached_property
     def names(self) -> set[Value]:
@@ -120,13 +117,12 @@ class _Placing:
             behind |= write is copy
             early = write.at <= copy.last if behind else max(write.at, write.last) >= a
             if write is not copy and early and not (
-                    write.range is not None and write.range.is_apart(copy.range)):
+                    write.range is not None and write.range.is_disjoint(copy.range)):
                 return False
-        for k, ranges in line.touching(array):
-            if a < k <= copy.last and ranges is None:
+        for k, reads in line.touching(array):
+            if a < k <= copy.last and reads is None:
                 return False
-            if a < k <= copy.at and not all(
-                    r is not None and r.is_apart(copy.range) for r in ranges or ()):
+            if a < k <= copy.at and any(read.may_overlap(copy.range) for read in reads or ()):
                 return False
         return self.may_write(line.ops[a], array, copy)
 
@@ -147,18 +143,17 @@ class _Placing:
         if not isinstance(what, Do) or len(what.acts) != 1:
             return False
         (act,), own = what.acts, {v for _, v in what.begins}
-        stored = _stored(act, copy.value, copy.begin)
-        if stored is None or copy.value in own or (own and not isinstance(act, Nest)):
+        if not is_loop_nest(act) or own and (copy.value in own or not isinstance(act, Nest)):
             return False
-        if isinstance(act, LibraryCall) and not array.names.isdisjoint(self.in_states):
-            return False  # only stores write into a state where it lies
-        for buffer, r, number, offset in loaded_ranges(act):
-            if buffer not in array.names:
-                continue
-            if r is None or not (r.is_apart(copy.range) or (
-                    offset == stored[1] and number <= stored[0])):
-                return False
-        return True
+        reads = [a for a in accesses(act) if a.buffer in array.names and not a.writes]
+        if isinstance(act, LibraryCall):  # only stores write into a state where it lies
+            return not reads and array.names.isdisjoint(self.in_states)
+        store = _store_of(act, copy.value)
+        if store is None or _is_folded(act, store[1]):
+            return False
+        write, offset = store[0], store[0].offset + copy.begin
+        return not any(a.may_overlap(copy.range) and not (
+            a.is_direct and a.offset == offset and a.part <= write.part) for a in reads)
 
 
 class _Line:
@@ -205,18 +200,18 @@ class _Line:
         """Return whether all that an op reads is read element by element, or by a routine that is
         told where it lies."""
         what = self.ops[k].what if k < len(self.ops) else None
-        return isinstance(what, Do) and all(isinstance(act, _PLAIN) for act in what.acts)
+        return isinstance(what, Do) and all(is_loop_nest(act) for act in what.acts)
 
-    def touching(self, array: _Array) -> list[tuple[int, list[ElementRange | None] | None]]:
-        """Return the numbers of the ops that read an array, and where in it; None where that is not
-        said of an op, as it is not plain."""
+    def touching(self, array: _Array) -> list[tuple[int, list[Access[Value]] | None]]:
+        """Return the numbers of the ops that read an array, and how they read it; None for an op
+        whose accesses are not known, as it is not plain."""
         if array.reads is None:
             array.reads = []
             for k in sorted({k for name in array.names for k in self.readers(name)}):
                 what = self.ops[k].what if self.is_plain(k) else None
                 array.reads.append((k, None if not isinstance(what, Do) else [
-                    r for act in what.acts for v, r, _, _ in loaded_ranges(act)
-                    if v in array.names]))
+                    a for act in what.acts if is_loop_nest(act) for a in accesses(act)
+                    if a.buffer in array.names and not a.writes]))
         return array.reads
 
 
@@ -316,42 +311,33 @@ def _write_of(op: Op, k: int, into: Value) -> _Write:
     if len(what.acts) != 1 or (what.of is not None and getattr(what.of.what, "apart", False)):
         return unknown
     (act,) = what.acts
-    sweeps = ([(sweep.loops, p) for sweep in act.sweeps for p in sweep.parts]
-              if isinstance(act, Nest) else [((), act)])
-    writing = [(n, loops, p) for n, (loops, p) in enumerate(sweeps) if into in memory_written(p)]
-    if len(writing) != 1:
+    store = _store_of(act, into) if is_loop_nest(act) else None
+    if store is None:
         return unknown
-    (number, loops, part), = writing
-    if not isinstance(part, Store) or part.combine != "set" or part.rows or part.bounds:
-        return unknown
-    around = (*act.loops, *loops) if isinstance(act, Nest) else part.loops
-    write = _Write(k, into, range_of(part.offset, around))
-    load, turning = part.value, tuple(v for v in around if v.extent != 1)
+    access, part = store
+    write, load = _Write(k, into, access.range), part.value
     if not isinstance(load, Load) or load.bounds or load.buffer.type.dtype != into.type.dtype:
         return write
-    to, extents = affine(part.offset, turning), tuple(v.extent for v in turning)
-    whole = affine(load.offset, turning) == (expr.const(0), strides(extents))
-    known = turning and whole and write.range is not None
-    if known and to is not None and to[1] == strides(extents) and (
-            expr.product(extents) == expr.product(load.buffer.type.shape)):
+    read = Access(load.buffer, load.offset, access.loops)
+    is_whole = read.contiguous_from == 0 and (
+        expr.product(v.extent for v in read.loops) == expr.product(load.buffer.type.shape))
+    if read.loops and is_whole and access.contiguous_from is not None and write.range is not None:
         write.value = load.buffer
-        write.part = number if isinstance(act, Nest) else None
+        write.part = access.part if isinstance(act, Nest) else None
     return write
 
 
-def _stored(act: Act, value: Value, begin: Expr) -> tuple[int, Expr | None] | None:
-    """Return by which part of a nest a value is stored, and at which offset that is in an array in
-    which it begins there; no offset where a routine stores it; None where it is not a result for
-    each point."""
-    if isinstance(act, LibraryCall):
-        return 0, None
-    parts = act.parts if isinstance(act, Nest) else [act]
-    writing = [(k, part) for k, part in enumerate(parts) if value in memory_written(part)]
-    if len(writing) != 1:
+def _store_of(act: LoopNest[Value], value: Value) -> tuple[Access[Value], Store[Value]] | None:
+    """Return the access and the store by which an act writes a value; None unless it is one plain
+    store."""
+    writes = [a for a in accesses(act) if a.writes and a.buffer is value]
+    if len(writes) != 1:
         return None
-    (number, part), = writing
-    if not isinstance(part, Store) or part.rows or part.bounds or part.combine != "set":
-        return None
-    folds = {p.name for p in parts if isinstance(p, Keep) and p.fn}
-    is_folded = isinstance(part.value, Kept) and part.value.name in folds
-    return None if is_folded else (number, part.offset + begin)
+    part = act.parts[writes[0].part] if isinstance(act, Nest) else act
+    return (writes[0], part) if isinstance(part, Store) and part.is_plain else None
+
+
+def _is_folded(act: LoopNest[Value], store: Store[Value]) -> bool:
+    """Return whether a nest stores the result of a fold: one for many points."""
+    folds = {f.name for s in act.sweeps for f in s.folds} if isinstance(act, Nest) else set()
+    return isinstance(store.value, Kept) and store.value.name in folds

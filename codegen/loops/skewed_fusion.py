@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import is_
 
+from codegen.ir.accesses import Access, accesses
 from codegen.ir.exprs import mapped
 from codegen.ir.fresh import Fresh
-from codegen.ir.indexing import affine, loads, rewritten
+from codegen.ir.indexing import long_loops, rewritten
 from codegen.ir.names import buffer_names
 from codegen.ir.plan import (
     Buffer,
@@ -26,7 +27,6 @@ from codegen.ir.plan import (
     Node,
     Phase,
     Plan,
-    Reduce,
     Store,
     Turns,
     Var,
@@ -34,7 +34,6 @@ from codegen.ir.plan import (
 )
 from codegen.ir.steps import (
     mapped_steps,
-    nodes,
     step_buffers,
     walk_steps,
     walk_works,
@@ -56,17 +55,6 @@ FARTHEST = 8  # rows that a work may be behind
 
 
 @dataclass(frozen=True)
-class _Access:
-    """An access to buffer[row * turn + first] and up to `reach` elements after it."""
-
-    buffer: Buffer
-    row: Expr
-    first: Expr
-    reach: Expr
-    writes: bool
-
-
-@dataclass(frozen=True)
 class _Member:
     """A work as rows of its outermost loop. `begin` is the turn of its first row, before it is
     delayed by `behind` turns. `after` gives, for each earlier member, the least delay behind it, or
@@ -75,7 +63,7 @@ class _Member:
     origin: Work
     work: Store | Nest  # the same without names for formulas
     outer: Var
-    accesses: tuple[_Access, ...]
+    accesses: tuple[Access[Buffer], ...]
     begin: Expr = expr.const(0)
     behind: int = 0
     after: tuple[int | None, ...] = ()
@@ -88,9 +76,9 @@ class _Member:
         """Return a formula that is 0 exactly in the turns in which the member has a row."""
         return expr.lt(turn, self.start) + expr.ge(turn, self.start + self.outer.extent)
 
-    def at(self, a: _Access) -> Expr:
-        """Return the offset of an access in turn 0, if the member were not delayed."""
-        return a.first - a.row * self.begin
+    def first_offset(self, a: Access[Buffer]) -> Expr:
+        """Return the first offset of an access in turn 0, if the member were not delayed."""
+        return a.first_row.low - a.row * self.begin
 
 
 def skewed_fusion(plan: Plan) -> Plan:
@@ -131,7 +119,8 @@ class _Rows:
             group.clear()
 
         members = [self.member(work) for work in phase.work]
-        rows = {id(a.buffer): a.row for m in members if m for a in m.accesses if a.reach != 0}
+        rows = {id(a.buffer): a.row for m in members if m
+                for a in m.accesses if a.first_row.reach != 0}
         for work, found in zip(phase.work, members):
             found = found and _in_rows(found, rows)
             joined = _joined(group, found) if found is not None else None
@@ -185,7 +174,8 @@ class _Rows:
             longest = 0
             for a in m.accesses:
                 size, number = a.buffer.dtype.size, id(a.buffer)
-                row, last = most(a.reach + 1), a.reach + a.row * (m.outer.extent - 1)
+                row = most(a.first_row.reach + 1)
+                last = a.first_row.reach + a.row * (m.outer.extent - 1)
                 longest = max(longest, row)
                 rows[number] = max(rows.get(number, 0), row * size)
                 every[number] = max(every.get(number, 0), most(last + 1) * size)
@@ -213,37 +203,20 @@ class _Rows:
 
 def _member(origin: Work, work: Store | Nest) -> _Member | None:
     """Return a work as a member that can run row by row, or None if it cannot."""
-    sweeps: list[tuple[tuple[Var, ...], Sequence[Keep | Store | Reduce]]]
-    if isinstance(work, Store):
-        around, sweeps = work.loops, [((), (work,))]
-    elif work.together == 1:
-        around = work.loops if _long(work.loops) else work.sweeps[0].loops
-        if not _long(work.loops) and len(work.sweeps) > 1:
+    parts = [work] if isinstance(work, Store) else work.parts
+    around = work.loops
+    if isinstance(work, Nest) and not long_loops(work.loops):
+        if len(work.sweeps) > 1 or work.sweeps[0].folds:
             return None
-        sweeps = [(s.loops if around is work.loops else (), s.parts) for s in work.sweeps]
-        if around is not work.loops and work.sweeps[0].folds:
-            return None
-    else:
+        around = work.sweeps[0].loops
+    if not long_loops(around) or isinstance(work, Nest) and work.together != 1:
         return None
-    if not _long(around):
+    if not all(isinstance(p, Keep) or isinstance(p, Store) and p.is_plain and not p.sift
+               for p in parts):
         return None
-    outer, *inner = _long(around)
-    accesses: list[_Access] = []
-    for loops, parts in sweeps:
-        for part in parts:
-            if not isinstance(part, Keep | Store) or isinstance(part, Store) and (
-                part.bounds or part.rows or part.sift or part.combine != "set"
-            ):
-                return None
-            each = [outer, *inner, *(_long(loops) if isinstance(work, Nest) else ())]
-            at = [(x, False) for node in nodes(part) for x in loads(node)]
-            if isinstance(part, Store):
-                at.append((Load(part.buffer, part.offset), True))
-            for load, writes in at:
-                if (access := _access(load, each, writes)) is None:
-                    return None
-                accesses.append(access)
-    return _Member(origin, work, outer, tuple(accesses))
+    touched = tuple(accesses(work))
+    return _Member(origin, work, long_loops(around)[0], touched) if all(
+        map(_is_by_rows, touched)) else None
 
 
 def _in_rows(m: _Member, rows: Mapping[int, Expr]) -> _Member:
@@ -264,34 +237,19 @@ def _in_rows(m: _Member, rows: Mapping[int, Expr]) -> _Member:
     work = mapped(m.work, lambda e: e.subst(there))
     if isinstance(work, Store):
         work = replace(work, loops=(outer, inner))
-    elif _long(work.loops):
+    elif long_loops(work.loops):
         return m
     else:
         work = replace(work, sweeps=(replace(work.sweeps[0], loops=(outer, inner)),))
     return _member(m.origin, work) or m
 
 
-def _access(load: Load, loops: Sequence[Var], writes: bool) -> _Access | None:
-    """Return an access by rows, or None if it is not affine or jumps too far within a row."""
-    found = affine(load.offset, loops)
-    if load.bounds or found is None:
-        return None
-    first, (row, *strides) = found
-    along = strides[-1] if strides else expr.const(0)
-    if not along.is_const or abs(along.value) > NEAREST:  # strips are better (loops/strip_mine.py)
-        return None
-    reach = expr.const(0)
-    for v, stride in zip(loops[1:], strides, strict=True):
-        if not expr.nonneg(stride):
-            first, stride = first + stride * (v.extent - 1), -stride
-        if not expr.nonneg(stride):
-            return None
-        reach += stride * (v.extent - 1)
-    return _Access(load.buffer, row, first, reach, writes)
-
-
-def _long(loops: Iterable[Var]) -> tuple[Var, ...]:
-    return tuple(v for v in loops if v.extent != 1)
+def _is_by_rows(a: Access[Buffer]) -> bool:
+    """Return whether an access goes from row to row, and is affine without jumps within a row."""
+    if a.linear is None or not all(expr.nonneg(s) or expr.nonneg(-s) for s in a.linear[1][1:]):
+        return False
+    step = a.linear[1][-1] if len(a.loops) > 1 else expr.const(0)
+    return step.is_const and abs(step.value) <= NEAREST  # strips are better (loops/strip_mine.py)
 
 
 def _joined(group: Sequence[_Member], member: _Member) -> _Member | None:
@@ -332,9 +290,9 @@ def _aligned(group: Sequence[_Member]) -> list[_Member]:
     return group
 
 
-def _rows(one: _Member, a: _Access, other: _Member, b: _Access) -> int:
+def _rows(one: _Member, a: Access[Buffer], other: _Member, b: Access[Buffer]) -> int:
     """Return about how many rows one access is ahead of another, before delays."""
-    away = one.at(a) - other.at(b)
+    away = one.first_offset(a) - other.first_offset(b)
     known = away.is_const and a.row.is_const and a.row == b.row
     return round(away.value / a.row.value) if known else FARTHEST
 
@@ -346,19 +304,19 @@ def _beginnings(group: Sequence[_Member], member: _Member) -> Iterator[Expr]:
         for a in other.accesses:
             for b in member.accesses:
                 if a.buffer is b.buffer and a.row == b.row and expr.nonneg(a.row - 1):
-                    away = b.first - other.at(a)
+                    away = b.first_row.low - other.first_offset(a)
                     rows = expr.floordiv(away, a.row)
                     rest = away - rows * a.row
                     if rest.is_const:  # that row, or the next one, where that is nearer
                         yield rows + expr.nonneg(2 * rest - a.row)
 
 
-def _rows_after(a: _Access, one: _Member, b: _Access, other: _Member) -> int | None:
+def _rows_after(a: Access[Buffer], one: _Member, b: Access[Buffer], other: _Member) -> int | None:
     """Return the least number of turns by which the second access must lag, so that it reaches
     every element after the first one; None if no delay up to FARTHEST suffices."""
     if a.row != b.row or not expr.nonneg(a.row - 1):
         return None
-    last = other.at(b) - one.at(a) + b.reach
+    last = other.first_offset(b) - one.first_offset(a) + b.first_row.reach
     return next((rows for rows in range(-FARTHEST, FARTHEST + 1)
                  if expr.nonneg((rows + 1) * a.row - 1 - last)), None)
 
@@ -386,9 +344,9 @@ class _Ring:
     first: Expr
     rows: int
 
-    def place(self, m: _Member, a: _Access) -> tuple[int, Expr]:
+    def place(self, m: _Member, a: Access[Buffer]) -> tuple[int, Expr]:
         """Return how many rows an access is ahead of its turn, and its offset within the row."""
-        away = m.at(a) - a.row * m.behind - self.first
+        away = m.first_offset(a) - a.row * m.behind - self.first
         ahead = expr.floordiv(away, self.row)
         return ahead.value if ahead.is_const else FARTHEST + 1, away - ahead * self.row
 
@@ -402,13 +360,13 @@ def _ring(group: Sequence[_Member], number: int) -> _Ring | None:
         return None
     if not all(s.lays_out for s in a.row.symbols()):
         return None  # a capacity is said in these alone
-    ring = _Ring(a.buffer, a.row, m.at(a) - a.row * m.behind, 0)
+    ring = _Ring(a.buffer, a.row, m.first_offset(a) - a.row * m.behind, 0)
     ahead: list[int] = []
     written: list[tuple[Expr, Expr]] = []  # in a row, from where to where
     for m, x in found:
         rows, rest = ring.place(m, x)
-        moves = {s.kind for e in (x.first, m.begin, m.outer.extent) for s in e.symbols()}
-        end = rest + x.reach
+        moves = {s.kind for e in (x.first_row.low, m.begin, m.outer.extent) for s in e.symbols()}
+        end = rest + x.first_row.reach
         if abs(rows) > FARTHEST or "counter" in moves or not expr.nonneg(a.row - 1 - end):
             return None
         if x.writes:
@@ -453,14 +411,14 @@ def _row(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Work:
     work = _in_rings(m, turn, rings) if rings else m.work
     here = {m.outer.sym: turn - m.start}
     work = mapped(work, lambda e: e.subst(here))
-    if isinstance(work, Store) or _long(work.loops):
+    if isinstance(work, Store) or long_loops(work.loops):
         return replace(work, loops=_rest(work.loops, m.outer))
     (sweep,) = work.sweeps
     return replace(work, sweeps=(replace(sweep, loops=_rest(sweep.loops, m.outer)),))
 
 
 def _rest(loops: Sequence[Var], outer: Var) -> tuple[Var, ...]:
-    return tuple(v for v in _long(loops) if v.sym is not outer.sym)
+    return tuple(v for v in long_loops(loops) if v.sym is not outer.sym)
 
 
 def _in_rings(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Store | Nest:
@@ -469,10 +427,9 @@ def _in_rings(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Store | Nest:
 
     def moved(x: Load) -> Load:
         ring = rings[id(x.buffer)]
-        access = _access(x, [m.outer, *loops], False)
-        assert access is not None
+        access = Access(x.buffer, x.offset, (m.outer, *loops))
         ahead, rest = ring.place(m, access)
-        inner = x.offset - access.first - access.row * expr.symbol(m.outer.sym)
+        inner = x.offset - access.first_row.low - access.row * expr.symbol(m.outer.sym)
         at = expr.mod(turn + ahead, expr.const(ring.rows))
         return replace(x, buffer=ring.buffer, offset=ring.row * at + rest + inner)
 
@@ -492,6 +449,6 @@ def _in_rings(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Store | Nest:
 
 def _loops_of(work: Store | Nest) -> list[Var]:
     if isinstance(work, Store):
-        return list(_long(work.loops))
+        return list(long_loops(work.loops))
     every = [*work.loops, *(v for s in work.sweeps for v in s.loops)]
-    return list(dict.fromkeys(_long(every)))
+    return list(dict.fromkeys(long_loops(every)))

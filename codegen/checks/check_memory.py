@@ -38,7 +38,7 @@ from codegen.ir.plan import (
     Work,
 )
 from codegen.ir.steps import inner_steps, memory_read, memory_written, moved
-from codegen.loops.collapse import flattened
+from codegen.loops.collapse import collapsed
 from codegen.ops import Branch as BranchOp
 from codegen.ops import Let as LetOp
 from codegen.ops import Update
@@ -244,7 +244,7 @@ class _Check:
         if isinstance(new, Exchange):
             new = replace(new, last=item.last)
         elif not isinstance(new, Print | Expect | Point | Take | More | Send | Save):
-            new = flattened(new)
+            new = collapsed(new)
         return bool(new == item)
 
     # ---- control ---------------------------------------------------------------------------------

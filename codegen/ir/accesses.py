@@ -128,10 +128,13 @@ class Access(Generic[M]):
                 return None
         return ElementRange(low, high)
 
+    def is_at(self, offset: Expr) -> bool:
+        """Return whether the access touches the element at this offset in every iteration."""
+        return self.is_direct and self.offset == offset
+
     def is_same_element(self, other: Access[M]) -> bool:
         """Return whether both touch one element in each iteration that they share."""
-        same = self.buffer is other.buffer and self.offset == other.offset
-        return same and self.is_direct and other.is_direct
+        return self.buffer is other.buffer and other.is_direct and self.is_at(other.offset)
 
     def may_overlap(self, elements: ElementRange | None) -> bool:
         """Return whether the access may touch elements of a range of its buffer in any iteration;

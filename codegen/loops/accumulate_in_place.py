@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
+from codegen.ir.accesses import Access
 from codegen.ir.graph import Op, Region, Shape, Value
-from codegen.ir.indexing import affine, loads, strides
+from codegen.ir.indexing import loads, long_loops, strides
 from codegen.ir.loops import Act, Do, Loops
 from codegen.ir.plan import Apply, LibraryCall, Load, Node, Store
 from codegen.ir.steps import memory_read
@@ -60,25 +61,27 @@ class _Adding:
         if not isinstance(what, Do) or len(what.acts) != 1 or len(what.begins) != 1:
             return op
         (store,), ((base, into),) = what.acts, what.begins
-        if not _plain(store) or not isinstance(store.value, Load):
+        if not _is_plain_store(store) or not isinstance(store.value, Load):
             return op
         routine = self.only(store.value.buffer, ops)
         if routine is None or len(routine[1].begins) != 1:
             return op
         (call,), ((copy, made),) = routine[1].acts, routine[1].begins
         copied = self.only(copy, ops)
-        loops = tuple(v for v in store.loops if v.extent != 1)
-        to, row = affine(store.offset, loops), _row_of(call, made)
-        if copied is None or row is None or to is None or len(loops) != 2 or to[1][1] != 1:
+        target = Access(into, store.offset, long_loops(store.loops)).linear
+        row = _row_of(call, made)
+        if copied is None or row is None or target is None or len(target[1]) != 2 or (
+            target[1][1] != 1
+        ):
             return op
         assert isinstance(call, LibraryCall)
         (first,), by = copied[1].acts, (copied[0], routine[0])
-        if not _plain(first) or (first.value, first.offset) != (
+        if not _is_plain_store(first) or (first.value, first.offset) != (
             Load(base, store.offset), store.value.offset
         ) or by[1].results != (made,) or any(p.buffer is base for p in call.parts):
             return op
-        numbers = (*call.numbers[:row], to[1][0], *call.numbers[row + 1 :])
-        parts = tuple(replace(p, buffer=into, offset=to[0]) if p.buffer is made else p
+        numbers = (*call.numbers[:row], target[1][0], *call.numbers[row + 1 :])
+        parts = tuple(replace(p, buffer=into, offset=target[0]) if p.buffer is made else p
                       for p in call.parts)
         ops[:] = [o for o in ops if o not in by]
         operands = (base, *(v for v in by[1].operands if v is not copy))
@@ -106,10 +109,10 @@ class _Adding:
         if more or by.begins or not isinstance(call, LibraryCall) or call.loops:
             return None
         shape = tuple(e for e in load.buffer.type.shape if e != 1)
-        where = _matrix(load.offset, store, shape) if len(shape) == 2 else None
-        if where is None:
+        matrix = _matrix(load, store, shape) if len(shape) == 2 else None
+        if matrix is None:
             return None
-        offset, row = where
+        offset, row = matrix
         sign, rest = _split(store.value, load)
         if rest is None or any(x.buffer is load.buffer for x in loads(rest)):
             return None
@@ -134,7 +137,7 @@ class _Adding:
         if made is None or not expr.nonneg(row - shape[1]):
             return None
         if base in read:
-            if not _apart(call, base, offset, row, shape):
+            if not _reads_elsewhere(call, base, offset, row, shape):
                 return None
             made = replace(made, parts=tuple(
                 replace(p, buffer=into) if p.buffer is base else p for p in made.parts))
@@ -147,18 +150,18 @@ class _Adding:
                        operands=operands)
 
 
-def _matrix(from_: Expr, store: Store[Value], shape: Shape) -> tuple[Expr, Expr] | None:
+def _matrix(load: Load[Value], store: Store[Value], shape: Shape) -> tuple[Expr, Expr] | None:
     """Return the offset at which a store of all elements of a matrix begins, and the distance of
     its rows there, in elements; None unless the elements of each row follow each other. The matrix
     may be stored in any shape."""
-    loops = tuple(v for v in store.loops if v.extent != 1)
+    loops = long_loops(store.loops)
     extents = tuple(v.extent for v in loops)
-    read, written = affine(from_, loops), affine(store.offset, loops)
-    if read != (expr.const(0), strides(extents)) or written is None or (
+    read, written = (Access(x.buffer, x.offset, loops) for x in (load, store))
+    if read.contiguous_from != 0 or written.linear is None or (
         expr.product(extents) != expr.product(shape)
     ):
         return None
-    offset, steps = written
+    offset, steps = written.linear
     if steps == strides(extents):
         return offset, shape[1]
     for k in range(1, len(extents)):
@@ -169,8 +172,8 @@ def _matrix(from_: Expr, store: Store[Value], shape: Shape) -> tuple[Expr, Expr]
     return None
 
 
-def _plain(act: Act) -> TypeGuard[Store[Value]]:
-    return isinstance(act, Store) and act.combine == "set" and not (act.rows or act.bounds)
+def _is_plain_store(act: Act) -> TypeGuard[Store[Value]]:
+    return isinstance(act, Store) and act.is_plain
 
 
 def _row_of(call: Act, made: Value) -> int | None:
@@ -194,7 +197,7 @@ def _sums(op: Op) -> list[Load[Value]]:
     if not isinstance(op.what, Do) or len(op.what.acts) != 1:
         return []
     (store,) = op.what.acts
-    if not _plain(store) or not isinstance(store.value, Apply):
+    if not _is_plain_store(store) or not isinstance(store.value, Apply):
         return []
     of = op.what.of
     if of is None or getattr(of.what, "apart", False):
@@ -232,7 +235,7 @@ def _split(node: Node[Value], term: Load[Value]) -> tuple[int, Node[Value] | Non
     return sign, a if rest is None else replace(node, args=(a, rest))
 
 
-def _apart(call: LibraryCall[Value], base: Value, offset: Expr, row: Expr,
+def _reads_elsewhere(call: LibraryCall[Value], base: Value, offset: Expr, row: Expr,
            shape: tuple[Expr, ...]) -> bool:
     """Return whether a product reads none of the elements that it is added to. Both lie side by
     side in rows of the same length, or one lies entirely before or behind the other."""

@@ -153,7 +153,7 @@ class _Placing:
             return False
         write, offset = store[0], store[0].offset + copy.begin
         return not any(a.may_overlap(copy.range) and not (
-            a.is_direct and a.offset == offset and a.part <= write.part) for a in reads)
+            a.is_at(offset) and a.part <= write.part) for a in reads)
 
 
 class _Line:

@@ -8,16 +8,16 @@ after it; so it is with what an update writes over. Ops that are no members stay
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from codegen.ir.accesses import Access, accesses
 from codegen.ir.fresh import Fresh
 from codegen.ir.graph import Op, Region, Value, free_values
-from codegen.ir.indexing import in_order, loads, rewritten
+from codegen.ir.indexing import in_order, long_loops, rewritten
 from codegen.ir.loops import Do, Loops
 from codegen.ir.plan import (
     Apply,
-    Bound,
     Keep,
     Kept,
     Literal,
@@ -37,7 +37,6 @@ LARGEST = 200  # functions in one nest: compilers take more than linear time for
 WIDEST = 16  # arrays that a nest reads: caches keep few streams apart
 NEAREST = 6  # nests that a loop may join: programs are long where Python's loops unroll them
 
-_Where = tuple[tuple[Expr, tuple[Bound[Value], ...]], ...]
 _Part = Keep[Value] | Store[Value] | Reduce[Value]
 
 
@@ -56,9 +55,9 @@ class _Member:
     loops: tuple[Var, ...]
     kept: tuple[Var, ...]
     base: Value | None  # the array that an update writes over
-    reads: Mapping[Value, _Where]  # by value: where
+    reads: Mapping[Value, Sequence[Access[Value]]]
     size: int
-    sole: bool  # nobody else reads the array that it updates
+    is_only_reader: bool  # of the array that it updates
 
     @property
     def result(self) -> Value:
@@ -72,13 +71,14 @@ class _Member:
     def together(self) -> int:
         return self.work.together if isinstance(self.work, Reduce) else 1
 
-    def walks(self, value: Value) -> Iterator[tuple[Expr, tuple[Bound[Value], ...]]]:
-        """Yield the offsets and bounds at which the nest reads a value, but for an element that is
-        the same in all turns: the loop keeps that in a register."""
-        turning = {v.sym for v in self.loops}
-        for offset, bounds in self.reads[value]:
-            if bounds or not turning or not turning.isdisjoint(offset.symbols()):
-                yield offset, bounds
+    def moving_reads(self, value: Value) -> list[Access[Value]]:
+        """Return the reads of a value, but for an element that is the same in all iterations: the
+        loop keeps that in a register."""
+        return [a for a in self.reads[value] if not self.loops or a.varies(self.loops)]
+
+    def reads_at_point(self, value: Value, offset: Expr) -> bool:
+        """Return whether all of its reads of a value are of the element at this offset."""
+        return all(a.is_at(offset) for a in self.reads.get(value, ()))
 
     @property
     def needs(self) -> list[Value]:
@@ -93,7 +93,7 @@ class _Nest:
 
     sweeps: list[list[_Member]]
     outer: tuple[Var, ...] | None
-    made: dict[Value, tuple[int, _Member]] = field(default_factory=dict)
+    makers: dict[Value, tuple[int, _Member]] = field(default_factory=dict)
 
     @property
     def members(self) -> list[_Member]:
@@ -103,7 +103,7 @@ class _Nest:
         if sweep == len(self.sweeps):
             self.sweeps.append([])
         self.sweeps[sweep].append(member)
-        self.made[member.result] = sweep, member
+        self.makers[member.result] = sweep, member
         if member.how == "fold":
             self.outer = member.kept
 
@@ -119,21 +119,19 @@ class _Nest:
             return None
         if outer and most > 1 and any(m.how == "rows" and outer[-1] in m.kept for m in members):
             return None  # turns that are taken together write one row of results, not several
-        if len({v for m in members for v in m.reads} - self.made.keys()) > WIDEST:
+        if len({v for m in members for v in m.reads} - self.makers.keys()) > WIDEST:
             return None
         if member.how == "fold" and self.outer not in (None, member.kept):
             return None
         least = self.written_after(member)
         if least is None:
             return None
-        for value, where in member.reads.items():
-            if value not in self.made:
-                continue
-            sweep, maker = self.made[value]
-            if maker.how == "rows" or any(o != maker.offset or b for o, b in where):
+        for value in self.makers.keys() & member.reads.keys():
+            sweep, maker = self.makers[value]
+            if maker.how == "rows" or not member.reads_at_point(value, maker.offset):
                 return None
-            together = maker.how == "point" and maker.loops == member.loops
-            least = max(least, sweep if together else sweep + 1)
+            same_sweep = maker.how == "point" and maker.loops == member.loops
+            least = max(least, sweep if same_sweep else sweep + 1)
         for k in range(least, len(self.sweeps)):
             if self.sweeps[k][0].loops == member.loops:
                 return k
@@ -150,14 +148,14 @@ class _Nest:
                 if other.base is not None and other.base in member.reads:
                     return None
                 if base is not None and base in other.reads:
-                    if set(other.reads[base]) != {(member.offset, ())}:
+                    if not other.reads_at_point(base, member.offset):
                         return None
                     least = k
-        while base is not None and base in self.made:  # a part of an array that others write too
-            k, part = self.made[base]
-            if part.base is None or not member.sole:
+        while base is not None and base in self.makers:  # a part of an array that others write too
+            k, part = self.makers[base]
+            if part.base is None or not member.is_only_reader:
                 return None
-            if part.offset != member.offset and not _apart(_of(part.op), _of(member.op)):
+            if part.offset != member.offset and not _are_disjoint(_of(part.op), _of(member.op)):
                 return None
             least, base = max(least, k), part.base
         return least
@@ -165,11 +163,12 @@ class _Nest:
     def shares(self, member: _Member) -> bool:
         """Return whether a member reads what the nest reads or makes (so fusion saves memory
         traffic), and no member loses the chance to reuse an operand's memory."""
-        common = not self.made.keys().isdisjoint(member.reads)
-        for value in member.reads.keys() - self.made.keys():
+        common = not self.makers.keys().isdisjoint(member.reads)
+        for value in member.reads.keys() - self.makers.keys():
             for other in self.members:
                 if value in other.reads:
-                    common |= any(w in other.reads[value] for w in member.walks(value))
+                    common |= any(a.is_same_element(b) for a in member.moving_reads(value)
+                                  for b in other.reads[value])
                     if _hinders(member, other, value) or _hinders(other, member, value):
                         return False
         return common
@@ -180,13 +179,12 @@ def _hinders(a: _Member, b: _Member, value: Value) -> bool:
     other points."""
     if a.base is not None:
         return False
-    here, result = (a.offset, ()), a.result.type
-    fits = a.how == "point" and (result.dtype, result.shape) == (
+    fits = a.how == "point" and (a.result.type.dtype, a.result.type.shape) == (
         value.type.dtype, value.type.shape)
-    return fits and set(a.reads[value]) == {here} and set(b.reads[value]) != {here}
+    return fits and a.reads_at_point(value, a.offset) and not b.reads_at_point(value, a.offset)
 
 
-def _apart(a: Op | None, b: Op | None) -> bool:
+def _are_disjoint(a: Op | None, b: Op | None) -> bool:
     """Return whether two updates of an array provably write no element in common."""
     assert a is not None and b is not None
     assert isinstance(a.what, Update) and isinstance(b.what, Update)
@@ -282,8 +280,8 @@ class _Fusing:
             return None
         base = op.what.begins[0][0] if op.what.begins else None
         inner = work.inner if isinstance(work, Reduce) else ()
-        loops = tuple(v for v in in_order((*work.loops, *inner)) if v.extent != 1)
-        kept = tuple(v for v in work.loops if v.extent != 1)
+        loops = long_loops(in_order((*work.loops, *inner)))
+        kept = long_loops(work.loops)
         how = "point"
         if isinstance(work, Reduce):
             if kept == loops[: len(kept)]:
@@ -292,16 +290,15 @@ class _Fusing:
                 how = "rows"
             else:
                 return None
-        reads: dict[Value, _Where] = {}
-        for load in loads(work.value):
-            if load.buffer not in self.constants:
-                reads[load.buffer] = (*reads.get(load.buffer, ()), (load.offset, load.bounds))
-        if base is not None and (
-            not loops or set(reads.get(base, ())) - {(work.offset, ())}  # rows wait for each other
-        ):
-            return None
-        sole = base is not None and self.users[base] == {op}
-        return _Member(op, work, how, loops, kept, base, reads, _size(work.value), sole)
+        reads: dict[Value, list[Access[Value]]] = {}
+        for a in accesses(work):
+            if not a.writes and a.buffer not in self.constants:
+                reads.setdefault(a.buffer, []).append(a)
+        is_only = base is not None and self.users[base] == {op}
+        member = _Member(op, work, how, loops, kept, base, reads, _size(work.value), is_only)
+        if base is not None and not (loops and member.reads_at_point(base, work.offset)):
+            return None  # its rows wait for each other
+        return member
 
     def join(self, items: list[Op | _Nest], member: _Member, first: int) -> int | None:
         """Add a member to the first nest that accepts it, from item `first` on. Return that item's
@@ -325,15 +322,16 @@ class _Fusing:
         if not isinstance(late, _Nest) or any(m.base is not None for m in late.members):
             return None
         needs = {v for m in late.members for v in m.needs}
-        first = max((made[v] for v in needs - late.made.keys() if v in made), default=-1) + 1
-        others = max((made[v] for v in member.needs if v in made and v not in late.made), default=0)
+        first = max((made[v] for v in needs - late.makers.keys() if v in made), default=-1) + 1
+        others = max((made[v] for v in member.needs if v in made and v not in late.makers),
+                     default=0)
         for k in range(max(first, others, least, last + 1 - NEAREST), last):
             nest = items[k]
             if isinstance(nest, _Nest) and (sweep := nest.sweep_for(member)) is not None:
                 items.insert(k, items.pop())
                 for at in (made, read):
                     at.update((v, i + 1) for v, i in at.items() if k <= i < last)
-                made.update(dict.fromkeys(late.made, k))
+                made.update(dict.fromkeys(late.makers, k))
                 nest.add(member, sweep)
                 return k + 1
         return None
@@ -364,7 +362,7 @@ class _Fusing:
                 if m.how == "point" and loops:
                     kept.pop(m.result, None)
         first = members[0].op
-        read = dict.fromkeys(v for m in members for v in m.needs if v not in nest.made)
+        read = dict.fromkeys(v for m in members for v in m.needs if v not in nest.makers)
         begins = tuple((m.base, m.result) for m in members if m.base is not None)
         what = Do((Nest(outer, tuple(sweeps), first.place, together),), begins)
         return Op(what, tuple(read), tuple(results), (), first.place)

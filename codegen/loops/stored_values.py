@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from codegen.graph.image_constants import image_constants
+from codegen.ir.accesses import Access
 from codegen.ir.graph import Module, Op, Region, Use, Value
 from codegen.ir.indexing import (
-    affine,
     loads,
+    long_loops,
     loop_vars,
     positions,
     ravel,
     rows_kept,
-    strides,
 )
 from codegen.ir.plan import Load
 from codegen.loops.access import Resolver
@@ -165,10 +165,8 @@ class _Storing:
         shape = value.type.shape
         loops = loop_vars(shape)
         node = Resolver(self.program, self.stored).node(value, positions(loops))
-        found = affine(node.offset, loops) if isinstance(node, Load) else None
-        return found is not None and all(
-            extent == 1 or have == want
-            for extent, have, want in zip(shape, found[1], strides(shape), strict=True))
+        return isinstance(node, Load) and (
+            Access(node.buffer, node.offset, long_loops(loops)).contiguous_from is not None)
 
     def consumers(self, value: Value) -> Iterator[Use]:
         """Yield the uses that really read a value: through views, to whoever is stored."""

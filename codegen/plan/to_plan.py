@@ -43,7 +43,7 @@ from codegen.ir.plan import (
     Work,
 )
 from codegen.ir.steps import moved
-from codegen.loops.collapse import flattened
+from codegen.loops.collapse import collapsed
 from codegen.ops import Kind
 from codegen.ops.control import POSITION
 from codegen.symbolic import expr
@@ -182,7 +182,7 @@ class _Scheduler:
         return done
 
     def add(self, work: Work) -> None:
-        self.pending.append(flattened(work))
+        self.pending.append(collapsed(work))
 
     def flush(self) -> None:
         if self.pending:

@@ -47,20 +47,20 @@ def _region(region: Region, outer: set[Value], constants: Collection[Value]) -> 
     return defined
 
 
-def _do(op: Op, what: Do, constants: Collection[Value]) -> None:
+def _do(op: Op, do: Do, constants: Collection[Value]) -> None:
     """Check what a Do reads and writes against its operands and results."""
-    results, own = set(op.results), {*op.results, *what.scratch}
+    results, own = set(op.results), {*op.results, *do.scratch}
     written: set[Value] = set()
-    for act in what.acts:
+    for act in do.acts:
         others = set(memory_read(act)) - own
         _rule(others <= {*op.operands, *constants}, op, "what is read is an operand")
         written.update(memory_written(act))
         if isinstance(act, Nest):
             _nest(op, act)
-    begun = {v for _, v in what.begins}
+    begun = {v for _, v in do.begins}
     _rule(written <= own, op, "what is written is a result")
-    _rule(not what.acts or results <= written | begun, op, "every result is written")
-    _rule({x for x, _ in what.begins} <= {*op.operands, *results}, op, "what begins is an operand")
+    _rule(not do.acts or results <= written | begun, op, "every result is written")
+    _rule({x for x, _ in do.begins} <= {*op.operands, *results}, op, "what begins is an operand")
 
 
 def _nest(op: Op, nest: Nest[Value]) -> None:

@@ -64,11 +64,11 @@ class _Holds:
         self.under, self.own = under, dict[int, Values]()  # by number of a buffer
 
     def __getitem__(self, number: int) -> Values:
-        at: _Holds | None = self
-        while at is not None:
-            if number in at.own:
-                return at.own[number]
-            at = at.under
+        level: _Holds | None = self
+        while level is not None:
+            if number in level.own:
+                return level.own[number]
+            level = level.under
         return _NONE
 
 
@@ -122,9 +122,9 @@ class _Check:
             raise InternalError.of_rule(rule, self.place, found)
 
     def read(self, value: Value, holds: _Holds) -> None:
-        found = holds[self.at[value]]
-        if value not in found:
-            names = " and ".join(sorted(v.name for v in found)) or "nothing"
+        values = holds[self.at[value]]
+        if value not in values:
+            names = " and ".join(sorted(v.name for v in values)) or "nothing"
             self.rule(False, f"{value.name} is in its buffer when it is read",
                       f"buffer {self.placed.of[value].name} holds {names}")
 
@@ -171,29 +171,29 @@ class _Check:
             holds.own[store.buffer.number] = frozenset(
                 v for v in holds[source] if expr.product(v.type.shape) == many)
 
-    def do(self, op: Op, what: Do, items: _Items, holds: _Holds) -> None:
+    def do(self, op: Op, do: Do, items: _Items, holds: _Holds) -> None:
         """Check that the steps of an op do its acts, read the values that it asks for, and leave
         results."""
         spare: dict[Value, Buffer] = {}
-        own = {*op.results, *what.scratch}
-        begins = [(x, v) for x, v in what.begins if x not in own]
+        own = {*op.results, *do.scratch}
+        begins = [(x, v) for x, v in do.begins if x not in own]
         self.copies(items, holds, begins)
         self.moved(holds, begins)
-        for x, v in what.begins:
+        for x, v in do.begins:
             self.rule(x not in own or self.at[x] == self.at[v], f"{v.name} begins with {x.name}")
         written = set[Value]()
         left = _NONE
-        if what.of is not None and isinstance(what.of.what, Update) and what.of.what.apart:
+        if do.of is not None and isinstance(do.of.what, Update) and do.of.what.apart:
             left = holds[self.at[op.result]].union(*(self.under.get(x, _NONE) for x, _ in begins))
             self.under[op.result] = left
-        for act in what.acts:
+        for act in do.acts:
             for v in memory_read(act):
                 if v in own or v not in self.at or (v in left and isinstance(act, Store)):
                     continue  # where a part is written, what it replaces may be read
                 self.read(v, holds)
             if not self.matches(act, items.first, spare):
-                found = type(items.first).__name__
-                self.rule(_nothing(act, self.at), "what an op does is in the Plan", found)
+                item_kind = type(items.first).__name__
+                self.rule(_nothing(act, self.at), "what an op does is in the Plan", item_kind)
                 continue
             step = items.left.pop()
             if isinstance(step, Exchange):
@@ -256,19 +256,19 @@ class _Check:
             self.rule(v in holds[self.at[to]], f"{v.name} is handed on as {to.name}",
                       f"buffer {self.placed.of[to].name}")
 
-    def branch(self, op: Op, what: BranchOp, step: Item | None, holds: _Holds) -> None:
+    def branch(self, op: Op, kind: BranchOp, step: Item | None, holds: _Holds) -> None:
         """Check the arms of a branch. After it, a buffer holds the values that all arms leave in
         it."""
         self.rule(isinstance(step, Branch) and len(step.arms) == len(op.regions),
                   "a branch is a step")
         assert isinstance(step, Branch)
-        if what.on is None:
+        if kind.on is None:
             self.rule(isinstance(step.on, Load)
                       and step.on.buffer.number == self.at[op.operands[0]],
                       "a branch reads what decides it")
             self.read(op.operands[0], holds)
         else:
-            self.rule(step.on == what.on, "a branch is on what decides it")
+            self.rule(step.on == kind.on, "a branch is on what decides it")
         ends = []
         entries = op is self.placed.loops.module.entry_branch
         arms = self.placed.arms
@@ -281,8 +281,8 @@ class _Check:
             ends.append(end := self.region(region, arm, begin))
             self.moved(end, zip(region.results, op.results, strict=True))
         for number in set[int]().union(*(end.own for end in ends)):
-            found = [end[number] for end in ends]
-            holds.own[number] = found[0].intersection(*found[1:])
+            held = [end[number] for end in ends]
+            holds.own[number] = held[0].intersection(*held[1:])
         holds.own |= own
         for v in op.results:
             self.rule(self.at[v] not in own, f"{v.name} lies where no arm has its own")
@@ -334,20 +334,20 @@ class _Check:
     def buffers_written(self, step: Step) -> frozenset[int]:
         """Return the numbers of the buffers that a step and all steps inside it write."""
         if id(step) not in self.written:
-            found = set[int]()
+            numbers = set[int]()
             if isinstance(step, Phase):
-                found.update(b.number for work in step.work for b in memory_written(work))
+                numbers.update(b.number for work in step.work for b in memory_written(work))
             elif isinstance(step, Take | More):
-                found.update(b.number for b in memory_written(step))
+                numbers.update(b.number for b in memory_written(step))
             elif isinstance(step, Exchange):
-                found.update(b.number for b in memory_written(step))
-                found |= _given_up(step)
+                numbers.update(b.number for b in memory_written(step))
+                numbers |= _given_up(step)
             elif isinstance(step, Loop):
-                found.update(b.number for cycle in step.rotate for b in cycle)
+                numbers.update(b.number for cycle in step.rotate for b in cycle)
             for inner in inner_steps(step):
-                for one in inner:
-                    found |= self.buffers_written(one)
-            self.written[id(step)] = frozenset(found)
+                for inner_step in inner:
+                    numbers |= self.buffers_written(inner_step)
+            self.written[id(step)] = frozenset(numbers)
         return self.written[id(step)]
 
 
@@ -369,11 +369,12 @@ def _same_elements(a: Any, b: Any) -> bool:
                       and a.tobytes() == b.tobytes())
 
 
-def _nothing(act: Act, at: Mapping[Value, int]) -> bool:
+def _nothing(act: Act, number_of: Mapping[Value, int]) -> bool:
     """Return whether an act copies an array to itself, as a reshape in place does: it needs no
     step."""
     return (isinstance(act, Store) and isinstance(act.value, Load)
-            and at.get(act.value.buffer) == at[act.buffer] and act.value.offset == act.offset)
+            and number_of.get(act.value.buffer) == number_of[act.buffer]
+            and act.value.offset == act.offset)
 
 
 def _given_up(step: Exchange) -> set[int]:

@@ -135,11 +135,11 @@ def _feeds(plan: Plan) -> None:
         steps = [s for s in walk_steps(plan.steps) if isinstance(s, kind)]
         _rule([s.number for s in steps] == [h.number for h in table], None,
               "every take and every send stands in the table of the Plan, in order")
-        for one, handed in zip(steps, table, strict=True):
+        for act, handed in zip(steps, table, strict=True):
             buffers = [a.buffer.number for a in handed.arrays]
-            _rule(buffers == [b.number for b in step_buffers(one)], one.place,
+            _rule(buffers == [b.number for b in step_buffers(act)], act.place,
                   "the table of the Plan has the buffers of each take and send")
-            _rule(len(set(buffers)) == len(buffers) or kind is Send, one.place,
+            _rule(len(set(buffers)) == len(buffers) or kind is Send, act.place,
                   "the fields of a batch lie apart")
     saves = [s for s in walk_steps(plan.steps) if isinstance(s, Save)]
     _rule([(s.series, s.given[0].number) for s in saves]

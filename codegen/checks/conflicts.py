@@ -156,8 +156,8 @@ class _Check:
             if x.data is None:
                 (touched.writes if writes else touched.reads).add(x.number)
         elif kind is tuple:
-            for one in x:
-                self.look(one, touched, writes)
+            for item in x:
+                self.look(item, touched, writes)
         else:
             if kind in (g.Part, g.Argument):
                 writes = x.writes
@@ -181,10 +181,10 @@ class _Check:
             needed, places = gates, touched.reads | touched.writes
             for shown in places & self.lies_in.keys():  # it may lie in the memory of others
                 places |= self.lies_in[shown]
-            for what in places:
-                needed |= writing.get(what, 0)
-            for what in touched.writes:
-                needed |= touching.get(what, 0)
+            for memory in places:
+                needed |= writing.get(memory, 0)
+            for memory in touched.writes:
+                needed |= touching.get(memory, 0)
             inside = {self.overlays.of[n] for n in places if isinstance(n, int)} - {0}
             for over, rows_of in overlaid.items():
                 if any(self.apart(over, own) for own in inside):
@@ -199,10 +199,10 @@ class _Check:
             before.append(mine)
             bit = 1 << k
             gates |= bit if touched.gate else 0
-            for what in places:
-                touching[what] = touching.get(what, 0) | bit
-            for what in touched.writes:
-                writing[what] = writing.get(what, 0) | bit
+            for memory in places:
+                touching[memory] = touching.get(memory, 0) | bit
+            for memory in touched.writes:
+                writing[memory] = writing.get(memory, 0) | bit
             for over in inside:
                 overlaid[over] = overlaid.get(over, 0) | bit
 
@@ -212,11 +212,11 @@ class _Check:
         return a not in self.enclosing(b) and b not in self.enclosing(a)
 
     def enclosing(self, over: int) -> set[int]:
-        found = set[int]()
+        overlays = set[int]()
         while over:
-            found.add(over)
+            overlays.add(over)
             over = self.overlays.around[over - 1]
-        return found
+        return overlays
 
 
 def _together(some: Iterator[_Touched]) -> _Touched:

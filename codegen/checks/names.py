@@ -22,20 +22,20 @@ POINTS = "points"  # no check: an image whose outermost loops can be kept, and g
 USUAL = ("bounds", "nan", "equal")  # `--check`, `check=True`; overflow is checked on request
 
 
-def checks_of(given: object) -> tuple[str, ...]:
+def checks_of(checks: object) -> tuple[str, ...]:
     """Return the names that --check or check= means, in the order of CHECKS. Raises UsageError.
 
     given: True, "all", "bounds,nan", or an iterable of names; False, None or "": none.
     """
-    if given is None or given is False or given == "":
+    if checks is None or checks is False or checks == "":
         return ()
-    if given is True or given == "True":
+    if checks is True or checks == "True":
         return USUAL
-    names: Iterable[object] = given.split(",") if isinstance(given, str) else given  # type: ignore
+    names: Iterable[object] = checks.split(",") if isinstance(checks, str) else checks  # type: ignore
     try:
         asked = [str(name).strip() for name in names]
     except TypeError:
-        asked = [repr(given)]
+        asked = [repr(checks)]
     if asked == ["all"]:
         return tuple(CHECKS)
     for name in asked:

@@ -131,11 +131,11 @@ class CFunction:
             return value if arm else f"!{value}"
         return f"{value} {'==' if arm else '<='} {arm}"
 
-    def quote(self, place: Place | None, what: str = "") -> None:
+    def quote(self, place: Place | None, text: str = "") -> None:
         """Write the line of the source that the next lines come from, unless it is the last one
         quoted."""
-        if place and (what or self.quoted is None or self.quoted.line != place.line):
-            self.lines.append(comment(what + source(place), indent="    " * self.depth))
+        if place and (text or self.quoted is None or self.quoted.line != place.line):
+            self.lines.append(comment(text + source(place), indent="    " * self.depth))
             self.quoted = place
 
     # ---- scalars ---------------------------------------------------------------------------------

@@ -245,20 +245,20 @@ def near(
     anything. Ranges may go on beyond the ends of the axis, to its other end.
     Always holds: p is among those that q reads if and only if q is among p's readers.
     """
-    found: dict[str, Ranges] = {}
+    ranges_of: dict[str, Ranges] = {}
     for held, wanted in zip(have, want, strict=True):
         if wanted == held or (wanted.period is not None and not held.axes):
             continue  # round a dim that nobody splits everybody reads itself
-        one = wanted.given is None and wanted.axes == held.axes and len(held.axes) == 1
+        is_same_axis = wanted.given is None and wanted.axes == held.axes and len(held.axes) == 1
         known = {s.kind for s in wanted.symbols()} <= LAUNCH  # once and for all
-        if not one or not known or wanted.step != 1:
+        if not is_same_axis or not known or wanted.step != 1:
             return ()
         if wanted.period is not None and wanted.extent != held.extent:
             return ()
         before, beyond, _ = wanted.wraps() or (0, 0, 0)
         ranges = _ranges if before == 0 and beyond == 0 else _ranges_around
-        found[held.axes[0]] = ranges(mesh, held, wanted)
-    return tuple(found[a] for a in axes) if set(found) == set(axes) else ()
+        ranges_of[held.axes[0]] = ranges(mesh, held, wanted)
+    return tuple(ranges_of[a] for a in axes) if set(ranges_of) == set(axes) else ()
 
 
 def _ranges(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
@@ -281,9 +281,9 @@ def _ranges_around(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
     begin, end = held.bounds(mesh)
     some = expr.gt(n, 0)
 
-    def owner_of(at: Expr) -> Expr:
-        inside = blocks_ended(n, size, at % expr.maximum(n, 1))
-        return (inside + size * (at // expr.maximum(n, 1))) * some
+    def owner_of(position: Expr) -> Expr:
+        inside = blocks_ended(n, size, position % expr.maximum(n, 1))
+        return (inside + size * (position // expr.maximum(n, 1))) * some
 
     return (
         owner_of(begin - wanted.most), owner_of(end - wanted.least - 1) + some,

@@ -202,8 +202,8 @@ def _rows(distance: Expr, shape: Shape) -> int | None:
     """Return the least number of rows that this distance may be; None if it is not a few."""
     row, *inner = strides(shape)
     if row.is_const:
-        found = distance.value // row.value if distance.is_const and row.value else None
-        return found if found is not None and abs(found) <= ROWS else None
+        shift = distance.value // row.value if distance.is_const and row.value else None
+        return shift if shift is not None and abs(shift) <= ROWS else None
     return next((s for s in range(-ROWS, ROWS + 1) if _within(distance - s * row, inner)), None)
 
 

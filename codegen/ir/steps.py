@@ -250,8 +250,8 @@ _OVER_MEMORY: dict[type, tuple[str, ...]] = {
 
 def array_of(argument: Argument[M]) -> M | None:
     """Return the array that an argument of a kernel is; None if it is a number."""
-    what = argument.what
-    return None if isinstance(what, Expr) or isinstance(what, _NODES) else what
+    operand = argument.what
+    return None if isinstance(operand, Expr) or isinstance(operand, _NODES) else operand
 
 
 _NODES = (Apply, Integer, Literal, Load, Kept, Runtime)

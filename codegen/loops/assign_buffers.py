@@ -41,9 +41,9 @@ from codegen.symbolic.expr import Expr
 def assign_buffers(loops: Loops) -> Placed:
     """Assign a Buffer to each set of values that share memory, numbered in order of first
     definition."""
-    given, chosen = loops, choices(loops)
+    original, chosen = loops, choices(loops)
     while True:
-        loops, written = written_in_place(given, chosen)
+        loops, written = written_in_place(original, chosen)
         work = _Liveness(loops, written)
         work.run()
         groups = _Groups(work)
@@ -92,14 +92,14 @@ class _Liveness:
         self.wishes: list[tuple[int, Value, Value, bool]] = []
         # of inputs and of what ops make: which field of which feed it is; None: it is none
         self.fed: dict[Value, tuple[str, int] | None] = {i.value: None for i in module.inputs}
-        found = module.def_use
-        self.uses = {v: len(uses) for v, uses in found.uses.items()}
+        def_use = module.def_use
+        self.uses = {v: len(uses) for v, uses in def_use.uses.items()}
         # blank arrays that one update begins with need no memory of their own
         self.blank = {
-            v for v, op in found.defs.items()
+            v for v, op in def_use.defs.items()
             if isinstance(op.what, Do) and not op.what.acts and self.uses.get(v) == 1
         }
-        self.sparse = {v for v, op in found.defs.items() if _is_sparse(op)}
+        self.sparse = {v for v, op in def_use.defs.items() if _is_sparse(op)}
         ends = [(i.value, i.layout) for i in module.inputs]
         ends += [(o.value, o.layout) for o in module.outputs]
         self.sparse |= {v for v, layout in ends if any(isinstance(e, Owned) for e in layout)}
@@ -172,11 +172,11 @@ class _Liveness:
     def needs(self, region: Region) -> set[Value]:
         """Return the values from outside a region that are read in it."""
         if region not in self.needed:
-            read, made = set(region.results), set(region.args)
+            read, defined = set(region.results), set(region.args)
             for op in region.ops:
-                made.update(op.results)
+                defined.update(op.results)
                 read |= self.reads(op).union(*map(self.needs, op.regions))
-            self.needed[region] = read - made
+            self.needed[region] = read - defined
         return self.needed[region]
 
     def loaded(self, node: Node[Value]) -> set[Value]:
@@ -271,13 +271,13 @@ class _Liveness:
             return set()
         chain, others = self.chains[op]
         if op is chain[-1]:
-            found = set[Value]().union(*map(self.reads, chain)) - live
+            replaced = set[Value]().union(*map(self.reads, chain)) - live
             for m in chain:
                 write = _write_alone(m)
-                found -= self.reads(m) - (self.there(write) if write is not None else set())
+                replaced -= self.reads(m) - (self.there(write) if write is not None else set())
             for o in others:
-                found -= self.reads(o).union(*map(self.needs, o.regions))
-            self.over[op] = found
+                replaced -= self.reads(o).union(*map(self.needs, o.regions))
+            self.over[op] = replaced
         return self.over[chain[-1]]
 
     def nest(self, op: Op, nest: Nest[Value], live: set[Value], depth: int) -> set[Value]:
@@ -433,19 +433,19 @@ class _Groups:
     def field(self, group: Value) -> tuple[str, int] | None:
         """Return the feed and field of which all members are batches, or None if there is not
         exactly one."""
-        found = {self.fed[v] for v in self.members[group] if v in self.fed}
-        return found.pop() if len(found) == 1 else None
+        fields = {self.fed[v] for v in self.members[group] if v in self.fed}
+        return fields.pop() if len(fields) == 1 else None
 
     def arm(self, group: Value) -> int:
         """Return the innermost arm of a branch outside of which a group is dead; for arrays of
         which a rank touches parts, the innermost stretch of the program. Fields of batches live for
         the whole run of an entry, as the engine may write them at any time."""
         members = self.members[group]
-        found = self.arms.shared(members, self.blank)
-        if self.sparse.isdisjoint(members) or found != self.arms.shared(members, ()):
-            found = self.arms.without_stretches(found)
+        arm = self.arms.shared(members, self.blank)
+        if self.sparse.isdisjoint(members) or arm != self.arms.shared(members, ()):
+            arm = self.arms.without_stretches(arm)
         fed = any(self.fed.get(v) is not None for v in self.members[group])
-        return self.arms.entry_of(found) if fed else found
+        return self.arms.entry_of(arm) if fed else arm
 
     def reuse_memory(self, keep: list[Value]) -> None:
         """Let temporaries of one size whose lifetimes do not overlap share a buffer, if the arm of
@@ -515,8 +515,8 @@ def _alone(op: Op) -> _Write | None:
     if write is None or not isinstance(op.what, Do):
         return None
     (act,) = op.what.acts
-    one = isinstance(act, Store) and not act.bounds and all(v.extent == 1 for v in act.loops)
-    return replace(write, others=frozenset()) if one else write
+    is_element = isinstance(act, Store) and not act.bounds and all(v.extent == 1 for v in act.loops)
+    return replace(write, others=frozenset()) if is_element else write
 
 
 def _write_alone(op: Op) -> _Write | None:

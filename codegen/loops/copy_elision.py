@@ -138,11 +138,11 @@ class _Placing:
     def may_write(self, op: Op, array: _Array, copy: _Write) -> bool:
         """Return whether an op may write the value into the array: it reads no element of it that
         it has written before."""
-        what = op.what
+        do = op.what
         assert copy.range is not None and copy.value is not None
-        if not isinstance(what, Do) or len(what.acts) != 1:
+        if not isinstance(do, Do) or len(do.acts) != 1:
             return False
-        (act,), own = what.acts, {v for _, v in what.begins}
+        (act,), own = do.acts, {v for _, v in do.begins}
         if not is_loop_nest(act) or own and (copy.value in own or not isinstance(act, Nest)):
             return False
         reads = [a for a in accesses(act) if a.buffer in array.names and not a.writes]
@@ -193,14 +193,14 @@ class _Line:
         return self._readers.get(value, [])
 
     def begins(self, k: int) -> tuple[tuple[Value, Value], ...]:
-        what = self.ops[k].what
-        return what.begins if isinstance(what, Do) else ()
+        do = self.ops[k].what
+        return do.begins if isinstance(do, Do) else ()
 
     def is_plain(self, k: int) -> bool:
         """Return whether all that an op reads is read element by element, or by a routine that is
         told where it lies."""
-        what = self.ops[k].what if k < len(self.ops) else None
-        return isinstance(what, Do) and all(is_loop_nest(act) for act in what.acts)
+        do = self.ops[k].what if k < len(self.ops) else None
+        return isinstance(do, Do) and all(is_loop_nest(act) for act in do.acts)
 
     def touching(self, array: _Array) -> list[tuple[int, list[Access[Value]] | None]]:
         """Return the numbers of the ops that read an array, and how they read it; None for an op
@@ -208,9 +208,9 @@ class _Line:
         if array.reads is None:
             array.reads = []
             for k in sorted({k for name in array.names for k in self.readers(name)}):
-                what = self.ops[k].what if self.is_plain(k) else None
-                array.reads.append((k, None if not isinstance(what, Do) else [
-                    a for act in what.acts if is_loop_nest(act) for a in accesses(act)
+                do = self.ops[k].what if self.is_plain(k) else None
+                array.reads.append((k, None if not isinstance(do, Do) else [
+                    a for act in do.acts if is_loop_nest(act) for a in accesses(act)
                     if a.buffer in array.names and not a.writes]))
         return array.reads
 
@@ -232,20 +232,20 @@ class _Rewriting:
             elif (new := self.op(k, op, op.what)) is not None:
                 yield new
 
-    def op(self, k: int, op: Op, what: Do) -> Op | None:
+    def op(self, k: int, op: Op, do: Do) -> Op | None:
         """Return an op rewritten to the arrays' new versions, or None if it was only a copy."""
         touched = dict.fromkeys((*op.operands, *op.results))
         copied = [v for v in touched if v in self.copy_of]
-        found = [self.array_of[v] for v in touched if v in self.array_of]
-        found += [self.copy_of[v][0] for v in copied]
-        arrays = list({id(a): a for a in found}.values())
+        touched_arrays = [self.array_of[v] for v in touched if v in self.array_of]
+        touched_arrays += [self.copy_of[v][0] for v in copied]
+        arrays = list({id(a): a for a in touched_arrays}.values())
         if not arrays:
             return op
-        acts = self.left(k, what.acts)
+        acts = self.left(k, do.acts)
         if acts is None:
             return None
         places: dict[Value, tuple[Value, Expr]] = {}
-        begins = [(x, v) for x, v in what.begins
+        begins = [(x, v) for x, v in do.begins
                   if v not in self.array_of or v is self.array_of[v].root]
         gone, new = set[Value](copied), list[Value]()
         for array in arrays:
@@ -265,10 +265,10 @@ class _Rewriting:
         results = (*(v for v in op.results if v not in gone), *new)
         read = dict.fromkeys(x for x, _ in begins)
         read |= dict.fromkeys(v for act in acts for v in memory_read(act))
-        own_values = {*results, *what.scratch}
+        own_values = {*results, *do.scratch}
         operands = tuple(v for v in read if v not in self.constants and v not in own_values)
-        what = replace(what, acts=acts, begins=tuple(begins))
-        return replace(op, what=what, operands=operands, results=results)
+        do = replace(do, acts=acts, begins=tuple(begins))
+        return replace(op, what=do, operands=operands, results=results)
 
     def left(self, k: int, acts: tuple[Act, ...]) -> tuple[Act, ...] | None:
         """Return the acts of an op without the copies that others make; None: nothing is left."""
@@ -295,22 +295,22 @@ def _read(op: Op) -> Iterator[Value]:
 
 def _copies(op: Op) -> bool:
     """Return whether an op may copy something into a part of an array."""
-    what = op.what
-    if not isinstance(what, Do) or not what.begins or len(what.acts) != 1:
+    do = op.what
+    if not isinstance(do, Do) or not do.begins or len(do.acts) != 1:
         return False
-    (act,) = what.acts
+    (act,) = do.acts
     parts = act.parts if isinstance(act, Nest) else [act]
     return any(isinstance(p, Store) and isinstance(p.value, Load) for p in parts)
 
 
 def _write_of(op: Op, k: int, into: Value) -> _Write:
     """Return how op number k writes into an array, which is `into` behind it."""
-    what = op.what
-    assert isinstance(what, Do)
+    do = op.what
+    assert isinstance(do, Do)
     unknown = _Write(k, into, None)
-    if len(what.acts) != 1 or (what.of is not None and getattr(what.of.what, "apart", False)):
+    if len(do.acts) != 1 or (do.of is not None and getattr(do.of.what, "apart", False)):
         return unknown
-    (act,) = what.acts
+    (act,) = do.acts
     store = _store_of(act, into) if is_loop_nest(act) else None
     if store is None:
         return unknown

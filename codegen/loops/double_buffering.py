@@ -41,11 +41,11 @@ def double_buffering(placed: Placed) -> Placed:
     for old, new in replaced:
         both = touched.get(old.number, set()) | touched.get(new.number, set())
         touched |= {old.number: both, new.number: both}
-    found: dict[Op, tuple[Cycle, ...]] = {}
+    cycles: dict[Op, tuple[Cycle, ...]] = {}
     for w in wishes:
         if all(moved[b.number].isdisjoint(touched.get(b.number, ())) for b in w.cycle):
-            found[w.loop] = (*found.get(w.loop, ()), w.cycle)
-    return replace(placed, cycles=found)
+            cycles[w.loop] = (*cycles.get(w.loop, ()), w.cycle)
+    return replace(placed, cycles=cycles)
 
 
 def _replaced(placed: Placed) -> list[Cycle]:

@@ -235,7 +235,7 @@ class _Fusing:
         """Return a region with its fusible ops joined into nests. Elementwise ops do not move up
         past an op that is no member; reductions move up past all but fences."""
         items: list[Op | _Nest] = []
-        made: dict[Value, int] = {}  # by which item
+        makers: dict[Value, int] = {}  # by which item
         read: dict[Value, int] = {}  # by which item last
         fence = segment = 0  # reductions move up to `fence`, other members to `segment`
         for op in region.ops:
@@ -247,10 +247,10 @@ class _Fusing:
                 least = segment if member.how == "point" else fence
                 if member.base is not None:
                     least = max(least, read.get(member.base, 0))
-                first = max((made[v] for v in member.needs if v in made), default=0)
+                first = max((makers[v] for v in member.needs if v in makers), default=0)
                 k = self.join(items, member, max(first, least))
                 if k is None and member.base is None:
-                    k = self.join_later(items, member, max(least, segment), made, read)
+                    k = self.join_later(items, member, max(least, segment), makers, read)
             if k is None:
                 k = len(items)
                 item: Op | _Nest = op
@@ -265,7 +265,7 @@ class _Fusing:
                 read.update((v, max(k, read.get(v, 0))) for v in member.needs)
                 if member.base is not None:  # what moved before it might keep it from writing there
                     segment = max(segment, k)
-            made.update(dict.fromkeys(op.results, k))
+            makers.update(dict.fromkeys(op.results, k))
         ops = [self.finished(item) if isinstance(item, _Nest) else item.mapped(self.region)
                for item in items]
         return Region(region.args, tuple(_filled(region, ops)), region.results)
@@ -311,7 +311,7 @@ class _Fusing:
         return None
 
     def join_later(
-        self, items: list[Op | _Nest], member: _Member, least: int, made: dict[Value, int],
+        self, items: list[Op | _Nest], member: _Member, least: int, makers: dict[Value, int],
         read: dict[Value, int],
     ) -> int | None:
         """Move the last item before an earlier nest and add a member to that nest behind it, if the
@@ -322,16 +322,16 @@ class _Fusing:
         if not isinstance(late, _Nest) or any(m.base is not None for m in late.members):
             return None
         needs = {v for m in late.members for v in m.needs}
-        first = max((made[v] for v in needs - late.makers.keys() if v in made), default=-1) + 1
-        others = max((made[v] for v in member.needs if v in made and v not in late.makers),
+        first = max((makers[v] for v in needs - late.makers.keys() if v in makers), default=-1) + 1
+        others = max((makers[v] for v in member.needs if v in makers and v not in late.makers),
                      default=0)
         for k in range(max(first, others, least, last + 1 - NEAREST), last):
             nest = items[k]
             if isinstance(nest, _Nest) and (sweep := nest.sweep_for(member)) is not None:
                 items.insert(k, items.pop())
-                for at in (made, read):
-                    at.update((v, i + 1) for v, i in at.items() if k <= i < last)
-                made.update(dict.fromkeys(late.makers, k))
+                for items_of in (makers, read):
+                    items_of.update((v, i + 1) for v, i in items_of.items() if k <= i < last)
+                makers.update(dict.fromkeys(late.makers, k))
                 nest.add(member, sweep)
                 return k + 1
         return None
@@ -364,8 +364,8 @@ class _Fusing:
         first = members[0].op
         read = dict.fromkeys(v for m in members for v in m.needs if v not in nest.makers)
         begins = tuple((m.base, m.result) for m in members if m.base is not None)
-        what = Do((Nest(outer, tuple(sweeps), first.place, together),), begins)
-        return Op(what, tuple(read), tuple(results), (), first.place)
+        do = Do((Nest(outer, tuple(sweeps), first.place, together),), begins)
+        return Op(do, tuple(read), tuple(results), (), first.place)
 
     def results(self, nest: _Nest, outer: tuple[Var, ...]) -> dict[Value, None]:
         """Return the results of a nest that need memory, since other ops read them, or its own at

@@ -45,11 +45,11 @@ def choices(loops: Loops) -> frozenset[Choice]:
 
 def versions(loops: Loops) -> set[Value]:
     """Return what choices says that a state is on the way through an entry, from store to store."""
-    module, found = loops.module, set[Value]()
+    module, values = loops.module, set[Value]()
     for number, k in choices(loops):
         new = module.bodies[number].results[module.states[k].new]
-        _begins(new, module.def_use, found)
-    return found
+        _begins(new, module.def_use, values)
+    return values
 
 
 def _begins(value: Value, known: DefUse, passed: set[Value]) -> Value | None:
@@ -76,9 +76,9 @@ def _begins(value: Value, known: DefUse, passed: set[Value]) -> Value | None:
     return value
 
 
-def _stored_over(what: Do, value: Value) -> Value | None:
-    bases = [x for x, v in what.begins if v is value]
-    stores = all(isinstance(act, Store | Nest) for act in what.acts)
+def _stored_over(do: Do, value: Value) -> Value | None:
+    bases = [x for x, v in do.begins if v is value]
+    stores = all(isinstance(act, Store | Nest) for act in do.acts)
     return bases[0] if len(bases) == 1 and stores else None
 
 

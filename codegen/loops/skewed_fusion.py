@@ -121,12 +121,12 @@ class _Rows:
         members = [self.member(work) for work in phase.work]
         rows = {id(a.buffer): a.row for m in members if m
                 for a in m.accesses if a.first_row.reach != 0}
-        for work, found in zip(phase.work, members):
-            found = found and _in_rows(found, rows)
-            joined = _joined(group, found) if found is not None else None
+        for work, member in zip(phase.work, members):
+            member = member and _in_rows(member, rows)
+            joined = _joined(group, member) if member is not None else None
             if joined is None:
                 close()
-                joined = found
+                joined = member
             if joined is None:
                 works.append(work)
             else:
@@ -189,16 +189,16 @@ class _Rows:
     def rings(self, group: Sequence[_Member], phase: Phase) -> dict[int, _Ring]:
         """Return, by id of a buffer, the rings for buffers of which only few rows are live at any
         time."""
-        found: dict[int, _Ring] = {}
+        rings: dict[int, _Ring] = {}
         every = [id(b) for w in walk_works(phase.work) for b in work_buffers(w)]
         inside = [id(b) for m in group for b in work_buffers(m.work)]
         for number in dict.fromkeys(inside):
             alone = self.users.get(number) == {id(phase)}
             alone = alone and inside.count(number) == every.count(number)
             if alone and (ring := _ring(group, number)) is not None:
-                found[number] = ring
+                rings[number] = ring
                 self.smaller[number] = ring.buffer
-        return found
+        return rings
 
 
 def _member(origin: Work, work: Store | Nest) -> _Member | None:
@@ -290,9 +290,9 @@ def _aligned(group: Sequence[_Member]) -> list[_Member]:
     return group
 
 
-def _rows(one: _Member, a: Access[Buffer], other: _Member, b: Access[Buffer]) -> int:
+def _rows(member: _Member, a: Access[Buffer], other: _Member, b: Access[Buffer]) -> int:
     """Return about how many rows one access is ahead of another, before delays."""
-    away = one.first_offset(a) - other.first_offset(b)
+    away = member.first_offset(a) - other.first_offset(b)
     known = away.is_const and a.row.is_const and a.row == b.row
     return round(away.value / a.row.value) if known else FARTHEST
 
@@ -311,12 +311,14 @@ def _beginnings(group: Sequence[_Member], member: _Member) -> Iterator[Expr]:
                         yield rows + expr.nonneg(2 * rest - a.row)
 
 
-def _rows_after(a: Access[Buffer], one: _Member, b: Access[Buffer], other: _Member) -> int | None:
+def _rows_after(
+    a: Access[Buffer], member: _Member, b: Access[Buffer], other: _Member
+) -> int | None:
     """Return the least number of turns by which the second access must lag, so that it reaches
     every element after the first one; None if no delay up to FARTHEST suffices."""
     if a.row != b.row or not expr.nonneg(a.row - 1):
         return None
-    last = other.first_offset(b) - one.first_offset(a) + b.first_row.reach
+    last = other.first_offset(b) - member.first_offset(a) + b.first_row.reach
     return next((rows for rows in range(-FARTHEST, FARTHEST + 1)
                  if expr.nonneg((rows + 1) * a.row - 1 - last)), None)
 
@@ -354,16 +356,16 @@ class _Ring:
 def _ring(group: Sequence[_Member], number: int) -> _Ring | None:
     """Return the ring that holds the live rows of a buffer. None if their number is not known, or
     if a row may be read that was not written in the same turn of the surrounding loops."""
-    found = [(m, a) for m in group for a in m.accesses if id(a.buffer) == number]
-    m, a = found[0]
-    if not a.writes or any(x.row != a.row for _, x in found):
+    touching = [(m, a) for m in group for a in m.accesses if id(a.buffer) == number]
+    m, a = touching[0]
+    if not a.writes or any(x.row != a.row for _, x in touching):
         return None
     if not all(s.lays_out for s in a.row.symbols()):
         return None  # a capacity is said in these alone
     ring = _Ring(a.buffer, a.row, m.first_offset(a) - a.row * m.behind, 0)
     ahead: list[int] = []
     written: list[tuple[Expr, Expr]] = []  # in a row, from where to where
-    for m, x in found:
+    for m, x in touching:
         rows, rest = ring.place(m, x)
         moves = {s.kind for e in (x.first_row.low, m.begin, m.outer.extent) for s in e.symbols()}
         end = rest + x.first_row.reach
@@ -430,8 +432,8 @@ def _in_rings(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Store | Nest:
         access = Access(x.buffer, x.offset, (m.outer, *loops))
         ahead, rest = ring.place(m, access)
         inner = x.offset - access.first_row.low - access.row * expr.symbol(m.outer.sym)
-        at = expr.mod(turn + ahead, expr.const(ring.rows))
-        return replace(x, buffer=ring.buffer, offset=ring.row * at + rest + inner)
+        slot = expr.mod(turn + ahead, expr.const(ring.rows))
+        return replace(x, buffer=ring.buffer, offset=ring.row * slot + rest + inner)
 
     def change(x: Node) -> Node | None:
         return moved(x) if isinstance(x, Load) and id(x.buffer) in rings else None

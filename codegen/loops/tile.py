@@ -140,7 +140,7 @@ def _tile(work: Work, begin: Sym, extent: Expr, width: int) -> Work:
     if long_loops(work.loops):
         loops, work = within(work.loops), mapped(work, lambda e: e.subst(change))
         return replace(work, loops=loops, together=work.together if width > 1 else 1)
-    made = [within(sweep.loops) for sweep in work.sweeps]
+    loops_of_sweeps = [within(sweep.loops) for sweep in work.sweeps]
     sweeps = mapped(work.sweeps, lambda e: e.subst(change))
     return replace(work, sweeps=tuple(
-        replace(s, loops=loops) for s, loops in zip(sweeps, made, strict=True)))
+        replace(s, loops=loops) for s, loops in zip(sweeps, loops_of_sweeps, strict=True)))

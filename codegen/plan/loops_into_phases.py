@@ -58,8 +58,8 @@ class _Enclosing:
     def steps(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
         """Return these steps with small loops turned into phases; the same tuple if nothing
         changes."""
-        made = tuple(map(self.step, steps))
-        return steps if all(map(is_, made, steps)) else made
+        rewritten = tuple(map(self.step, steps))
+        return steps if all(map(is_, rewritten, steps)) else rewritten
 
     def step(self, step: Step) -> Step:
         if isinstance(step, Loop):
@@ -136,17 +136,17 @@ class _Enclosing:
     def works(self, steps: Sequence[Step], names: Mapping[Sym, Expr]) -> tuple[Work, ...]:
         """Return the works of steps that only compute. `names` maps the counters of surrounding
         loops to their names in the phase."""
-        made: list[Work] = []
+        works: list[Work] = []
         for step in steps:
             if isinstance(step, Phase):
-                made += mapped(step.work, lambda e: e.subst(names))
+                works += mapped(step.work, lambda e: e.subst(names))
             elif isinstance(step, Branch):
                 on = mapped(step.on, lambda e: e.subst(names))
                 arms = tuple(self.works(arm, names) for arm in step.arms)
-                made.append(Choice(on, arms, step.place))
+                works.append(Choice(on, arms, step.place))
             else:
-                made.append(self.turns(step, names))
-        return tuple(made)
+                works.append(self.turns(step, names))
+        return tuple(works)
 
     def turns(self, loop: Step, names: Mapping[Sym, Expr]) -> Turns:
         assert isinstance(loop, Loop) and loop.counter is not None and loop.stop is not None

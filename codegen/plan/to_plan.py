@@ -156,14 +156,14 @@ class _Scheduler:
     def arrays(self, buffers: Sequence[Buffer], homes: Sequence[Home]) -> tuple[Array, ...]:
         """Return descriptions of buffers, with which others than the program read or write their
         arrays."""
-        named, made = self.placed.loops.named, []
+        named, arrays = self.placed.loops.named, []
         for buffer, home in zip(buffers, homes, strict=True):
             shape, layout, before = home.array or (home.part, ((),) * len(home.part), None)
             room = () if before is None else tuple(zip(before, home.part, strict=True))
             shape = tuple(e.subst(named) for e in shape)
-            made.append(Array(home.name, buffer, home.dtype, shape, layout,
+            arrays.append(Array(home.name, buffer, home.dtype, shape, layout,
                               own=home.array is None, room=room))
-        return tuple(made)
+        return tuple(arrays)
 
     # ---- regions and control ---------------------------------------------------------------------
 
@@ -232,13 +232,13 @@ class _Scheduler:
                 self.add(work)
 
     def loop(self, op: Op) -> None:
-        what = op.what
-        assert isinstance(what, ops.Loop)
+        kind = op.what
+        assert isinstance(kind, ops.Loop)
         body = op.regions[-1]
         self.copies(self.moves(op.operands, body.args))
         self.flush()
         slot = self.counters
-        self.counters += what.counter is not None
+        self.counters += kind.counter is not None
         condition: tuple[Step, ...] = ()
         flag = None
         if len(op.regions) == 2:
@@ -248,10 +248,10 @@ class _Scheduler:
         turned = [(a, b) for cycle in rotate for a, b in zip(cycle, (*cycle[1:], cycle[0]))]
         again = self.moves(body.results, body.args)
         steps = self.region(body, [c for c in again if (c[0], c[2]) not in turned])
-        stop = None if what.stop is None else expr.as_expr(what.stop)
-        start, step = expr.as_expr(what.start), expr.as_expr(what.step)
+        stop = None if kind.stop is None else expr.as_expr(kind.stop)
+        start, step = expr.as_expr(kind.start), expr.as_expr(kind.step)
         self.steps.append(
-            Loop(what.counter, slot, start, stop, step, steps, condition, flag, rotate, op.place)
+            Loop(kind.counter, slot, start, stop, step, steps, condition, flag, rotate, op.place)
         )
         for r, arg in zip(op.results, body.args, strict=True):
             if self.of[r] is not self.of[arg]:

@@ -93,11 +93,11 @@ class Pairs:
         """Return how often members see each other where dims go on beyond their ends, at most."""
         most = 1
         for places in self.each(self.symbols()):
-            turn, found = self.evaluated(places, self.terms.all(*self.turns), self.often)
-            for k in np.flatnonzero((turn != 0) & ((found < 0) | (found > MOST_WRAPS))):
+            turn, truth = self.evaluated(places, self.terms.all(*self.turns), self.often)
+            for k in np.flatnonzero((turn != 0) & ((truth < 0) | (truth > MOST_WRAPS))):
                 raise self.fault({s: int(a[k]) for s, a in places.items()},
-                                 f"wraps at most {MOST_WRAPS} times", str(found[k]))
-            most = max(most, *found[turn != 0].tolist())
+                                 f"wraps at most {MOST_WRAPS} times", str(truth[k]))
+            most = max(most, *truth[turn != 0].tolist())
         return most
 
     def ranges(self, symbols: Sequence[int]) -> Ranges:
@@ -163,8 +163,8 @@ class Pairs:
 
     def member(self, place: Axes) -> int:
         """Return the place of a member as one term: its position along all axes of the exchange."""
-        found = self.position(place)
-        return found if isinstance(found, int) else self.terms.joined(found)
+        position = self.position(place)
+        return position if isinstance(position, int) else self.terms.joined(position)
 
     def view(self, me: Axes, member: Axes) -> Names:
         return {**self.names(me), self.row.member: self.position(member), "wrap": self.wrap}
@@ -194,27 +194,27 @@ class Pairs:
         start, step = t.read(begin, names), t.read(by, names)
         if t.value(step) == 0:
             step = t.number(1)
-        at, exists = k, t.number(1)
+        number, exists = k, t.number(1)
         if end is not None:
             way = t.make("+", start, t.make("*", t.number(-1), t.read(end, names)))
             turns = t.make("*", t.number(-1), t.make("floordiv", way, step))  # rounded up
             exists = t.less(k, turns)
             is_last = t.negated(t.differ(k, t.number(COUNTS - 1)))
             more = t.make("+", turns, t.number(-1), t.make("*", t.number(-1), k))
-            at = t.make("+", k, t.make("*", is_last, more))
-        self.counters[name] = t.make("+", start, t.make("*", step, at))
+            number = t.make("+", k, t.make("*", is_last, more))
+        self.counters[name] = t.make("+", start, t.make("*", step, number))
         return exists
 
     def taken(self, me: Axes) -> int:
         """Return whether a rank comes to the exchange in this turn, for this wrap."""
         t, names = self.terms, self.names(me)
-        found = list(self.turns)
+        terms = list(self.turns)
         for on, arm, arms in self.row.said["guards"]:
             if on is not None:
                 chosen = t.make("min", t.make("max", t.read(on, names), t.number(0)),
                                 t.number(arms - 1))
-                found.append(t.negated(t.differ(chosen, t.number(arm))))
-        return t.all(*found)
+                terms.append(t.negated(t.differ(chosen, t.number(arm))))
+        return t.all(*terms)
 
     # ---- what must hold ----------------------------------------------------------------------
 
@@ -239,14 +239,14 @@ class Pairs:
 
     def mismatch(self, boxes: dict[str, BoxTerms]) -> int:
         """Return the term that is 1 where two boxes differ, or one is not inside its buffer."""
-        found = [box.outside() for box in boxes.values()]
+        faults = [box.outside() for box in boxes.values()]
         if "send" in boxes and "from" in boxes:
-            found.append(boxes["send"].unlike(boxes["from"]))
+            faults.append(boxes["send"].unlike(boxes["from"]))
         if "give" in boxes and "into" in boxes:
-            found.append(boxes["give"].unlike(boxes["into"]))
+            faults.append(boxes["give"].unlike(boxes["into"]))
         if "into" in boxes and "from" in boxes:
-            found.append(boxes["into"].larger_or_smaller(boxes["from"]))
-        return self.terms.any(*found)
+            faults.append(boxes["into"].larger_or_smaller(boxes["from"]))
+        return self.terms.any(*faults)
 
     def moves(self, boxes: dict[str, BoxTerms]) -> int:
         """Return the term that is 1 where something is taken or sent."""
@@ -277,12 +277,13 @@ class Pairs:
             for a, (begin, end) in near.items() if not self.row.around))
 
     def lists(self, near: dict[str, tuple[int, int]], place: Axes) -> int:
-        t, found = self.terms, []
+        t, listed = self.terms, []
         for a, (begin, end) in near.items():
             on = t.make("+", place[a], self.size[a])
-            inside = [t.all(t.at_least(at, begin), t.less(at, end)) for at in (place[a], on)]
-            found.append(t.any(*inside) if self.row.around else inside[0])
-        return t.all(*found)
+            inside = [t.all(t.at_least(position, begin), t.less(position, end))
+                      for position in (place[a], on)]
+            listed.append(t.any(*inside) if self.row.around else inside[0])
+        return t.all(*listed)
 
     def reads(self) -> int:
         """Return whether a taker reads what a giver has, where ranges do not say it."""
@@ -316,9 +317,10 @@ class Pairs:
     def rank(self, point: Point, place: Axes | int) -> str:
         """Return the text for a rank, by its index. place: along the axes of the exchange, or a
         position."""
-        index, at = 0, place if isinstance(place, dict) else self.place(self.terms.number(place))
+        index = 0
+        place_of = place if isinstance(place, dict) else self.place(self.terms.number(place))
         for a in self.row.table.axes:
-            k, size = self.exact(point, {**self.across, **at}[a], self.size[a])
+            k, size = self.exact(point, {**self.across, **place_of}[a], self.size[a])
             index = index * size + k
         return f"rank {index}"
 
@@ -417,12 +419,12 @@ class BoxTerms:
             names[name] = t.read(e, names)
         self.capacity = pairs.capacity[box["buffer"]]
         self.offset = t.read(box["offset"], names)
-        zero, one = t.number(0), t.number(1)
+        zero, unit = t.number(0), t.number(1)
         self.whole = [(t.make("max", zero, t.read(e, names)), t.read(s, names))
                       for e, s in zip(box["extent"], box["stride"], strict=True)]
-        self.dims = [(e, s) for e, s in self.whole if e != one]
-        self.elements = t.make("*", one, *(e for e, _ in self.dims))
-        self.nonempty = t.all(*(t.at_least(e, one) for e, _ in self.dims))
+        self.dims = [(e, s) for e, s in self.whole if e != unit]
+        self.elements = t.make("*", unit, *(e for e, _ in self.dims))
+        self.nonempty = t.all(*(t.at_least(e, unit) for e, _ in self.dims))
 
     def found(self, point: Point) -> Found:
         """Return offset, extents and strides of the box at a point."""
@@ -442,14 +444,14 @@ class BoxTerms:
         """Return the term that is 1 where boxes have not the same elements in the same order; of an
         empty box nothing else counts."""
         t, two = self.terms, self.terms.number(2)
-        one = (t.number(1), t.number(0))
+        single = (t.number(1), t.number(0))
         self.pairs.loose |= len(self.dims) != len(other.dims)
         most = max(len(self.dims), len(other.dims))  # where one has fewer, others are 1 for both
-        found = [t.differ(self.offset, other.offset)]
-        for (e, s), (f, r) in zip(*(d + [one] * (most - len(d)) for d in (self.dims, other.dims)),
-                                  strict=True):
-            found += [t.differ(e, f), t.all(t.at_least(e, two), t.differ(s, r))]
-        return t.any(self.larger_or_smaller(other), t.all(self.nonempty, t.any(*found)))
+        differences = [t.differ(self.offset, other.offset)]
+        both = (d + [single] * (most - len(d)) for d in (self.dims, other.dims))
+        for (e, s), (f, r) in zip(*both, strict=True):
+            differences += [t.differ(e, f), t.all(t.at_least(e, two), t.differ(s, r))]
+        return t.any(self.larger_or_smaller(other), t.all(self.nonempty, t.any(*differences)))
 
     def larger_or_smaller(self, other: BoxTerms) -> int:
         return self.terms.differ(self.elements, other.elements)

@@ -15,7 +15,7 @@ from typing import Any
 from codegen.errors import InternalError, Place
 from codegen.ir.accesses import Access, accesses
 from codegen.ir.graph import Op, Region, Value
-from codegen.ir.loops import Act, Do, Placed
+from codegen.ir.loops import Act, BufferAssignment, Do
 from codegen.ir.plan import (
     Branch,
     Buffer,
@@ -49,7 +49,7 @@ Values = frozenset[Value]
 _NONE: Values = frozenset()
 
 
-def check_memory(placed: Placed, plan: Plan) -> Plan:
+def check_memory(placed: BufferAssignment, plan: Plan) -> Plan:
     """Return the Plan unchanged. Raises InternalError at the first op that does not find the value
     that it reads."""
     _Check(placed, plan).run()
@@ -88,9 +88,9 @@ class _Items:
 class _Check:
     """Follows the Plan beside the Loops and keeps what each buffer holds."""
 
-    def __init__(self, placed: Placed, plan: Plan) -> None:
+    def __init__(self, placed: BufferAssignment, plan: Plan) -> None:
         self.placed, self.plan = placed, plan
-        self.at = {v: b.number for v, b in placed.of.items()}
+        self.number = {v: b.number for v, b in placed.of.items()}
         self.written: dict[int, frozenset[int]] = {}  # by id of a step: numbers of buffers
         # of an array that is made part by part, what is left of others where no part is written
         self.under: dict[Value, Values] = {}
@@ -100,7 +100,7 @@ class _Check:
         module, steps = self.placed.loops.module, list(self.plan.steps)
         holds = _Holds()
         for i in module.inputs:
-            holds.own[self.at[i.value]] = frozenset([i.value])
+            holds.own[self.number[i.value]] = frozenset([i.value])
         for k, i in enumerate(module.inputs):
             if i.default is not None:
                 step = steps.pop(0) if steps else None
@@ -110,7 +110,7 @@ class _Check:
                 self.moved(inner, [(i.default.results[0], i.value)])
                 for buffer, values in inner.own.items():
                     holds.own[buffer] = values & holds[buffer]
-                holds.own[self.at[i.value]] = frozenset([i.value])
+                holds.own[self.number[i.value]] = frozenset([i.value])
         end = self.region(module.body, steps, holds)
         for o in module.outputs:
             self.read(o.value, end)
@@ -122,7 +122,7 @@ class _Check:
             raise InternalError.of_rule(rule, self.place, found)
 
     def read(self, value: Value, holds: _Holds) -> None:
-        values = holds[self.at[value]]
+        values = holds[self.number[value]]
         if value not in values:
             names = " and ".join(sorted(v.name for v in values)) or "nothing"
             self.rule(False, f"{value.name} is in its buffer when it is read",
@@ -146,7 +146,7 @@ class _Check:
             step = items.left.pop() if items.left else None
             if isinstance(op.what, LetOp):
                 self.rule(isinstance(step, Let) and step.counter is op.what.counter
-                          and step.value.buffer.number == self.at[op.operands[0]],
+                          and step.value.buffer.number == self.number[op.operands[0]],
                           "a let is a step")
                 self.read(op.operands[0], holds)
             elif isinstance(op.what, BranchOp):
@@ -162,7 +162,7 @@ class _Check:
     ) -> None:
         """Follow the copies that come next: all of them, or only until each wanted value lies in
         the buffer of the value that it is paired with."""
-        while wanted is None or any(v not in holds[self.at[to]] for v, to in wanted):
+        while wanted is None or any(v not in holds[self.number[to]] for v, to in wanted):
             if (source := _copied(items.first)) is None:
                 break
             store = items.left.pop()
@@ -180,20 +180,22 @@ class _Check:
         self.copies(items, holds, begins)
         self.moved(holds, begins)
         for x, v in do.begins:
-            self.rule(x not in own or self.at[x] == self.at[v], f"{v.name} begins with {x.name}")
+            self.rule(x not in own or self.number[x] == self.number[v],
+                      f"{v.name} begins with {x.name}")
         written = set[Value]()
         left = _NONE
         if do.of is not None and isinstance(do.of.what, Update) and do.of.what.apart:
-            left = holds[self.at[op.result]].union(*(self.under.get(x, _NONE) for x, _ in begins))
+            under = (self.under.get(x, _NONE) for x, _ in begins)
+            left = holds[self.number[op.result]].union(*under)
             self.under[op.result] = left
         for act in do.acts:
             for v in memory_read(act):
-                if v in own or v not in self.at or (v in left and isinstance(act, Store)):
+                if v in own or v not in self.number or (v in left and isinstance(act, Store)):
                     continue  # where a part is written, what it replaces may be read
                 self.read(v, holds)
             if not self.matches(act, items.first, spare):
                 item_kind = type(items.first).__name__
-                self.rule(_nothing(act, self.at), "what an op does is in the Plan", item_kind)
+                self.rule(_nothing(act, self.number), "what an op does is in the Plan", item_kind)
                 continue
             step = items.left.pop()
             if isinstance(step, Exchange):
@@ -203,23 +205,23 @@ class _Check:
             elif isinstance(act, Store) and not act.rows and any(v.extent != 1 for v in act.loops):
                 self.over_itself(act)
             for v in memory_written(act):  # where two lie in one memory, the last one is there
-                if v in self.at:
+                if v in self.number:
                     written.add(v)
-                    holds.own[self.at[v]] = frozenset([v])
+                    holds.own[self.number[v]] = frozenset([v])
         for v in op.results:
             if v not in written:  # what it begins with, or whatever is there
-                holds.own[self.at[v]] = holds[self.at[v]] | {v}
+                holds.own[self.number[v]] = holds[self.number[v]] | {v}
 
     def over_itself(self, act: Store[Value]) -> None:
         """Check that a store which reads the memory it writes reads only the element that it is
         about to write: it may have overwritten others by then. Stores that buffer whole rows are
         exempt."""
-        mine = self.at.get(act.buffer, -1)
-        if all(self.at.get(v) != mine for v in memory_read(act)):
+        mine = self.number.get(act.buffer, -1)
+        if all(self.number.get(v) != mine for v in memory_read(act)):
             return
         written = Access(act.buffer, act.offset, act.loops)
         for a in accesses(act):
-            if self.at.get(a.buffer) == mine and not a.writes:
+            if self.number.get(a.buffer) == mine and not a.writes:
                 self.rule(a.offset == act.offset or not a.may_overlap(written.range),
                           "a store reads what it has not written yet",
                           f"{a.buffer.name} at {a.offset}, written at {act.offset}")
@@ -234,7 +236,7 @@ class _Check:
             return False
         to = dict(spare)
         for v, b in zip(mine, theirs, strict=True):
-            if v in self.at:
+            if v in self.number:
                 to[v] = self.placed.of[v]
             elif not _same_elements(b.data, self.placed.loops.constants.get(v)):
                 return False
@@ -253,7 +255,7 @@ class _Check:
         """Check, for each pair of values, that the first one lies in the buffer of the second
         one."""
         for v, to in pairs:
-            self.rule(v in holds[self.at[to]], f"{v.name} is handed on as {to.name}",
+            self.rule(v in holds[self.number[to]], f"{v.name} is handed on as {to.name}",
                       f"buffer {self.placed.of[to].name}")
 
     def branch(self, op: Op, kind: BranchOp, step: Item | None, holds: _Holds) -> None:
@@ -264,7 +266,7 @@ class _Check:
         assert isinstance(step, Branch)
         if kind.on is None:
             self.rule(isinstance(step.on, Load)
-                      and step.on.buffer.number == self.at[op.operands[0]],
+                      and step.on.buffer.number == self.number[op.operands[0]],
                       "a branch reads what decides it")
             self.read(op.operands[0], holds)
         else:
@@ -285,8 +287,8 @@ class _Check:
             holds.own[number] = held[0].intersection(*held[1:])
         holds.own |= own
         for v in op.results:
-            self.rule(self.at[v] not in own, f"{v.name} lies where no arm has its own")
-            holds.own[self.at[v]] = holds[self.at[v]] | {v}
+            self.rule(self.number[v] not in own, f"{v.name} lies where no arm has its own")
+            holds.own[self.number[v]] = holds[self.number[v]] | {v}
 
     def lies_over(self, arm: int) -> Iterator[int]:
         """Yield the buffers that may overlay those of an arm, its own ones included: their content
@@ -310,13 +312,13 @@ class _Check:
             head.own[number] = _NONE
         for region in op.regions:
             for arg, v in zip(body.args, region.args, strict=True):
-                self.rule(self.at[arg] == self.at[v], "what is carried stays in its buffer")
-                head.own[self.at[v]] = head[self.at[v]] | {v}
+                self.rule(self.number[arg] == self.number[v], "what is carried stays in its buffer")
+                head.own[self.number[v]] = head[self.number[v]] | {v}
         end = head
         if len(op.regions) == 2:
             end = self.region(op.regions[0], step.condition, head)
             (truth,) = op.regions[0].results
-            self.rule(step.flag is not None and step.flag.buffer.number == self.at[truth],
+            self.rule(step.flag is not None and step.flag.buffer.number == self.number[truth],
                       "a loop reads what decides it")
             self.read(truth, end)
         turned = self.region(body, step.body, end)
@@ -327,9 +329,9 @@ class _Check:
         for number in written:
             holds.own[number] = end[number]
         for v, arg in zip(op.results, body.args, strict=True):
-            self.rule(self.at[v] == self.at[arg], "a result of a loop stays in its buffer")
-            self.rule(arg in end[self.at[arg]], f"{arg.name} is there when the loop ends")
-            holds.own[self.at[v]] = holds[self.at[v]] | {v}
+            self.rule(self.number[v] == self.number[arg], "a result of a loop stays in its buffer")
+            self.rule(arg in end[self.number[arg]], f"{arg.name} is there when the loop ends")
+            holds.own[self.number[v]] = holds[self.number[v]] | {v}
 
     def buffers_written(self, step: Step) -> frozenset[int]:
         """Return the numbers of the buffers that a step and all steps inside it write."""

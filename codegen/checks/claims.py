@@ -81,7 +81,7 @@ class Claims:
         """Return this rank's position among the members."""
         return self.mesh.position(self.axes)
 
-    def at(self, e: Expr, position: Expr) -> Expr:
+    def on_member(self, e: Expr, position: Expr) -> Expr:
         """Return `e` as the member at a position evaluates it."""
         return e.subst(self.mesh.at(self.axes, position))
 
@@ -96,7 +96,7 @@ class Claims:
         member = Sym("p", "var", const(0), self.mesh.size(self.axes) - 1)
         for d in range(len(shape)) if dims is None else dims:
             extent = shape[d]
-            there = self.at(extent, expr.symbol(member))
+            there = self.on_member(extent, expr.symbol(member))
             failure = first_failure(("equal", extent - there), self.facts, ())
             if failure is not None:
                 raise MatchingError(
@@ -171,7 +171,7 @@ class Claims:
         n = self.mesh.size(self.axes)
         p = Sym("p", "var", const(0), n - 1)
         position = expr.symbol(p)
-        low, high = (self.at(e, position) for e in part)
+        low, high = (self.on_member(e, position) for e in part)
         each = high - low
         sums = estimate.prefix_sum(each, p, position), estimate.prefix_sum(each, p, n)
         if sums == (low, total):

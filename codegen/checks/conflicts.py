@@ -21,13 +21,13 @@ from codegen.symbolic.expr import Expr, Sym
 
 # Fields through which memory is only read; the others of these classes, and all of others, write.
 _READS = {
-    (g.Load, "buffer"), (g.Let, "value"), (g.Loop, "flag"), (g.Branch, "on"), (g.Choice, "on"),
-    (g.Exchange, "pull_from"), (g.Exchange, "send"), (g.Send, "given"), (g.Save, "given"),
+    (g.Load, "buffer"), (g.Let, "value"), (g.Loop, "flag"), (g.Branch, "on"), (g.WorkBranch, "on"),
+    (g.Exchange, "pull_from"), (g.Exchange, "send"), (g.Send, "values"), (g.Save, "values"),
 }
 # Fields with the steps or works of a region, in the order of regions.
 _REGIONS: dict[type, tuple[str, ...]] = {
     g.Loop: ("condition", "body"), g.Branch: ("arms",), g.Default: ("steps",),
-    g.Turns: ("body",), g.Choice: ("arms",), g.Phase: ("work",),
+    g.WorkLoop: ("body",), g.WorkBranch: ("arms",), g.Phase: ("work",),
 }
 _MEETINGS = (g.Exchange, g.Take, g.More, g.Send)
 _SIGNS = (g.Print, g.Save, g.Expect, g.Point)
@@ -63,7 +63,7 @@ class _Check:
     its takes fill."""
 
     def __init__(self, plan: g.Plan, rows: list[OperationRow]) -> None:
-        self.plan, self.rows, self.at = plan, rows, 0
+        self.plan, self.rows, self.position = plan, rows, 0
         self.batches: dict[str, set[object]] = {}
         self.lies_in: dict[object, set[object]] = {}
         self.lets: set[Sym] = set()
@@ -80,7 +80,8 @@ class _Check:
 
     def run(self) -> None:
         self.region(self.plan.steps, None)
-        self.rule(self.at == len(self.rows), None, "a row of the graph is an operation of the Plan")
+        self.rule(self.position == len(self.rows), None,
+                  "a row of the graph is an operation of the Plan")
 
     def rule(self, holds: bool, row: OperationRow | None, rule: str, found: str = "") -> None:
         if not holds:
@@ -102,11 +103,11 @@ class _Check:
     def act(
         self, act: g.Step | g.Work, region: Region, handed: dict[Sym, set[object]]
     ) -> tuple[OperationRow, _Touched]:
-        row = self.rows[self.at] if self.at < len(self.rows) else None
+        row = self.rows[self.position] if self.position < len(self.rows) else None
         self.rule(row is not None and row.act is act and row.region == region, row,
                   "every operation of a Plan has a row of the graph, in order")
-        assert row is not None and row.number == self.at
-        self.at += 1
+        assert row is not None and row.number == self.position
+        self.position += 1
         touched = _Touched()
         self.look(act, touched)
         if self.lets:
@@ -114,7 +115,7 @@ class _Check:
             touched.reads |= self.lets & symbols
             touched.reads.update(*(handed[s] for s in symbols & handed.keys()))
         for k, inner in enumerate(_regions(act)):
-            works = handed if isinstance(act, g.Turns | g.Choice) else {}
+            works = handed if isinstance(act, g.WorkLoop | g.WorkBranch) else {}
             touched.add(self.inner(inner, (row.number, k), works))
         self.kept_in_order(act, touched)
         numbers = {n for n in touched.reads | touched.writes if isinstance(n, int)}
@@ -187,7 +188,7 @@ class _Check:
                 needed |= touching.get(memory, 0)
             inside = {self.overlays.of[n] for n in places if isinstance(n, int)} - {0}
             for over, rows_of in overlaid.items():
-                if any(self.apart(over, own) for own in inside):
+                if any(self.may_share_memory(over, own) for own in inside):
                     needed |= rows_of
             if missing := needed & ~mine:
                 other = rows[missing.bit_length() - 1][0]
@@ -207,7 +208,7 @@ class _Check:
                 overlaid[over] = overlaid.get(over, 0) | bit
 
 
-    def apart(self, a: int, b: int) -> bool:
+    def may_share_memory(self, a: int, b: int) -> bool:
         """Whether two overlays may lie in one memory: neither lies within the other."""
         return a not in self.enclosing(b) and b not in self.enclosing(a)
 

@@ -42,7 +42,7 @@ class _Check:
 
     def __init__(self, program: Module, variance: Variance) -> None:
         self.mesh = program.mesh
-        self.found = variance
+        self.variance = variance
 
     def region(self, region: Region, around: tuple[_Around, ...]) -> None:
         for op in region.ops:
@@ -53,13 +53,13 @@ class _Check:
             elif isinstance(op.what, Save):
                 self.met(op, f'save "{op.what.series}"', frozenset(self.mesh.names), around)
             for inner in op.regions:
-                self.region(inner, (*around, _Around(op, self.found.passing(op))))
+                self.region(inner, (*around, _Around(op, self.variance.passing(op))))
 
     def exchange(self, op: Op, kind: Exchange, around: tuple[_Around, ...]) -> None:
         members = frozenset(kind.axes)
         self.met(op, exchange_text(op), members, around)
         for name, e in kind.agreed().items():
-            if apart := self.found.expr(e) & members:
+            if apart := self.variance.expr(e) & members:
                 raise MatchingError(
                     f"{exchange_text(op)}: {name} differs between the ranks along "
                     f"{axes_text(sorted(apart))}",
@@ -112,7 +112,7 @@ class _Check:
         if isinstance(kind, Loop):
             bounds = {"start": kind.start, "stop": kind.stop, "step": kind.step}
             for name, e in bounds.items():
-                if e is not None and self.found.expr(e) & set(apart):
+                if e is not None and self.variance.expr(e) & set(apart):
                     remedy = "run the loop from one start, equally often on every rank; np.where "
                     return f"{name} = {user_text(self.mesh, e)}", f"{remedy}chooses"
         axes = axes_text(apart) if len(apart) == 1 else f"({axes_text(apart)})"

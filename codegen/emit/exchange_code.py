@@ -22,8 +22,8 @@ from codegen.ir.plan import (
     Box,
     Buffer,
     Exchange,
-    Kept,
     Load,
+    LocalRead,
     Phase,
     PhaseParameter,
     Store,
@@ -100,7 +100,7 @@ def _taking(x: Exchange, take: Store, places: Places, does: str) -> str:
     loops = Var(Sym("row", "var"), rows), Var(Sym("i", "var"), n)
     row, i = (expr.symbol(v.sym) for v in loops)
     node = rewritten(take.value, lambda node: Load(arrived, from_row * row + i)
-                     if isinstance(node, Kept) else None)
+                     if isinstance(node, LocalRead) else None)
     work = mapped(replace(take, loops=loops, value=node),
                   lambda e: e.subst({POINT: into_row * row + position + i}))
     parameters = tuple(PhaseParameter(s, e, e) for s in syms for e in (expr.symbol(s),))

@@ -25,16 +25,16 @@ from codegen.ir.plan import (
     Bound,
     Branch,
     Buffer,
-    Choice,
     Integer,
-    Kept,
     Literal,
     Load,
+    LocalRead,
     Loop,
     Node,
     Runtime,
-    Turns,
     Var,
+    WorkBranch,
+    WorkLoop,
 )
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -88,7 +88,7 @@ class CFunction:
             self.loop(v)
         return len(long)
 
-    def turns(self, counter: str, loop: Loop | Turns) -> str:
+    def turns(self, counter: str, loop: Loop | WorkLoop) -> str:
         """Return start; test; advance of a loop that counts."""
         start, step = (self.integer(e, Binds.CHOICE) for e in (loop.start, loop.step))
         test = self.test_of(counter, loop)
@@ -97,7 +97,7 @@ class CFunction:
             advance = f"{counter} = spmd_next({counter}, {step})"
         return f"{counter} = {start}; {test}; {advance}"
 
-    def test_of(self, counter: str, loop: Loop | Turns) -> str:
+    def test_of(self, counter: str, loop: Loop | WorkLoop) -> str:
         """Return the condition under which a loop has a turn of this counter; "" without an end."""
         if loop.stop is None:
             return ""
@@ -107,7 +107,7 @@ class CFunction:
         by = self.integer(loop.step)
         return f"{by} > 0 ? {counter} < {stop} : {by} < 0 && {counter} > {stop}"
 
-    def arms(self, branch: Branch | Choice) -> Iterator[int]:
+    def arms(self, branch: Branch | WorkBranch) -> Iterator[int]:
         """Opens each arm in turn; closes the last one."""
         last = len(branch.arms) - 1
         for k in range(last + 1):
@@ -168,7 +168,7 @@ class CFunction:
                 return converted(self.symbolic(node.value), "i64", node.dtype)
             case Runtime():
                 return converted(single(self.runtime(node)), "f64", node.dtype)
-            case Kept():
+            case LocalRead():
                 return single(self.kept[node.name])
             case Load():
                 self.bounds(node.bounds)

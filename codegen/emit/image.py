@@ -250,7 +250,7 @@ def _per_array(
     return (
         f"static void {name}(const spmd_rank *r, uint32_t array, int64_t *{first}, "
         f"int64_t *{second})\n"
-        "{\n" + "".join(f"    (void){parameter};\n" for parameter in reversed(unused)) + f.body() + "\n}\n"
+        "{\n" + "".join(f"    (void){p};\n" for p in reversed(unused)) + f.body() + "\n}\n"
     )
 
 

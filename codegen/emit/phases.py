@@ -18,7 +18,6 @@ from codegen.functions import FUNCTIONS, neutral, neutral_sign
 from codegen.ir.plan import (
     Argument,
     Buffer,
-    Choice,
     KernelCall,
     Lane,
     LibraryCall,
@@ -27,8 +26,9 @@ from codegen.ir.plan import (
     Phase,
     Reduce,
     Store,
-    Turns,
     Work,
+    WorkBranch,
+    WorkLoop,
 )
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -103,11 +103,11 @@ class PhaseWriter(NestWriter):
                 self.call(work)
             case KernelCall():
                 self.kernel(work)
-            case Turns():
+            case WorkLoop():
                 self.open(f"for (int64_t {self.turns(work.sym.name, work)}) {{")
                 self.works(work.body)
                 self.close()
-            case Choice():
+            case WorkBranch():
                 for k in self.arms(work):
                     self.works(work.arms[k])
             case Reduce():
@@ -258,13 +258,13 @@ class PhaseWriter(NestWriter):
 
     def argument(self, a: Argument) -> list[str]:
         """Return an array's address and extents; a complex number's parts."""
-        if isinstance(a.what, Buffer):
-            name = self.buffer(a.what, written=a.writes)
+        if isinstance(a.value, Buffer):
+            name = self.buffer(a.value, written=a.writes)
             address = f"(void *){name if a.offset == 0 else f'({name} + {self.integer(a.offset)})'}"
             return [address, *(self.integer(e, Binds.CHOICE) for e in a.shape)]
-        if isinstance(a.what, Expr):
-            return [self.integer(a.what, Binds.CHOICE)]
-        value = self.value(a.what)[0]
+        if isinstance(a.value, Expr):
+            return [self.integer(a.value, Binds.CHOICE)]
+        value = self.value(a.value)[0]
         if a.dtype.kind == "c":
             return [f"spmd_{part}_{suffix(a.dtype)}({value})" for part in ("real", "imag")]
         return [value]

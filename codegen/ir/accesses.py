@@ -14,7 +14,7 @@ from typing import Generic, TypeGuard
 
 from codegen.ir.graph import Shape
 from codegen.ir.indexing import affine, loads, long_loops, strides
-from codegen.ir.plan import Keep, Lane, LibraryCall, M, Nest, Reduce, Store, Var
+from codegen.ir.plan import Lane, LibraryCall, Local, M, Nest, Reduce, Store, Var
 from codegen.ir.steps import Act, memory_written, nodes
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -169,13 +169,13 @@ def accesses(work: LoopNest[M]) -> Iterator[Access[M]]:
 
 
 def _part_accesses(
-    part: Store[M] | Reduce[M] | Keep[M] | Lane[M], loops: tuple[Var, ...],
+    part: Store[M] | Reduce[M] | Local[M] | Lane[M], loops: tuple[Var, ...],
     writing: tuple[Var, ...], number: int,
 ) -> Iterator[Access[M]]:
     """Yield the accesses of one part; `writing` are the loops around its store."""
     for load in (load for node in nodes(part) for load in loads(node)):
         yield Access(load.buffer, load.offset, loops, False, not load.bounds, number)
-    if isinstance(part, Keep):
+    if isinstance(part, Local):
         return
     for memory in memory_written(part):
         if memory is not part.buffer:  # scratch memory, or rows that wait

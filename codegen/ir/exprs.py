@@ -17,8 +17,9 @@ from codegen.ir import plan as g
 from codegen.symbolic.expr import Expr, Sym
 
 _INSIDE = (
-    g.Apply, g.Argument, g.Bound, g.Box, g.Choice, g.LibraryCall, g.Exchange, g.Integer, g.Keep,
-    g.KernelCall, g.Lane, g.Load, g.Nest, g.Part, g.Reduce, g.Store, g.Sweep, g.Turns, g.Var,
+    g.Apply, g.Argument, g.Bound, g.Box, g.WorkBranch, g.LibraryCall, g.Exchange, g.Integer,
+    g.Local, g.KernelCall, g.Lane, g.Load, g.Nest, g.Part, g.Reduce, g.Store, g.Sweep, g.WorkLoop,
+    g.Var,
 )
 _PLAIN = ("DType", "DType | None", "Place | None", "Sym", "bool", "int", "int | None", "str",
           "M | None", "tuple[M, ...]", "Caller", "tuple[int, ...]")

@@ -5,9 +5,9 @@
                | More | Send | Save
     Phase    = a compute phase: Work in order
     Work     = Store | Reduce | Nest | Lane | LibraryCall | KernelCall
-               over loop variables; Turns | Choice of Work: loops and branches that only compute
-    Nest     = sweeps one after the other within common loops; Sweep = Keep | Store | Reduce in one
-    Node     = Literal | Integer | Runtime | Load | Kept | Apply    the scalar at one point
+               over loop variables; WorkLoop | WorkBranch of Work: control that only computes
+    Nest     = sweeps one after the other within common loops; Sweep = Local | Store | Reduce in one
+    Node     = Literal | Integer | Runtime | Load | LocalRead | Apply    the scalar at one point
 
 Offsets, extents and peers are Exprs over coordinates, axis sizes, scalars, counters and the loop
 variables of the Work they stand in. What an exchange takes from a member is written in the
@@ -108,8 +108,8 @@ class Load(Generic[M]):
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A value that a Keep of the same nest has computed for this point."""
+class LocalRead:
+    """The value of a Local of the same nest at this point."""
 
     name: str
     dtype: DType
@@ -125,7 +125,7 @@ class Apply(Generic[M]):
     operand: DType
 
 
-Node = Literal | Integer[M] | Runtime | Load[M] | Kept | Apply[M]
+Node = Literal | Integer[M] | Runtime | Load[M] | LocalRead | Apply[M]
 
 
 # A Store that stores nothing: `value` elements from there on are kept by the engine, to be put back
@@ -175,9 +175,8 @@ class Store(Generic[M]):
 class Reduce(Generic[M]):
     """buffer[offset] = COMBINE[fn] of value over `inner`, for every point of `loops`.
     rows: the last of `loops` runs innermost, over a row of results, as memory lies. total: the type
-    that it is computed in where that is not left to loops/schedule.py. together: so many turns of
-    the loop around the innermost are taken at once; a row's terms are combined, then added.
-    """
+    that it is computed in where that is not left to loops/schedule.py. unroll: so many iterations
+    of the loop around the innermost go into one; a row's terms are combined, then added."""
 
     loops: tuple[Var, ...]
     inner: tuple[Var, ...]
@@ -189,13 +188,14 @@ class Reduce(Generic[M]):
     dtype: DType
     place: Place | None = None
     total: DType | None = None
-    together: int = 1
+    unroll: int = 1
 
 
 @dataclass(frozen=True)
-class Keep(Generic[M]):
-    """A value that is read as Kept(name), at this point or, with fn, once the sweep is done: then
-    it is COMBINE[fn] of all its points, computed in the type `total` and rounded at the end."""
+class Local(Generic[M]):
+    """A local variable of a nest, which LocalRead(name) reads: at this point or, with fn, once the
+    sweep is done; then it is COMBINE[fn] of the values at all points, computed in the type `total`
+    and rounded at the end."""
 
     name: str
     dtype: DType
@@ -205,8 +205,8 @@ class Keep(Generic[M]):
     total: DType | None = None
 
     @property
-    def local(self) -> Kept:
-        return Kept(self.name, self.dtype)
+    def read(self) -> LocalRead:
+        return LocalRead(self.name, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -217,10 +217,10 @@ class Sweep(Generic[M]):
     that are computed first, for a piece of the last loop (loops/lookahead.py)."""
 
     loops: tuple[Var, ...]
-    parts: tuple[Keep[M] | Store[M] | Reduce[M], ...]
+    parts: tuple[Local[M] | Store[M] | Reduce[M], ...]
     simd: bool = False
     lanes: int = 0
-    ahead: tuple[Keep[M], ...] = ()
+    ahead: tuple[Local[M], ...] = ()
 
     @property
     def long(self) -> tuple[Var, ...]:
@@ -228,22 +228,22 @@ class Sweep(Generic[M]):
         return tuple(v for v in self.loops if v.extent != 1)
 
     @property
-    def folds(self) -> tuple[Keep[M], ...]:
-        return tuple(p for p in self.parts if isinstance(p, Keep) and p.fn)
+    def folds(self) -> tuple[Local[M], ...]:
+        return tuple(p for p in self.parts if isinstance(p, Local) and p.fn)
 
 
 @dataclass(frozen=True)
 class Nest(Generic[M]):
-    """Do sweeps in order for every point of `loops`. A Reduce in it is one of rows. together: so
-    many turns of the last of `loops` are taken together."""
+    """Do sweeps in order for every point of `loops`. A Reduce in it is one of rows. unroll: so
+    many iterations of the last of `loops` go into one (loops/unroll_and_jam.py)."""
 
     loops: tuple[Var, ...]
     sweeps: tuple[Sweep[M], ...]
     place: Place | None = None
-    together: int = 1
+    unroll: int = 1
 
     @property
-    def parts(self) -> tuple[Keep[M] | Store[M] | Reduce[M], ...]:
+    def parts(self) -> tuple[Local[M] | Store[M] | Reduce[M], ...]:
         return tuple(p for sweep in self.sweeps for p in (*sweep.ahead, *sweep.parts))
 
 
@@ -308,7 +308,7 @@ class LibraryCall(Generic[M]):
 class Argument(Generic[M]):
     """An argument of a kernel: a Buffer (from an offset on) or a Node. writes: an output."""
 
-    what: M | Expr | Node[M]
+    value: M | Expr | Node[M]
     dtype: DType
     shape: Shape = ()
     writes: bool = False
@@ -325,8 +325,8 @@ class KernelCall(Generic[M]):
 
 
 @dataclass(frozen=True)
-class Turns(Generic[M]):
-    """A loop inside of a phase: its body in every turn, for `sym` from start to stop."""
+class WorkLoop(Generic[M]):
+    """A loop inside of a phase: its body in every iteration, for `sym` from start to stop."""
 
     sym: Sym
     start: Expr
@@ -337,8 +337,8 @@ class Turns(Generic[M]):
 
 
 @dataclass(frozen=True)
-class Choice(Generic[M]):
-    """A branch inside of a phase, as a Branch is."""
+class WorkBranch(Generic[M]):
+    """A branch inside of a phase: arm number `on` runs, as in a Branch."""
 
     on: Expr | Load[M]
     arms: tuple[tuple[Work[M], ...], ...]
@@ -346,7 +346,7 @@ class Choice(Generic[M]):
 
 
 Simple = Store[M] | Reduce[M] | Nest[M] | Lane[M] | LibraryCall[M] | KernelCall[M]
-Work = Simple[M] | Turns[M] | Choice[M]
+Work = Simple[M] | WorkLoop[M] | WorkBranch[M]
 
 
 # ---- steps of the control program ----------------------------------------------------------------
@@ -568,7 +568,7 @@ class Send(Generic[M]):
 
     number: int
     feed: str
-    given: tuple[M, ...]
+    values: tuple[M, ...]
     homes: tuple[Home, ...]
     place: Place | None = None
 
@@ -579,7 +579,7 @@ class Save(Generic[M]):
 
     series: str
     every: int
-    given: tuple[M, ...]  # of one
+    values: tuple[M, ...]  # of one
     homes: tuple[Home, ...]
     place: Place | None = None
 
@@ -620,8 +620,8 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Handed:
-    """A step that takes of a feed, or sends to it. feed, number: of the step, and its arrays."""
+class FeedStep:
+    """A Take or a Send, by its feed and its number, with the arrays that it fills or sends."""
 
     feed: str
     number: int
@@ -655,8 +655,8 @@ class Plan:
     # what outermost loops carry, by their numbers; None: they have no points
     points: tuple[tuple[Array, ...], ...] | None = None
     feeds: tuple[Feed, ...] = ()
-    takes: tuple[Handed, ...] = ()
-    sends: tuple[Handed, ...] = ()
+    takes: tuple[FeedStep, ...] = ()
+    sends: tuple[FeedStep, ...] = ()
     saves: tuple[Saved, ...] = ()
     # by number of an arm of a branch, from 1 on, outer ones first: the arm around it; 0: none
     arms: tuple[int, ...] = ()

@@ -15,19 +15,18 @@ from codegen.ir.plan import (
     Box,
     Branch,
     Buffer,
-    Choice,
     Default,
     Exchange,
     Expect,
     Integer,
-    Keep,
-    Kept,
     KernelCall,
     Lane,
     Let,
     LibraryCall,
     Literal,
     Load,
+    Local,
+    LocalRead,
     Loop,
     More,
     Nest,
@@ -44,9 +43,10 @@ from codegen.ir.plan import (
     Step,
     Store,
     Take,
-    Turns,
     Var,
     Work,
+    WorkBranch,
+    WorkLoop,
 )
 from codegen.ir.steps import is_asked, moved
 from codegen.mesh import Mesh
@@ -201,21 +201,21 @@ def _steps(steps: Sequence[Step], indent: str, entries: tuple[str, ...] = ()) ->
         elif isinstance(step, More):
             yield f"{indent}ask feed {step.feed} for more, into {step.into.name}{where}"
         elif isinstance(step, Send):
-            names = ", ".join(b.name for b in step.given)
+            names = ", ".join(b.name for b in step.values)
             yield f"{indent}send {names} to feed {step.feed}{where}"
         elif isinstance(step, Save):
-            yield f"{indent}save {step.given[0].name} as {step.series}, every {step.every}{where}"
+            yield f"{indent}save {step.values[0].name} as {step.series}, every {step.every}{where}"
 
 
 def _work(work: Work, indent: str) -> Iterator[str]:
-    if isinstance(work, Turns):
+    if isinstance(work, WorkLoop):
         where = f"  # line {work.place.line}" if work.place else ""
         yield (f"{indent}for {work.sym.name} from {work.start} to {work.stop} "
                f"step {work.step}{where}")
         for inner in work.body:
             yield from _work(inner, indent + "  ")
         return
-    if isinstance(work, Choice):
+    if isinstance(work, WorkBranch):
         yield f"{indent}branch on {_on(work.on)}"
         for k, arm in enumerate(work.arms):
             yield f"{indent}  arm {k}"
@@ -229,7 +229,7 @@ def _work(work: Work, indent: str) -> Iterator[str]:
     for sweep in work.sweeps:
         yield f"{indent}  sweep{_loops(sweep.loops)}{', vectorised' if sweep.simd else ''}"
         for part in (*sweep.ahead, *sweep.parts):
-            if isinstance(part, Keep):
+            if isinstance(part, Local):
                 value = node_text(part.value)
                 total = f" in {part.total}" if part.total not in (None, part.dtype) else ""
                 computed = f"{part.fn}({value}){total}" if part.fn else value
@@ -311,8 +311,8 @@ def work_text(work: Simple) -> str:
         return f"{work.function.name}({args}){by}{_loops(work.loops)}"
     assert isinstance(work, KernelCall)
     args = ", ".join(
-        (a.what.name if a.offset == 0 else _at(a.what, a.offset)) if isinstance(a.what, Buffer)
-        else str(a.what) if isinstance(a.what, Expr) else node_text(a.what)
+        (a.value.name if a.offset == 0 else _at(a.value, a.offset)) if isinstance(a.value, Buffer)
+        else str(a.value) if isinstance(a.value, Expr) else node_text(a.value)
         for a in work.arguments
     )
     return f"{work.symbol}({args})"
@@ -334,7 +334,7 @@ def node_text(node: Node) -> str:
         return node.name
     if isinstance(node, Load):
         return f"{node.buffer.name}[{node.offset}{_where(node)}]"
-    if isinstance(node, Kept):
+    if isinstance(node, LocalRead):
         return node.name
     assert isinstance(node, Apply)
     name = f"cast {node.dtype}" if node.fn == "cast" else node.fn

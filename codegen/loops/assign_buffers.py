@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from codegen.ir.fresh import Fresh
 from codegen.ir.graph import Op, Region, Value
 from codegen.ir.indexing import loads
-from codegen.ir.loops import Act, Do, Loops, Placed, capacity
+from codegen.ir.loops import Act, BufferAssignment, Do, Loops, capacity
 from codegen.ir.overlays import Arms
 from codegen.ir.plan import (
     Buffer,
     Exchange,
-    Keep,
-    Kept,
     LibraryCall,
     Load,
+    Local,
+    LocalRead,
     Nest,
     Node,
     Reduce,
@@ -38,7 +38,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 
-def assign_buffers(loops: Loops) -> Placed:
+def assign_buffers(loops: Loops) -> BufferAssignment:
     """Assign a Buffer to each set of values that share memory, numbered in order of first
     definition."""
     original, chosen = loops, choices(loops)
@@ -83,7 +83,7 @@ class _Liveness:
         """`written` gives, by entry number, the states that the entry updates in place."""
         self.module = module = loops.module
         self.written = written
-        self.apart = loops.apart
+        self.diverging = loops.diverging
         self.constants = loops.constants
         self.conflicts: dict[Value, set[Value]] = defaultdict(set)
         self.order: dict[Value, int] = {}
@@ -253,14 +253,14 @@ class _Liveness:
         """Find the chains of updates that fill a blank array and write disjoint elements."""
         ends: dict[Value, list[int]] = {}
         for k, op in enumerate(region.ops):
-            if _is_apart(op):
+            if _writes_disjoint_part(op):
                 under = op.operands[0]
                 chain = ends.pop(under, None) if self.uses[under] == 1 else None
                 if chain is not None or under in self.blank:
                     ends[op.result] = [*(chain or ()), k]
         for chain in ends.values():
             between = region.ops[chain[0] : chain[-1]]
-            others = [op for op in between if not _is_apart(op)]
+            others = [op for op in between if not _writes_disjoint_part(op)]
             for k in chain:
                 self.chains[region.ops[k]] = [region.ops[n] for n in chain], others
 
@@ -298,7 +298,7 @@ class _Liveness:
                     read.setdefault(load.buffer, []).append((k, where))
         left = list(writes)
         for part in reversed(nest.parts):
-            if not isinstance(part, Keep):
+            if not isinstance(part, Local):
                 v, write = left.pop()
                 live = self.write(v, write, live, depth)
                 self.disturbed(v, write, chains, writes, read, depth)
@@ -358,7 +358,7 @@ class _Liveness:
         ):
             others = head | set(body.args) - {arg}
             others |= {v for j, v in enumerate(op.operands) if j != k and v is not init}
-            if self.apart[result]:  # copies in a cycle would take one more
+            if self.diverging[result]:  # copies in a cycle would take one more
                 others |= {v for j, v in enumerate(body.results) if j != k}
                 others -= {body.results[k], arg}
             self.define(arg, others)
@@ -422,10 +422,10 @@ class _Groups:
         if a not in self.root or b not in self.root or not _fits(a, b):
             return
         a, b = self.root[a], self.root[b]
-        if a is not b and not self.disturb(a, b) and not (over and self.apart(a, b)):
+        if a is not b and not self.disturb(a, b) and not (over and self.differ_in_field(a, b)):
             self.merge(a, b)
 
-    def apart(self, a: Value, b: Value) -> bool:
+    def differ_in_field(self, a: Value, b: Value) -> bool:
         """Return whether two groups are not the same field of a feed's batches (or no field at
         all)."""
         return self.field(a) != self.field(b)
@@ -460,7 +460,7 @@ class _Groups:
             for home, room in homes:
                 same = room == size and home.type.dtype == root.type.dtype
                 same = same and self.arms.common(arm[home], arm[root]) == arm[home]
-                if same and not self.disturb(home, root) and not self.apart(home, root):
+                if same and not self.disturb(home, root) and not self.differ_in_field(home, root):
                     self.merge(home, root)
                     break
             else:
@@ -482,18 +482,18 @@ def _chains(begins: Iterable[tuple[Value, Value]]) -> _Chains:
 
 def _writes(nest: Nest[Value], bases: Mapping[Value, Value]) -> Iterator[tuple[Value, _Write]]:
     """Yield the buffer's value and the write of each part of a nest that writes."""
-    keeps: dict[str, Keep[Value]] = {}
+    keeps: dict[str, Local[Value]] = {}
     for k, part in enumerate(nest.parts):
-        if isinstance(part, Keep):
+        if isinstance(part, Local):
             keeps[part.name] = part
         else:
             local = part.value if isinstance(part, Store) else None
-            keep = keeps[local.name] if isinstance(local, Kept) else None
+            keep = keeps[local.name] if isinstance(local, LocalRead) else None
             yield part.buffer, _write(k, part, keep, bases.get(part.buffer))
 
 
 def _write(
-    number: int, part: Store[Value] | Reduce[Value], keep: Keep[Value] | None, base: Value | None
+    number: int, part: Store[Value] | Reduce[Value], keep: Local[Value] | None, base: Value | None
 ) -> _Write:
     """Return the write of a part of a nest. `keep` is the part that computes the local it
     stores."""
@@ -547,7 +547,7 @@ def _nest(op: Op) -> Nest[Value] | None:
     return act if isinstance(act, Nest) else None
 
 
-def _is_apart(op: Op) -> bool:
+def _writes_disjoint_part(op: Op) -> bool:
     of = op.what.of if isinstance(op.what, Do) else None
     return of is not None and isinstance(of.what, Update) and of.what.apart
 
@@ -565,7 +565,7 @@ def _fits(a: Value, b: Value) -> bool:
     return a.type.shape == b.type.shape or expr.product(a.type.shape) == expr.product(b.type.shape)
 
 
-def _number(loops: Loops, work: _Liveness, groups: _Groups) -> Placed:
+def _number(loops: Loops, work: _Liveness, groups: _Groups) -> BufferAssignment:
     first = {root: min(work.order[v] for v in vs) for root, vs in groups.members.items()}
     of: dict[Value, Buffer] = {}
     names = Fresh()
@@ -580,7 +580,7 @@ def _number(loops: Loops, work: _Liveness, groups: _Groups) -> Placed:
         buffers.append(buffer)
         of.update(dict.fromkeys(members, buffer))
     last = frozenset(op for op, is_last in work.last.items() if is_last)
-    return Placed(loops, tuple(buffers), of, work.across, work.exchanged, last,
+    return BufferAssignment(loops, tuple(buffers), of, work.across, work.exchanged, last,
                   groups.arms)
 
 

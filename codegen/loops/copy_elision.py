@@ -14,7 +14,7 @@ from functools import cached_property
 from codegen.ir.accesses import Access, ElementRange, LoopNest, accesses, is_loop_nest
 from codegen.ir.graph import Op, Region, Value, free_values
 from codegen.ir.loops import Act, Do, Loops
-from codegen.ir.plan import Kept, LibraryCall, Load, Nest, Store
+from codegen.ir.plan import LibraryCall, Load, LocalRead, Nest, Store
 from codegen.ir.steps import memory_read, relocated
 from codegen.loops.in_place_states import versions
 from codegen.ops import Let
@@ -29,7 +29,7 @@ def copy_elision(loops: Loops) -> Loops:
 
 @dataclass
 class _Write:
-    """A store into an array by op number `at`.
+    """A store into an array by op number `number`.
 
     into: the array after the store.
     range: the elements that it writes; None if that is not known.
@@ -39,7 +39,7 @@ class _Write:
     last: the number of the last op that reads `value`.
     """
 
-    at: int
+    number: int
     into: Value
     range: ElementRange | None
     part: int | None = None
@@ -50,7 +50,7 @@ class _Write:
     @property
     def now(self) -> int:
         """Return the number of the op that writes it after the rewrite."""
-        return self.at if self.maker is None else self.maker
+        return self.number if self.maker is None else self.maker
 
     @property
     def begin(self) -> Expr:
@@ -97,32 +97,32 @@ class _Placing:
             for write in array.writes if not array.stale else ():
                 v = write.value
                 if v is not None and v not in placed and self.fits(line, array, write):
-                    write.maker = line.made[v]
+                    write.maker = line.makers[v]
                     placed.add(v)
         return region.with_ops(_Rewriting(line, self.constants).ops())
 
     def fits(self, line: _Line, array: _Array, copy: _Write) -> bool:
         """Return whether the op that makes a value may write it where it is copied to."""
         assert copy.value is not None and copy.range is not None
-        a = line.made.get(copy.value, -1)
-        if a <= array.begins or not self.is_known(copy.range, line.ops[a:copy.at]):
+        a = line.makers.get(copy.value, -1)
+        if a <= array.begins or not self.is_known(copy.range, line.ops[a:copy.number]):
             return False
-        readers = [k for k in line.readers(copy.value) if k != copy.at or copy.part is not None]
-        copy.last = max([copy.at, *readers])
+        readers = [k for k in line.readers(copy.value) if k != copy.number or copy.part is not None]
+        copy.last = max([copy.number, *readers])
         if not all(map(line.is_plain, readers)) or any(
                 copy.value is x for k in readers for x, _ in line.begins(k)):
             return False
         behind = False
         for write in array.writes:
             behind |= write is copy
-            early = write.at <= copy.last if behind else max(write.at, write.last) >= a
+            early = write.number <= copy.last if behind else max(write.number, write.last) >= a
             if write is not copy and early and not (
                     write.range is not None and write.range.is_disjoint(copy.range)):
                 return False
         for k, reads in line.touching(array):
             if a < k <= copy.last and reads is None:
                 return False
-            if a < k <= copy.at and any(read.may_overlap(copy.range) for read in reads or ()):
+            if a < k <= copy.number and any(read.may_overlap(copy.range) for read in reads or ()):
                 return False
         return self.may_write(line.ops[a], array, copy)
 
@@ -158,12 +158,12 @@ class _Placing:
 
 class _Line:
     """The ops of a region by number; the region's results and the program's outputs count as reads
-    behind the last op. `made` maps a value to its op's number; `arrays` are those that copies go
+    behind the last op. `makers` maps a value to its op's number; `arrays` are those that copies go
     into."""
 
     def __init__(self, ops: Sequence[Op], results: Iterable[Value]) -> None:
         self.ops = ops
-        self.made = {v: k for k, op in enumerate(ops) for v in op.results}
+        self.makers = {v: k for k, op in enumerate(ops) for v in op.results}
         self._readers: dict[Value, list[int]] = {}
         latest: dict[Value, _Array] = {}  # by the array as it is
         before: dict[Value, _Array] = {}  # by the array as it was
@@ -178,7 +178,7 @@ class _Line:
                     before[x].stale = True
                 array = latest.pop(x, None)
                 if array is None:
-                    array = _Array(x, self.made.get(x, -1))
+                    array = _Array(x, self.makers.get(x, -1))
                     arrays.append(array)
                 array.writes.append(_write_of(op, k, v))
                 before[x] = latest[v] = array
@@ -251,7 +251,7 @@ class _Rewriting:
         for array in arrays:
             old, now = array.version(k), array.version(k + 1)
             made_here = any(w.maker == k for w in array.writes)
-            own = {w.into for w in array.writes if w.at == k}
+            own = {w.into for w in array.writes if w.number == k}
             for name in array.names:
                 places[name] = now if made_here or name in own else old, expr.const(0)
             if old is not now:
@@ -272,7 +272,7 @@ class _Rewriting:
 
     def left(self, k: int, acts: tuple[Act, ...]) -> tuple[Act, ...] | None:
         """Return the acts of an op without the copies that others make; None: nothing is left."""
-        moved = [w for a in self.arrays for w in a.writes if w.at == k and w.maker is not None]
+        moved = [w for a in self.arrays for w in a.writes if w.number == k and w.maker is not None]
         if not moved:
             return acts
         (act,) = acts
@@ -340,4 +340,4 @@ def _store_of(act: LoopNest[Value], value: Value) -> tuple[Access[Value], Store[
 def _is_folded(act: LoopNest[Value], store: Store[Value]) -> bool:
     """Return whether a nest stores the result of a fold: one for many points."""
     folds = {f.name for s in act.sweeps for f in s.folds} if isinstance(act, Nest) else set()
-    return isinstance(store.value, Kept) and store.value.name in folds
+    return isinstance(store.value, LocalRead) and store.value.name in folds

@@ -18,10 +18,10 @@ from codegen.ir.indexing import in_order, long_loops, rewritten
 from codegen.ir.loops import Do, Loops
 from codegen.ir.plan import (
     Apply,
-    Keep,
-    Kept,
     Literal,
     Load,
+    Local,
+    LocalRead,
     Nest,
     Node,
     Reduce,
@@ -37,7 +37,7 @@ LARGEST = 200  # functions in one nest: compilers take more than linear time for
 WIDEST = 16  # arrays that a nest reads: caches keep few streams apart
 NEAREST = 6  # nests that a loop may join: programs are long where Python's loops unroll them
 
-_Part = Keep[Value] | Store[Value] | Reduce[Value]
+_Part = Local[Value] | Store[Value] | Reduce[Value]
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class _Member:
         return self.work.offset
 
     @property
-    def together(self) -> int:
-        return self.work.together if isinstance(self.work, Reduce) else 1
+    def unroll(self) -> int:
+        return self.work.unroll if isinstance(self.work, Reduce) else 1
 
     def moving_reads(self, value: Value) -> list[Access[Value]]:
         """Return the reads of a value, but for an element that is the same in all iterations: the
@@ -111,11 +111,11 @@ class _Nest:
         """Return the number of the sweep that a member may join, perhaps that of a new last one;
         None if it cannot be fused into this nest."""
         members = [*self.members, member]
-        most, outer = max(m.together for m in members), self.outer
+        most, outer = max(m.unroll for m in members), self.outer
         outer = member.kept if member.how == "fold" else outer
         if sum(m.size for m in members) * most > LARGEST or not self.shares(member):
             return None
-        if outer is not None and any(m.together > 1 and m.loops[:-1] != outer for m in members):
+        if outer is not None and any(m.unroll > 1 and m.loops[:-1] != outer for m in members):
             return None
         if outer and most > 1 and any(m.how == "rows" and outer[-1] in m.kept for m in members):
             return None  # turns that are taken together write one row of results, not several
@@ -344,10 +344,10 @@ class _Fusing:
         members = nest.members
         if len(members) == 1:
             return members[0].op
-        together = max(m.together for m in members)
-        outer = nest.outer or (members[0].loops[:-1] if together > 1 else ())
+        unroll = max(m.unroll for m in members)
+        outer = nest.outer or (members[0].loops[:-1] if unroll > 1 else ())
         results = self.results(nest, outer)
-        kept: dict[Value, Kept] = {}
+        kept: dict[Value, LocalRead] = {}
         sweeps: list[Sweep[Value]] = []
         for sweep in nest.sweeps:
             parts: list[_Part] = []
@@ -364,7 +364,7 @@ class _Fusing:
         first = members[0].op
         read = dict.fromkeys(v for m in members for v in m.needs if v not in nest.makers)
         begins = tuple((m.base, m.result) for m in members if m.base is not None)
-        do = Do((Nest(outer, tuple(sweeps), first.place, together),), begins)
+        do = Do((Nest(outer, tuple(sweeps), first.place, unroll),), begins)
         return Op(do, tuple(read), tuple(results), (), first.place)
 
     def results(self, nest: _Nest, outer: tuple[Var, ...]) -> dict[Value, None]:
@@ -382,13 +382,13 @@ class _Fusing:
         return dict.fromkeys(m.result for m in nest.members if not is_local(m))
 
     def part(
-        self, m: _Member, stored: bool, kept: dict[Value, Kept], parts: list[_Part],
+        self, m: _Member, stored: bool, kept: dict[Value, LocalRead], parts: list[_Part],
         after: list[Store[Value]],
     ) -> None:
         """Append the parts that compute a member and store its result. A folded result is stored by
         a part in `after`; `kept` maps values to the locals that hold them."""
 
-        def local(node: Node[Value]) -> Kept | None:
+        def local(node: Node[Value]) -> LocalRead | None:
             return kept.get(node.buffer) if isinstance(node, Load) else None
 
         work, v = m.work, m.result
@@ -402,14 +402,14 @@ class _Fusing:
             parts.append(replace(work, loops=m.loops, value=value))
             return
         fn, total = (work.fn, work.total) if isinstance(work, Reduce) else ("", None)
-        same = next((p for p in parts if isinstance(p, Keep) and p.value == value
+        same = next((p for p in parts if isinstance(p, Local) and p.value == value
                      and (p.fn, p.dtype, p.total) == (fn, v.type.dtype, total)), None)
-        keep = same or Keep(self.names.name(v.name), v.type.dtype, value, fn, m.op.place, total)
+        keep = same or Local(self.names.name(v.name), v.type.dtype, value, fn, m.op.place, total)
         parts += [] if same else [keep]
-        kept[v] = keep.local
+        kept[v] = keep.read
         if stored:
             stores = after if fn else parts
-            stores.append(Store(m.kept, v, m.offset, keep.local, place=m.op.place))
+            stores.append(Store(m.kept, v, m.offset, keep.read, place=m.op.place))
 
 
 def _fills(op: Op) -> bool:

@@ -17,9 +17,9 @@ from codegen.ir.plan import (
     ARRIVED,
     POINT,
     Exchange,
-    Kept,
     Literal,
     Load,
+    LocalRead,
     Node,
     Store,
 )
@@ -86,7 +86,7 @@ class _Arrivals:
             if not isinstance(node, Load) or node.offset != store.offset:
                 return None
             if node.buffer is arrived:
-                return Kept(ARRIVED, arrived.type.dtype)
+                return LocalRead(ARRIVED, arrived.type.dtype)
             return replace(node, offset=expr.symbol(POINT))
 
         take = replace(store, loops=(), offset=expr.symbol(POINT),

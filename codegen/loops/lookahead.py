@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from codegen.ir.indexing import leaves, rewritten
-from codegen.ir.plan import Apply, Keep, Kept, Load, Node, Reduce, Store, Sweep
+from codegen.ir.plan import Apply, Load, Local, LocalRead, Node, Reduce, Store, Sweep
 from codegen.symbolic.expr import Sym
 
 SHORT = 16  # turns of a loop that is not worth it
@@ -32,11 +32,11 @@ def read_ahead(sweep: Sweep) -> Sweep:
     last = sweep.long[-1]
     written = {p.buffer.number for p in sweep.parts if isinstance(p, Store)}
     locals_: dict[str, Node] = {}
-    ahead: list[Keep] = []
-    parts: list[Keep | Store] = []
+    ahead: list[Local] = []
+    parts: list[Local | Store] = []
 
     def inlined(node: Node) -> Node | None:
-        return locals_.get(node.name) if isinstance(node, Kept) else None
+        return locals_.get(node.name) if isinstance(node, LocalRead) else None
 
     def change(node: Node) -> Node | None:
         if not isinstance(node, Load) or id(node) not in chosen:
@@ -46,24 +46,24 @@ def read_ahead(sweep: Sweep) -> Sweep:
             return node
         same = next((k for k in ahead if k.value == load), None)
         if same is None:
-            same = Keep(f"ahead_{len(ahead)}", node.buffer.dtype, load)
+            same = Local(f"ahead_{len(ahead)}", node.buffer.dtype, load)
             ahead.append(same)
-        return same.local
+        return same.read
 
     for part in sweep.parts:
         assert not isinstance(part, Reduce)
         chosen = {id(load) for load in _looked_up(part.value, last.sym)}
-        if isinstance(part, Keep):
+        if isinstance(part, Local):
             locals_[part.name] = rewritten(part.value, inlined)
         parts.append(replace(part, value=rewritten(part.value, change)))
     if not ahead:
         return sweep
     read = set[str]()
     for part in tuple(reversed(parts)):
-        if isinstance(part, Keep) and part.name not in read:  # only positions were made of it
+        if isinstance(part, Local) and part.name not in read:  # only positions were made of it
             parts.remove(part)
         else:
-            read |= {n.name for n in leaves(part.value) if isinstance(n, Kept)}
+            read |= {n.name for n in leaves(part.value) if isinstance(n, LocalRead)}
     return replace(sweep, parts=tuple(parts), ahead=tuple(ahead))
 
 
@@ -78,7 +78,7 @@ def _looked_up(node: Node, along: Sym) -> Iterator[Load]:
 
 def _moves(node: Node, along: Sym) -> bool:
     return any(
-        isinstance(n, Kept) or isinstance(n, Load) and along in n.offset.symbols()
+        isinstance(n, LocalRead) or isinstance(n, Load) and along in n.offset.symbols()
         for n in leaves(node)
     )
 

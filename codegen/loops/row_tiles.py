@@ -12,7 +12,7 @@ from codegen.dtypes import totalled_in
 from codegen.functions import neutral
 from codegen.ir.exprs import mapped
 from codegen.ir.indexing import long_loops
-from codegen.ir.plan import Kept, Literal, Nest, Store, Var
+from codegen.ir.plan import Literal, LocalRead, Nest, Store, Var
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Sym
 
@@ -22,13 +22,13 @@ TILE = 2**17  # bytes of a row that are read again and again: a cache of a core 
 def is_legal(nest: Nest) -> bool:
     """Return whether a nest is one loop of reductions over one row, each of which is then stored;
     and whether a result can hold what a tile adds up to without rounding."""
-    if len(nest.sweeps) != 2 or nest.together != 1 or not long_loops(nest.loops):
+    if len(nest.sweeps) != 2 or nest.unroll != 1 or not long_loops(nest.loops):
         return False
     folding, storing = nest.sweeps
     if len(folding.long) != 1 or storing.loops or folding.parts != folding.folds:
         return False
     stored = {p.value.name for p in storing.parts
-              if isinstance(p, Store) and isinstance(p.value, Kept) and not p.bounds}
+              if isinstance(p, Store) and isinstance(p.value, LocalRead) and not p.bounds}
     return len(stored) == len(storing.parts) and stored == {f.name for f in folding.folds} and all(
         (f.total or totalled_in(f.fn, f.dtype)) == f.dtype for f in folding.folds)
 
@@ -40,7 +40,7 @@ def tile_rows(nest: Nest, width: int) -> tuple[list[Store], Nest]:
     row, fns = folding.long[0], {f.name: f.fn for f in folding.folds}
     begins, combined = list[Store](), list[Store]()
     for p in storing.parts:
-        assert isinstance(p, Store) and isinstance(p.value, Kept)
+        assert isinstance(p, Store) and isinstance(p.value, LocalRead)
         fn = fns[p.value.name]
         first = Literal(neutral(fn, p.buffer.dtype), p.buffer.dtype)
         begins.append(replace(p, loops=nest.loops, value=first))

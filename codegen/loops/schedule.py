@@ -20,12 +20,11 @@ from codegen.ir.exprs import exprs
 from codegen.ir.indexing import leaves, long_loops, positions, ravel, waiting_room
 from codegen.ir.plan import (
     Apply,
-    Choice,
     Integer,
-    Keep,
     Lane,
     Literal,
     Load,
+    Local,
     Nest,
     Node,
     Phase,
@@ -35,9 +34,10 @@ from codegen.ir.plan import (
     Step,
     Store,
     Sweep,
-    Turns,
     Var,
     Work,
+    WorkBranch,
+    WorkLoop,
 )
 from codegen.ir.steps import mapped_steps
 from codegen.loops import lookahead, quotient_runs, row_tiles, strip_mine, unroll_and_jam
@@ -61,9 +61,9 @@ def schedule(plan: Plan) -> Plan:
 
 
 def _works(work: Work) -> Iterator[Work]:
-    if isinstance(work, Turns):
+    if isinstance(work, WorkLoop):
         yield replace(work, body=_all(work.body))
-    elif isinstance(work, Choice):
+    elif isinstance(work, WorkBranch):
         yield replace(work, arms=tuple(map(_all, work.arms)))
     else:
         yield from _simple(work)
@@ -78,16 +78,16 @@ def _simple(work: Simple) -> Iterator[Work]:
     if isinstance(work, Reduce) and work.rows:
         *outer, row = work.loops
         yield _start(work, work.place)
-        if work.together == 1:
+        if work.unroll == 1:
             yield _combined(replace(work, loops=(*outer, *work.inner, row)))
             return
         sweep = Sweep((row,), (work,))
-        yield from _nests(Nest((*outer, *work.inner), (sweep,), work.place, work.together))
+        yield from _nests(Nest((*outer, *work.inner), (sweep,), work.place, work.unroll))
     elif isinstance(work, Reduce):
-        keep = Keep(work.buffer.name, work.dtype, work.value, work.fn, work.place, work.total)
-        store = Store((), work.buffer, work.offset, keep.local, place=work.place)
+        keep = Local(work.buffer.name, work.dtype, work.value, work.fn, work.place, work.total)
+        store = Store((), work.buffer, work.offset, keep.read, place=work.place)
         sweeps = Sweep(work.inner, (keep,)), Sweep((), (store,))
-        yield from _nests(Nest(work.loops, sweeps, work.place, work.together))
+        yield from _nests(Nest(work.loops, sweeps, work.place, work.unroll))
     elif isinstance(work, Nest):
         yield from (_start(p, work.place) for p in work.parts if isinstance(p, Reduce))
         yield from _nests(work)
@@ -141,10 +141,10 @@ def _sweep(sweep: Sweep) -> Sweep:
     return _sweep_ahead(replace(_runs(sweep), simd=_writes_disjoint_parts(sweep)))
 
 
-def _part(part: Keep | Store | Reduce) -> Keep | Store:
+def _part(part: Local | Store | Reduce) -> Local | Store:
     """Return a part of a nest as it runs at one point of its sweep: a reduction combines into
     memory."""
-    if isinstance(part, Keep):
+    if isinstance(part, Local):
         total = part.total or (totalled_in(part.fn, part.dtype) if part.fn else None)
         return replace(part, total=total)
     return replace(_combined(part) if isinstance(part, Reduce) else part, loops=())
@@ -259,8 +259,8 @@ def _unrolled(nest: Nest) -> Iterator[Nest]:
     memory again and again, or reductions read long rows."""
     rows = any(isinstance(p, Reduce) for p in nest.parts)
     long = [_folds_long_rows(sweep) for sweep in nest.sweeps]
-    if nest.together == 1 or not (rows or any(long)) or not unroll_and_jam.is_legal(nest):
-        yield replace(nest, together=1)
+    if nest.unroll == 1 or not (rows or any(long)) or not unroll_and_jam.is_legal(nest):
+        yield replace(nest, unroll=1)
         return
     folding = [len(sweep.folds) == len(sweep.parts) for sweep in nest.sweeps]
     jammed = [is_long or not folds for is_long, folds in zip(long, folding)]

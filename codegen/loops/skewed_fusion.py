@@ -1,6 +1,6 @@
 """Skewed loop fusion over rows: works on the same arrays run row by row together, for cache reuse.
 
-Goes in: a Plan. Comes out: the Plan in whose phases such works are Turns over rows: a row that one
+Goes in: a Plan. Comes out: the Plan in whose phases such works are a loop over rows: a row that one
 work leaves in the cache, the next one finds there. Each work may lag some rows behind earlier ones.
 Always holds: dependences are kept: of two works that touch one element, one of them to write it,
 the first one still comes first. Arrays that only such works touch shrink to a ring of few rows.
@@ -20,17 +20,17 @@ from codegen.ir.indexing import long_loops, rewritten
 from codegen.ir.names import buffer_names
 from codegen.ir.plan import (
     Buffer,
-    Choice,
-    Keep,
     Load,
+    Local,
     Nest,
     Node,
     Phase,
     Plan,
     Store,
-    Turns,
     Var,
     Work,
+    WorkBranch,
+    WorkLoop,
 )
 from codegen.ir.steps import (
     mapped_steps,
@@ -82,7 +82,7 @@ class _Member:
 
 
 def skewed_fusion(plan: Plan) -> Plan:
-    """Return the Plan with fused works as Turns over rows; the same object if none pays."""
+    """Return the Plan with fused works as loops over rows; the same object if none pays."""
     rows = _Rows(plan)
     steps = mapped_steps(plan.steps, lambda s: rows.phase(s) if isinstance(s, Phase) else s)
     if not rows.changed:
@@ -115,7 +115,7 @@ class _Rows:
         group: list[_Member] = []
 
         def close() -> None:
-            works.extend(self.together(_aligned(group), phase))
+            works.extend(self.fused(_aligned(group), phase))
             group.clear()
 
         members = [self.member(work) for work in phase.work]
@@ -147,8 +147,8 @@ class _Rows:
             return None
         return _member(work, mapped(work, lambda e: e.subst(self.named)))
 
-    def together(self, group: Sequence[_Member], phase: Phase) -> list[Work]:
-        """Return the works of a group fused into one Turns, or the works themselves if that does
+    def fused(self, group: Sequence[_Member], phase: Phase) -> list[Work]:
+        """Return the works of a group fused into one loop, or the works themselves if that does
         not pay."""
         if len(group) < 2 or not self.pays(group):
             return [m.origin for m in group]
@@ -161,7 +161,7 @@ class _Rows:
         turn = Sym(self.names.name("turn"), "var")
         rings = self.rings(group, phase)
         body = _body(group, expr.symbol(turn), rings)
-        return [Turns(turn, start, stop, expr.const(1), body, group[0].work.place)]
+        return [WorkLoop(turn, start, stop, expr.const(1), body, group[0].work.place)]
 
     def pays(self, group: Sequence[_Member]) -> bool:
         """Return whether fusion pays: rows are long and fit the near cache, the whole arrays do not
@@ -209,9 +209,9 @@ def _member(origin: Work, work: Store | Nest) -> _Member | None:
         if len(work.sweeps) > 1 or work.sweeps[0].folds:
             return None
         around = work.sweeps[0].loops
-    if not long_loops(around) or isinstance(work, Nest) and work.together != 1:
+    if not long_loops(around) or isinstance(work, Nest) and work.unroll != 1:
         return None
-    if not all(isinstance(p, Keep) or isinstance(p, Store) and p.is_plain and not p.sift
+    if not all(isinstance(p, Local) or isinstance(p, Store) and p.is_plain and not p.sift
                for p in parts):
         return None
     touched = tuple(accesses(work))
@@ -387,25 +387,25 @@ def _body(group: Sequence[_Member], turn: Expr, rings: dict[int, _Ring]) -> tupl
     rows = [_row(m, turn, rings) for m in group]
     if len({(m.start, m.outer.extent) for m in group}) == 1:
         return side_by_side(rows)
-    apart: list[Work] = []
+    guarded: list[Work] = []
     for m, row in zip(group, rows, strict=True):
-        outside, last = m.outside(turn), apart[-1] if apart else None
-        if isinstance(last, Choice) and last.on == outside:
-            apart[-1] = replace(last, arms=((*last.arms[0], row), ()))
+        outside, last = m.outside(turn), guarded[-1] if guarded else None
+        if isinstance(last, WorkBranch) and last.on == outside:
+            guarded[-1] = replace(last, arms=((*last.arms[0], row), ()))
         else:
-            apart.append(Choice(outside, ((row,), ()), m.work.place))
+            guarded.append(WorkBranch(outside, ((row,), ()), m.work.place))
     often = [most(m.outer.extent) > FEW for m in group]
     usually = tuple(row for row, is_often in zip(rows, often, strict=True) if is_often)
     joined = side_by_side(usually)
     if len(joined) == len(usually) and all(map(is_, joined, usually)):
-        return tuple(apart)
+        return tuple(guarded)
     usual = [m for m, is_often in zip(group, often, strict=True) if is_often]
     begin = _of(expr.most, [m.start for m in usual])
     end = _of(expr.least, [m.start + m.outer.extent for m in usual])
     others = expr.lt(turn, begin) + expr.ge(turn, end)
     for m, is_often in zip(group, often, strict=True):
         others += 0 if is_often else expr.eq(m.outside(turn), 0)
-    return (Choice(others, (joined, tuple(apart)), group[0].work.place),)
+    return (WorkBranch(others, (joined, tuple(guarded)), group[0].work.place),)
 
 
 def _row(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Work:

@@ -1,6 +1,6 @@
 """Loops whose turns keep points apart, in tiles: all turns for some points, then for the next.
 
-Goes in: Turns over works. Comes out: the same points in another order, or None.
+Goes in: a WorkLoop over works. Comes out: the same points in another order, or None.
 Always holds: what a point writes no other point touches in any turn; what is read again in the next
 turns is still in the cache.
 """
@@ -15,7 +15,7 @@ from codegen.errors import ProgramError
 from codegen.ir.accesses import Access, ElementRange, accesses
 from codegen.ir.exprs import mapped
 from codegen.ir.indexing import long_loops
-from codegen.ir.plan import Buffer, Keep, Nest, Store, Turns, Var, Work
+from codegen.ir.plan import Buffer, Local, Nest, Store, Var, Work, WorkLoop
 from codegen.ir.steps import walk_works
 from codegen.symbolic import expr
 from codegen.symbolic.estimate import lower_bound, upper_bound
@@ -29,17 +29,17 @@ MOST_POINTS = 1024  # points of a tile
 _Most = Callable[[Expr], int]
 
 
-def in_tiles(turns: Turns, name: str, most: _Most) -> Turns | None:
+def in_tiles(turns: WorkLoop, name: str, most: _Most) -> WorkLoop | None:
     """Split the turns into tiles, one after the other, where they touch more than the nearest cache
     holds; None if they do not. name: of the first point of a tile. most: the largest value of an
     extent."""
-    works = [w for w in walk_works((turns,)) if not isinstance(w, Turns)]
+    works = [w for w in walk_works((turns,)) if not isinstance(w, WorkLoop)]
     extents = {v.extent if v is not None else None for work in works for v in _points(work)}
     extent = extents.pop() if len(extents) == 1 else None
     if extent is None:
         return None
     touched = [a for work in works if isinstance(work, Store | Nest) for a in accesses(work)]
-    counters = {w.sym for w in walk_works((turns,)) if isinstance(w, Turns)}
+    counters = {w.sym for w in walk_works((turns,)) if isinstance(w, WorkLoop)}
     if extent.symbols() & counters or not _are_independent(touched, counters):
         return None
     each = _bytes(touched, most)
@@ -49,7 +49,7 @@ def in_tiles(turns: Turns, name: str, most: _Most) -> Turns | None:
     width = 2 ** (width.bit_length() - 1)
     begin = Sym(name, "var", expr.const(0), extent - 1)
     body = (_tile(turns, begin, extent, width),)
-    return Turns(begin, expr.const(0), extent, expr.const(width), body, turns.place)
+    return WorkLoop(begin, expr.const(0), extent, expr.const(width), body, turns.place)
 
 
 def _points(work: Work) -> Iterator[Var | None]:
@@ -60,7 +60,7 @@ def _points(work: Work) -> Iterator[Var | None]:
         yield loops[0] if loops and not (work.bounds or work.rows) else None
     elif isinstance(work, Nest):
         plain = all(
-            isinstance(p, Keep) or isinstance(p, Store) and not (p.bounds or p.rows)
+            isinstance(p, Local) or isinstance(p, Store) and not (p.bounds or p.rows)
             for p in work.parts
         )
         if not plain or not long_loops(work.loops) and any(s.folds for s in work.sweeps):
@@ -119,7 +119,7 @@ def _bytes(touched: Iterable[Access[Buffer]], most: _Most) -> int:
 
 def _tile(work: Work, begin: Sym, extent: Expr, width: int) -> Work:
     """Return a work for the points of a tile only."""
-    if isinstance(work, Turns):
+    if isinstance(work, WorkLoop):
         return replace(work, body=tuple(_tile(w, begin, extent, width) for w in work.body))
     change: dict[Sym, Expr] = {}
 
@@ -139,7 +139,7 @@ def _tile(work: Work, begin: Sym, extent: Expr, width: int) -> Work:
     assert isinstance(work, Nest)
     if long_loops(work.loops):
         loops, work = within(work.loops), mapped(work, lambda e: e.subst(change))
-        return replace(work, loops=loops, together=work.together if width > 1 else 1)
+        return replace(work, loops=loops, unroll=work.unroll if width > 1 else 1)
     loops_of_sweeps = [within(sweep.loops) for sweep in work.sweeps]
     sweeps = mapped(work.sweeps, lambda e: e.subst(change))
     return replace(work, sweeps=tuple(

@@ -16,8 +16,8 @@ from codegen.ir.exprs import picked
 from codegen.ir.indexing import positions, rewritten
 from codegen.ir.plan import (
     Apply,
-    Keep,
-    Kept,
+    Local,
+    LocalRead,
     Nest,
     Node,
     Reduce,
@@ -30,7 +30,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
 _Change = Mapping[Sym, Expr]
-_Part = Keep | Store | Reduce
+_Part = Local | Store | Reduce
 _LONG_ROW = 1 << 14  # bytes of a row from which on several rows are read faster than one by one
 
 
@@ -45,12 +45,12 @@ def is_legal(nest: Nest) -> bool:
 
 
 def unroll_and_jam(nest: Nest, jammed: Sequence[bool]) -> Iterator[Nest]:
-    """Yield a nest that takes `nest.together` iterations of its last outer loop in each of its own,
+    """Yield a nest that takes `nest.unroll` iterations of its last outer loop in each of its own,
     and one for the iterations left. Each sweep is one loop for all of them where `jammed` says so,
     else a loop for each."""
     *outer, v = nest.loops
     done = expr.const(0)
-    for many in (nest.together, 1):
+    for many in (nest.unroll, 1):
         extent = (v.extent - done) // many
         loop = Var(Sym(v.sym.name, "var", expr.const(0), extent - 1), extent)
         begin = done + many * positions((loop,))[0]
@@ -73,7 +73,7 @@ def _sweep(sweep: Sweep, changes: Sequence[tuple[int, _Change]]) -> Sweep:
             parts.append(replace(part, value=reduce(partial(_combined, part), values)))
             continue
         for value, (k, change) in zip(values, changes):
-            if isinstance(part, Keep):
+            if isinstance(part, Local):
                 parts.append(replace(part, name=_local_name(part.name, k), value=value))
             else:
                 parts.append(replace(part, value=value, offset=part.offset.subst(change)))
@@ -84,7 +84,7 @@ def _in_iteration(node: Node, k: int, change: _Change) -> Node:
     """Return a node as iteration k evaluates it, which reads the locals of that iteration."""
 
     def local(x: Node) -> Node | None:
-        return replace(x, name=_local_name(x.name, k)) if isinstance(x, Kept) else None
+        return replace(x, name=_local_name(x.name, k)) if isinstance(x, LocalRead) else None
 
     return rewritten(substituted(node, change), local)
 

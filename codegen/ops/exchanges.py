@@ -130,7 +130,7 @@ class Permute(Exchange):
         at.inverse(self.to, self.sends, self.source, self.receives, self.var)
         here = {self.var: at.position()}
         source = self.source.subst(here)
-        at.shapes(tuple(at.at(e, source) for e in shape), self.receives.subst(here))
+        at.shapes(tuple(at.on_member(e, source) for e in shape), self.receives.subst(here))
 
     def together(self, group: Group) -> list[list[Array]]:
         """Send each member's operand by `to` and `sends` alone, which checks `source` and
@@ -227,7 +227,7 @@ class Move(Flowing):
         if self.root is not None:
             root = at.root(self.root, "receives" if self.flow == "to_root" else "is sent from")
         if self.flow == "from_root":
-            given = tuple(at.at(e, root) for e in given)
+            given = tuple(at.on_member(e, root) for e in given)
         else:
             at.independent(given, [d for d, have in enumerate(self.have) if have is None])
             if not any(self.have):
@@ -241,7 +241,7 @@ class Move(Flowing):
             elif have is None and want is not None:
                 at.tiles(want, e)
             elif have is not None and want is None and self.flow == "to_root":
-                at.tiles(have, total := at.at(r, root))
+                at.tiles(have, total := at.on_member(r, root))
                 at.same(r, total * expr.eq(at.position(), root), "only the root gets something")
             elif have is not None and want is None:
                 at.tiles(have, r)

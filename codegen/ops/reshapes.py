@@ -97,7 +97,7 @@ class Reshape(View):
             if len(group.after) == 1 and under.axes:
                 rest = product(before[d] for d in group.before[1:])
                 low, high = under.bounds(at.mesh)
-                return cuts.given(under.axes, low * rest, high * rest)
+                return cuts.interval(under.axes, low * rest, high * rest)
         return None
 
     def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
@@ -193,7 +193,7 @@ def _plan(group: DimGroup, before: Shape, window: Window, mesh: Mesh, after: Sha
     inner = product(before[d] for d in group.before[1:])
     low, high = low * width, high * width
     first = low // inner
-    rows = cuts.given(window[lead].axes, first, expr.maximum(-((-high) // inner), first))
+    rows = cuts.interval(window[lead].axes, first, expr.maximum(-((-high) // inner), first))
     return _Plan(group, rows, (low, high))
 
 

@@ -103,10 +103,11 @@ class _Reads:
 
     def before(self, steps: Sequence[Step], read: set[int]) -> set[int]:
         for step in reversed(steps):
-            read = self.at(step, read) | {b.number for b in step_buffers(step)} - _filled(step)
+            own = {b.number for b in step_buffers(step)} - _filled(step)
+            read = self.before_step(step, read) | own
         return read
 
-    def at(self, step: Step, read: set[int]) -> set[int]:
+    def before_step(self, step: Step, read: set[int]) -> set[int]:
         match step:
             case Loop():
                 return self.turns(step, read)

@@ -28,7 +28,7 @@ from codegen.ir.plan import (
     Plan,
     Print,
     Step,
-    Turns,
+    WorkLoop,
 )
 from codegen.ir.steps import mapped_steps, walk_works
 from codegen.mesh import local_extent, local_offset, part_of_block
@@ -101,7 +101,7 @@ class _Hoisting:
         return step
 
     def phase(self, phase: Phase) -> Phase:
-        turns = [w.sym.name for w in walk_works(phase.work) if isinstance(w, Turns)]
+        turns = [w.sym.name for w in walk_works(phase.work) if isinstance(w, WorkLoop)]
         inside = _Inside((*self.buffers, *turns), bool(turns))
         work = mapped(phase.work, inside)
         parameters = tuple(

@@ -16,7 +16,7 @@ from codegen.dtypes import DType
 from codegen.errors import InternalError, Place
 from codegen.ir.graph import Op, Region, Value
 from codegen.ir.indexing import loop_vars, positions, ravel
-from codegen.ir.loops import Do, Placed, capacity
+from codegen.ir.loops import BufferAssignment, Do, capacity
 from codegen.ir.plan import (
     Array,
     Branch,
@@ -24,7 +24,7 @@ from codegen.ir.plan import (
     Default,
     Exchange,
     Expect,
-    Handed,
+    FeedStep,
     Home,
     Let,
     Load,
@@ -50,7 +50,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 
-def to_plan(placed: Placed) -> Plan:
+def to_plan(placed: BufferAssignment) -> Plan:
     """Return the Plan of Loops whose values have buffers."""
     work, of = _Scheduler(placed), placed.of
     program = placed.loops.module
@@ -89,7 +89,7 @@ _Copy = tuple[Buffer, Value, Buffer]
 class _Scheduler:
     """Emits the steps of a Plan; `pending` are the works of the phase that is being filled."""
 
-    def __init__(self, placed: Placed) -> None:
+    def __init__(self, placed: BufferAssignment) -> None:
         self.placed, self.of = placed, placed.of
         self.buffers = list(placed.buffers)
         self.constants: dict[Value, Buffer] = {}
@@ -99,8 +99,8 @@ class _Scheduler:
         self.position: int | None = None
         self.pending: list[Work] = []
         self.points: list[tuple[Array, ...]] = []
-        self.takes: list[Handed] = []
-        self.sends: list[Handed] = []
+        self.takes: list[FeedStep] = []
+        self.sends: list[FeedStep] = []
         self.saves: list[Saved] = []
         self.steps: list[Step] = []
         self.arm = 0  # the arm of a branch that the op at hand stands in
@@ -217,17 +217,17 @@ class _Scheduler:
                 self.flush()
                 self.steps.append(save := moved(act, self.buffer))
                 assert isinstance(save, Save)
-                (array,) = self.arrays(save.given, save.homes)
+                (array,) = self.arrays(save.values, save.homes)
                 self.saves.append(Saved(save.series, save.every, array, save.place))
             elif isinstance(act, Take | More | Send):
                 self.flush()
                 self.steps.append(step := moved(act, self.buffer))
                 if isinstance(step, Take):
                     arrays = self.arrays(step.into, step.homes)
-                    self.takes.append(Handed(step.feed, step.number, arrays))
+                    self.takes.append(FeedStep(step.feed, step.number, arrays))
                 elif isinstance(step, Send):
-                    arrays = self.arrays(step.given, step.homes)
-                    self.sends.append(Handed(step.feed, step.number, arrays))
+                    arrays = self.arrays(step.values, step.homes)
+                    self.sends.append(FeedStep(step.feed, step.number, arrays))
             elif not _is_there(work := moved(act, self.buffer)):
                 self.add(work)
 

@@ -30,7 +30,7 @@ def check(table: ExchangeTable, values: Mapping[str, Any]) -> Agreed:
     """Check that every exchange matches on this mesh. values: what all ranks may name. Raises
     Mismatch."""
 
-    def one(row: Row) -> Agreed:
+    def check_row(row: Row) -> Agreed:
         agreed = Agreed()
         for turn in itertools.product(range(COUNTS), repeat=len(row.loops)):
             wraps = Pairs(row, [values], turn, 0).most_wraps
@@ -38,12 +38,12 @@ def check(table: ExchangeTable, values: Mapping[str, Any]) -> Agreed:
                 beyond = f", wrap {wrap + 1} of {wraps}" if wraps > 1 else ""
                 progress.at(f"exchange {row.site} ({row.kind}) of {len(table.rows)}{beyond}")
                 everybody = Everybody(Pairs(row, [values], turn, wrap))
-                more = everybody.found(everybody.check())
+                more = everybody.agreed(everybody.check())
                 agreed.transfers += 0 if wrap else more.transfers
                 agreed.sampled |= more.sampled
         return agreed
 
-    return each_once(table, one)
+    return each_once(table, check_row)
 
 
 class Everybody(Everyone):

@@ -44,13 +44,13 @@ class Pairs:
         t, table = self.terms, row.table
         self.loose = False  # whether a mismatch is only a suspicion
         self.count = len(meshes)
-        self.given: dict[int, Array] = {}  # symbols that differ between meshes, by mesh
+        self.differing: dict[int, Array] = {}  # symbols that differ between meshes, by mesh
         self.last: dict[int, Array] = {}  # of other symbols: their last value, by mesh
         used = {*table.sizes, *row.used, *names_in(*(table.capacity[k] for k in row.buffers))}
         values = {name: [mesh[name] for mesh in meshes] for name in meshes[0] if name in used}
         if self.count > 1:
             values["number of the mesh"] = list(range(self.count))
-        self.values = {name: self._given(name, v) for name, v in values.items()
+        self.values = {name: self._common(name, v) for name, v in values.items()
                        if all(isinstance(x, int) for x in v)}
         self.size = {a: self.values[f"n_{a}"] for a in table.axes}
         most = {a: np.array(values[f"n_{a}"], dtype=np.int64) - 1 for a in table.axes}
@@ -64,9 +64,9 @@ class Pairs:
         self.counters: dict[str, int] = {}
         self._near: dict[tuple[int, ...], dict[str, tuple[int, int]]] = {}
         several = np.full(self.count, COUNTS - 1)
-        self.at = [self._counted(f"turn {k}", several) if turn is None else t.number(turn[k])
+        self.counts = [self._counted(f"turn {k}", several) if turn is None else t.number(turn[k])
                    for k in range(len(row.loops))]
-        self.turns = [self._count(loop, k) for loop, k in zip(row.loops, self.at, strict=True)]
+        self.turns = [self._count(loop, k) for loop, k in zip(row.loops, self.counts, strict=True)]
         self.wrap = t.number(0)
         self.often = t.read(row.said["wraps"], self.names(self.first))
         self.most_wraps = self._wraps() if self.often != t.number(1) else 1
@@ -74,12 +74,12 @@ class Pairs:
         self.wrap = self._counted("wrap of a dim", last) if wrap is None else t.number(wrap)
         self.turns.append(t.less(self.wrap, self.often))
 
-    def _given(self, name: str, values: list[int]) -> int:
+    def _common(self, name: str, values: list[int]) -> int:
         """Return the term of what all ranks of a mesh have alike."""
         least, most = min(values), max(values)
         term = self.terms.symbol(name, least, most)
         if least != most:
-            self.given[term] = np.array(values, dtype=object if most >= 1 << 62 else np.int64)
+            self.differing[term] = np.array(values, dtype=object if most >= 1 << 62 else np.int64)
         return term
 
     def _counted(self, name: str, last: Array) -> int:
@@ -104,8 +104,8 @@ class Pairs:
         """Return the least and the greatest values of these symbols: a row each, a column for each
         mesh."""
         none = np.zeros((1, self.count), dtype=np.int64)
-        low = [self.given[s] if s in self.given else none[0] for s in symbols]
-        high = [self.given[s] if s in self.given else self.last[s] for s in symbols]
+        low = [self.differing[s] if s in self.differing else none[0] for s in symbols]
+        high = [self.differing[s] if s in self.differing else self.last[s] for s in symbols]
         return np.array([*none, *low])[1:], np.array([*none, *high])[1:]
 
     def each(self, symbols: list[int], within: Ranges | None = None) -> Iterator[Places]:
@@ -147,8 +147,8 @@ class Pairs:
 
     def symbols(self, *places: Axes) -> list[int]:
         """Return the symbols of meshes, loops, wraps and the group, then of these places."""
-        terms = [*self.at, self.wrap, *(t for a in (self.across, *places) for t in a.values())]
-        return [*self.given, *(s for s in terms if self.terms.value(s) is None)]
+        terms = [*self.counts, self.wrap, *(t for a in (self.across, *places) for t in a.values())]
+        return [*self.differing, *(s for s in terms if self.terms.value(s) is None)]
 
     # ---- names -------------------------------------------------------------------------------
 
@@ -363,7 +363,7 @@ class Pairs:
                 raise self.fault(point, f"{q} reads nothing of {p}, which it does not list"
                                  if self.row.said["flow"] == "near" else
                                  f"{q} reads nothing of {p}, which is not the root",
-                                 f"box '{name}' of {box.found(point)[1]}")
+                                 f"box '{name}' of {box.region(point)[1]}")
 
     def _listed(self, point: Point, near: dict[str, tuple[int, int]]) -> str:
         ends = [(a, self.exact(point, begin, end)) for a, (begin, end) in near.items()]
@@ -373,7 +373,7 @@ class Pairs:
         """Raises Mismatch unless both sides name equal boxes, inside their buffers."""
         pair = f"{self.rank(point, giver)} to {self.rank(point, taker)}"
         boxes = self.boxes(giver, taker)
-        said = {name: box.found(point) for name, box in boxes.items()}
+        said = {name: box.region(point) for name, box in boxes.items()}
         for name, (offset, extents, strides) in said.items():
             far = [(e - 1) * s for e, s in zip(extents, strides, strict=True)]
             low = offset + sum(min(0, f) for f in far)
@@ -426,7 +426,7 @@ class BoxTerms:
         self.elements = t.make("*", unit, *(e for e, _ in self.dims))
         self.nonempty = t.all(*(t.at_least(e, unit) for e, _ in self.dims))
 
-    def found(self, point: Point) -> Found:
+    def region(self, point: Point) -> Found:
         """Return offset, extents and strides of the box at a point."""
         parts = (t for dim in self.whole for t in dim)
         offset, *dims = self.pairs.exact(point, self.offset, *parts)

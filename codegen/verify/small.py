@@ -51,12 +51,12 @@ def check(
     Raises Mismatch, of the first mesh on which one does not.
     """
 
-    def one(row: Row) -> Agreed:
+    def check_row(row: Row) -> Agreed:
         everyone = Everyone(Pairs(row, meshes), at_build)
-        return everyone.found(everyone.check(most))
+        return everyone.agreed(everyone.check(most))
 
     try:
-        return each_once(table, one, at_build)
+        return each_once(table, check_row, at_build)
     except Mismatch:
         for mesh in meshes if len(meshes) > 1 else ():
             check(table, [mesh], most, at_build)
@@ -93,7 +93,7 @@ class Everyone:
         self.there = pairs.taken(pairs.taker)
         self.sampled, self.lands = "", lands
 
-    def found(self, transfers: int) -> Agreed:
+    def agreed(self, transfers: int) -> Agreed:
         return Agreed(transfers, {self.row.site: self.sampled} if self.sampled else {})
 
     def check(self, most: int | None = None) -> int:

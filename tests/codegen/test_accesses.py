@@ -12,10 +12,10 @@ from codegen.ir.plan import (
     Apply,
     Bound,
     Buffer,
-    Keep,
     Lane,
     LibraryCall,
     Load,
+    Local,
     Nest,
     Part,
     Reduce,
@@ -114,8 +114,8 @@ def test_data_and_routines_decide_about_elements() -> None:
 
 
 def test_parts_of_a_nest_run_over_its_loops_and_those_of_their_sweep() -> None:
-    fold = Keep("total", FLOAT64, Load(A, 7 * i + j), "add")
-    both = Apply("add", FLOAT64, (fold.local, Load(B, i)), FLOAT64)
+    fold = Local("total", FLOAT64, Load(A, 7 * i + j), "add")
+    both = Apply("add", FLOAT64, (fold.read, Load(B, i)), FLOAT64)
     nest = Nest((ROW,), (Sweep((COLUMN,), (fold,)), Sweep((), (Store((ROW,), B, i, both),))))
     read, own, write = accesses(nest)
     assert (read.part, own.part, write.part) == (0, 1, 1)

@@ -64,7 +64,7 @@ class Recent(Kind):
     def needs(self, op: Op, window: Any, at: Any) -> list[Any]:
         """So many elements more on the side of the first."""
         c, before = window[self.dim], self.width - 1
-        if c.axes and c.given is None and c.step == 1:
+        if c.axes and c.interval is None and c.step == 1:
             c = replace(c, first=expr.maximum(c.first - before, 0), most=c.most + before)
         else:
             low, high = c.bounds(at.mesh)

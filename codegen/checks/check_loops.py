@@ -13,7 +13,7 @@ from codegen.errors import InternalError
 from codegen.ir.graph import Op, Region, Value
 from codegen.ir.indexing import leaves
 from codegen.ir.loops import Do, Loops
-from codegen.ir.plan import Local, LocalRead, Nest
+from codegen.ir.plan import LocalRead, LocalValue, Nest
 from codegen.ir.steps import memory_read, memory_written, nodes
 from codegen.ops import Branch, Let, Loop
 
@@ -68,7 +68,7 @@ def _nest(op: Op, nest: Nest[Value]) -> None:
     for part in nest.parts:
         read = {x.name for node in nodes(part) for x in leaves(node) if isinstance(x, LocalRead)}
         _rule(read <= kept, op, "a local is kept before it is read")
-        if isinstance(part, Local):
+        if isinstance(part, LocalValue):
             _rule(part.name not in kept, op, "a local is kept once")
             kept.add(part.name)
 

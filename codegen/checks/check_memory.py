@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from codegen.errors import InternalError, Place
-from codegen.ir.accesses import Access, accesses
+from codegen.ir.accesses import MemoryAccess, accesses
 from codegen.ir.graph import Op, Region, Value
 from codegen.ir.loops import Act, BufferAssignment, Do
 from codegen.ir.plan import (
@@ -219,7 +219,7 @@ class _Check:
         mine = self.number.get(act.buffer, -1)
         if all(self.number.get(v) != mine for v in memory_read(act)):
             return
-        written = Access(act.buffer, act.offset, act.loops)
+        written = MemoryAccess(act.buffer, act.offset, act.loops)
         for a in accesses(act):
             if self.number.get(a.buffer) == mine and not a.writes:
                 self.rule(a.offset == act.offset or not a.may_overlap(written.range),

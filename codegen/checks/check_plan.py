@@ -16,7 +16,7 @@ from codegen.ir.plan import (
     Branch,
     Exchange,
     Expect,
-    Local,
+    LocalValue,
     Loop,
     More,
     Nest,
@@ -118,7 +118,7 @@ def check_finished(plan: Plan) -> Plan:
             _rule(used == handed, place, f"{step.name} uses what it is handed, and nothing else")
             parts = [p for w in simple_works(step)
                      for p in (w.parts if isinstance(w, Nest) else (w,))]
-            folds = [p for p in parts if isinstance(p, Local) and p.fn]
+            folds = [p for p in parts if isinstance(p, LocalValue) and p.fn]
             _rule(all(f.total for f in folds), place, "a total has a type")
             _rule(not any(isinstance(p, Reduce) for p in parts), place,
                   "a reduction is a total, or a row in memory")

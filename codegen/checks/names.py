@@ -22,20 +22,21 @@ POINTS = "points"  # no check: an image whose outermost loops can be kept, and g
 USUAL = ("bounds", "nan", "equal")  # `--check`, `check=True`; overflow is checked on request
 
 
-def checks_of(checks: object) -> tuple[str, ...]:
+def checks_of(wanted: object) -> tuple[str, ...]:
     """Return the names that --check or check= means, in the order of CHECKS. Raises UsageError.
 
-    given: True, "all", "bounds,nan", or an iterable of names; False, None or "": none.
+    wanted: True, "all", "bounds,nan", or an iterable of names; False, None or "": none.
     """
-    if checks is None or checks is False or checks == "":
+    if wanted is None or wanted is False or wanted == "":
         return ()
-    if checks is True or checks == "True":
+    if wanted is True or wanted == "True":
         return USUAL
-    names: Iterable[object] = checks.split(",") if isinstance(checks, str) else checks  # type: ignore
+    names: Iterable[object] = (
+        wanted.split(",") if isinstance(wanted, str) else wanted)  # type: ignore
     try:
         asked = [str(name).strip() for name in names]
     except TypeError:
-        asked = [repr(checks)]
+        asked = [repr(wanted)]
     if asked == ["all"]:
         return tuple(CHECKS)
     for name in asked:

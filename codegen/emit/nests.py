@@ -20,7 +20,7 @@ from codegen.ir.plan import (
     Bound,
     Buffer,
     Load,
-    Local,
+    LocalValue,
     Nest,
     Runtime,
     Store,
@@ -177,10 +177,10 @@ class NestWriter(CFunction):
         for part in sweep.parts:
             self.quote(part.place)
             match part:
-                case Local(fn=""):
+                case LocalValue(fn=""):
                     text = self.value(part.value)[0]
                     self.line(f"const {part.dtype.compute} {self.keep(part.name)} = {text};")
-                case Local():
+                case LocalValue():
                     value, total = self.value(part.value), single(self.totals[part.name])
                     new = combined(part.fn, total_of(part), total, value)[0]
                     self.line(f"{total[0]} = {new};")
@@ -193,7 +193,7 @@ class NestWriter(CFunction):
         self.kept[name] = self.names.name(identifier(name))
         return self.kept[name]
 
-    def start(self, f: Local, lanes: int) -> None:
+    def start(self, f: LocalValue, lanes: int) -> None:
         """Write the total of a fold before the first point, or those of its lanes."""
         name, dtype = self.keep(f.name), total_of(f)
         first = literal(neutral(f.fn, dtype), dtype)[0]
@@ -205,7 +205,7 @@ class NestWriter(CFunction):
         self.totals[f.name] = name if dtype == f.dtype else self.names.name(f"{name}_wide")
         self.line(f"{dtype.compute} {self.totals[f.name]} = {first};")
 
-    def finish(self, f: Local, lanes: int) -> None:
+    def finish(self, f: LocalValue, lanes: int) -> None:
         dtype, total = total_of(f), self.totals[f.name]
         if lanes:
             halves = single(f"{total}[k]"), single(f"{total}[k + half]")
@@ -310,7 +310,7 @@ class NestWriter(CFunction):
         self.line(f"    {target} + {self.integer(begins)});")
 
 
-def total_of(f: Local) -> DType:
+def total_of(f: LocalValue) -> DType:
     assert f.total is not None, "loops/schedule.py says in which type a fold is computed"
     return f.total
 

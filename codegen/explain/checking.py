@@ -17,8 +17,8 @@ from codegen.ir.plan import (
     KernelCall,
     LibraryCall,
     Load,
-    Local,
     LocalRead,
+    LocalValue,
     Nest,
     Node,
     Phase,
@@ -68,13 +68,13 @@ def _tasks(step: Step) -> Iterator[_Task]:
                 yield _task(part)
 
 
-def _task(part: Simple | Local) -> _Task:
+def _task(part: Simple | LocalValue) -> _Task:
     if isinstance(part, LibraryCall | KernelCall):  # what they write, they may also read
         touched: set[Key] = {b.number for b in work_buffers(part)}
         return _Task(touched, touched, 8)
     value: Any = getattr(part, "value", None)
     takes, work = (set(_takes(value)), _work(value)) if value is not None else (set(), 1)
-    if isinstance(part, Local):
+    if isinstance(part, LocalValue):
         return _Task({part.name}, takes, work)
     assert not isinstance(part, Nest)
     return _Task({part.buffer.number}, takes, work + 1)

@@ -1,6 +1,6 @@
 """Memory accesses: which elements of a buffer a loop nest reads or writes, and in which iteration.
 
-Goes in: a work of a Plan or an act of Loops. Comes out: an Access for each load and each store.
+Goes in: a work of a Plan or an act of Loops. Comes out: a MemoryAccess for each load and store.
 Always holds: everything here is arithmetic of Exprs. What cannot be proved is None or False; so
 `may_overlap` is True where nothing is known.
 """
@@ -14,7 +14,7 @@ from typing import Generic, TypeGuard
 
 from codegen.ir.graph import Shape
 from codegen.ir.indexing import affine, loads, long_loops, strides
-from codegen.ir.plan import Lane, LibraryCall, Local, M, Nest, Reduce, Store, Var
+from codegen.ir.plan import Lane, LibraryCall, LocalValue, M, Nest, Reduce, Store, Var
 from codegen.ir.steps import Act, memory_written, nodes
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -40,7 +40,7 @@ class ElementRange:
 
 
 @dataclass(frozen=True)
-class Access(Generic[M]):
+class MemoryAccess(Generic[M]):
     """An access to buffer[offset] in every iteration of `loops`.
 
     loops: the loops around it that have more than one iteration, outermost first. is_direct: the
@@ -132,7 +132,7 @@ class Access(Generic[M]):
         """Return whether the access touches the element at this offset in every iteration."""
         return self.is_direct and self.offset == offset
 
-    def is_same_element(self, other: Access[M]) -> bool:
+    def is_same_element(self, other: MemoryAccess[M]) -> bool:
         """Return whether both touch one element in each iteration that they share."""
         return self.buffer is other.buffer and other.is_direct and self.is_at(other.offset)
 
@@ -148,14 +148,14 @@ def is_loop_nest(act: Act[M]) -> TypeGuard[LoopNest[M]]:
     return isinstance(act, Store | Reduce | Nest | Lane | LibraryCall)
 
 
-def accesses(work: LoopNest[M]) -> Iterator[Access[M]]:
+def accesses(work: LoopNest[M]) -> Iterator[MemoryAccess[M]]:
     """Yield the accesses of a work, part by part: what a part reads, then what it writes. A part of
     a nest runs over the loops of the nest and of its sweep; `loops` of its own are not looked at.
     """
     if isinstance(work, LibraryCall):
         loops = long_loops(work.loops)
-        for operand in work.parts:
-            yield Access(operand.buffer, operand.offset, loops, operand.writes, is_direct=False)
+        for p in work.parts:
+            yield MemoryAccess(p.buffer, p.offset, loops, p.writes, is_direct=False)
     elif isinstance(work, Nest):
         parts = ((sweep.loops, part) for sweep in work.sweeps for part in sweep.parts)
         for number, (inner, part) in enumerate(parts):
@@ -169,20 +169,20 @@ def accesses(work: LoopNest[M]) -> Iterator[Access[M]]:
 
 
 def _part_accesses(
-    part: Store[M] | Reduce[M] | Local[M] | Lane[M], loops: tuple[Var, ...],
+    part: Store[M] | Reduce[M] | LocalValue[M] | Lane[M], loops: tuple[Var, ...],
     writing: tuple[Var, ...], number: int,
-) -> Iterator[Access[M]]:
+) -> Iterator[MemoryAccess[M]]:
     """Yield the accesses of one part; `writing` are the loops around its store."""
     for load in (load for node in nodes(part) for load in loads(node)):
-        yield Access(load.buffer, load.offset, loops, False, not load.bounds, number)
-    if isinstance(part, Local):
+        yield MemoryAccess(load.buffer, load.offset, loops, False, not load.bounds, number)
+    if isinstance(part, LocalValue):
         return
     for memory in memory_written(part):
         if memory is not part.buffer:  # scratch memory, or rows that wait
-            yield Access(memory, expr.const(0), loops, True, False, number)
+            yield MemoryAccess(memory, expr.const(0), loops, True, False, number)
         elif isinstance(part, Lane) and part.kind != "argreduce":
             offset = part.offset + part.stride * expr.symbol(part.along.sym)
-            yield Access(memory, offset, loops, True, True, number)
+            yield MemoryAccess(memory, offset, loops, True, True, number)
         else:
             is_direct = not isinstance(part, Store) or not part.bounds
-            yield Access(memory, part.offset, writing, True, is_direct, number)
+            yield MemoryAccess(memory, part.offset, writing, True, is_direct, number)

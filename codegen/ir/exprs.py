@@ -18,8 +18,8 @@ from codegen.symbolic.expr import Expr, Sym
 
 _INSIDE = (
     g.Apply, g.Argument, g.Bound, g.Box, g.WorkBranch, g.LibraryCall, g.Exchange, g.Integer,
-    g.Local, g.KernelCall, g.Lane, g.Load, g.Nest, g.Part, g.Reduce, g.Store, g.Sweep, g.WorkLoop,
-    g.Var,
+    g.LocalValue, g.KernelCall, g.Lane, g.Load, g.Nest, g.Part, g.Reduce, g.Store, g.Sweep,
+    g.WorkLoop, g.Var,
 )
 _PLAIN = ("DType", "DType | None", "Place | None", "Sym", "bool", "int", "int | None", "str",
           "M | None", "tuple[M, ...]", "Caller", "tuple[int, ...]")

@@ -6,7 +6,7 @@
     Phase    = a compute phase: Work in order
     Work     = Store | Reduce | Nest | Lane | LibraryCall | KernelCall
                over loop variables; WorkLoop | WorkBranch of Work: control that only computes
-    Nest     = sweeps one after the other within common loops; Sweep = Local | Store | Reduce in one
+    Nest     = sweeps one after the other within common loops; a Sweep = LocalValue | Store | Reduce
     Node     = Literal | Integer | Runtime | Load | LocalRead | Apply    the scalar at one point
 
 Offsets, extents and peers are Exprs over coordinates, axis sizes, scalars, counters and the loop
@@ -109,7 +109,7 @@ class Load(Generic[M]):
 
 @dataclass(frozen=True)
 class LocalRead:
-    """The value of a Local of the same nest at this point."""
+    """The value of a LocalValue of the same nest at this point."""
 
     name: str
     dtype: DType
@@ -192,7 +192,7 @@ class Reduce(Generic[M]):
 
 
 @dataclass(frozen=True)
-class Local(Generic[M]):
+class LocalValue(Generic[M]):
     """A local variable of a nest, which LocalRead(name) reads: at this point or, with fn, once the
     sweep is done; then it is COMBINE[fn] of the values at all points, computed in the type `total`
     and rounded at the end."""
@@ -217,10 +217,10 @@ class Sweep(Generic[M]):
     that are computed first, for a piece of the last loop (loops/lookahead.py)."""
 
     loops: tuple[Var, ...]
-    parts: tuple[Local[M] | Store[M] | Reduce[M], ...]
+    parts: tuple[LocalValue[M] | Store[M] | Reduce[M], ...]
     simd: bool = False
     lanes: int = 0
-    ahead: tuple[Local[M], ...] = ()
+    ahead: tuple[LocalValue[M], ...] = ()
 
     @property
     def long(self) -> tuple[Var, ...]:
@@ -228,8 +228,8 @@ class Sweep(Generic[M]):
         return tuple(v for v in self.loops if v.extent != 1)
 
     @property
-    def folds(self) -> tuple[Local[M], ...]:
-        return tuple(p for p in self.parts if isinstance(p, Local) and p.fn)
+    def folds(self) -> tuple[LocalValue[M], ...]:
+        return tuple(p for p in self.parts if isinstance(p, LocalValue) and p.fn)
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class Nest(Generic[M]):
     unroll: int = 1
 
     @property
-    def parts(self) -> tuple[Local[M] | Store[M] | Reduce[M], ...]:
+    def parts(self) -> tuple[LocalValue[M] | Store[M] | Reduce[M], ...]:
         return tuple(p for sweep in self.sweeps for p in (*sweep.ahead, *sweep.parts))
 
 

@@ -25,8 +25,8 @@ from codegen.ir.plan import (
     LibraryCall,
     Literal,
     Load,
-    Local,
     LocalRead,
+    LocalValue,
     Loop,
     More,
     Nest,
@@ -229,7 +229,7 @@ def _work(work: Work, indent: str) -> Iterator[str]:
     for sweep in work.sweeps:
         yield f"{indent}  sweep{_loops(sweep.loops)}{', vectorised' if sweep.simd else ''}"
         for part in (*sweep.ahead, *sweep.parts):
-            if isinstance(part, Local):
+            if isinstance(part, LocalValue):
                 value = node_text(part.value)
                 total = f" in {part.total}" if part.total not in (None, part.dtype) else ""
                 computed = f"{part.fn}({value}){total}" if part.fn else value

@@ -25,8 +25,8 @@ from codegen.ir.plan import (
     LibraryCall,
     Literal,
     Load,
-    Local,
     LocalRead,
+    LocalValue,
     Loop,
     M,
     More,
@@ -170,7 +170,7 @@ def memory_read(act: Act[M]) -> Iterator[M]:
         yield act.on.buffer
 
 
-def memory_written(work: Act[M] | Local[M]) -> Iterator[M]:
+def memory_written(work: Act[M] | LocalValue[M]) -> Iterator[M]:
     """Yield the memory that a work writes, its scratch memory too."""
     if isinstance(work, Point):
         yield from work.carried
@@ -187,7 +187,7 @@ def memory_written(work: Act[M] | Local[M]) -> Iterator[M]:
         yield from work.into
     elif isinstance(work, More):
         yield work.into
-    elif not isinstance(work, Local | Print | Expect | Send | Save | WorkLoop | WorkBranch):
+    elif not isinstance(work, LocalValue | Print | Expect | Send | Save | WorkLoop | WorkBranch):
         yield work.buffer
         if isinstance(work, Store) and work.waiting is not None:
             yield work.waiting
@@ -257,7 +257,7 @@ def array_of(argument: Argument[M]) -> M | None:
 _NODES = (Apply, Integer, Literal, Load, LocalRead, Runtime)
 
 
-def nodes(act: Act[M] | Local[M]) -> Iterator[Node[M]]:
+def nodes(act: Act[M] | LocalValue[M]) -> Iterator[Node[M]]:
     """Yield the trees of an act in order: what it computes at a point."""
     if isinstance(act, Nest):
         for part in act.parts:
@@ -270,7 +270,7 @@ def nodes(act: Act[M] | Local[M]) -> Iterator[Node[M]]:
         yield from (act.holds, *act.operands)
     elif isinstance(act, Exchange):
         yield from () if act.take is None else nodes(act.take)
-    elif isinstance(act, Store | Reduce | Local | Lane):
+    elif isinstance(act, Store | Reduce | LocalValue | Lane):
         if isinstance(act, Store):
             yield from (b.node for b in act.bounds)
         if act.value is not None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
-from codegen.ir.accesses import Access
+from codegen.ir.accesses import MemoryAccess
 from codegen.ir.graph import Op, Region, Shape, Value
 from codegen.ir.indexing import loads, long_loops, strides
 from codegen.ir.loops import Act, Do, Loops
@@ -68,7 +68,7 @@ class _Adding:
             return op
         (call,), ((copy, computed),) = routine[1].acts, routine[1].begins
         copied = self.only(copy, ops)
-        target = Access(into, store.offset, long_loops(store.loops)).linear
+        target = MemoryAccess(into, store.offset, long_loops(store.loops)).linear
         row = _row_of(call, computed)
         if copied is None or row is None or target is None or len(target[1]) != 2 or (
             target[1][1] != 1
@@ -156,7 +156,7 @@ def _matrix(load: Load[Value], store: Store[Value], shape: Shape) -> tuple[Expr,
     may be stored in any shape."""
     loops = long_loops(store.loops)
     extents = tuple(v.extent for v in loops)
-    read, written = (Access(x.buffer, x.offset, loops) for x in (load, store))
+    read, written = (MemoryAccess(x.buffer, x.offset, loops) for x in (load, store))
     if read.contiguous_from != 0 or written.linear is None or (
         expr.product(extents) != expr.product(shape)
     ):

@@ -22,8 +22,8 @@ from codegen.ir.plan import (
     Exchange,
     LibraryCall,
     Load,
-    Local,
     LocalRead,
+    LocalValue,
     Nest,
     Node,
     Reduce,
@@ -298,7 +298,7 @@ class _Liveness:
                     read.setdefault(load.buffer, []).append((k, where))
         left = list(writes)
         for part in reversed(nest.parts):
-            if not isinstance(part, Local):
+            if not isinstance(part, LocalValue):
                 v, write = left.pop()
                 live = self.write(v, write, live, depth)
                 self.disturbed(v, write, chains, writes, read, depth)
@@ -482,9 +482,9 @@ def _chains(begins: Iterable[tuple[Value, Value]]) -> _Chains:
 
 def _writes(nest: Nest[Value], bases: Mapping[Value, Value]) -> Iterator[tuple[Value, _Write]]:
     """Yield the buffer's value and the write of each part of a nest that writes."""
-    keeps: dict[str, Local[Value]] = {}
+    keeps: dict[str, LocalValue[Value]] = {}
     for k, part in enumerate(nest.parts):
-        if isinstance(part, Local):
+        if isinstance(part, LocalValue):
             keeps[part.name] = part
         else:
             local = part.value if isinstance(part, Store) else None
@@ -493,7 +493,8 @@ def _writes(nest: Nest[Value], bases: Mapping[Value, Value]) -> Iterator[tuple[V
 
 
 def _write(
-    number: int, part: Store[Value] | Reduce[Value], keep: Local[Value] | None, base: Value | None
+    number: int, part: Store[Value] | Reduce[Value], keep: LocalValue[Value] | None,
+    base: Value | None,
 ) -> _Write:
     """Return the write of a part of a nest. `keep` is the part that computes the local it
     stores."""

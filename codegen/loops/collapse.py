@@ -13,7 +13,7 @@ from codegen.ir.indexing import leaves, long_loops, rewritten
 from codegen.ir.plan import (
     Integer,
     Load,
-    Local,
+    LocalValue,
     M,
     Nest,
     Node,
@@ -50,10 +50,10 @@ def _sweep(sweep: Sweep[M]) -> Sweep[M]:
     touched = [e for p in sweep.parts for e in _exprs(p.value)]
     touched += [p.offset for p in sweep.parts if isinstance(p, Store)]
     loops, change = _joined(sweep.loops, touched)
-    parts: list[Local[M] | Store[M] | Reduce[M]] = []
+    parts: list[LocalValue[M] | Store[M] | Reduce[M]] = []
     for p in sweep.parts:
         value = substituted(p.value, change)
-        if isinstance(p, Local):
+        if isinstance(p, LocalValue):
             parts.append(replace(p, value=value))
         else:
             parts.append(replace(p, value=value, offset=p.offset.subst(change)))

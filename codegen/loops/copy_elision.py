@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from codegen.ir.accesses import Access, ElementRange, LoopNest, accesses, is_loop_nest
+from codegen.ir.accesses import ElementRange, LoopNest, MemoryAccess, accesses, is_loop_nest
 from codegen.ir.graph import Op, Region, Value, free_values
 from codegen.ir.loops import Act, Do, Loops
 from codegen.ir.plan import LibraryCall, Load, LocalRead, Nest, Store
@@ -67,7 +67,7 @@ class _Array:
     begins: int  # number of the op that makes the root
     writes: list[_Write] = field(default_factory=list)
     stale: bool = False
-    reads: list[tuple[int, list[Access[Value]] | None]] | None = None
+    reads: list[tuple[int, list[MemoryAccess[Value]] | None]] | None = None
 
     @cached_property
     def names(self) -> set[Value]:
@@ -202,7 +202,7 @@ class _Line:
         do = self.ops[k].what if k < len(self.ops) else None
         return isinstance(do, Do) and all(is_loop_nest(act) for act in do.acts)
 
-    def touching(self, array: _Array) -> list[tuple[int, list[Access[Value]] | None]]:
+    def touching(self, array: _Array) -> list[tuple[int, list[MemoryAccess[Value]] | None]]:
         """Return the numbers of the ops that read an array, and how they read it; None for an op
         whose accesses are not known, as it is not plain."""
         if array.reads is None:
@@ -318,7 +318,7 @@ def _write_of(op: Op, k: int, into: Value) -> _Write:
     write, load = _Write(k, into, access.range), part.value
     if not isinstance(load, Load) or load.bounds or load.buffer.type.dtype != into.type.dtype:
         return write
-    read = Access(load.buffer, load.offset, access.loops)
+    read = MemoryAccess(load.buffer, load.offset, access.loops)
     is_whole = read.contiguous_from == 0 and (
         expr.product(v.extent for v in read.loops) == expr.product(load.buffer.type.shape))
     if read.loops and is_whole and access.contiguous_from is not None and write.range is not None:
@@ -327,7 +327,9 @@ def _write_of(op: Op, k: int, into: Value) -> _Write:
     return write
 
 
-def _store_of(act: LoopNest[Value], value: Value) -> tuple[Access[Value], Store[Value]] | None:
+def _store_of(
+    act: LoopNest[Value], value: Value
+) -> tuple[MemoryAccess[Value], Store[Value]] | None:
     """Return the access and the store by which an act writes a value; None unless it is one plain
     store."""
     writes = [a for a in accesses(act) if a.writes and a.buffer is value]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from codegen.ir.accesses import Access, accesses
+from codegen.ir.accesses import MemoryAccess, accesses
 from codegen.ir.fresh import Fresh
 from codegen.ir.graph import Op, Region, Value, free_values
 from codegen.ir.indexing import in_order, long_loops, rewritten
@@ -20,8 +20,8 @@ from codegen.ir.plan import (
     Apply,
     Literal,
     Load,
-    Local,
     LocalRead,
+    LocalValue,
     Nest,
     Node,
     Reduce,
@@ -37,7 +37,7 @@ LARGEST = 200  # functions in one nest: compilers take more than linear time for
 WIDEST = 16  # arrays that a nest reads: caches keep few streams apart
 NEAREST = 6  # nests that a loop may join: programs are long where Python's loops unroll them
 
-_Part = Local[Value] | Store[Value] | Reduce[Value]
+_Part = LocalValue[Value] | Store[Value] | Reduce[Value]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _Member:
     loops: tuple[Var, ...]
     kept: tuple[Var, ...]
     base: Value | None  # the array that an update writes over
-    reads: Mapping[Value, Sequence[Access[Value]]]
+    reads: Mapping[Value, Sequence[MemoryAccess[Value]]]
     size: int
     is_only_reader: bool  # of the array that it updates
 
@@ -71,7 +71,7 @@ class _Member:
     def unroll(self) -> int:
         return self.work.unroll if isinstance(self.work, Reduce) else 1
 
-    def moving_reads(self, value: Value) -> list[Access[Value]]:
+    def moving_reads(self, value: Value) -> list[MemoryAccess[Value]]:
         """Return the reads of a value, but for an element that is the same in all iterations: the
         loop keeps that in a register."""
         return [a for a in self.reads[value] if not self.loops or a.varies(self.loops)]
@@ -290,7 +290,7 @@ class _Fusing:
                 how = "rows"
             else:
                 return None
-        reads: dict[Value, list[Access[Value]]] = {}
+        reads: dict[Value, list[MemoryAccess[Value]]] = {}
         for a in accesses(work):
             if not a.writes and a.buffer not in self.constants:
                 reads.setdefault(a.buffer, []).append(a)
@@ -347,20 +347,20 @@ class _Fusing:
         unroll = max(m.unroll for m in members)
         outer = nest.outer or (members[0].loops[:-1] if unroll > 1 else ())
         results = self.results(nest, outer)
-        kept: dict[Value, LocalRead] = {}
+        locals_: dict[Value, LocalRead] = {}
         sweeps: list[Sweep[Value]] = []
         for sweep in nest.sweeps:
             parts: list[_Part] = []
             after: list[Store[Value]] = []  # what is folded, once it is
             for m in sweep:
-                self.part(m, m.result in results, kept, parts, after)
+                self.part(m, m.result in results, locals_, parts, after)
             loops = sweep[-1].loops[len(outer) :]
             sweeps.append(Sweep(loops, tuple(parts)))
             if after:
                 sweeps.append(Sweep((), tuple(after)))
             for m in sweep:  # later sweeps come to other points
                 if m.how == "point" and loops:
-                    kept.pop(m.result, None)
+                    locals_.pop(m.result, None)
         first = members[0].op
         read = dict.fromkeys(v for m in members for v in m.needs if v not in nest.makers)
         begins = tuple((m.base, m.result) for m in members if m.base is not None)
@@ -382,17 +382,17 @@ class _Fusing:
         return dict.fromkeys(m.result for m in nest.members if not is_local(m))
 
     def part(
-        self, m: _Member, stored: bool, kept: dict[Value, LocalRead], parts: list[_Part],
+        self, m: _Member, stored: bool, locals_: dict[Value, LocalRead], parts: list[_Part],
         after: list[Store[Value]],
     ) -> None:
         """Append the parts that compute a member and store its result. A folded result is stored by
-        a part in `after`; `kept` maps values to the locals that hold them."""
+        a part in `after`; `locals_` maps values to the locals that hold them."""
 
-        def local(node: Node[Value]) -> LocalRead | None:
-            return kept.get(node.buffer) if isinstance(node, Load) else None
+        def from_local(node: Node[Value]) -> LocalRead | None:
+            return locals_.get(node.buffer) if isinstance(node, Load) else None
 
         work, v = m.work, m.result
-        value = rewritten(work.value, local)
+        value = rewritten(work.value, from_local)
         if m.how == "rows":
             assert isinstance(work, Reduce)
             inner = tuple(loop for loop in m.loops if loop not in m.kept)
@@ -402,14 +402,15 @@ class _Fusing:
             parts.append(replace(work, loops=m.loops, value=value))
             return
         fn, total = (work.fn, work.total) if isinstance(work, Reduce) else ("", None)
-        same = next((p for p in parts if isinstance(p, Local) and p.value == value
+        same = next((p for p in parts if isinstance(p, LocalValue) and p.value == value
                      and (p.fn, p.dtype, p.total) == (fn, v.type.dtype, total)), None)
-        keep = same or Local(self.names.name(v.name), v.type.dtype, value, fn, m.op.place, total)
-        parts += [] if same else [keep]
-        kept[v] = keep.read
+        local = same or LocalValue(
+            self.names.name(v.name), v.type.dtype, value, fn, m.op.place, total)
+        parts += [] if same else [local]
+        locals_[v] = local.read
         if stored:
             stores = after if fn else parts
-            stores.append(Store(m.kept, v, m.offset, keep.read, place=m.op.place))
+            stores.append(Store(m.kept, v, m.offset, local.read, place=m.op.place))
 
 
 def _fills(op: Op) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from codegen.ir.accesses import Access, accesses
+from codegen.ir.accesses import MemoryAccess, accesses
 from codegen.ir.exprs import mapped
 from codegen.ir.plan import Buffer, Nest, Store, Sweep, Var, Work
 from codegen.ir.steps import memory_read, memory_written
@@ -27,7 +27,7 @@ class _Line:
 
     work: Store
     count: Expr
-    accesses: tuple[Access[Buffer], ...]
+    accesses: tuple[MemoryAccess[Buffer], ...]
     shift: int = 0
 
 
@@ -88,7 +88,7 @@ def _line(work: Work) -> _Line | None:
     return _Line(work, work.loops[0].extent if work.loops else expr.const(1), touched)
 
 
-def _moves(a: Access[Buffer]) -> bool:
+def _moves(a: MemoryAccess[Buffer]) -> bool:
     """Return whether an access goes on by an element in each turn; otherwise it stays where it
     is."""
     return a.linear is not None and a.linear[1] == (expr.const(1),)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from codegen.ir.indexing import leaves, rewritten
-from codegen.ir.plan import Apply, Load, Local, LocalRead, Node, Reduce, Store, Sweep
+from codegen.ir.plan import Apply, Load, LocalRead, LocalValue, Node, Reduce, Store, Sweep
 from codegen.symbolic.expr import Sym
 
 SHORT = 16  # turns of a loop that is not worth it
@@ -32,8 +32,8 @@ def read_ahead(sweep: Sweep) -> Sweep:
     last = sweep.long[-1]
     written = {p.buffer.number for p in sweep.parts if isinstance(p, Store)}
     locals_: dict[str, Node] = {}
-    ahead: list[Local] = []
-    parts: list[Local | Store] = []
+    ahead: list[LocalValue] = []
+    parts: list[LocalValue | Store] = []
 
     def inlined(node: Node) -> Node | None:
         return locals_.get(node.name) if isinstance(node, LocalRead) else None
@@ -46,21 +46,21 @@ def read_ahead(sweep: Sweep) -> Sweep:
             return node
         same = next((k for k in ahead if k.value == load), None)
         if same is None:
-            same = Local(f"ahead_{len(ahead)}", node.buffer.dtype, load)
+            same = LocalValue(f"ahead_{len(ahead)}", node.buffer.dtype, load)
             ahead.append(same)
         return same.read
 
     for part in sweep.parts:
         assert not isinstance(part, Reduce)
         chosen = {id(load) for load in _looked_up(part.value, last.sym)}
-        if isinstance(part, Local):
+        if isinstance(part, LocalValue):
             locals_[part.name] = rewritten(part.value, inlined)
         parts.append(replace(part, value=rewritten(part.value, change)))
     if not ahead:
         return sweep
     read = set[str]()
     for part in tuple(reversed(parts)):
-        if isinstance(part, Local) and part.name not in read:  # only positions were made of it
+        if isinstance(part, LocalValue) and part.name not in read:  # only positions were made of it
             parts.remove(part)
         else:
             read |= {n.name for n in leaves(part.value) if isinstance(n, LocalRead)}

@@ -24,7 +24,7 @@ from codegen.ir.plan import (
     Lane,
     Literal,
     Load,
-    Local,
+    LocalValue,
     Nest,
     Node,
     Phase,
@@ -84,7 +84,7 @@ def _simple(work: Simple) -> Iterator[Work]:
         sweep = Sweep((row,), (work,))
         yield from _nests(Nest((*outer, *work.inner), (sweep,), work.place, work.unroll))
     elif isinstance(work, Reduce):
-        keep = Local(work.buffer.name, work.dtype, work.value, work.fn, work.place, work.total)
+        keep = LocalValue(work.buffer.name, work.dtype, work.value, work.fn, work.place, work.total)
         store = Store((), work.buffer, work.offset, keep.read, place=work.place)
         sweeps = Sweep(work.inner, (keep,)), Sweep((), (store,))
         yield from _nests(Nest(work.loops, sweeps, work.place, work.unroll))
@@ -141,10 +141,10 @@ def _sweep(sweep: Sweep) -> Sweep:
     return _sweep_ahead(replace(_runs(sweep), simd=_writes_disjoint_parts(sweep)))
 
 
-def _part(part: Local | Store | Reduce) -> Local | Store:
+def _part(part: LocalValue | Store | Reduce) -> LocalValue | Store:
     """Return a part of a nest as it runs at one point of its sweep: a reduction combines into
     memory."""
-    if isinstance(part, Local):
+    if isinstance(part, LocalValue):
         total = part.total or (totalled_in(part.fn, part.dtype) if part.fn else None)
         return replace(part, total=total)
     return replace(_combined(part) if isinstance(part, Reduce) else part, loops=())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import is_
 
-from codegen.ir.accesses import Access, accesses
+from codegen.ir.accesses import MemoryAccess, accesses
 from codegen.ir.exprs import mapped
 from codegen.ir.fresh import Fresh
 from codegen.ir.indexing import long_loops, rewritten
@@ -21,7 +21,7 @@ from codegen.ir.names import buffer_names
 from codegen.ir.plan import (
     Buffer,
     Load,
-    Local,
+    LocalValue,
     Nest,
     Node,
     Phase,
@@ -63,7 +63,7 @@ class _Member:
     origin: Work
     work: Store | Nest  # the same without names for formulas
     outer: Var
-    accesses: tuple[Access[Buffer], ...]
+    accesses: tuple[MemoryAccess[Buffer], ...]
     begin: Expr = expr.const(0)
     behind: int = 0
     after: tuple[int | None, ...] = ()
@@ -76,7 +76,7 @@ class _Member:
         """Return a formula that is 0 exactly in the turns in which the member has a row."""
         return expr.lt(turn, self.start) + expr.ge(turn, self.start + self.outer.extent)
 
-    def first_offset(self, a: Access[Buffer]) -> Expr:
+    def first_offset(self, a: MemoryAccess[Buffer]) -> Expr:
         """Return the first offset of an access in turn 0, if the member were not delayed."""
         return a.first_row.low - a.row * self.begin
 
@@ -211,7 +211,7 @@ def _member(origin: Work, work: Store | Nest) -> _Member | None:
         around = work.sweeps[0].loops
     if not long_loops(around) or isinstance(work, Nest) and work.unroll != 1:
         return None
-    if not all(isinstance(p, Local) or isinstance(p, Store) and p.is_plain and not p.sift
+    if not all(isinstance(p, LocalValue) or isinstance(p, Store) and p.is_plain and not p.sift
                for p in parts):
         return None
     touched = tuple(accesses(work))
@@ -244,7 +244,7 @@ def _in_rows(m: _Member, rows: Mapping[int, Expr]) -> _Member:
     return _member(m.origin, work) or m
 
 
-def _is_by_rows(a: Access[Buffer]) -> bool:
+def _is_by_rows(a: MemoryAccess[Buffer]) -> bool:
     """Return whether an access goes from row to row, and is affine without jumps within a row."""
     if a.linear is None or not all(expr.nonneg(s) or expr.nonneg(-s) for s in a.linear[1][1:]):
         return False
@@ -290,7 +290,7 @@ def _aligned(group: Sequence[_Member]) -> list[_Member]:
     return group
 
 
-def _rows(member: _Member, a: Access[Buffer], other: _Member, b: Access[Buffer]) -> int:
+def _rows(member: _Member, a: MemoryAccess[Buffer], other: _Member, b: MemoryAccess[Buffer]) -> int:
     """Return about how many rows one access is ahead of another, before delays."""
     away = member.first_offset(a) - other.first_offset(b)
     known = away.is_const and a.row.is_const and a.row == b.row
@@ -312,7 +312,7 @@ def _beginnings(group: Sequence[_Member], member: _Member) -> Iterator[Expr]:
 
 
 def _rows_after(
-    a: Access[Buffer], member: _Member, b: Access[Buffer], other: _Member
+    a: MemoryAccess[Buffer], member: _Member, b: MemoryAccess[Buffer], other: _Member
 ) -> int | None:
     """Return the least number of turns by which the second access must lag, so that it reaches
     every element after the first one; None if no delay up to FARTHEST suffices."""
@@ -346,7 +346,7 @@ class _Ring:
     first: Expr
     rows: int
 
-    def place(self, m: _Member, a: Access[Buffer]) -> tuple[int, Expr]:
+    def place(self, m: _Member, a: MemoryAccess[Buffer]) -> tuple[int, Expr]:
         """Return how many rows an access is ahead of its turn, and its offset within the row."""
         away = m.first_offset(a) - a.row * m.behind - self.first
         ahead = expr.floordiv(away, self.row)
@@ -429,7 +429,7 @@ def _in_rings(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Store | Nest:
 
     def moved(x: Load) -> Load:
         ring = rings[id(x.buffer)]
-        access = Access(x.buffer, x.offset, (m.outer, *loops))
+        access = MemoryAccess(x.buffer, x.offset, (m.outer, *loops))
         ahead, rest = ring.place(m, access)
         inner = x.offset - access.first_row.low - access.row * expr.symbol(m.outer.sym)
         slot = expr.mod(turn + ahead, expr.const(ring.rows))

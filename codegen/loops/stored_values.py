@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from codegen.graph.image_constants import image_constants
-from codegen.ir.accesses import Access
+from codegen.ir.accesses import MemoryAccess
 from codegen.ir.graph import Module, Op, Region, Use, Value
 from codegen.ir.indexing import (
     loads,
@@ -166,7 +166,7 @@ class _Storing:
         loops = loop_vars(shape)
         node = Resolver(self.program, self.stored).node(value, positions(loops))
         return isinstance(node, Load) and (
-            Access(node.buffer, node.offset, long_loops(loops)).contiguous_from is not None)
+            MemoryAccess(node.buffer, node.offset, long_loops(loops)).contiguous_from is not None)
 
     def consumers(self, value: Value) -> Iterator[Use]:
         """Yield the uses that really read a value: through views, to whoever is stored."""

@@ -12,10 +12,10 @@ from dataclasses import replace
 from math import prod
 
 from codegen.errors import ProgramError
-from codegen.ir.accesses import Access, ElementRange, accesses
+from codegen.ir.accesses import ElementRange, MemoryAccess, accesses
 from codegen.ir.exprs import mapped
 from codegen.ir.indexing import long_loops
-from codegen.ir.plan import Buffer, Local, Nest, Store, Var, Work, WorkLoop
+from codegen.ir.plan import Buffer, LocalValue, Nest, Store, Var, Work, WorkLoop
 from codegen.ir.steps import walk_works
 from codegen.symbolic import expr
 from codegen.symbolic.estimate import lower_bound, upper_bound
@@ -60,7 +60,7 @@ def _points(work: Work) -> Iterator[Var | None]:
         yield loops[0] if loops and not (work.bounds or work.rows) else None
     elif isinstance(work, Nest):
         plain = all(
-            isinstance(p, Local) or isinstance(p, Store) and not (p.bounds or p.rows)
+            isinstance(p, LocalValue) or isinstance(p, Store) and not (p.bounds or p.rows)
             for p in work.parts
         )
         if not plain or not long_loops(work.loops) and any(s.folds for s in work.sweeps):
@@ -71,7 +71,7 @@ def _points(work: Work) -> Iterator[Var | None]:
         yield None
 
 
-def _are_independent(touched: Sequence[Access[Buffer]], counters: set[Sym]) -> bool:
+def _are_independent(touched: Sequence[MemoryAccess[Buffer]], counters: set[Sym]) -> bool:
     """Return whether no point touches an element that another point writes, in any turn."""
     for buffer in {id(a.buffer): a.buffer for a in touched if a.writes}.values():
         here = [a for a in touched if a.buffer is buffer]
@@ -87,7 +87,7 @@ def _are_independent(touched: Sequence[Access[Buffer]], counters: set[Sym]) -> b
     return True
 
 
-def _range_of_first_point(a: Access[Buffer], counters: set[Sym]) -> ElementRange | None:
+def _range_of_first_point(a: MemoryAccess[Buffer], counters: set[Sym]) -> ElementRange | None:
     """Return the elements that the first point touches in all turns, or None if they have no known
     bounds."""
     point, *inner = a.loops
@@ -100,7 +100,7 @@ def _range_of_first_point(a: Access[Buffer], counters: set[Sym]) -> ElementRange
         return None
 
 
-def _bytes(touched: Iterable[Access[Buffer]], most: _Most) -> int:
+def _bytes(touched: Iterable[MemoryAccess[Buffer]], most: _Most) -> int:
     """Return about as many bytes of the cache as a point needs in a turn."""
     by_buffer: dict[int, int] = {}
     for a in touched:

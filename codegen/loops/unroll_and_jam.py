@@ -16,8 +16,8 @@ from codegen.ir.exprs import picked
 from codegen.ir.indexing import positions, rewritten
 from codegen.ir.plan import (
     Apply,
-    Local,
     LocalRead,
+    LocalValue,
     Nest,
     Node,
     Reduce,
@@ -30,7 +30,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
 _Change = Mapping[Sym, Expr]
-_Part = Local | Store | Reduce
+_Part = LocalValue | Store | Reduce
 _LONG_ROW = 1 << 14  # bytes of a row from which on several rows are read faster than one by one
 
 
@@ -73,7 +73,7 @@ def _sweep(sweep: Sweep, changes: Sequence[tuple[int, _Change]]) -> Sweep:
             parts.append(replace(part, value=reduce(partial(_combined, part), values)))
             continue
         for value, (k, change) in zip(values, changes):
-            if isinstance(part, Local):
+            if isinstance(part, LocalValue):
                 parts.append(replace(part, name=_local_name(part.name, k), value=value))
             else:
                 parts.append(replace(part, value=value, offset=part.offset.subst(change)))

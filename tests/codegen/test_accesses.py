@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from codegen.dtypes import FLOAT64
-from codegen.ir.accesses import Access, ElementRange, accesses
+from codegen.ir.accesses import ElementRange, MemoryAccess, accesses
 from codegen.ir.plan import (
     Apply,
     Bound,
@@ -15,7 +15,7 @@ from codegen.ir.plan import (
     Lane,
     LibraryCall,
     Load,
-    Local,
+    LocalValue,
     Nest,
     Part,
     Reduce,
@@ -58,7 +58,7 @@ def touched(offset: Expr) -> list[int]:
 @pytest.mark.parametrize("name", [*OFFSETS, *CURVED])
 def test_an_access_says_what_iterations_touch(name: str) -> None:
     offset = {**OFFSETS, **CURVED}[name]
-    access, elements = Access(A, offset, (ROW, COLUMN)), touched(offset)
+    access, elements = MemoryAccess(A, offset, (ROW, COLUMN)), touched(offset)
     if name in CURVED:
         assert access.linear is None and access.range is None and access.contiguous_from is None
         assert access.may_overlap(ElementRange(expr.const(900), expr.const(901)))
@@ -80,20 +80,20 @@ def test_an_access_says_what_iterations_touch(name: str) -> None:
 
 
 def test_a_stride_is_known_of_one_loop_where_another_is_curved() -> None:
-    access = Access(A, 10 * i + j * j, (ROW, COLUMN))
+    access = MemoryAccess(A, 10 * i + j * j, (ROW, COLUMN))
     assert access.stride(ROW) == 10 and access.stride(COLUMN) is None and access.linear is None
-    assert Access(A, i * j, (ROW, COLUMN)).stride(ROW) is None
+    assert MemoryAccess(A, i * j, (ROW, COLUMN)).stride(ROW) is None
     assert access.stride(ONE) == 0
 
 
 def test_extents_and_strides_may_be_formulas() -> None:
     n = expr.symbol(Sym("n", "size", expr.const(1)))
     rows = Var(Sym("r", "var", expr.const(0), n - 1), n)
-    access = Access(A, n * expr.symbol(rows.sym) + j, (rows, COLUMN))
+    access = MemoryAccess(A, n * expr.symbol(rows.sym) + j, (rows, COLUMN))
     assert access.row == n and access.range == ElementRange(expr.const(0), n * (n - 1) + 6)
     assert access.contiguous_from is None
     sign = expr.symbol(Sym("s", "size"))
-    assert Access(A, sign * j, (COLUMN,)).range is None
+    assert MemoryAccess(A, sign * j, (COLUMN,)).range is None
 
 
 def test_data_and_routines_decide_about_elements() -> None:
@@ -104,7 +104,7 @@ def test_data_and_routines_decide_about_elements() -> None:
     assert not read.is_direct and read.range is None and read.linear is None
     assert read.stride(COLUMN) is None and read.varies([COLUMN])
     assert positions.is_direct and positions.buffer is B and positions.range is not None
-    assert write.writes and write.is_same_element(Access(B, j + 20, (COLUMN,)))
+    assert write.writes and write.is_same_element(MemoryAccess(B, j + 20, (COLUMN,)))
     assert not read.is_same_element(read)
     scatter = Store((COLUMN,), A, expr.symbol(position), Load(B, j), bounds=(bound,))
     assert [a.is_direct for a in accesses(scatter)] == [True, True, False]
@@ -114,7 +114,7 @@ def test_data_and_routines_decide_about_elements() -> None:
 
 
 def test_parts_of_a_nest_run_over_its_loops_and_those_of_their_sweep() -> None:
-    fold = Local("total", FLOAT64, Load(A, 7 * i + j), "add")
+    fold = LocalValue("total", FLOAT64, Load(A, 7 * i + j), "add")
     both = Apply("add", FLOAT64, (fold.read, Load(B, i)), FLOAT64)
     nest = Nest((ROW,), (Sweep((COLUMN,), (fold,)), Sweep((), (Store((ROW,), B, i, both),))))
     read, own, write = accesses(nest)

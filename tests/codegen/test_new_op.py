@@ -16,7 +16,7 @@ import numpy as np
 import spmd
 from codegen.compile import lower
 from codegen.ir import plan
-from codegen.ir.cuts import given
+from codegen.ir.cuts import interval
 from codegen.ir.graph import ArrayType, Op, Shape, walk
 from codegen.ir.indexing import Index, loop_vars, positions, ravel
 from codegen.mesh import local_extent, local_offset
@@ -68,7 +68,7 @@ class Recent(Kind):
             c = replace(c, first=expr.maximum(c.first - before, 0), most=c.most + before)
         else:
             low, high = c.bounds(at.mesh)
-            c = given(c.axes, expr.maximum(low - before, 0), high)
+            c = interval(c.axes, expr.maximum(low - before, 0), high)
         return [(*window[: self.dim], c, *window[self.dim + 1 :])]
 
     def localize(self, op: Op, window: Any, operands: Any, build: Any, at: Any) -> Any:

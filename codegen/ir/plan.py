@@ -38,8 +38,8 @@ else:
 @dataclass(frozen=True)
 class Buffer:
     """Memory of one rank. number: its logical number; the same on all ranks of all jobs. arm: the
-    arm of a branch that alone uses it, by its number in the Plan; 0: none. sparse: a rank touches
-    parts of it only, and the engine takes memory for these alone."""
+    number, in the Plan, of the only arm of a branch that uses it; 0 if others use it too. sparse: a
+    rank touches parts of it only, and the engine takes memory for these parts only."""
 
     number: int
     name: str
@@ -62,7 +62,7 @@ else:
 
 @dataclass(frozen=True)
 class Literal:
-    """A number that is constant. Equal ones are spelled alike: 0.0 is another one than -0.0."""
+    """A constant number. Two are equal if they are spelled alike, so 0.0 differs from -0.0."""
 
     value: Any = field(compare=False)
     dtype: DType
@@ -117,7 +117,8 @@ class LocalRead:
 
 @dataclass(frozen=True)
 class Apply(Generic[M]):
-    """A row of FUNCTIONS. dtype: of the result; operands: dtype of the first operand's loop."""
+    """A function of FUNCTIONS, applied to the values of nodes. dtype: that of the result; operand:
+    that in which NumPy's loop for the first operand computes."""
 
     fn: str
     dtype: DType
@@ -128,8 +129,8 @@ class Apply(Generic[M]):
 Node = Literal | Integer[M] | Runtime | Load[M] | LocalRead | Apply[M]
 
 
-# A Store that stores nothing: `value` elements from there on are kept by the engine, to be put back
-# if the run fails.
+# `combine` of a Store that stores nothing: the engine saves `value` elements from the offset on,
+# and restores them if the run fails.
 KEEPS = "keeps"
 
 # ---- work of a compute phase ---------------------------------------------------------------------
@@ -145,11 +146,12 @@ class Var:
 
 @dataclass(frozen=True)
 class Store(Generic[M]):
-    """buffer[offset] = value, for every point. combine: a COMBINE, "set" or KEEPS. A point whose
-    bound positions do not all lie within 0 … limit is dropped. rows: so many rows (of the first
-    loop) wait in `waiting` before they are stored, because the rows after them read what was there,
-    `room` elements apart; a point stands at `line` of its row. sift: of so many turns of the last
-    loop, those whose point is not dropped are found before they are stored; 0: of one."""
+    """buffer[offset] = value, for every point. combine: a COMBINE, "set" or KEEPS. A point is
+    dropped if one of its bound positions lies outside 0 … limit. rows: the number of rows of the
+    first loop that wait in the buffer `waiting` before they are stored, since later rows read the
+    old elements; a waiting row takes `room` elements, and a point lies at `line` in its row. sift:
+    the points that are not dropped are listed first, for this many iterations of the last loop; 0
+    if each is tested and stored by itself."""
 
     loops: tuple[Var, ...]
     buffer: M
@@ -173,10 +175,11 @@ class Store(Generic[M]):
 
 @dataclass(frozen=True)
 class Reduce(Generic[M]):
-    """buffer[offset] = COMBINE[fn] of value over `inner`, for every point of `loops`.
-    rows: the last of `loops` runs innermost, over a row of results, as memory lies. total: the type
-    that it is computed in where that is not left to loops/schedule.py. unroll: so many iterations
-    of the loop around the innermost go into one; a row's terms are combined, then added."""
+    """buffer[offset] = COMBINE[fn] of value over `inner`, for every point of `loops`. rows: the
+    last of `loops` runs innermost, over a row of results that is contiguous in memory. total: the
+    type of the accumulator; None leaves it to loops/schedule.py. unroll: the number of iterations
+    of the loop around the innermost one that are computed in one; their terms are combined first,
+    then added to the row."""
 
     loops: tuple[Var, ...]
     inner: tuple[Var, ...]
@@ -211,10 +214,11 @@ class LocalValue(Generic[M]):
 
 @dataclass(frozen=True)
 class Sweep(Generic[M]):
-    """Do parts in order for every point of `loops` (within those of the nest). simd: turns of the
-    last loop may be taken at once: what is folded in any order, what is written lies apart. lanes:
-    so many of them have a total each, which are folded at the end; 0: all have one. ahead: values
-    that are computed first, for a piece of the last loop (loops/lookahead.py)."""
+    """Do parts in order for every point of `loops` (within those of the nest). simd: iterations of
+    the last loop may run in vectors: folds in any order, stores to different elements. lanes: the
+    number of accumulators of each fold, which are folded at the end; 0 for one accumulator. ahead:
+    values that a loop of their own computes first, for a piece of the last loop
+    (loops/lookahead.py)."""
 
     loops: tuple[Var, ...]
     parts: tuple[LocalValue[M] | Store[M] | Reduce[M], ...]
@@ -224,7 +228,7 @@ class Sweep(Generic[M]):
 
     @property
     def long(self) -> tuple[Var, ...]:
-        """The loops of more than one turn."""
+        """The loops of more than one iteration."""
         return tuple(v for v in self.loops if v.extent != 1)
 
     @property
@@ -234,8 +238,8 @@ class Sweep(Generic[M]):
 
 @dataclass(frozen=True)
 class Nest(Generic[M]):
-    """Do sweeps in order for every point of `loops`. A Reduce in it is one of rows. unroll: so
-    many iterations of the last of `loops` go into one (loops/unroll_and_jam.py)."""
+    """Do sweeps in order for every point of `loops`. A Reduce in it has `rows`. unroll: the number
+    of iterations of the last of `loops` that are computed in one (loops/unroll_and_jam.py)."""
 
     loops: tuple[Var, ...]
     sweeps: tuple[Sweep[M], ...]
@@ -249,10 +253,11 @@ class Nest(Generic[M]):
 
 @dataclass(frozen=True)
 class Lane(Generic[M]):
-    """One lane after the other: kind cumulative, argreduce, sort or argsort.
-    `value` stands at position `along` of the lane; what comes out is stored at offset + stride * k
-    (argreduce: at offset). sort and argsort copy the lane into scratch[0] and work there. lanes: so
-    many elements that argreduce compares at once, each with the extreme of its own; 0: one.
+    """A cumulative operation, an argreduce, a sort or an argsort along each lane of an array.
+    `value` is the element at position `along` of the lane; result k is stored at offset + stride *
+    k (argreduce: its one result at offset). sort and argsort copy the lane into scratch[0] and work
+    there. lanes: the number of elements that argreduce compares in one vector, each with an extreme
+    of its own; 0 compares one at a time.
     """
 
     kind: str
@@ -271,8 +276,8 @@ class Lane(Generic[M]):
 
 @dataclass(frozen=True)
 class Caller:
-    """A function in C around routines, which does one piece of work. parameters: those of its
-    LibraryCall, int64_t for each number, then a pointer for each part."""
+    """A C function that calls routines of libraries. parameters: an int64_t for each number of its
+    LibraryCall, then a pointer for each part."""
 
     name: str
     parameters: str
@@ -282,8 +287,8 @@ class Caller:
 
 @dataclass(frozen=True)
 class Part(Generic[M]):
-    """Memory that a routine is given: from an element of a buffer on. row: which of the numbers of
-    the call says how far rows of it are apart, where they may lie at any distance."""
+    """A memory operand of a routine, from an element of a buffer on. row: the index of the number,
+    among those of the call, that is its row stride; None if its rows are contiguous."""
 
     buffer: M
     offset: Expr
@@ -293,8 +298,8 @@ class Part(Generic[M]):
 
 @dataclass(frozen=True)
 class LibraryCall(Generic[M]):
-    """function(numbers, parts) for every point of `loops`. What it changes was put there before.
-    routines: logical numbers, in the order of the function's."""
+    """function(numbers, parts) for every point of `loops`. Operands that it updates are initialised
+    before. routines: logical numbers, in the order of the function's."""
 
     function: Caller
     loops: tuple[Var, ...]
@@ -354,7 +359,8 @@ Work = Simple[M] | WorkLoop[M] | WorkBranch[M]
 
 @dataclass(frozen=True)
 class PhaseParameter:
-    """A number that a phase is handed. formula: what it is; value: as the caller computes it."""
+    """A number that a phase takes as an argument. formula: its definition; value: the formula by
+    which the caller computes it."""
 
     sym: Sym
     formula: Expr
@@ -395,18 +401,18 @@ POINT, ARRIVED = Sym("point", "var"), "arrived"
 class Exchange(Generic[M]):
     """One exchange phase of all ranks. `member` is the symbol of a member's position along `axes`.
 
-    pull_from: what I take from a member, in that member's view. pull_into: where it goes, in mine.
-    send: what a member takes from me, in mine. source, dest: of a permute (None: not solved).
-    flow: which members a member reads: all, from_root, to_root, up_to (itself), before (itself),
-    near (ranges along each axis: of those that I read, and of those that read me); boxes of a fold
-    do not tell. differs: send is another one for every member. give_into: where what I send goes in
-    a member's view, where it may be written there. in_place: it is pulled into the buffer that
-    members pull from. wraps: how many boxes a pair of members has; the symbol `wrap` says which.
-    last: nobody needs what is pulled from any more. A member that is alone does not copy, where it
-    shifts: moves the beginning of the buffer to what it would copy into it; or swaps: lets the two
-    buffers change places.
-    take: is done with every element that is pulled, once, instead of a copy: with ARRIVED, and with
-    what stands at POINT, where a copy would go, in this and other buffers.
+    pull_from: the box that I read of a member, in that member's view. pull_into: the box that I
+    write, in mine. send: the box that a member reads of me, in mine. give_into: the box of a member
+    that I write instead, in its view. source, dest: the peers of a permute; None if they are not
+    solved for. flow: which members a member reads, which the boxes of a fold do not tell: all,
+    from_root, to_root, up_to (itself), before (itself) or near; near: ranges along each axis, of
+    the members that I read and of those that read me. differs: each member reads another `send`.
+    in_place: pull_into lies in the buffer that members read. wraps: the number of boxes of a pair
+    of members; the symbol `wrap` counts them. last: the source is dead afterwards. shifts, swaps:
+    a single member does not copy; it moves the beginning of the buffer to the elements that it
+    would copy, or exchanges the addresses of the two buffers. take: a Store that is done with each
+    element that arrives, instead of a copy; it reads ARRIVED, and elements of buffers at POINT, the
+    position where a copy would write.
     """
 
     site: int
@@ -488,7 +494,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Default:
-    """Steps that compute input number `input` where it was not given."""
+    """Steps that compute input number `input` in a call that omits it."""
 
     input: int
     name: str
@@ -497,7 +503,8 @@ class Default:
 
 @dataclass(frozen=True)
 class Print(Generic[M]):
-    """Print parts and operands. paced: when it is time again, or operand 0 is operand 1."""
+    """Print parts and operands. paced: only if enough time has passed since the last one, or if
+    operand 0 equals operand 1."""
 
     parts: tuple[str, ...]
     operands: tuple[Node[M], ...]
@@ -508,7 +515,8 @@ class Print(Generic[M]):
 
 @dataclass(frozen=True)
 class Expect(Generic[M]):
-    """The run of all ranks ends with this text where `holds` is not true. check: who asked."""
+    """End the run of all ranks with this text where `holds` is false. check: the name of the check
+    that made it."""
 
     holds: Node[M]
     parts: tuple[str, ...]
@@ -519,9 +527,9 @@ class Expect(Generic[M]):
 
 @dataclass(frozen=True)
 class Home:
-    """The place of something carried: the extents of its memory, shape and layout of the array that
-    it is a part of, and the part's offset where there is room around. None: other ranks have no
-    part in it."""
+    """Where a carried value belongs: the extents of its memory; the shape and layout of the array
+    of which it is a part, and the part's offset if it has ghost cells around it. `array` is None if
+    the value is this rank's only."""
 
     name: str
     dtype: DType
@@ -531,8 +539,8 @@ class Home:
 
 @dataclass(frozen=True)
 class Point(Generic[M]):
-    """The first step of a turn of an outermost loop: here what it carries is kept, and, in a run
-    that goes on from a checkpoint, replaced; then its counter is set too."""
+    """The first step of an iteration of an outermost loop: the place of a checkpoint. What the loop
+    carries is saved here; a run that resumes from a checkpoint replaces it, and sets `counter`."""
 
     number: int
     counter: Expr | None
@@ -541,10 +549,10 @@ class Point(Generic[M]):
     place: Place | None = None
 
 
-# What is handed to others while the program runs, or taken of them.
+# Steps that exchange data with services outside of the job.
 @dataclass(frozen=True)
 class Take(Generic[M]):
-    """The feed's next batch is written into these buffers, a field each."""
+    """Write the feed's next batch into these buffers, a field into each."""
 
     number: int
     feed: str
@@ -555,7 +563,7 @@ class Take(Generic[M]):
 
 @dataclass(frozen=True)
 class More(Generic[M]):
-    """Whether the feed has a next batch is written into a buffer: one truth value."""
+    """Write into a buffer whether the feed has a next batch: one truth value."""
 
     feed: str
     into: M
@@ -564,7 +572,7 @@ class More(Generic[M]):
 
 @dataclass(frozen=True)
 class Send(Generic[M]):
-    """Send the content of these buffers to those who made the batch that was taken last."""
+    """Send the content of these buffers to the producers of the last batch that was taken."""
 
     number: int
     feed: str
@@ -575,7 +583,7 @@ class Send(Generic[M]):
 
 @dataclass(frozen=True)
 class Save(Generic[M]):
-    """Save this buffer as a frame of `series`, in every so many turns of the loop around."""
+    """Save this buffer as a frame of `series`, in every `every`-th iteration of the loop around."""
 
     series: str
     every: int
@@ -590,11 +598,11 @@ Step = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point
 
 @dataclass(frozen=True)
 class Array:
-    """An input or output, or what a loop carries: which buffer, and its place in the global array.
-    part: offset and extent of a rank's part along every dim. own: the array is a rank's alone.
-    room: where the part begins in memory, along every dim, and the extents of that. flag: what each
-    call says of it: 1 where it is given, or asked for; needs: optional inputs, of an output;
-    of an optional input its declaration."""
+    """An input, an output or a carried value: its buffer, and its place in the global array. part:
+    offset and extent of a rank's part along every dim. own: each rank has an array of its own.
+    room: where the part begins in memory with ghost cells, along every dim, and the extents of that
+    memory. flag: the symbol that is 1 in a call that passes the input or asks for the output;
+    needs: the optional inputs that an output needs, or the declaration of an optional input."""
 
     name: str
     buffer: Buffer
@@ -611,7 +619,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Saved:
-    """A save, and the array of which it hands over frames."""
+    """A save step, and the array whose frames it saves."""
 
     series: str
     every: int

@@ -1,4 +1,4 @@
-"""Buffer assignment: values that are never needed at once share a buffer.
+"""Buffer assignment: values whose live ranges do not overlap share a buffer.
 
 Goes in: Loops. Comes out: the same, with a Buffer per value. Values that may share memory do: an
 update happens in place, a carried array keeps one buffer, unless something still needs the old

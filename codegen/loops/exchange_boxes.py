@@ -1,4 +1,4 @@
-"""What members of an exchange take from each other: boxes of buffers, each in its owner's view.
+"""The boxes of an exchange: regions of buffers that members read and write, in the owner's view.
 
 Goes in: an exchange op, where its values lie, the symbol of a member. Comes out: the fields of a
 plan.Exchange that depend on its kind, put together by the rule of that kind.

@@ -1,8 +1,8 @@
-"""Loops over one row each, joined: several stores in one loop, what has no partner beside it.
+"""Fusion of loops over one row: several stores in one loop, and iterations of some before or after.
 
 Goes in: works that are done one after the other. Comes out: the same in fewer loops.
-Always holds: works that share a loop meet in the same element at the same turn of it only, in the
-order in which they came; what is computed is the same to the bit.
+Always holds: works that share a loop touch a common element in the same iteration only, in their
+order. Results are the same to the bit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Loops in runs, within which a quotient stays: b[j] = a[j // 20] reads one element 20 times.
+"""Loop splitting where a quotient changes: b[j] = a[j // 20] reads one element in 20 iterations.
 
 Goes in: a Store or a Sweep of a Plan. Comes out: the same over one more loop.
-Always holds: the same points in the same order; a run divides nothing, and vectorises.
+Always holds: the same points in the same order. The inner loop divides nothing, and vectorises.
 """
 
 from __future__ import annotations

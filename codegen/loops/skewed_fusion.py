@@ -1,4 +1,4 @@
-"""Skewed loop fusion over rows: works on the same arrays run row by row together, for cache reuse.
+"""Skewed loop fusion: works on the same arrays share a loop over rows, so that caches are reused.
 
 Goes in: a Plan. Comes out: the Plan in whose phases such works are a loop over rows: a row that one
 work leaves in the cache, the next one finds there. Each work may lag some rows behind earlier ones.
@@ -135,8 +135,8 @@ class _Rows:
         return replace(phase, work=tuple(works)) if len(works) < len(phase.work) else phase
 
     def leaves_caches(self, phase: Phase) -> bool:
-        """Return whether what the works of a phase touch is more than a cache holds, so that it may
-        pay to do them together."""
+        """Return whether the works of a phase touch more than a cache holds, so that fusion may
+        pay."""
         works = [w for w in phase.work if isinstance(w, Store | Nest)]
         touched = {id(b): b for w in works for b in work_buffers(w)}
         return len(works) > 1 and sum(

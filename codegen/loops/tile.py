@@ -1,8 +1,8 @@
-"""Loops whose turns keep points apart, in tiles: all turns for some points, then for the next.
+"""Loop tiling over points: all iterations for one tile of independent points, then for the next.
 
 Goes in: a WorkLoop over works. Comes out: the same points in another order, or None.
-Always holds: what a point writes no other point touches in any turn; what is read again in the next
-turns is still in the cache.
+Always holds: no point touches an element that another point writes, in any iteration. What the next
+iterations read again is still in the cache.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _LONG_ROW = 1 << 14  # bytes of a row from which on several rows are read faster
 
 
 def is_legal(nest: Nest) -> bool:
-    """Return whether several iterations of the last outer loop may be computed together: no loop
+    """Return whether several iterations of the last outer loop may be computed in one: no loop
     inside has an extent that depends on it, and data decides about no position."""
     if not nest.loops or nest.loops[-1].extent == 1:
         return False

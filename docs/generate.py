@@ -21,6 +21,7 @@ if __name__ == "__main__":
 
 import spmd  # noqa: E402
 from codegen.trace import namespace  # noqa: E402
+from docs.code_map import code_map  # noqa: E402
 from spmd import cli  # noqa: E402
 from spmd.data.settings import RULES, Settings  # noqa: E402
 
@@ -200,8 +201,8 @@ def cell(note: str) -> str:
 
 
 MAKERS = {
-    "command_line": command_line, "numpy_table": numpy_table, "schedules": schedules,
-    "settings": settings,
+    "code_map": code_map, "command_line": command_line, "numpy_table": numpy_table,
+    "schedules": schedules, "settings": settings,
 }
 
 

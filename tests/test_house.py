@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.code_map import MAP, code_map, in_contributing, is_listed
+from docs.code_map import code_map, is_listed
 from tests.pages import DOCS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -481,14 +481,6 @@ def test_no_paths_of_one_machine():
 def test_mpi_calls_of_the_engine_stand_in_one_file():
     users = [name(p) for p in c_files() if re.search(r"\bMPI_[A-Z][a-z]\w*\s*\(", p.read_text())]
     assert len([u for u in users if u.endswith(".c")]) <= 1
-
-
-def test_map_of_the_code_is_true(request):
-    before, there, after = in_contributing()
-    if request.config.getoption("--update-golden"):
-        MAP.write_text(before + code_map() + after)
-        return
-    assert there == code_map(), "the map in CONTRIBUTING.md is not true: `make golden`"
 
 
 def test_map_lists_every_file():

@@ -1,4 +1,4 @@
-"""One word for one thing: the table of words in CONTRIBUTING.md, held against the sources."""
+"""One word for one thing: the glossary in docs/reference/glossary.md, held against the sources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def name(path: Path) -> str:
 
 
 def rows() -> list[tuple[str, str, str]]:
-    text = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Words\n")[2].partition("\n## ")[0]
+    text = (ROOT / "docs/reference/glossary.md").read_text()
     cells = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines()
              if line.startswith("| ")]
     return [(word, means, instead) for word, means, instead in cells[1:]]

@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -110,7 +110,8 @@ def _calls_of(batch: list[Waiting]) -> list[ModelCall]:
 
 def _kind_of(calls: list[ModelCall]) -> Hashable:
     """Return what is equal for calls that take about as long as these, which are made as one."""
-    return calls[0].key, sum(call.rows for call in calls).bit_length()
+    rows = calls[0].rows if len(calls) == 1 else sum(call.rows for call in calls)
+    return calls[0].key, rows.bit_length()
 
 
 class CallQueue:
@@ -130,7 +131,9 @@ class CallQueue:
         self._took: dict[Hashable, float] = {}
         self._waiting: deque[Waiting] = deque()
         self.running = 0  # calls, joined ones as one
-        self._changed = threading.Condition()
+        self.requests: Collection[Any] = ()  # over HTTP, which are read or answered now
+        self._lock = threading.RLock()  # taken itself it is quicker than by the condition
+        self._changed = threading.Condition(self._lock)
         self._threads: dict[CallPlace | None, threading.Thread] = {}
         if here:
             self.add_place(None)
@@ -199,10 +202,12 @@ class CallQueue:
         return await self.result(self.add(call), seconds, gone)
 
     def _begin_at_once(self, call: ModelCall) -> bool:
-        """Begin a call that is brief, and waits neither for others nor to be joined with them."""
-        if self._waiting or call.rows < call.most or not self._is_brief([call]):
+        """Begin a call that is brief, and waits neither for others nor to be joined with them: its
+        rows fill it, or its request is the only one that has come."""
+        joins = call.rows < call.most and (self._wait or len(self.requests) != 1)
+        if self._waiting or joins or not self._is_brief([call]):
             return False
-        with self._changed:
+        with self._lock:
             if not self._here or self._closed or self.draining or not self._is_free(None):
                 return False
             self.running += 1
@@ -213,7 +218,7 @@ class CallQueue:
         """Make a call in the event loop, joined if these are several, which has begun."""
         with brief_calls:
             results = self._results(calls, None, here=True)
-        with self._changed:
+        with self._lock:
             self._end(None)
         return results
 

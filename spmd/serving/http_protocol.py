@@ -21,7 +21,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.parser = _Parser(self)  # type: ignore[assignment]
+        self.parser = _Parser(self)
 
     def connection_made(self, transport: Any) -> None:
         """Begin, with answers whose head leaves with the body."""
@@ -38,30 +38,31 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
 
-class _Parser:
+class _Parser(httptools.HttpRequestParser):
     """A parser of requests that ignores Upgrade, as a server may (RFC 9110, 7.8). That of httptools
-    stops behind such a head, and would leave the body to another protocol."""
+    stops behind such a head, and would leave the body to another protocol: another parser takes
+    its place."""
 
     def __init__(self, protocol: HttpProtocol) -> None:
-        self._protocol, self._parser = protocol, httptools.HttpRequestParser(protocol)
+        super().__init__(protocol)
+        self._protocol = protocol
 
-    def feed_data(self, data: bytes) -> None:
+    def feed_data(self, data: Any) -> None:
         """Parse more bytes. Raises HttpParserError for what is no HTTP."""
         try:
-            self._parser.feed_data(data)
+            super().feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             (end,) = upgrade.args
-            head = self._plain_head()
-            self._parser = httptools.HttpRequestParser(self._protocol)
-            self._parser.feed_data(head)
+            parser = self._protocol.parser = _Parser(self._protocol)
+            parser.feed_data(self._plain_head())
             if end < len(data):
-                self.feed_data(data[end:])
+                parser.feed_data(data[end:])
 
     def _plain_head(self) -> bytes:
         """Return the head that was parsed last, without what asks for another protocol."""
         protocol = self._protocol
-        lines = [b" ".join((self._parser.get_method(), protocol.url,
-                            b"HTTP/" + self._parser.get_http_version().encode()))]
+        lines = [b" ".join((self.get_method(), protocol.url,
+                            b"HTTP/" + self.get_http_version().encode()))]
         for name, value in protocol.headers:
             if name == b"connection":
                 tokens = [token.strip() for token in value.split(b",")]
@@ -69,6 +70,3 @@ class _Parser:
             if value and name not in OF_UPGRADES:
                 lines.append(name + b": " + value)
         return b"\r\n".join([*lines, b"", b""])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parser, name)

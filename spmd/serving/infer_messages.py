@@ -182,8 +182,9 @@ def message(
         else:
             rows.append(_as_json({"name": name, "datatype": datatype, "shape": list(array.shape),
                                   "data": tensors.as_list(name, array)}))
-    begin = _as_json({**head, key: []}).removesuffix("]}")
-    text = f"{begin}{','.join(rows)}]}}".encode()
+    # Most of it is short texts, of which the encoder takes each quicker than an object of them.
+    begin = "".join(f"{_as_json(name)}:{_as_json(value)}," for name, value in head.items())
+    text = f"{{{begin}{_as_json(key)}:[{','.join(rows)}]}}".encode()
     return b"".join((text, *tail)), len(text) if tail else None
 
 

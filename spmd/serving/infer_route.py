@@ -39,7 +39,7 @@ class InferRoute:
         try:
             with self._server.request(name, version) as model:
                 asked = await self._json.request(
-                    await self._bodies.read(headers, receive),
+                    await self._bodies.read(scope, headers, receive),
                     None if length is None else length.decode("latin-1"))
                 answer = await self._server.infer(model, asked, version, receive)
                 body, size = await self._json.message(

@@ -26,7 +26,7 @@ from spmd.serving.infer_route import InferRoute, Shortcut, answer_head, asked_mo
 from spmd.serving.inference_server import InferenceServer
 from spmd.serving.json_process import JsonProcess
 from spmd.serving.refusals import Access, Refusal, said, status_of
-from spmd.serving.request_bodies import RequestBodies
+from spmd.serving.request_bodies import WHOLE, RequestBodies
 from spmd.serving.sent_frames import SentFrame
 from spmd.serving.served_models import Answer
 
@@ -68,7 +68,7 @@ class WebApplication:
 
     def guarded(self, access: Access) -> ASGIApp:
         """Return the application, for requests that may have access."""
-        infer = InferRoute(self.server, self._bodies, self._json, refused)
+        infer = InferRoute(self.server, self._bodies, self._json, self._refused)
         rows: list[tuple[str, str, Callable[..., Any]]] = [
             ("POST", "/infer", infer), ("POST", "/generate", self._generate),
             ("POST", "/generate_stream", self._generate_stream),
@@ -82,7 +82,11 @@ class WebApplication:
             ("GET", "/metrics", self._metrics))]
         app = Starlette(routes=routes, exception_handlers={
             Refusal: _answer, SpmdError: _answer, HTTPException: _no_such_page})
-        return _Lingering(_Guarded(Shortcut(app, infer), access), self._bodies)
+        return _Guarded(Shortcut(_Lingering(app, self._bodies), infer), access, self._refused)
+
+    def _refused(self, error: BaseException) -> ASGIApp:
+        """Return what answers an error, to a request whose body may not have been read."""
+        return _Lingering(refused(error), self._bodies)
 
     def close(self) -> None:
         """End the process that reads and writes long JSON."""
@@ -130,7 +134,8 @@ class WebApplication:
         return _Json({"name": name, "state": "UNAVAILABLE"})
 
     async def _body(self, request: Request) -> bytes:
-        return await self._bodies.read(dict(request.scope["headers"]), request.receive)
+        return await self._bodies.read(request.scope, dict(request.scope["headers"]),
+                                       request.receive)
 
     async def _object(self, request: Request) -> dict[str, Any]:
         """Return the JSON object of a body that may be left out."""
@@ -232,10 +237,12 @@ class _EventStream(Response):
 
 
 class _Guarded:
-    """An application of which each request, but those for health, needs access."""
+    """An application of which each request, but those for health, needs access. refused: the answer
+    that says an error."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app, self._access = app, access
+    def __init__(self, app: ASGIApp, access: Access,
+                 refused: Callable[[BaseException], ASGIApp]) -> None:
+        self._app, self._access, self._refused = app, access, refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         wrong = None
@@ -243,7 +250,7 @@ class _Guarded:
             headers = dict(scope["headers"])
             wrong = self._access.refusal(headers.get(b"authorization", b""),
                                          headers.get(b"origin"))
-        await (self._app if wrong is None else refused(wrong))(scope, receive, send)
+        await (self._app if wrong is None else self._refused(wrong))(scope, receive, send)
 
 
 class _Lingering:
@@ -254,20 +261,13 @@ class _Lingering:
         self._app, self._bodies = app, bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        unread = scope["type"] == "http"
-
-        async def receiving() -> Message:
-            nonlocal unread
-            piece = await receive()
-            unread = piece.get("more_body", False)
-            return piece
-
         async def sending(message: Message) -> None:
-            if not unread or message["type"] != "http.response.body" or message.get("more_body"):
+            if (message["type"] != "http.response.body" or message.get("more_body")
+                    or scope.get(WHOLE)):
                 await send(message)
                 return
             await send({**message, "more_body": True})
-            await self._bodies.drop(receive)
+            await self._bodies.drop(scope, receive)
             await send({"type": "http.response.body", "body": b""})
 
-        await self._app(scope, receiving, sending)
+        await self._app(scope, receive, sending)

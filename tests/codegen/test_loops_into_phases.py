@@ -104,6 +104,6 @@ def test_a_fault_inside_is_told_where_it_is() -> None:
         return x
 
     given = {"x": np.zeros(6), "at": np.array([0, 1, 2, 9, 4, 5])}
-    with pytest.raises(spmd.SpmdError, match=r"test_enclose.py:\d+"):
+    with pytest.raises(spmd.SpmdError, match=r"test_loops_into_phases.py:\d+"):
         spmd.build(faulty, check=True).run(ranks=2, **given)
     assert len(phases_with_loops(lower(faulty.capture()))) == 1

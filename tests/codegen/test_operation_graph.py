@@ -20,7 +20,7 @@ from codegen.ir.plan import Exchange, Let, Phase, Plan, Point, Take
 from codegen.ir.steps import operations, walk_steps
 from codegen.plan.operation_graph import OperationRow, operation_graph
 from spmd import nn, optim
-from tests.codegen import sample_programs, test_alone
+from tests.codegen import sample_programs, test_self_exchange_elision
 from tests.codegen.shuffled_rows import image_of, shuffled
 from tests.codegen.test_mutations import PROGRAMS
 from tests.spmd.walks import Walks
@@ -189,7 +189,8 @@ def batches():
 PLANS = {
     **PROGRAMS, "attends": attends, "chained": chained, "seen": seen, "branching": branching,
     "overlying": overlying,
-    "alone": test_alone.program, "fed": sample_programs.fed, "fed_ranks": sample_programs.fed_ranks,
+    "one_rank_groups": test_self_exchange_elision.program, "fed": sample_programs.fed,
+    "fed_ranks": sample_programs.fed_ranks,
     "Walks": Walks, "shows": shows, "gives_up": gives_up,
     "sharded": sharded, "calls": calls, "batches": batches,
 }
@@ -280,7 +281,7 @@ def results(image: Any, ranks: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "meshes"), [
-    ("attends", (1, 2, 4)), ("branching", (1, 3)), ("alone", (1, 2)), ("moves", (1, 4)),
+    ("attends", (1, 2, 4)), ("branching", (1, 3)), ("one_rank_groups", (1, 2)), ("moves", (1, 4)),
     ("branches", (3,)), ("shows", (1, 2)), ("gives_up", (1, 3)), ("batches", (1, 3)),
 ])
 def test_any_order_that_the_graph_allows_gives_the_same(
@@ -423,8 +424,8 @@ def test_samples_have_what_they_are_for() -> None:
     steps = {name: list(walk_steps(levels_of(name).finished.steps)) for name in PLANS}
     assert any(isinstance(step, Let) for step in steps["seen"])
     assert any(isinstance(step, Point) for step in steps["seen"])
-    assert any(isinstance(s, Exchange) and s.shifts for s in steps["alone"])
-    assert any(isinstance(s, Exchange) and s.swaps for s in steps["alone"])
+    assert any(isinstance(s, Exchange) and s.shifts for s in steps["one_rank_groups"])
+    assert any(isinstance(s, Exchange) and s.swaps for s in steps["one_rank_groups"])
     assert any(isinstance(step, Take) for step in steps["fed"])
     assert {row.kind for name in PLANS for row in levels_of(name).operations} >= {
         "nest", "library", "kernel", "exchange", "loop", "branch", "default", "let", "print",

@@ -45,7 +45,8 @@ def empty():
 # All that a rank imports beyond the interpreter and mpi4py, whatever the program.
 OURS = {
     "codegen.image", "codegen.symbolic", "codegen.symbolic.meaning", "spmd.files", "spmd.launch",
-    "codegen", "codegen.checks.names", "codegen.image.elf", "codegen.image.elf_dynamic",
+    "codegen", "codegen.checks", "codegen.checks.names", "codegen.image.elf",
+    "codegen.image.elf_dynamic",
     "codegen.errors", "codegen.image.conditions", "codegen.image.manifest",
     "codegen.image.schema", "codegen.image.target", "codegen.suggest",
     "spmd", "spmd.arguments", "spmd.cli", "spmd.engine", "spmd.engine._engine",

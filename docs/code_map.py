@@ -1,6 +1,6 @@
-"""The map of the code in CONTRIBUTING.md: a line per file, the first sentence of its docstring.
+"""The map of the code: a table for each folder, a row per file: its docstring's first sentence.
 
-In: the sources. Out: Markdown tables. A test compares them with it; `make golden` rewrites.
+In: the sources. Out: Markdown, which docs/generate.py writes into docs/reference/code-map.md.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MAP = ROOT / "CONTRIBUTING.md"
-HEADING, END = "### Map of the code\n", "\n`examples/` holds programs"
 
 # Title, where its files are, files that come first because others are read after them.
 GROUPS = (
@@ -96,18 +94,12 @@ def is_listed(path: Path) -> bool:
 
 
 def code_map() -> str:
+    """Return the map as Markdown."""
     tables = []
     for title, patterns, first in GROUPS:
         order = {stem: k for k, stem in enumerate(first.split())}
         files = [p for pattern in patterns for p in ROOT.glob(pattern) if is_listed(p)]
         files.sort(key=lambda p: (p.parent, order.get(p.stem, len(order)), p.name))
         rows = [f"| `{p.relative_to(ROOT).as_posix()}` | {first_sentence(p)} |" for p in files]
-        tables.append("\n".join([f"| {title} | |", "|---|---|", *rows]))
-    return "\n" + "\n\n".join(tables) + "\n"
-
-
-def in_contributing() -> tuple[str, str, str]:
-    """CONTRIBUTING.md before the map, the map, and what follows."""
-    before, rest = MAP.read_text().split(HEADING, 1)
-    middle, after = rest.split(END, 1)
-    return before + HEADING, middle, END + after
+        tables.append("\n".join([f"## {title}", "", "| file | what it is |", "|---|---|", *rows]))
+    return "\n\n".join(tables)

@@ -31,10 +31,11 @@ def blas_int_limits(plan: Plan) -> Plan:
             if isinstance(call, LibraryCall) and any(
                     r.counts_in_ints for r in call.function.routines):
                 for e in call.numbers:
-                    found = None if e in seen else _condition(call, e.subst(plan.named), plan.mesh)
+                    condition = None if e in seen else _condition(
+                        call, e.subst(plan.named), plan.mesh)
                     seen.add(e)
-                    if found is not None and found.holds not in known:
-                        new.setdefault(found.holds, found)
+                    if condition is not None and condition.holds not in known:
+                        new.setdefault(condition.holds, condition)
     return replace(plan, conditions=(*plan.conditions, *new.values())) if new else plan
 
 

@@ -13,7 +13,7 @@ from codegen.errors import InternalError
 from codegen.ir.graph import Op, Region, Value
 from codegen.ir.indexing import leaves
 from codegen.ir.loops import Do, Loops
-from codegen.ir.plan import Keep, Kept, Nest
+from codegen.ir.plan import LocalRead, LocalValue, Nest
 from codegen.ir.steps import memory_read, memory_written, nodes
 from codegen.ops import Branch, Let, Loop
 
@@ -47,28 +47,28 @@ def _region(region: Region, outer: set[Value], constants: Collection[Value]) -> 
     return defined
 
 
-def _do(op: Op, what: Do, constants: Collection[Value]) -> None:
+def _do(op: Op, do: Do, constants: Collection[Value]) -> None:
     """Check what a Do reads and writes against its operands and results."""
-    results, own = set(op.results), {*op.results, *what.scratch}
+    results, own = set(op.results), {*op.results, *do.scratch}
     written: set[Value] = set()
-    for act in what.acts:
+    for act in do.acts:
         others = set(memory_read(act)) - own
         _rule(others <= {*op.operands, *constants}, op, "what is read is an operand")
         written.update(memory_written(act))
         if isinstance(act, Nest):
             _nest(op, act)
-    begun = {v for _, v in what.begins}
+    begun = {v for _, v in do.begins}
     _rule(written <= own, op, "what is written is a result")
-    _rule(not what.acts or results <= written | begun, op, "every result is written")
-    _rule({x for x, _ in what.begins} <= {*op.operands, *results}, op, "what begins is an operand")
+    _rule(not do.acts or results <= written | begun, op, "every result is written")
+    _rule({x for x, _ in do.begins} <= {*op.operands, *results}, op, "what begins is an operand")
 
 
 def _nest(op: Op, nest: Nest[Value]) -> None:
     kept: set[str] = set()
     for part in nest.parts:
-        read = {x.name for node in nodes(part) for x in leaves(node) if isinstance(x, Kept)}
+        read = {x.name for node in nodes(part) for x in leaves(node) if isinstance(x, LocalRead)}
         _rule(read <= kept, op, "a local is kept before it is read")
-        if isinstance(part, Keep):
+        if isinstance(part, LocalValue):
             _rule(part.name not in kept, op, "a local is kept once")
             kept.add(part.name)
 

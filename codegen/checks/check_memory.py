@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from codegen.errors import InternalError, Place
+from codegen.ir.accesses import MemoryAccess, accesses
 from codegen.ir.graph import Op, Region, Value
-from codegen.ir.loops import Act, Do, Placed
+from codegen.ir.loops import Act, BufferAssignment, Do
 from codegen.ir.plan import (
     Branch,
     Buffer,
@@ -37,8 +38,7 @@ from codegen.ir.plan import (
     Work,
 )
 from codegen.ir.steps import inner_steps, memory_read, memory_written, moved
-from codegen.loops.collapse import flattened
-from codegen.loops.element_ranges import loaded_ranges, range_of
+from codegen.loops.collapse import collapsed
 from codegen.ops import Branch as BranchOp
 from codegen.ops import Let as LetOp
 from codegen.ops import Update
@@ -49,7 +49,7 @@ Values = frozenset[Value]
 _NONE: Values = frozenset()
 
 
-def check_memory(placed: Placed, plan: Plan) -> Plan:
+def check_memory(placed: BufferAssignment, plan: Plan) -> Plan:
     """Return the Plan unchanged. Raises InternalError at the first op that does not find the value
     that it reads."""
     _Check(placed, plan).run()
@@ -64,11 +64,11 @@ class _Holds:
         self.under, self.own = under, dict[int, Values]()  # by number of a buffer
 
     def __getitem__(self, number: int) -> Values:
-        at: _Holds | None = self
-        while at is not None:
-            if number in at.own:
-                return at.own[number]
-            at = at.under
+        level: _Holds | None = self
+        while level is not None:
+            if number in level.own:
+                return level.own[number]
+            level = level.under
         return _NONE
 
 
@@ -88,9 +88,9 @@ class _Items:
 class _Check:
     """Follows the Plan beside the Loops and keeps what each buffer holds."""
 
-    def __init__(self, placed: Placed, plan: Plan) -> None:
+    def __init__(self, placed: BufferAssignment, plan: Plan) -> None:
         self.placed, self.plan = placed, plan
-        self.at = {v: b.number for v, b in placed.of.items()}
+        self.number = {v: b.number for v, b in placed.of.items()}
         self.written: dict[int, frozenset[int]] = {}  # by id of a step: numbers of buffers
         # of an array that is made part by part, what is left of others where no part is written
         self.under: dict[Value, Values] = {}
@@ -100,7 +100,7 @@ class _Check:
         module, steps = self.placed.loops.module, list(self.plan.steps)
         holds = _Holds()
         for i in module.inputs:
-            holds.own[self.at[i.value]] = frozenset([i.value])
+            holds.own[self.number[i.value]] = frozenset([i.value])
         for k, i in enumerate(module.inputs):
             if i.default is not None:
                 step = steps.pop(0) if steps else None
@@ -110,7 +110,7 @@ class _Check:
                 self.moved(inner, [(i.default.results[0], i.value)])
                 for buffer, values in inner.own.items():
                     holds.own[buffer] = values & holds[buffer]
-                holds.own[self.at[i.value]] = frozenset([i.value])
+                holds.own[self.number[i.value]] = frozenset([i.value])
         end = self.region(module.body, steps, holds)
         for o in module.outputs:
             self.read(o.value, end)
@@ -122,9 +122,9 @@ class _Check:
             raise InternalError.of_rule(rule, self.place, found)
 
     def read(self, value: Value, holds: _Holds) -> None:
-        found = holds[self.at[value]]
-        if value not in found:
-            names = " and ".join(sorted(v.name for v in found)) or "nothing"
+        values = holds[self.number[value]]
+        if value not in values:
+            names = " and ".join(sorted(v.name for v in values)) or "nothing"
             self.rule(False, f"{value.name} is in its buffer when it is read",
                       f"buffer {self.placed.of[value].name} holds {names}")
 
@@ -146,7 +146,7 @@ class _Check:
             step = items.left.pop() if items.left else None
             if isinstance(op.what, LetOp):
                 self.rule(isinstance(step, Let) and step.counter is op.what.counter
-                          and step.value.buffer.number == self.at[op.operands[0]],
+                          and step.value.buffer.number == self.number[op.operands[0]],
                           "a let is a step")
                 self.read(op.operands[0], holds)
             elif isinstance(op.what, BranchOp):
@@ -162,7 +162,7 @@ class _Check:
     ) -> None:
         """Follow the copies that come next: all of them, or only until each wanted value lies in
         the buffer of the value that it is paired with."""
-        while wanted is None or any(v not in holds[self.at[to]] for v, to in wanted):
+        while wanted is None or any(v not in holds[self.number[to]] for v, to in wanted):
             if (source := _copied(items.first)) is None:
                 break
             store = items.left.pop()
@@ -171,29 +171,31 @@ class _Check:
             holds.own[store.buffer.number] = frozenset(
                 v for v in holds[source] if expr.product(v.type.shape) == many)
 
-    def do(self, op: Op, what: Do, items: _Items, holds: _Holds) -> None:
+    def do(self, op: Op, do: Do, items: _Items, holds: _Holds) -> None:
         """Check that the steps of an op do its acts, read the values that it asks for, and leave
         results."""
         spare: dict[Value, Buffer] = {}
-        own = {*op.results, *what.scratch}
-        begins = [(x, v) for x, v in what.begins if x not in own]
+        own = {*op.results, *do.scratch}
+        begins = [(x, v) for x, v in do.begins if x not in own]
         self.copies(items, holds, begins)
         self.moved(holds, begins)
-        for x, v in what.begins:
-            self.rule(x not in own or self.at[x] == self.at[v], f"{v.name} begins with {x.name}")
+        for x, v in do.begins:
+            self.rule(x not in own or self.number[x] == self.number[v],
+                      f"{v.name} begins with {x.name}")
         written = set[Value]()
         left = _NONE
-        if what.of is not None and isinstance(what.of.what, Update) and what.of.what.apart:
-            left = holds[self.at[op.result]].union(*(self.under.get(x, _NONE) for x, _ in begins))
+        if do.of is not None and isinstance(do.of.what, Update) and do.of.what.apart:
+            under = (self.under.get(x, _NONE) for x, _ in begins)
+            left = holds[self.number[op.result]].union(*under)
             self.under[op.result] = left
-        for act in what.acts:
+        for act in do.acts:
             for v in memory_read(act):
-                if v in own or v not in self.at or (v in left and isinstance(act, Store)):
+                if v in own or v not in self.number or (v in left and isinstance(act, Store)):
                     continue  # where a part is written, what it replaces may be read
                 self.read(v, holds)
             if not self.matches(act, items.first, spare):
-                found = type(items.first).__name__
-                self.rule(_nothing(act, self.at), "what an op does is in the Plan", found)
+                item_kind = type(items.first).__name__
+                self.rule(_nothing(act, self.number), "what an op does is in the Plan", item_kind)
                 continue
             step = items.left.pop()
             if isinstance(step, Exchange):
@@ -203,27 +205,26 @@ class _Check:
             elif isinstance(act, Store) and not act.rows and any(v.extent != 1 for v in act.loops):
                 self.over_itself(act)
             for v in memory_written(act):  # where two lie in one memory, the last one is there
-                if v in self.at:
+                if v in self.number:
                     written.add(v)
-                    holds.own[self.at[v]] = frozenset([v])
+                    holds.own[self.number[v]] = frozenset([v])
         for v in op.results:
             if v not in written:  # what it begins with, or whatever is there
-                holds.own[self.at[v]] = holds[self.at[v]] | {v}
+                holds.own[self.number[v]] = holds[self.number[v]] | {v}
 
     def over_itself(self, act: Store[Value]) -> None:
         """Check that a store which reads the memory it writes reads only the element that it is
         about to write: it may have overwritten others by then. Stores that buffer whole rows are
         exempt."""
-        mine = self.at.get(act.buffer, -1)
-        if all(self.at.get(v) != mine for v in memory_read(act)):
+        mine = self.number.get(act.buffer, -1)
+        if all(self.number.get(v) != mine for v in memory_read(act)):
             return
-        where = range_of(act.offset, act.loops)
-        for v, r, _, offset in loaded_ranges(act):
-            if self.at.get(v) == mine and offset is not None:
-                apart = r is not None and where is not None and r.is_apart(where)
-                self.rule(apart or offset == act.offset,
+        written = MemoryAccess(act.buffer, act.offset, act.loops)
+        for a in accesses(act):
+            if self.number.get(a.buffer) == mine and not a.writes:
+                self.rule(a.offset == act.offset or not a.may_overlap(written.range),
                           "a store reads what it has not written yet",
-                          f"{v.name} at {offset}, written at {act.offset}")
+                          f"{a.buffer.name} at {a.offset}, written at {act.offset}")
 
     def matches(self, act: Any, item: Any, spare: dict[Value, Buffer]) -> bool:
         """Return whether a step is the given act with values replaced by their buffers. `spare`
@@ -235,7 +236,7 @@ class _Check:
             return False
         to = dict(spare)
         for v, b in zip(mine, theirs, strict=True):
-            if v in self.at:
+            if v in self.number:
                 to[v] = self.placed.of[v]
             elif not _same_elements(b.data, self.placed.loops.constants.get(v)):
                 return False
@@ -245,7 +246,7 @@ class _Check:
         if isinstance(new, Exchange):
             new = replace(new, last=item.last)
         elif not isinstance(new, Print | Expect | Point | Take | More | Send | Save):
-            new = flattened(new)
+            new = collapsed(new)
         return bool(new == item)
 
     # ---- control ---------------------------------------------------------------------------------
@@ -254,22 +255,22 @@ class _Check:
         """Check, for each pair of values, that the first one lies in the buffer of the second
         one."""
         for v, to in pairs:
-            self.rule(v in holds[self.at[to]], f"{v.name} is handed on as {to.name}",
+            self.rule(v in holds[self.number[to]], f"{v.name} is handed on as {to.name}",
                       f"buffer {self.placed.of[to].name}")
 
-    def branch(self, op: Op, what: BranchOp, step: Item | None, holds: _Holds) -> None:
+    def branch(self, op: Op, kind: BranchOp, step: Item | None, holds: _Holds) -> None:
         """Check the arms of a branch. After it, a buffer holds the values that all arms leave in
         it."""
         self.rule(isinstance(step, Branch) and len(step.arms) == len(op.regions),
                   "a branch is a step")
         assert isinstance(step, Branch)
-        if what.on is None:
+        if kind.on is None:
             self.rule(isinstance(step.on, Load)
-                      and step.on.buffer.number == self.at[op.operands[0]],
+                      and step.on.buffer.number == self.number[op.operands[0]],
                       "a branch reads what decides it")
             self.read(op.operands[0], holds)
         else:
-            self.rule(step.on == what.on, "a branch is on what decides it")
+            self.rule(step.on == kind.on, "a branch is on what decides it")
         ends = []
         entries = op is self.placed.loops.module.entry_branch
         arms = self.placed.arms
@@ -282,12 +283,12 @@ class _Check:
             ends.append(end := self.region(region, arm, begin))
             self.moved(end, zip(region.results, op.results, strict=True))
         for number in set[int]().union(*(end.own for end in ends)):
-            found = [end[number] for end in ends]
-            holds.own[number] = found[0].intersection(*found[1:])
+            held = [end[number] for end in ends]
+            holds.own[number] = held[0].intersection(*held[1:])
         holds.own |= own
         for v in op.results:
-            self.rule(self.at[v] not in own, f"{v.name} lies where no arm has its own")
-            holds.own[self.at[v]] = holds[self.at[v]] | {v}
+            self.rule(self.number[v] not in own, f"{v.name} lies where no arm has its own")
+            holds.own[self.number[v]] = holds[self.number[v]] | {v}
 
     def lies_over(self, arm: int) -> Iterator[int]:
         """Yield the buffers that may overlay those of an arm, its own ones included: their content
@@ -311,13 +312,13 @@ class _Check:
             head.own[number] = _NONE
         for region in op.regions:
             for arg, v in zip(body.args, region.args, strict=True):
-                self.rule(self.at[arg] == self.at[v], "what is carried stays in its buffer")
-                head.own[self.at[v]] = head[self.at[v]] | {v}
+                self.rule(self.number[arg] == self.number[v], "what is carried stays in its buffer")
+                head.own[self.number[v]] = head[self.number[v]] | {v}
         end = head
         if len(op.regions) == 2:
             end = self.region(op.regions[0], step.condition, head)
             (truth,) = op.regions[0].results
-            self.rule(step.flag is not None and step.flag.buffer.number == self.at[truth],
+            self.rule(step.flag is not None and step.flag.buffer.number == self.number[truth],
                       "a loop reads what decides it")
             self.read(truth, end)
         turned = self.region(body, step.body, end)
@@ -328,27 +329,27 @@ class _Check:
         for number in written:
             holds.own[number] = end[number]
         for v, arg in zip(op.results, body.args, strict=True):
-            self.rule(self.at[v] == self.at[arg], "a result of a loop stays in its buffer")
-            self.rule(arg in end[self.at[arg]], f"{arg.name} is there when the loop ends")
-            holds.own[self.at[v]] = holds[self.at[v]] | {v}
+            self.rule(self.number[v] == self.number[arg], "a result of a loop stays in its buffer")
+            self.rule(arg in end[self.number[arg]], f"{arg.name} is there when the loop ends")
+            holds.own[self.number[v]] = holds[self.number[v]] | {v}
 
     def buffers_written(self, step: Step) -> frozenset[int]:
         """Return the numbers of the buffers that a step and all steps inside it write."""
         if id(step) not in self.written:
-            found = set[int]()
+            numbers = set[int]()
             if isinstance(step, Phase):
-                found.update(b.number for work in step.work for b in memory_written(work))
+                numbers.update(b.number for work in step.work for b in memory_written(work))
             elif isinstance(step, Take | More):
-                found.update(b.number for b in memory_written(step))
+                numbers.update(b.number for b in memory_written(step))
             elif isinstance(step, Exchange):
-                found.update(b.number for b in memory_written(step))
-                found |= _given_up(step)
+                numbers.update(b.number for b in memory_written(step))
+                numbers |= _given_up(step)
             elif isinstance(step, Loop):
-                found.update(b.number for cycle in step.rotate for b in cycle)
+                numbers.update(b.number for cycle in step.rotate for b in cycle)
             for inner in inner_steps(step):
-                for one in inner:
-                    found |= self.buffers_written(one)
-            self.written[id(step)] = frozenset(found)
+                for inner_step in inner:
+                    numbers |= self.buffers_written(inner_step)
+            self.written[id(step)] = frozenset(numbers)
         return self.written[id(step)]
 
 
@@ -370,11 +371,12 @@ def _same_elements(a: Any, b: Any) -> bool:
                       and a.tobytes() == b.tobytes())
 
 
-def _nothing(act: Act, at: Mapping[Value, int]) -> bool:
+def _nothing(act: Act, number_of: Mapping[Value, int]) -> bool:
     """Return whether an act copies an array to itself, as a reshape in place does: it needs no
     step."""
     return (isinstance(act, Store) and isinstance(act.value, Load)
-            and at.get(act.value.buffer) == at[act.buffer] and act.value.offset == act.offset)
+            and number_of.get(act.value.buffer) == number_of[act.buffer]
+            and act.value.offset == act.offset)
 
 
 def _given_up(step: Exchange) -> set[int]:

@@ -16,7 +16,7 @@ from codegen.ir.plan import (
     Branch,
     Exchange,
     Expect,
-    Keep,
+    LocalValue,
     Loop,
     More,
     Nest,
@@ -29,7 +29,7 @@ from codegen.ir.plan import (
     Send,
     Step,
     Take,
-    Turns,
+    WorkLoop,
 )
 from codegen.ir.steps import (
     inner_steps,
@@ -118,7 +118,7 @@ def check_finished(plan: Plan) -> Plan:
             _rule(used == handed, place, f"{step.name} uses what it is handed, and nothing else")
             parts = [p for w in simple_works(step)
                      for p in (w.parts if isinstance(w, Nest) else (w,))]
-            folds = [p for p in parts if isinstance(p, Keep) and p.fn]
+            folds = [p for p in parts if isinstance(p, LocalValue) and p.fn]
             _rule(all(f.total for f in folds), place, "a total has a type")
             _rule(not any(isinstance(p, Reduce) for p in parts), place,
                   "a reduction is a total, or a row in memory")
@@ -135,14 +135,14 @@ def _feeds(plan: Plan) -> None:
         steps = [s for s in walk_steps(plan.steps) if isinstance(s, kind)]
         _rule([s.number for s in steps] == [h.number for h in table], None,
               "every take and every send stands in the table of the Plan, in order")
-        for one, handed in zip(steps, table, strict=True):
+        for act, handed in zip(steps, table, strict=True):
             buffers = [a.buffer.number for a in handed.arrays]
-            _rule(buffers == [b.number for b in step_buffers(one)], one.place,
+            _rule(buffers == [b.number for b in step_buffers(act)], act.place,
                   "the table of the Plan has the buffers of each take and send")
-            _rule(len(set(buffers)) == len(buffers) or kind is Send, one.place,
+            _rule(len(set(buffers)) == len(buffers) or kind is Send, act.place,
                   "the fields of a batch lie apart")
     saves = [s for s in walk_steps(plan.steps) if isinstance(s, Save)]
-    _rule([(s.series, s.given[0].number) for s in saves]
+    _rule([(s.series, s.values[0].number) for s in saves]
           == [(s.series, s.array.buffer.number) for s in plan.saves], None,
           "every save stands in the table of the Plan, in order, with its buffer")
     known = {f.name for f in plan.feeds}
@@ -189,7 +189,7 @@ def _rule(holds: bool, place: Place | None, rule: str) -> None:
 
 
 def _loops(phase: Phase) -> bool:
-    return any(isinstance(w, Turns) for w in phase.work)
+    return any(isinstance(w, WorkLoop) for w in phase.work)
 
 
 def _side_by_side(steps: Sequence[Step]) -> None:

@@ -32,9 +32,9 @@ class Claims:
         self.sizes = {s: a.size for a in program.mesh.axes
                       for c in program.conditions for s in c.holds.symbols()
                       if s.name == a.size_name}
-        given = [c.holds.subst(self.sizes) for c in program.conditions]
-        self.stated = set(given)
-        self.facts: Facts = tuple(g for g in given if g != 1)
+        stated = [c.holds.subst(self.sizes) for c in program.conditions]
+        self.stated = set(stated)
+        self.facts: Facts = tuple(g for g in stated if g != 1)
         self.conditions: dict[Expr, Condition] = {}
         self.routes: list[Route] = []
         self.op: Op
@@ -51,19 +51,19 @@ class Claims:
 
     # ---- proved, or tried ------------------------------------------------------------------------
 
-    def same(self, a: Expr, b: Expr, what: str) -> None:
+    def same(self, a: Expr, b: Expr, rule: str) -> None:
         """Raises InternalError where a and b may differ."""
-        self.hold([("equal", a - b)], what, lambda: f"{a}, where {b} is expected")
+        self.hold([("equal", a - b)], rule, lambda: f"{a}, where {b} is expected")
 
     def hold(
-        self, claims: Sequence[Claim], what: str, found: Callable[[], str],
+        self, claims: Sequence[Claim], rule: str, found: Callable[[], str],
         unless: tuple[Expr, ...] = (), facts: Facts | None = None,
     ) -> None:
         """Raises InternalError where a claim fails. unless: extents of which none may be 0."""
         for claim in claims:
-            at = first_failure(claim, self.facts if facts is None else facts, unless)
-            if at is not None:
-                self.broken(what, f"{found()} ({where(at)})")
+            failure = first_failure(claim, self.facts if facts is None else facts, unless)
+            if failure is not None:
+                self.broken(rule, f"{found()} ({where(failure)})")
 
     def broken(self, rule: str, found: str) -> NoReturn:
         found = f"op {self.op.what.called}: {found}"
@@ -97,13 +97,13 @@ class Claims:
         for d in range(len(shape)) if dims is None else dims:
             extent = shape[d]
             there = self.on_member(extent, expr.symbol(member))
-            at = first_failure(("equal", extent - there), self.facts, ())
-            if at is not None:
+            failure = first_failure(("equal", extent - there), self.facts, ())
+            if failure is not None:
                 raise MatchingError(
                     f"{exchange_text(self.op)}: dim {d} has different extents on different ranks",
                     place=self.op.place,
                     expected=f"one shape on all ranks along {axes_text(self.axes)}",
-                    found=f"{user_text(self.mesh, extent)} ({where(at)})",
+                    found=f"{user_text(self.mesh, extent)} ({where(failure)})",
                     remedy="pad to one extent, or reduce over that dim first",
                 )
 
@@ -155,13 +155,13 @@ class Claims:
         if exists != 0 and all(s.kind in LAUNCH for s in exists.symbols()):
             self.require(exists, f"the rank that {does} exists")
             return root
-        at = first_failure(("truth", exists), self.facts, ())
-        if at is not None:
+        failure = first_failure(("truth", exists), self.facts, ())
+        if failure is not None:
             raise MatchingError(
                 f"{exchange_text(self.op)}: the rank that {does} does not exist",
                 place=self.op.place,
                 expected=f"a position from 0 to {user_text(self.mesh, size - 1)}",
-                found=f"{user_text(self.mesh, root)} ({where(at)})",
+                found=f"{user_text(self.mesh, root)} ({where(failure)})",
             )
         return root
 
@@ -170,40 +170,41 @@ class Claims:
         other."""
         n = self.mesh.size(self.axes)
         p = Sym("p", "var", const(0), n - 1)
-        at = expr.symbol(p)
-        low, high = (self.on_member(e, at) for e in part)
+        position = expr.symbol(p)
+        low, high = (self.on_member(e, position) for e in part)
         each = high - low
-        if (estimate.prefix_sum(each, p, at), estimate.prefix_sum(each, p, n)) == (low, total):
+        sums = estimate.prefix_sum(each, p, position), estimate.prefix_sum(each, p, n)
+        if sums == (low, total):
             return
-        what = "the parts of the members make up a dim, one after the other"
+        rule = "the parts of the members make up a dim, one after the other"
 
         def found() -> str:
             return f"parts from {low} to {high} of an extent of {total}"
 
-        inner = (*self.among(), expr.lt(at, n - 1))
-        self.same(low.subst({p: const(0)}), const(0), what)
-        self.hold([("equal", low.subst({p: at + 1}) - high)], what, found, facts=inner)
-        self.hold([("equal", high.subst({p: n - 1}) - total)], what, found)
+        inner = (*self.among(), expr.lt(position, n - 1))
+        self.same(low.subst({p: const(0)}), const(0), rule)
+        self.hold([("equal", low.subst({p: position + 1}) - high)], rule, found, facts=inner)
+        self.hold([("equal", high.subst({p: n - 1}) - total)], rule, found)
 
     def spans(self, bounds: Bounds, shape: Shape) -> None:
         """Claim that an array has the elements that are stated, where some are."""
-        what = "members hold and get the elements that are stated"
+        rule = "members hold and get the elements that are stated"
         for span, extent in zip(each(bounds, len(shape)), shape, strict=True):
             if span is not None:
-                self.same(extent, span[1] - span[0], what)
+                self.same(extent, span[1] - span[0], rule)
 
     # ---- extents and boxes -----------------------------------------------------------------------
 
     def shapes(self, expected: Shape, received: Expr | None = None) -> None:
         """Claim that the result has the extents of what is received, where something is."""
-        found = self.op.result.type.shape
-        what = f"the result of {self.op.what.called} has the extents of what is received"
-        if len(found) != len(expected):
-            self.broken(what, f"{len(found)} dims for {len(expected)}")
+        shape = self.op.result.type.shape
+        rule = f"the result of {self.op.what.called} has the extents of what is received"
+        if len(shape) != len(expected):
+            self.broken(rule, f"{len(shape)} dims for {len(expected)}")
         if received is not None and not received.is_const:
             self.facts = (*self.facts, received)
-        for e, f in zip(expected, found, strict=True):
-            self.same(f, e, what)
+        for e, f in zip(expected, shape, strict=True):
+            self.same(f, e, rule)
 
     def no_less_than_nothing(self, shape: Iterable[Expr]) -> None:
         for m in shape:

@@ -58,11 +58,11 @@ class _Compare:
         """Return an entry's body with its inputs compared before it and its outputs after it."""
         first = [op for i in inputs for op in self.whole(i.value, f'input "{i.name}"', i.place)]
         seen = {i.value for i in inputs}
-        made = self.graph.def_use.defs
+        defs = self.graph.def_use.defs
         last = []
         for o, value in zip(outputs, values, strict=True):
             if value not in seen:
-                last += self.whole(value, f'output "{o.name}"', _place(made.get(value)))
+                last += self.whole(value, f'output "{o.name}"', _place(defs.get(value)))
             seen.add(value)
         body = self.region(body)
         return body.with_ops((*first, *body.ops, *last))
@@ -81,7 +81,7 @@ class _Compare:
                     out += self.whole(v, f'"{v.name}", which a loop carries,', op.place)
         return region.with_ops(out)
 
-    def whole(self, value: Value, what: str, place: Place | None) -> list[Op]:
+    def whole(self, value: Value, name: str, place: Place | None) -> list[Op]:
         """Return ops that compare a global array between ranks along the axes that its layout does
         not name; none if it names all of them."""
         layout = value.type.layout or ()
@@ -94,7 +94,7 @@ class _Compare:
             for e, entry in zip(value.type.shape, layout, strict=True)
         )
         arg = Value(value.name, ArrayType(value.type.dtype, shape))
-        inner = self.same(arg, axes, what, place)
+        inner = self.same(arg, axes, name, place)
         body = Region((arg,), tuple(inner), ())
         return [Op(ShardMap((layout,), (), ()), (value,), (), (body,), place)]
 
@@ -136,11 +136,11 @@ class _Compare:
 
     def met(self, regions: Sequence[Region]) -> Axes:
         """Return the axes along which ranks exchange in some regions."""
-        found = {a for r in regions for op in walk(r)
+        axes = {a for r in regions for op in walk(r)
                  if isinstance(op.what, Exchange) for a in op.what.axes}
-        return tuple(a for a in self.long if a in found)
+        return tuple(a for a in self.long if a in axes)
 
-    def same(self, value: Value, axes: Axes, what: str, place: Place | None) -> list[Op]:
+    def same(self, value: Value, axes: Axes, name: str, place: Place | None) -> list[Op]:
         """Return ops that expect this rank's value to equal that of the first rank along some axes.
         NaN equals NaN."""
         build = Builder(value.name, place)
@@ -151,9 +151,10 @@ class _Compare:
         if t.dtype.kind in "fc":
             nan = [build.map("isnan", v) for v in (value, first)]
             holds = build.map("logical_or", holds, build.map("logical_and", *nan))
-        at = (" (element ", POSITION, " of this rank's part)") if t.ndim else ()
+        element = (" (element ", POSITION, " of this rank's part)") if t.ndim else ()
         group = axes_text(axes)
-        text = [f"{what} differs between the ranks along {group}{''.join(at[:1])}", *at[1:]]
+        title = f"{name} differs between the ranks along {group}"
+        text = [f"{title}{''.join(element[:1])}", *element[1:]]
         text[-1] += "\n  expected: "
         parts = (*text, "", f", as on the first rank along {group}\n  found:    ", "", "")
         build.add(Expect(parts, check="equal"), (holds, first, value))

@@ -21,13 +21,13 @@ from codegen.symbolic.expr import Expr, Sym
 
 # Fields through which memory is only read; the others of these classes, and all of others, write.
 _READS = {
-    (g.Load, "buffer"), (g.Let, "value"), (g.Loop, "flag"), (g.Branch, "on"), (g.Choice, "on"),
-    (g.Exchange, "pull_from"), (g.Exchange, "send"), (g.Send, "given"), (g.Save, "given"),
+    (g.Load, "buffer"), (g.Let, "value"), (g.Loop, "flag"), (g.Branch, "on"), (g.WorkBranch, "on"),
+    (g.Exchange, "pull_from"), (g.Exchange, "send"), (g.Send, "values"), (g.Save, "values"),
 }
 # Fields with the steps or works of a region, in the order of regions.
 _REGIONS: dict[type, tuple[str, ...]] = {
     g.Loop: ("condition", "body"), g.Branch: ("arms",), g.Default: ("steps",),
-    g.Turns: ("body",), g.Choice: ("arms",), g.Phase: ("work",),
+    g.WorkLoop: ("body",), g.WorkBranch: ("arms",), g.Phase: ("work",),
 }
 _MEETINGS = (g.Exchange, g.Take, g.More, g.Send)
 _SIGNS = (g.Print, g.Save, g.Expect, g.Point)
@@ -63,7 +63,7 @@ class _Check:
     its takes fill."""
 
     def __init__(self, plan: g.Plan, rows: list[OperationRow]) -> None:
-        self.plan, self.rows, self.at = plan, rows, 0
+        self.plan, self.rows, self.position = plan, rows, 0
         self.batches: dict[str, set[object]] = {}
         self.lies_in: dict[object, set[object]] = {}
         self.lets: set[Sym] = set()
@@ -80,7 +80,8 @@ class _Check:
 
     def run(self) -> None:
         self.region(self.plan.steps, None)
-        self.rule(self.at == len(self.rows), None, "a row of the graph is an operation of the Plan")
+        self.rule(self.position == len(self.rows), None,
+                  "a row of the graph is an operation of the Plan")
 
     def rule(self, holds: bool, row: OperationRow | None, rule: str, found: str = "") -> None:
         if not holds:
@@ -102,11 +103,11 @@ class _Check:
     def act(
         self, act: g.Step | g.Work, region: Region, handed: dict[Sym, set[object]]
     ) -> tuple[OperationRow, _Touched]:
-        row = self.rows[self.at] if self.at < len(self.rows) else None
+        row = self.rows[self.position] if self.position < len(self.rows) else None
         self.rule(row is not None and row.act is act and row.region == region, row,
                   "every operation of a Plan has a row of the graph, in order")
-        assert row is not None and row.number == self.at
-        self.at += 1
+        assert row is not None and row.number == self.position
+        self.position += 1
         touched = _Touched()
         self.look(act, touched)
         if self.lets:
@@ -114,7 +115,7 @@ class _Check:
             touched.reads |= self.lets & symbols
             touched.reads.update(*(handed[s] for s in symbols & handed.keys()))
         for k, inner in enumerate(_regions(act)):
-            works = handed if isinstance(act, g.Turns | g.Choice) else {}
+            works = handed if isinstance(act, g.WorkLoop | g.WorkBranch) else {}
             touched.add(self.inner(inner, (row.number, k), works))
         self.kept_in_order(act, touched)
         numbers = {n for n in touched.reads | touched.writes if isinstance(n, int)}
@@ -156,8 +157,8 @@ class _Check:
             if x.data is None:
                 (touched.writes if writes else touched.reads).add(x.number)
         elif kind is tuple:
-            for one in x:
-                self.look(one, touched, writes)
+            for item in x:
+                self.look(item, touched, writes)
         else:
             if kind in (g.Part, g.Argument):
                 writes = x.writes
@@ -181,13 +182,13 @@ class _Check:
             needed, places = gates, touched.reads | touched.writes
             for shown in places & self.lies_in.keys():  # it may lie in the memory of others
                 places |= self.lies_in[shown]
-            for what in places:
-                needed |= writing.get(what, 0)
-            for what in touched.writes:
-                needed |= touching.get(what, 0)
+            for memory in places:
+                needed |= writing.get(memory, 0)
+            for memory in touched.writes:
+                needed |= touching.get(memory, 0)
             inside = {self.overlays.of[n] for n in places if isinstance(n, int)} - {0}
             for over, rows_of in overlaid.items():
-                if any(self.apart(over, own) for own in inside):
+                if any(self.may_share_memory(over, own) for own in inside):
                     needed |= rows_of
             if missing := needed & ~mine:
                 other = rows[missing.bit_length() - 1][0]
@@ -199,24 +200,24 @@ class _Check:
             before.append(mine)
             bit = 1 << k
             gates |= bit if touched.gate else 0
-            for what in places:
-                touching[what] = touching.get(what, 0) | bit
-            for what in touched.writes:
-                writing[what] = writing.get(what, 0) | bit
+            for memory in places:
+                touching[memory] = touching.get(memory, 0) | bit
+            for memory in touched.writes:
+                writing[memory] = writing.get(memory, 0) | bit
             for over in inside:
                 overlaid[over] = overlaid.get(over, 0) | bit
 
 
-    def apart(self, a: int, b: int) -> bool:
+    def may_share_memory(self, a: int, b: int) -> bool:
         """Whether two overlays may lie in one memory: neither lies within the other."""
         return a not in self.enclosing(b) and b not in self.enclosing(a)
 
     def enclosing(self, over: int) -> set[int]:
-        found = set[int]()
+        overlays = set[int]()
         while over:
-            found.add(over)
+            overlays.add(over)
             over = self.overlays.around[over - 1]
-        return found
+        return overlays
 
 
 def _together(some: Iterator[_Touched]) -> _Touched:

@@ -83,8 +83,8 @@ class Instrument(Builder):
             whose = "of the array" if start is not None else "of this rank's part"
             place = (" (element ", POSITION, f" {whose})")
         text = (f"{message}{place[0]}", *place[1:]) if place else (message,)
-        what = Expect((*text[:-1], f"{text[-1]}\n  try:      {remedy}"), start, check)
-        self.add(what, (holds,))
+        kind = Expect((*text[:-1], f"{text[-1]}\n  try:      {remedy}"), start, check)
+        self.add(kind, (holds,))
 
     # ---- NaN and infinities ----------------------------------------------------------------------
 
@@ -140,37 +140,37 @@ class Instrument(Builder):
     def sources(self, op: Op) -> list[Value]:
         """Return the floating-point values that the result of a map follows from and that have
         checks of their own."""
-        found: dict[Value, None] = {}
+        values: dict[Value, None] = {}
         assert isinstance(op.what, Map)
         for v in op.operands[op.what.fn == "select" :]:
             if self.is_later(v):
-                found.update(dict.fromkeys(self.sources(self.defs[v])))
+                values.update(dict.fromkeys(self.sources(self.defs[v])))
             elif v.type.dtype.kind in "fc":
-                found[v] = None
-        return list(found)
+                values[v] = None
+        return list(values)
 
     # ---- integers --------------------------------------------------------------------------------
 
     def exact(self, op: Op, value: Value) -> None:
         """Add checks that an integer result did not wrap around, by comparing it with the same
         computation in float64, and that no integer is divided by zero."""
-        what, kind = op.what, value.type.dtype.kind
+        op_kind, kind = op.what, value.type.dtype.kind
         if kind not in "iu":
             return
-        if isinstance(what, Map) and what.fn in ("floordiv", "mod", "fmod"):
+        if isinstance(op_kind, Map) and op_kind.fn in ("floordiv", "mod", "fmod"):
             divisor = op.operands[1]
             zero = self.full(0, divisor.type.dtype, value.type.shape)
             self.expect("overflow", value, self.map("ne", divisor, zero),
                         "an integer is divided by zero", "np.where(b != 0, a // b, 0), with "
                         "np.where(b != 0, b, 1) for b")
-        cast = isinstance(what, Map) and what.fn == "cast"
-        same = what.exact(op, self) if kind == "i" or cast else None  # unsigned wrap on purpose
+        cast = isinstance(op_kind, Map) and op_kind.fn == "cast"
+        same = op_kind.exact(op, self) if kind == "i" or cast else None  # unsigned wrap on purpose
         if same is None:
             return
         apart = self.map("abs", self.map("sub", same, self.cast(value, dtypes.FLOAT64)))
         # float64 is exact up to 2**53; what wraps is off by 2**bits
         least = 1 if cast else 2.0 ** (4 * value.type.dtype.size)
         limit = self.full(least, dtypes.FLOAT64, value.type.shape)
-        text = "a number does not fit" if cast else f"{what.title()} of integers overflows"
+        text = "a number does not fit" if cast else f"{op_kind.title()} of integers overflows"
         self.expect("overflow", value, self.map("lt", apart, limit),
                     f"{text} {value.type.dtype}", "a wider type: x.astype(np.int64)")

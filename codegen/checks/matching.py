@@ -51,21 +51,21 @@ def _region(claims: Claims, region: Region, facts: Facts) -> None:
 def _fact(op: Op, k: int) -> Expr:
     """Return a condition that holds in region k of an op: the loop makes a turn, or the branch
     takes this arm. It is 1 if nothing is known, 0 if the region never runs."""
-    what, last = op.what, len(op.regions) - 1
-    if isinstance(what, Loop):
-        if k < last or what.stop is None or not what.step.is_const:
+    kind, last = op.what, len(op.regions) - 1
+    if isinstance(kind, Loop):
+        if k < last or kind.stop is None or not kind.step.is_const:
             return const(1)
-        more = what.stop - what.start
-        return expr.ge(more if what.step.value > 0 else -more, 1)
-    if not isinstance(what, Branch) or what.on is None:
+        more = kind.stop - kind.start
+        return expr.ge(more if kind.step.value > 0 else -more, 1)
+    if not isinstance(kind, Branch) or kind.on is None:
         return const(1)
     if k == 0 and last:
-        return expr.le(what.on, 0)
-    return expr.ge(what.on, k) if k == last else expr.eq(what.on, k)
+        return expr.le(kind.on, 0)
+    return expr.ge(kind.on, k) if k == last else expr.eq(kind.on, k)
 
 
 def _blocks(
-    claims: Claims, facts: Facts, value: Value, layout: Layout, shape: Shape, what: str
+    claims: Claims, facts: Facts, value: Value, layout: Layout, shape: Shape, title: str
 ) -> None:
     """Raise LayoutError unless a rank holds its balanced block of every dim of an input or
     output."""
@@ -73,17 +73,17 @@ def _blocks(
     axes = [a for entry in layout for a in entry]
     if len(set(axes)) < len(axes) or not set(axes) <= set(mesh.names):
         raise LayoutError(
-            f"{what} has the layout {layout_text(layout)}, which is illegal",
+            f"{title} has the layout {layout_text(layout)}, which is illegal",
             expected="axes of the mesh, each for one dim only",
         )
     for d, (extent, entry) in enumerate(zip(shape, layout, strict=True)):
         want, have = local_extent(mesh, extent, entry), value.type.shape[d]
-        at = None if want == have else first_failure(("equal", want - have), facts, ())
-        if at is not None:
+        failure = None if want == have else first_failure(("equal", want - have), facts, ())
+        if failure is not None:
             raise LayoutError(
-                f"{what}: dim {d} is not split into balanced blocks over "
+                f"{title}: dim {d} is not split into balanced blocks over "
                 f"{axes_text(entry) or 'no axis'}",
                 expected=f"local extent {user_text(mesh, want)}",
-                found=f"{user_text(mesh, have)} ({where(at)})",
+                found=f"{user_text(mesh, have)} ({where(failure)})",
                 remedy="return a part of the extent of an argument's shard",
             )

@@ -22,20 +22,21 @@ POINTS = "points"  # no check: an image whose outermost loops can be kept, and g
 USUAL = ("bounds", "nan", "equal")  # `--check`, `check=True`; overflow is checked on request
 
 
-def checks_of(given: object) -> tuple[str, ...]:
+def checks_of(wanted: object) -> tuple[str, ...]:
     """Return the names that --check or check= means, in the order of CHECKS. Raises UsageError.
 
-    given: True, "all", "bounds,nan", or an iterable of names; False, None or "": none.
+    wanted: True, "all", "bounds,nan", or an iterable of names; False, None or "": none.
     """
-    if given is None or given is False or given == "":
+    if wanted is None or wanted is False or wanted == "":
         return ()
-    if given is True or given == "True":
+    if wanted is True or wanted == "True":
         return USUAL
-    names: Iterable[object] = given.split(",") if isinstance(given, str) else given  # type: ignore
+    names: Iterable[object] = (
+        wanted.split(",") if isinstance(wanted, str) else wanted)  # type: ignore
     try:
         asked = [str(name).strip() for name in names]
     except TypeError:
-        asked = [repr(given)]
+        asked = [repr(wanted)]
     if asked == ["all"]:
         return tuple(CHECKS)
     for name in asked:

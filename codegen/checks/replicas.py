@@ -20,10 +20,10 @@ def check_replicas(graph: Module) -> Module:
     differ."""
     for op in walk(graph.body):
         if isinstance(op.what, ShardMap):
-            found = _Results(graph, op, op.what)
-            found.check_sent()
+            results = _Results(graph, op, op.what)
+            results.check_sent()
             if not op.what.sure:
-                found.check()
+                results.check()
     return graph
 
 
@@ -67,15 +67,16 @@ class _Results:
         )
 
     def refused(self, value: Value, layout: str, axis: str) -> MatchingError:
-        made = self.known.made.get(value)
+        maker = self.known.made.get(value)
         along, cause = axes_text([axis]), self.known.cause(value, axis)
-        what = f'the result of "{self.op.results[self.body.results.index(value)].name}"'
+        title = f'the result of "{self.op.results[self.body.results.index(value)].name}"'
         dims, name = value.type.ndim, f'"{axis}"'
         every = f"out_layouts=({name}{', …' if dims > 1 else ','})"
-        place = (made.place if made else None) or self.op.place
+        place = (maker.place if maker else None) or self.op.place
         elsewhere = cause[1] is not None and str(cause[1]) != str(place)
         return MatchingError(
-            f"{what} differs between the ranks along {along}, and its layout says that it does not",
+            f"{title} differs between the ranks along {along}, "
+            f"and its layout says that it does not",
             place=place,
             also=((f"{cause[0]} here:", cause[1]),) if elsewhere and cause[1] else (),
             expected=f"one value on all ranks along {along}, as out_layouts={layout} says",

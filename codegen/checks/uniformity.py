@@ -20,9 +20,9 @@ def check_uniform(program: Module) -> Module:
 
     Raises MatchingError where members may pass a branch or loop around an exchange differently.
     """
-    found = analysed(program)
+    variance = analysed(program)
     for region in program.regions:
-        _Check(program, found).region(region, ())
+        _Check(program, variance).region(region, ())
     return program
 
 
@@ -40,9 +40,9 @@ class _Around:
 class _Check:
     """Checks every exchange, feed and save with the loops and branches around it."""
 
-    def __init__(self, program: Module, found: Variance) -> None:
+    def __init__(self, program: Module, variance: Variance) -> None:
         self.mesh = program.mesh
-        self.found = found
+        self.variance = variance
 
     def region(self, region: Region, around: tuple[_Around, ...]) -> None:
         for op in region.ops:
@@ -53,13 +53,13 @@ class _Check:
             elif isinstance(op.what, Save):
                 self.met(op, f'save "{op.what.series}"', frozenset(self.mesh.names), around)
             for inner in op.regions:
-                self.region(inner, (*around, _Around(op, self.found.passing(op))))
+                self.region(inner, (*around, _Around(op, self.variance.passing(op))))
 
-    def exchange(self, op: Op, what: Exchange, around: tuple[_Around, ...]) -> None:
-        members = frozenset(what.axes)
+    def exchange(self, op: Op, kind: Exchange, around: tuple[_Around, ...]) -> None:
+        members = frozenset(kind.axes)
         self.met(op, exchange_text(op), members, around)
-        for name, e in what.agreed().items():
-            if apart := self.found.expr(e) & members:
+        for name, e in kind.agreed().items():
+            if apart := self.variance.expr(e) & members:
                 raise MatchingError(
                     f"{exchange_text(op)}: {name} differs between the ranks along "
                     f"{axes_text(sorted(apart))}",
@@ -85,34 +85,34 @@ class _Check:
         along = axes_text(apart)
         if isinstance(outer.what, Loop):
             where = f"inside a loop whose number of turns may differ between ranks along {along}"
-            what = "the number of turns differs:"
+            title = "the number of turns differs:"
         else:
             where = f"inside a branch that only some ranks along {along} may take"
-            what = "the branch is taken by some ranks only:"
+            title = "the branch is taken by some ranks only:"
         fed = isinstance(op.what, Feeding)
         why = ": a batch is of all ranks, each takes its part of it" if fed else ""
-        found, remedy = self.cause(outer, apart, "take the batch" if fed else "compute the value")
-        also: tuple[tuple[str, Place], ...] = ((what, outer.place),) if outer.place else ()
+        cause, remedy = self.cause(outer, apart, "take the batch" if fed else "compute the value")
+        also: tuple[tuple[str, Place], ...] = ((title, outer.place),) if outer.place else ()
         return MatchingError(
             f"{called} {where}",
             place=op.place,
             also=also,
             expected=f"all ranks along {along} come to it together, or none{why}",
-            found=found,
+            found=cause,
             remedy=remedy,
         )
 
     def cause(self, outer: Op, apart: tuple[str, ...], do: str) -> tuple[str, str]:
         """Return why ranks part at a branch or loop, and the remedy, which says where to `do`
         something."""
-        what = outer.what
-        if isinstance(what, Branch) and what.on is not None:
-            return (user_text(self.mesh, what.on),
+        kind = outer.what
+        if isinstance(kind, Branch) and kind.on is not None:
+            return (user_text(self.mesh, kind.on),
                     f"{do} on every rank and choose with np.where")
-        if isinstance(what, Loop):
-            bounds = {"start": what.start, "stop": what.stop, "step": what.step}
+        if isinstance(kind, Loop):
+            bounds = {"start": kind.start, "stop": kind.stop, "step": kind.step}
             for name, e in bounds.items():
-                if e is not None and self.found.expr(e) & set(apart):
+                if e is not None and self.variance.expr(e) & set(apart):
                     remedy = "run the loop from one start, equally often on every rank; np.where "
                     return f"{name} = {user_text(self.mesh, e)}", f"{remedy}chooses"
         axes = axes_text(apart) if len(apart) == 1 else f"({axes_text(apart)})"

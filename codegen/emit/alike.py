@@ -49,7 +49,7 @@ def numbers(pieces: Sequence[str]) -> list[int]:
     """Return the positions of tokens that are numbers which a function may take as arguments
     without getting slower: floats, but for divisors and for operands of functions that compilers
     simplify for a known operand; and the keys of random numbers."""
-    found: list[int] = []
+    values: list[int] = []
     called: list[str] = []  # around a token: the function whose operand it is, or ""
     before = ""  # the last token but for spaces, signs and parentheses
     for k, piece in enumerate(pieces):
@@ -66,9 +66,9 @@ def numbers(pieces: Sequence[str]) -> list[int]:
             around = called[-1] if called else ""
             takes = around.startswith(_TAKES_ANY) if around else not piece.endswith(("u", "ull"))
             if takes and kind(piece) and before != "/":
-                found.append(k)
+                values.append(k)
         before = piece
-    return found
+    return values
 
 
 def kind(number: str) -> str:

@@ -22,8 +22,8 @@ from codegen.ir.plan import (
     Box,
     Buffer,
     Exchange,
-    Kept,
     Load,
+    LocalRead,
     Phase,
     PhaseParameter,
     Store,
@@ -89,27 +89,27 @@ def _taking(x: Exchange, take: Store, places: Places, does: str) -> str:
     """Return take_K, after the phase over one piece that it calls."""
     names, dtype = Fresh(places.names.values()), take.buffer.dtype
     arrived = Buffer(-1, names.name(ARRIVED), x.dtype or dtype, expr.const(0))
-    given = {
+    symbols = {
         "at": f"(piece->into - r->buffer[{places.number(take.buffer)}]) / {dtype.size}",
         "from_row": f"piece->from_stride / {arrived.dtype.size}",
         "into_row": f"piece->into_stride / {dtype.size}",
         "rows": "piece->rows", "n": "piece->n",
     }
-    syms = [Sym(names.name(name), "size") for name in given]
-    at, from_row, into_row, rows, n = map(expr.symbol, syms)
+    syms = [Sym(names.name(name), "size") for name in symbols]
+    position, from_row, into_row, rows, n = map(expr.symbol, syms)
     loops = Var(Sym("row", "var"), rows), Var(Sym("i", "var"), n)
     row, i = (expr.symbol(v.sym) for v in loops)
     node = rewritten(take.value, lambda node: Load(arrived, from_row * row + i)
-                     if isinstance(node, Kept) else None)
+                     if isinstance(node, LocalRead) else None)
     work = mapped(replace(take, loops=loops, value=node),
-                  lambda e: e.subst({POINT: into_row * row + at + i}))
+                  lambda e: e.subst({POINT: into_row * row + position + i}))
     parameters = tuple(PhaseParameter(s, e, e) for s in syms for e in (expr.symbol(s),))
     phase = Phase(x.site, f"piece_{x.site}", (work,), None, parameters)
     writer = PhaseWriter(phase, {**places.names, id(arrived): arrived.name})
     text = writer.write()
     arguments = ["piece->from" if b is arrived else places.address(b)
                  for b, _ in writer.buffers.values()]
-    call = wrapped(f"    piece_{x.site}(", [*arguments, *given.values()], ");", "        ")
+    call = wrapped(f"    piece_{x.site}(", [*arguments, *symbols.values()], ");", "        ")
     head = f"static void take_{x.site}(const spmd_rank *r, const spmd_piece *piece)"
     return f"{text}\n{does}\n{head}\n{{\n{call}\n}}\n"
 

@@ -25,16 +25,16 @@ from codegen.ir.plan import (
     Bound,
     Branch,
     Buffer,
-    Choice,
     Integer,
-    Kept,
     Literal,
     Load,
+    LocalRead,
     Loop,
     Node,
     Runtime,
-    Turns,
     Var,
+    WorkBranch,
+    WorkLoop,
 )
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -88,7 +88,7 @@ class CFunction:
             self.loop(v)
         return len(long)
 
-    def turns(self, counter: str, loop: Loop | Turns) -> str:
+    def turns(self, counter: str, loop: Loop | WorkLoop) -> str:
         """Return start; test; advance of a loop that counts."""
         start, step = (self.integer(e, Binds.CHOICE) for e in (loop.start, loop.step))
         test = self.test_of(counter, loop)
@@ -97,7 +97,7 @@ class CFunction:
             advance = f"{counter} = spmd_next({counter}, {step})"
         return f"{counter} = {start}; {test}; {advance}"
 
-    def test_of(self, counter: str, loop: Loop | Turns) -> str:
+    def test_of(self, counter: str, loop: Loop | WorkLoop) -> str:
         """Return the condition under which a loop has a turn of this counter; "" without an end."""
         if loop.stop is None:
             return ""
@@ -107,7 +107,7 @@ class CFunction:
         by = self.integer(loop.step)
         return f"{by} > 0 ? {counter} < {stop} : {by} < 0 && {counter} > {stop}"
 
-    def arms(self, branch: Branch | Choice) -> Iterator[int]:
+    def arms(self, branch: Branch | WorkBranch) -> Iterator[int]:
         """Opens each arm in turn; closes the last one."""
         last = len(branch.arms) - 1
         for k in range(last + 1):
@@ -131,11 +131,11 @@ class CFunction:
             return value if arm else f"!{value}"
         return f"{value} {'==' if arm else '<='} {arm}"
 
-    def quote(self, place: Place | None, what: str = "") -> None:
+    def quote(self, place: Place | None, text: str = "") -> None:
         """Write the line of the source that the next lines come from, unless it is the last one
         quoted."""
-        if place and (what or self.quoted is None or self.quoted.line != place.line):
-            self.lines.append(comment(what + source(place), indent="    " * self.depth))
+        if place and (text or self.quoted is None or self.quoted.line != place.line):
+            self.lines.append(comment(text + source(place), indent="    " * self.depth))
             self.quoted = place
 
     # ---- scalars ---------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class CFunction:
                 return converted(self.symbolic(node.value), "i64", node.dtype)
             case Runtime():
                 return converted(single(self.runtime(node)), "f64", node.dtype)
-            case Kept():
+            case LocalRead():
                 return single(self.kept[node.name])
             case Load():
                 self.bounds(node.bounds)

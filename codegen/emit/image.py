@@ -131,9 +131,9 @@ def lane_lines(body: str) -> list[str]:
 
 
 def _enums(plan: Plan, places: Places) -> str:
-    def enum(what: str, *rows: str) -> str:
+    def enum(title: str, *rows: str) -> str:
         names = "".join(f"    {row},\n" for row in rows)
-        return f"/* {what} */\nenum {{\n{names}}};\n" if rows else ""
+        return f"/* {title} */\nenum {{\n{names}}};\n" if rows else ""
 
     return "".join((
         enum("buffers by logical number",
@@ -193,18 +193,18 @@ def _kernels(plan: Plan) -> list[str]:
 
 def _folds(plan: Plan) -> list[str]:
     """Return how ranks' elements are combined: a function for each fn and dtype."""
-    found = {(x.fn, x.dtype): x for x in walk_steps(plan.steps)
+    folds = {(x.fn, x.dtype): x for x in walk_steps(plan.steps)
              if isinstance(x, Exchange) and x.fn and x.dtype}
-    return [_fold(fn, dtype, fold_name(x)) for (fn, dtype), x in found.items() if dtype]
+    return [_fold(fn, dtype, fold_name(x)) for (fn, dtype), x in folds.items() if dtype]
 
 
 def _fold(fn: str, dtype: DType, name: str) -> str:
-    c, one = dtype.c, name.removeprefix("fold_")
+    c, combine = dtype.c, name.removeprefix("fold_")
     return (
         f"/* how ranks' {dtype.name} are folded */\n"
-        f"static inline {c} {one}({c} a, {c} b)\n{{\n"
+        f"static inline {c} {combine}({c} a, {c} b)\n{{\n"
         f"    return {combined(fn, dtype, single('a'), single('b'))[0]};\n}}\n"
-        f"SPMD_FOLD({name}, {c}, {one})\n"
+        f"SPMD_FOLD({name}, {c}, {combine})\n"
     )
 
 
@@ -250,7 +250,7 @@ def _per_array(
     return (
         f"static void {name}(const spmd_rank *r, uint32_t array, int64_t *{first}, "
         f"int64_t *{second})\n"
-        "{\n" + "".join(f"    (void){one};\n" for one in reversed(unused)) + f.body() + "\n}\n"
+        "{\n" + "".join(f"    (void){p};\n" for p in reversed(unused)) + f.body() + "\n}\n"
     )
 
 

@@ -57,11 +57,11 @@ def fold(line: str, width: int = WIDTH) -> str:
     indent = len(line) - len(line.lstrip())
     inner = line[:indent] + "    "
     out: list[str] = []
-    while len(line) > width and (at := _cut(line, indent + 8, width)) > 0:
-        if line[at - 1] in "+-?:":  # the operator begins the next line
-            at -= 2
-        out.append(line[:at])
-        line = inner + line[at:].lstrip()
+    while len(line) > width and (cut := _cut(line, indent + 8, width)) > 0:
+        if line[cut - 1] in "+-?:":  # the operator begins the next line
+            cut -= 2
+        out.append(line[:cut])
+        line = inner + line[cut:].lstrip()
     return "\n".join([*out, line])
 
 

@@ -19,8 +19,8 @@ from codegen.ir.plan import (
     KEEPS,
     Bound,
     Buffer,
-    Keep,
     Load,
+    LocalValue,
     Nest,
     Runtime,
     Store,
@@ -138,23 +138,23 @@ class NestWriter(CFunction):
         The piece's begin and end."""
         last = sweep.long[-1]
         ends = self.pieces(last, PIECE)
-        at = f"[{last.sym.name} - {ends[0]}]"
+        index = f"[{last.sym.name} - {ends[0]}]"
         for keep in sweep.ahead:
             load = keep.value
             assert isinstance(load, Load)
-            where, what = self.names.name("at"), self.names.name(keep.name)
+            where, local = self.names.name("at"), self.names.name(keep.name)
             self.line(f"int64_t {where}[{PIECE}];")
-            self.line(f"{keep.dtype.compute} {what}[{PIECE}];")
+            self.line(f"{keep.dtype.compute} {local}[{PIECE}];")
             self.loop(last, ends)
             self.declared.clear()
             self.bounds(load.bounds)
-            self.line(f"{where}{at} = {self.integer(load.offset)};")
+            self.line(f"{where}{index} = {self.integer(load.offset)};")
             self.close()
             self.loop(last, ends)
-            found = f"{self.buffer(load.buffer)}[{where}{at}]"
-            self.line(f"{what}{at} = {element(load.buffer.dtype, found)[0]};")
+            source = f"{self.buffer(load.buffer)}[{where}{index}]"
+            self.line(f"{local}{index} = {element(load.buffer.dtype, source)[0]};")
             self.close()
-            self.kept[keep.name] = what + at
+            self.kept[keep.name] = local + index
         return ends
 
     def pieces(self, last: Var, size: int) -> tuple[str, str]:
@@ -177,10 +177,10 @@ class NestWriter(CFunction):
         for part in sweep.parts:
             self.quote(part.place)
             match part:
-                case Keep(fn=""):
+                case LocalValue(fn=""):
                     text = self.value(part.value)[0]
                     self.line(f"const {part.dtype.compute} {self.keep(part.name)} = {text};")
-                case Keep():
+                case LocalValue():
                     value, total = self.value(part.value), single(self.totals[part.name])
                     new = combined(part.fn, total_of(part), total, value)[0]
                     self.line(f"{total[0]} = {new};")
@@ -193,7 +193,7 @@ class NestWriter(CFunction):
         self.kept[name] = self.names.name(identifier(name))
         return self.kept[name]
 
-    def start(self, f: Keep, lanes: int) -> None:
+    def start(self, f: LocalValue, lanes: int) -> None:
         """Write the total of a fold before the first point, or those of its lanes."""
         name, dtype = self.keep(f.name), total_of(f)
         first = literal(neutral(f.fn, dtype), dtype)[0]
@@ -205,7 +205,7 @@ class NestWriter(CFunction):
         self.totals[f.name] = name if dtype == f.dtype else self.names.name(f"{name}_wide")
         self.line(f"{dtype.compute} {self.totals[f.name]} = {first};")
 
-    def finish(self, f: Keep, lanes: int) -> None:
+    def finish(self, f: LocalValue, lanes: int) -> None:
         dtype, total = total_of(f), self.totals[f.name]
         if lanes:
             halves = single(f"{total}[k]"), single(f"{total}[k + half]")
@@ -214,8 +214,8 @@ class NestWriter(CFunction):
             self.line(f"for (int64_t k = 0; k < half; k++) {total}[k] = {both};")
             self.close()
         if lanes or dtype != f.dtype:
-            found = single(f"{total}[0]" if lanes else total)
-            text = converted(found, suffix(dtype), f.dtype)[0]
+            total_value = single(f"{total}[0]" if lanes else total)
+            text = converted(total_value, suffix(dtype), f.dtype)[0]
             self.line(f"const {f.dtype.compute} {self.kept[f.name]} = {text};")
 
     # ---- stores ----------------------------------------------------------------------------------
@@ -243,25 +243,25 @@ class NestWriter(CFunction):
         longer than to write down all."""
         *outer, last = (v for v in work.loops if v.extent != 1)
         j = last.sym.name
-        found, many, k = (self.names.name(x) for x in ("found", "many", "k"))
-        at = {b.sym: self.names.name(f"{b.sym.name}_at") for b in work.bounds}
+        indices, many, k = (self.names.name(x) for x in ("found", "many", "k"))
+        arrays_of = {b.sym: self.names.name(f"{b.sym.name}_at") for b in work.bounds}
         opened = self.loops(outer)
         piece, end = self.pieces(last, work.sift)
-        arrays = "".join(f"{name}[{work.sift}], " for name in (*at.values(), found))
+        arrays = "".join(f"{name}[{work.sift}], " for name in (*arrays_of.values(), indices))
         self.line(f"int64_t {arrays}{many} = 0;")
         self.loop(last, (piece, end))
         for b in work.bounds:
-            self.line(f"{at[b.sym]}[{j} - {piece}] = {self.position(b.node)};")
+            self.line(f"{arrays_of[b.sym]}[{j} - {piece}] = {self.position(b.node)};")
         self.close()
         self.loop(last, (piece, end))
-        self.line(f"{found}[{many}] = {j};")
-        tests = [f"({self.inside(b, f'{at[b.sym]}[{j} - {piece}]')})" for b in work.bounds]
+        self.line(f"{indices}[{many}] = {j};")
+        tests = [f"({self.inside(b, f'{arrays_of[b.sym]}[{j} - {piece}]')})" for b in work.bounds]
         self.line(f"{many} += {' & '.join(tests)};")
         self.close()
         self.open(f"for (int64_t {k} = 0; {k} < {many}; {k}++) {{")
-        self.line(f"const int64_t {j} = {found}[{k}];")
+        self.line(f"const int64_t {j} = {indices}[{k}];")
         for b in work.bounds:
-            self.inside(b, f"{at[b.sym]}[{j} - {piece}]")
+            self.inside(b, f"{arrays_of[b.sym]}[{j} - {piece}]")
         self.line(self.put(work.buffer, work.offset, self.value(work.value), work.combine))
         self.close(opened + 2)
 
@@ -272,8 +272,8 @@ class NestWriter(CFunction):
     def inside(self, b: Bound, raw: str) -> str:
         self.declared.add(b.sym.name)
         self.line(f"const int64_t {b.sym.name} = {raw};")
-        at = self.integer(expr.symbol(b.sym) + (b.shift if b.shift is not None else 0))
-        return f"{at} >= 0 && {at} <= {self.integer(b.limit)}"
+        position = self.integer(expr.symbol(b.sym) + (b.shift if b.shift is not None else 0))
+        return f"{position} >= 0 && {position} <= {self.integer(b.limit)}"
 
     def store_waiting(self, work: Store, waiting: Buffer) -> None:
         """Write a loop that computes a row in each turn, and stores an earlier one."""
@@ -283,12 +283,12 @@ class NestWriter(CFunction):
         row = Sym("row", "var", expr.const(0), first.extent - 1)
         later = {first.sym: expr.symbol(row)}
         begins = work.offset.subst({v.sym: expr.const(0) for v in inner})
-        offset, at = work.offset.subst(later), self.integer(work.line, Binds.CHOICE)
+        offset, line = work.offset.subst(later), self.integer(work.line, Binds.CHOICE)
         self.open(f"for (int64_t {j} = 0; {j} < {n}{late}; {j}++) {{")
         self.open(f"if ({j} < {n}) {{" if behind else "{")
         self.waiting_line("", work, waiting, j, begins)
         opened = self.loops(inner)
-        self.line(f"line[{at}] = {stored(work.buffer.dtype, self.value(work.value))};")
+        self.line(f"line[{line}] = {stored(work.buffer.dtype, self.value(work.value))};")
         self.close(opened + 1)
         self.open(f"if ({j} >= {behind}) {{" if behind else "{")
         if row in offset.symbols():
@@ -296,7 +296,7 @@ class NestWriter(CFunction):
         number = f"({j}{back})" if behind else j
         self.waiting_line("const ", work, waiting, number, begins.subst(later))
         opened = self.loops(inner)
-        self.line(f"{self.target(work.buffer, offset)} = line[{at}];")
+        self.line(f"{self.target(work.buffer, offset)} = line[{line}];")
         self.close(opened + 2)
 
     def waiting_line(
@@ -310,7 +310,7 @@ class NestWriter(CFunction):
         self.line(f"    {target} + {self.integer(begins)});")
 
 
-def total_of(f: Keep) -> DType:
+def total_of(f: LocalValue) -> DType:
     assert f.total is not None, "loops/schedule.py says in which type a fold is computed"
     return f.total
 

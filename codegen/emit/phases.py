@@ -18,7 +18,6 @@ from codegen.functions import FUNCTIONS, neutral, neutral_sign
 from codegen.ir.plan import (
     Argument,
     Buffer,
-    Choice,
     KernelCall,
     Lane,
     LibraryCall,
@@ -27,8 +26,9 @@ from codegen.ir.plan import (
     Phase,
     Reduce,
     Store,
-    Turns,
     Work,
+    WorkBranch,
+    WorkLoop,
 )
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -49,28 +49,28 @@ class PhaseWriter(NestWriter):
     def write(self) -> str:
         for work in self.phase.work:
             self.quote(work.place)
-            found = self.shared.call(work) if self.shared else None
-            if found is None:
+            call = self.shared.call(work) if self.shared else None
+            if call is None:
                 self.work(work)
             else:
-                self.call_shared(found)
+                self.call_shared(call)
         head = wrapped(f"static void {self.phase.name}(", self.signature() or ["void"], ")")
         named = ((p.sym.name, str(p.formula)) for p in self.phase.parameters)
         uses = self.shared.uses[self.phase.number] if self.shared else 1
-        what = f"what {uses} compute phases do, with names of the first one"
-        what = what if uses > 1 else "compute phase"
-        intro = comment(what, *(f"  {n} = {text}" for n, text in named if n != text))
+        title = f"what {uses} compute phases do, with names of the first one"
+        title = title if uses > 1 else "compute phase"
+        intro = comment(title, *(f"  {n} = {text}" for n, text in named if n != text))
         # A function of its own: a symbol for objdump, gdb and perf, and all it gets are arguments.
         return "\n".join([intro, f"{NOINLINE}{head}", "{", *self.lines, "}"]) + "\n"
 
     def call_shared(self, call: SharedCall) -> None:
-        given, work = [], call.work
+        passed, work = [], call.work
         for name in work.arguments:
             if name in work.buffers:
                 self.buffer(*work.buffers[name])
-            given.append(self.runtime(work.runtimes[name]) if name in work.runtimes else name)
+            passed.append(self.runtime(work.runtimes[name]) if name in work.runtimes else name)
         indent = "    " * self.depth
-        arguments = [*given, *call.numbers] or [""]
+        arguments = [*passed, *call.numbers] or [""]
         self.lines.append(wrapped(f"{indent}{call.name}(", arguments, ");", indent + "    "))
 
     def signature(self) -> list[str]:
@@ -103,11 +103,11 @@ class PhaseWriter(NestWriter):
                 self.call(work)
             case KernelCall():
                 self.kernel(work)
-            case Turns():
+            case WorkLoop():
                 self.open(f"for (int64_t {self.turns(work.sym.name, work)}) {{")
                 self.works(work.body)
                 self.close()
-            case Choice():
+            case WorkBranch():
                 for k in self.arms(work):
                     self.works(work.arms[k])
             case Reduce():
@@ -232,11 +232,11 @@ class PhaseWriter(NestWriter):
         lane, *order = (self.buffer(memory, written=True) for memory in work.scratch)
         place, called = expr.symbol(work.along.sym), f"spmd_{work.kind}_lane"
         self.along(work, lambda: self.put(work.scratch[0], place, self.value(value)))
-        ordered, given = lane, [f"{lane} + {n}", n]
+        ordered, arguments = lane, [f"{lane} + {n}", n]
         if order:  # of positions, with the room that merging them takes
             (ordered,) = order
-            given = [n, ordered, f"{ordered} + {n}"]
-        self.line(f"{called}_{storage_suffix(work.dtype)}({', '.join([lane, *given])});")
+            arguments = [n, ordered, f"{ordered} + {n}"]
+        self.line(f"{called}_{storage_suffix(work.dtype)}({', '.join([lane, *arguments])});")
         self.along(work, lambda: f"{self.target(work.buffer, work.offset)} = {ordered}[{j}];")
 
     # ---- libraries and kernels -------------------------------------------------------------------
@@ -244,11 +244,11 @@ class PhaseWriter(NestWriter):
     def call(self, work: LibraryCall) -> None:
         self.library = True
         opened = self.loops(work.loops)
-        given = [self.integer(e) for e in work.numbers]
+        arguments = [self.integer(e) for e in work.numbers]
         for part in work.parts:
             name = self.buffer(part.buffer, written=part.writes)
-            given.append(name if part.offset == 0 else f"{name} + {self.integer(part.offset)}")
-        self.line(f"{work.function.name}({', '.join(['library', *given])});")
+            arguments.append(name if part.offset == 0 else f"{name} + {self.integer(part.offset)}")
+        self.line(f"{work.function.name}({', '.join(['library', *arguments])});")
         self.close(opened)
 
     def kernel(self, work: KernelCall) -> None:
@@ -258,13 +258,13 @@ class PhaseWriter(NestWriter):
 
     def argument(self, a: Argument) -> list[str]:
         """Return an array's address and extents; a complex number's parts."""
-        if isinstance(a.what, Buffer):
-            name = self.buffer(a.what, written=a.writes)
+        if isinstance(a.value, Buffer):
+            name = self.buffer(a.value, written=a.writes)
             address = f"(void *){name if a.offset == 0 else f'({name} + {self.integer(a.offset)})'}"
             return [address, *(self.integer(e, Binds.CHOICE) for e in a.shape)]
-        if isinstance(a.what, Expr):
-            return [self.integer(a.what, Binds.CHOICE)]
-        value = self.value(a.what)[0]
+        if isinstance(a.value, Expr):
+            return [self.integer(a.value, Binds.CHOICE)]
+        value = self.value(a.value)[0]
         if a.dtype.kind == "c":
             return [f"spmd_{part}_{suffix(a.dtype)}({value})" for part in ("real", "imag")]
         return [value]

@@ -88,8 +88,8 @@ class RankFunction(CFunction):
         return name
 
     def load(self, buffer: Buffer, offset: Expr) -> str:
-        at = self.integer(offset, Binds.CHOICE)
-        return f"(({buffer.dtype.c} *){self.places.address(buffer)})[{at}]"
+        index = self.integer(offset, Binds.CHOICE)
+        return f"(({buffer.dtype.c} *){self.places.address(buffer)})[{index}]"
 
     def runtime(self, node: Runtime) -> str:
         return f"spmd_scalar_f64(r, {node.number})"
@@ -97,4 +97,5 @@ class RankFunction(CFunction):
     def body(self) -> str:
         """Return the lines of the function, after the declarations of what they use."""
         names = sorted(self.variables.items())
-        return "\n".join([*(f"    const int64_t {n} = {at};" for n, at in names), *self.lines])
+        declarations = (f"    const int64_t {n} = {value};" for n, value in names)
+        return "\n".join([*declarations, *self.lines])

@@ -94,10 +94,10 @@ class SharedWorks:
 
     def count(self, phase: Phase, works: Sequence[SharedWork]) -> None:
         """Note the works of a phase that may share a function."""
-        for work, found in zip(phase.work, works, strict=True):
+        for work, shape in zip(phase.work, works, strict=True):
             if isinstance(work, Nest | Store | Lane) and not _keeps(work):
-                self.works[id(work)] = found
-                self.rows.setdefault(found.key, []).append(found.numbers)
+                self.works[id(work)] = shape
+                self.rows.setdefault(shape.key, []).append(shape.numbers)
 
     def handed(self, phase: Phase, writer: PhaseWriter) -> tuple[list[Buffer], list[Runtime]]:
         """Return what a phase hands to the function of its first one, as this writer wrote it."""
@@ -120,12 +120,12 @@ class SharedWorks:
         lines = [tokens(line) for line in _code(w.lines)]
         pieces = [token for line in lines for token in line]
         text, order = plain(pieces, {*handed, *w.names.names(), *_counters(pieces)})
-        begin, found = 0, []
+        begin, parts = 0, []
         for line in lines:
-            found += [begin + k for k in numbers(line)]
+            parts += [begin + k for k in numbers(line)]
             begin += len(line)
-        values = tuple(pieces[k] for k in found)
-        for k in found:
+        values = tuple(pieces[k] for k in parts)
+        for k in parts:
             text[k] = f"#{kind(pieces[k])}"
         arguments = tuple(name for name in order if name in handed)
         declared = tuple(
@@ -137,18 +137,18 @@ class SharedWorks:
 
     def call(self, work: Work) -> SharedCall | None:
         """Return how a work is done by a function; None if too few works share it."""
-        found = self.works.get(id(work))
-        if found is None:
+        shared = self.works.get(id(work))
+        if shared is None:
             return None
-        rows = self.rows[found.key]
-        if len(rows) < (LEAST_OF_SHORT if len(found.lines) < SHORT else LEAST_USES):
+        rows = self.rows[shared.key]
+        if len(rows) < (LEAST_OF_SHORT if len(shared.lines) < SHORT else LEAST_USES):
             return None
-        if found.key not in self.called:
-            self.columns[found.key] = differing(rows)
-            name = self.called[found.key] = f"shared_{len(self.called)}"
-            self.functions.append(self.function(name, found))
-        handed = tuple(found.numbers[group[0]] for group in self.columns[found.key])
-        return SharedCall(self.called[found.key], found, handed)
+        if shared.key not in self.called:
+            self.columns[shared.key] = differing(rows)
+            name = self.called[shared.key] = f"shared_{len(self.called)}"
+            self.functions.append(self.function(name, shared))
+        handed = tuple(shared.numbers[group[0]] for group in self.columns[shared.key])
+        return SharedCall(self.called[shared.key], shared, handed)
 
     def function(self, name: str, work: SharedWork) -> str:
         """Return the function that does a work and all that share it."""

@@ -14,11 +14,11 @@ from codegen.ir.plan import (
     Apply,
     Exchange,
     Expect,
-    Keep,
-    Kept,
     KernelCall,
     LibraryCall,
     Load,
+    LocalRead,
+    LocalValue,
     Nest,
     Node,
     Phase,
@@ -68,13 +68,13 @@ def _tasks(step: Step) -> Iterator[_Task]:
                 yield _task(part)
 
 
-def _task(part: Simple | Keep) -> _Task:
+def _task(part: Simple | LocalValue) -> _Task:
     if isinstance(part, LibraryCall | KernelCall):  # what they write, they may also read
         touched: set[Key] = {b.number for b in work_buffers(part)}
         return _Task(touched, touched, 8)
     value: Any = getattr(part, "value", None)
     takes, work = (set(_takes(value)), _work(value)) if value is not None else (set(), 1)
-    if isinstance(part, Keep):
+    if isinstance(part, LocalValue):
         return _Task({part.name}, takes, work)
     assert not isinstance(part, Nest)
     return _Task({part.buffer.number}, takes, work + 1)
@@ -84,7 +84,7 @@ def _takes(node: Node) -> Iterator[Key]:
     for x in leaves(node):
         if isinstance(x, Load) and x.buffer.data is None:
             yield x.buffer.number
-        elif isinstance(x, Kept):
+        elif isinstance(x, LocalRead):
             yield x.name
 
 

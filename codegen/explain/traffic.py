@@ -44,7 +44,7 @@ class Meter:
 
     def cut(self, c: Cut) -> Expr:
         """Return the extent of a Cut on the rank that has most."""
-        if c.given is not None or not c.axes:
+        if c.interval is not None or not c.axes:
             low, high = c.bounds(self.mesh)
             return self.most(high - low)
         found = c.most - c.least + expr.begin(1, c.extent, self.mesh.size(c.axes))

@@ -48,10 +48,10 @@ class Naming:
         return self.names[extent, axes]
 
     def __call__(self, e: Expr) -> str:
-        found = self.known.get(e)
-        if found is None:
-            found = self.known[e] = str(expr.replace(e, self.stands_for))
-        return found
+        name = self.known.get(e)
+        if name is None:
+            name = self.known[e] = str(expr.replace(e, self.stands_for))
+        return name
 
     def definitions(self) -> Iterable[str]:
         """Yield a line per block."""

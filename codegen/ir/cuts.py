@@ -34,7 +34,7 @@ class Cut:
     """The part of a dim that a rank holds or needs. axes: that split the dim `extent` whose blocks
     are followed; (): first … last on all ranks.
 
-    given: low and high themselves, where no blocks are followed. entry: that of all or nothing.
+    interval: low and high themselves, where no blocks are followed. entry: that of all or nothing.
     """
 
     axes: LayoutEntry
@@ -44,15 +44,15 @@ class Cut:
     least: Expr = ZERO
     most: Expr = ZERO
     step: int = 1
-    given: tuple[Expr, Expr] | None = None
+    interval: tuple[Expr, Expr] | None = None
     open: bool = False  # not clipped: what lies beyond the ends is there, and nobody's
     period: Expr | None = None  # the dim goes on beyond its ends, with this period
     entry: Owned | None = None
 
     def bounds(self, mesh: Mesh) -> tuple[Expr, Expr]:
         """Return the first element of a rank's part, and the one after the last."""
-        if self.given is not None:
-            return self.given
+        if self.interval is not None:
+            return self.interval
         if not self.axes:
             return self.first, self.last
         return _bounds(self, mesh)
@@ -80,14 +80,14 @@ class Cut:
     def follows(self, other: Cut) -> bool:
         """Return whether both cuts follow the same blocks in the same steps."""
         return (
-            bool(self.axes) and self.given is None and other.given is None
+            bool(self.axes) and self.interval is None and other.interval is None
             and (self.axes, self.extent, self.step) == (other.axes, other.extent, other.step)
         )
 
     @property
     def empty(self) -> bool:
         """Return whether a rank's part is evidently empty."""
-        low, high = self.given or (self.first, self.last)
+        low, high = self.interval or (self.first, self.last)
         return low == high and not self.open
 
     def inside(self, other: Cut) -> bool:
@@ -96,7 +96,7 @@ class Cut:
             return True
         if self.period is not None and other.period is None:
             return False
-        if not self.axes and not other.axes and self.given is None is other.given:
+        if not self.axes and not other.axes and self.interval is None is other.interval:
             return expr.nonneg(self.first - other.first) and expr.nonneg(other.last - self.last)
         return (
             self.follows(other)
@@ -111,9 +111,9 @@ class Cut:
             return None
         n = expr.maximum(self.period, 1)
         before, beyond = self.most, -self.least
-        if not self.axes and self.given is None:
+        if not self.axes and self.interval is None:
             before, beyond = -self.first, self.last - self.period
-        elif self.given is None:
+        elif self.interval is None:
             beyond = beyond + self.extent - self.period
             if not self.open:  # clipping leaves no more than this
                 before = expr.least(before, -self.first)
@@ -123,14 +123,14 @@ class Cut:
     def opened(self) -> Cut:
         """Return the cut without clipping, so that its bounds are simple formulas; itself if it has
         few rows of many."""
-        if not self.axes or self.given is not None:
+        if not self.axes or self.interval is not None:
             return self
         rows, n = self.last - self.first, self.extent
         few = rows.is_const and not (n.is_const and n.value <= 4 * rows.value)
         return self if few else replace(self, open=True)
 
     def symbols(self) -> set[Sym]:
-        parts = [self.first, self.last, self.extent, self.least, self.most, *(self.given or ())]
+        parts = [self.first, self.last, self.extent, self.least, self.most, *(self.interval or ())]
         return set().union(*(e.symbols() for e in parts))
 
 
@@ -164,7 +164,7 @@ def block(axes: LayoutEntry, extent: Expr) -> Cut:
     """Return balanced blocks; of an Owned entry, all or nothing."""
     if isinstance(axes, Owned):
         bounds = ZERO, extent * axes.has
-        return Cut(tuple(axes), ZERO, extent, given=bounds, entry=axes)
+        return Cut(tuple(axes), ZERO, extent, interval=bounds, entry=axes)
     return Cut(axes, ZERO, extent, extent) if axes else whole(extent)
 
 
@@ -186,15 +186,17 @@ def entry_of(unit: Cut, mesh: Mesh) -> Owned | None:
     if unit.entry is not None:
         return unit.entry
     known = unit.extent.is_const and unit.least.is_const and unit.least == unit.most
-    if not unit.axes or unit.given is not None or not known or unit.open or unit.period:
+    if not unit.axes or unit.interval is not None or not known or unit.open or unit.period:
         return None
     rows, row = unit.extent.value, unit.least.value
     same = unit == row_of(unit.axes, rows, row, mesh)
     return owned(unit.axes, rows, row, mesh) if same else None
 
 
-def given(axes: LayoutEntry, low: Expr, high: Expr) -> Cut:
-    return Cut(axes, low, high, given=(low, high))
+def interval(axes: LayoutEntry, low: Expr, high: Expr) -> Cut:
+    """Return the cut of which each rank holds the elements from `low` to `high`, without the last;
+    both depend on its coordinates."""
+    return Cut(axes, low, high, interval=(low, high))
 
 
 def blocks(shape: Shape, layout: Layout) -> Window:
@@ -245,20 +247,20 @@ def near(
     anything. Ranges may go on beyond the ends of the axis, to its other end.
     Always holds: p is among those that q reads if and only if q is among p's readers.
     """
-    found: dict[str, Ranges] = {}
+    ranges_of: dict[str, Ranges] = {}
     for held, wanted in zip(have, want, strict=True):
         if wanted == held or (wanted.period is not None and not held.axes):
             continue  # round a dim that nobody splits everybody reads itself
-        one = wanted.given is None and wanted.axes == held.axes and len(held.axes) == 1
+        is_same_axis = wanted.interval is None and wanted.axes == held.axes and len(held.axes) == 1
         known = {s.kind for s in wanted.symbols()} <= LAUNCH  # once and for all
-        if not one or not known or wanted.step != 1:
+        if not is_same_axis or not known or wanted.step != 1:
             return ()
         if wanted.period is not None and wanted.extent != held.extent:
             return ()
         before, beyond, _ = wanted.wraps() or (0, 0, 0)
         ranges = _ranges if before == 0 and beyond == 0 else _ranges_around
-        found[held.axes[0]] = ranges(mesh, held, wanted)
-    return tuple(found[a] for a in axes) if set(found) == set(axes) else ()
+        ranges_of[held.axes[0]] = ranges(mesh, held, wanted)
+    return tuple(ranges_of[a] for a in axes) if set(ranges_of) == set(axes) else ()
 
 
 def _ranges(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
@@ -281,9 +283,9 @@ def _ranges_around(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
     begin, end = held.bounds(mesh)
     some = expr.gt(n, 0)
 
-    def owner_of(at: Expr) -> Expr:
-        inside = blocks_ended(n, size, at % expr.maximum(n, 1))
-        return (inside + size * (at // expr.maximum(n, 1))) * some
+    def owner_of(position: Expr) -> Expr:
+        inside = blocks_ended(n, size, position % expr.maximum(n, 1))
+        return (inside + size * (position // expr.maximum(n, 1))) * some
 
     return (
         owner_of(begin - wanted.most), owner_of(end - wanted.least - 1) + some,
@@ -299,12 +301,12 @@ def of_operand(cut: Cut, start: Expr, step: int, mesh: Mesh) -> Cut:
     j]."""
     first, last = _covered(cut.first, cut.last, start, step)
     assert cut.period is None or (start, step) == (ZERO, 1), "of a whole dim"
-    if cut.given is None and not cut.axes:
+    if cut.interval is None and not cut.axes:
         return replace(cut, first=first, last=last)
     if cut.period is not None:
         return cut
-    if cut.given is not None or cut.step % step:
-        return given(cut.axes, *_covered(*cut.bounds(mesh), start, step))
+    if cut.interval is not None or cut.step % step:
+        return interval(cut.axes, *_covered(*cut.bounds(mesh), start, step))
     by = cut.step // step
     least, most = cut.least - by * start, cut.most - by * start
     return replace(cut, first=first, last=last, step=by, least=least, most=most)
@@ -313,8 +315,8 @@ def of_operand(cut: Cut, start: Expr, step: int, mesh: Mesh) -> Cut:
 def of_result(cut: Cut, start: Expr, step: int, extent: Expr, mesh: Mesh) -> Cut:
     """Return the part of the j of a slice, start + step * j with j < extent, that lie in this part
     of the operand."""
-    if cut.given is not None:
-        return given(cut.axes, *_within(*cut.given, start, step, extent))
+    if cut.interval is not None:
+        return interval(cut.axes, *_within(*cut.interval, start, step, extent))
     first, last = _within(cut.first, cut.last, start, step, extent)
     if not cut.axes:
         return fixed(first, last)
@@ -325,11 +327,11 @@ def of_result(cut: Cut, start: Expr, step: int, extent: Expr, mesh: Mesh) -> Cut
 def rolled(cut: Cut, shift: Expr, extent: Expr, mesh: Mesh) -> Cut:
     """Return the operand's part for this part of j, where element j is operand[(j - shift) mod
     extent]."""
-    if cut.axes and cut.given is None and cut.step != 1:
-        cut = given(cut.axes, *cut.bounds(mesh))
-    bounds = cut.given and (cut.given[0] - shift, cut.given[1] - shift)
+    if cut.axes and cut.interval is None and cut.step != 1:
+        cut = interval(cut.axes, *cut.bounds(mesh))
+    bounds = cut.interval and (cut.interval[0] - shift, cut.interval[1] - shift)
     return replace(
-        cut, entry=None, first=cut.first - shift, last=cut.last - shift, given=bounds,
+        cut, entry=None, first=cut.first - shift, last=cut.last - shift, interval=bounds,
         least=cut.least + shift, most=cut.most + shift, period=extent,
     )
 
@@ -370,8 +372,8 @@ def widened(blocks: Cut, width: int) -> Cut:
     them."""
     if not blocks.axes:
         return replace(blocks, last=blocks.last + width)
-    if blocks.given is not None:
-        return given(blocks.axes, blocks.given[0], blocks.given[1] + width)
+    if blocks.interval is not None:
+        return interval(blocks.axes, blocks.interval[0], blocks.interval[1] + width)
     return replace(blocks, last=blocks.last + width, least=blocks.least - width)
 
 
@@ -384,7 +386,7 @@ def hull(a: Cut, b: Cut) -> Cut | None:
         return a
     if a.inside(b):
         return b
-    if not a.axes and not b.axes and a.given is None is b.given:
+    if not a.axes and not b.axes and a.interval is None is b.interval:
         gap = expr.maximum(a.first, b.first) - expr.minimum(a.last, b.last)
         near = gap.is_const and gap.value <= NEAR
         joined = fixed(_least(a.first, b.first), _most(a.last, b.last))

@@ -17,8 +17,9 @@ from codegen.ir import plan as g
 from codegen.symbolic.expr import Expr, Sym
 
 _INSIDE = (
-    g.Apply, g.Argument, g.Bound, g.Box, g.Choice, g.LibraryCall, g.Exchange, g.Integer, g.Keep,
-    g.KernelCall, g.Lane, g.Load, g.Nest, g.Part, g.Reduce, g.Store, g.Sweep, g.Turns, g.Var,
+    g.Apply, g.Argument, g.Bound, g.Box, g.WorkBranch, g.LibraryCall, g.Exchange, g.Integer,
+    g.LocalValue, g.KernelCall, g.Lane, g.Load, g.Nest, g.Part, g.Reduce, g.Store, g.Sweep,
+    g.WorkLoop, g.Var,
 )
 _PLAIN = ("DType", "DType | None", "Place | None", "Sym", "bool", "int", "int | None", "str",
           "M | None", "tuple[M, ...]", "Caller", "tuple[int, ...]")
@@ -29,27 +30,27 @@ T = TypeVar("T")
 
 def mapped(x: T, f: Callable[[Expr], Expr]) -> T:
     """Return x with every Expr e in it replaced by f(e)."""
-    made: T = _mapped(x, f)
-    return made
+    changed: T = _mapped(x, f)
+    return changed
 
 
 def exprs(x: Any) -> Iterator[Expr]:
     """Return an iterator over every Expr in x."""
-    found: list[Expr] = []
-    _gather(x, found)
-    return iter(found)
+    formulas: list[Expr] = []
+    _gather(x, formulas)
+    return iter(formulas)
 
 
-def _gather(x: Any, found: list[Expr]) -> None:
+def _gather(x: Any, formulas: list[Expr]) -> None:
     if isinstance(x, Expr):
-        found.append(x)
+        formulas.append(x)
     elif isinstance(x, tuple):
         for y in x:
-            _gather(y, found)
+            _gather(y, formulas)
     else:
         kind: Any = type(x)
         for name in _order(kind):
-            _gather(getattr(x, name), found)
+            _gather(getattr(x, name), formulas)
 
 
 def picked(x: Any) -> Iterator[Sym]:
@@ -75,9 +76,9 @@ def _mapped(x: Any, f: Callable[[Expr], Expr]) -> Any:
     changed = {}
     for name in _order(kind):
         old = getattr(x, name)
-        made = _mapped(old, f)
-        if made is not old:
-            changed[name] = made
+        new_value = _mapped(old, f)
+        if new_value is not old:
+            changed[name] = new_value
     return replace(x, **changed) if changed else x
 
 

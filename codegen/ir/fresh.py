@@ -14,11 +14,11 @@ class Fresh:
     def name(self, base: str) -> str:
         """Return base, or base_2, base_3 …: the first that nothing has."""
         count = self._count.get(base, 0) + 1
-        while (found := base if count == 1 else f"{base}_{count}") in self._count:
+        while (name := base if count == 1 else f"{base}_{count}") in self._count:
             count += 1
         self._count[base] = count
-        self._count.setdefault(found, 1)
-        return found
+        self._count.setdefault(name, 1)
+        return name
 
     def names(self) -> list[str]:
         """Return the names that were taken or handed out, in that order."""
@@ -29,6 +29,6 @@ class Fresh:
             self._count.setdefault(name, 1)
 
     def copy(self) -> Fresh:
-        made = Fresh()
-        made._count = dict(self._count)
-        return made
+        copied = Fresh()
+        copied._count = dict(self._count)
+        return copied

@@ -54,6 +54,11 @@ def loop_vars(shape: Shape, prefix: str = "j") -> tuple[Var, ...]:
     )
 
 
+def long_loops(loops: Iterable[Var]) -> tuple[Var, ...]:
+    """Return the loops of more than one iteration; of others emitters leave out the loop."""
+    return tuple(v for v in loops if v.extent != 1)
+
+
 def in_order(loops: Iterable[Var]) -> list[Var]:
     """Return the loops in the order of the dims that they run over."""
     return sorted(loops, key=lambda v: (len(v.sym.name), v.sym.name))
@@ -197,8 +202,8 @@ def _rows(distance: Expr, shape: Shape) -> int | None:
     """Return the least number of rows that this distance may be; None if it is not a few."""
     row, *inner = strides(shape)
     if row.is_const:
-        found = distance.value // row.value if distance.is_const and row.value else None
-        return found if found is not None and abs(found) <= ROWS else None
+        shift = distance.value // row.value if distance.is_const and row.value else None
+        return shift if shift is not None and abs(shift) <= ROWS else None
     return next((s for s in range(-ROWS, ROWS + 1) if _within(distance - s * row, inner)), None)
 
 

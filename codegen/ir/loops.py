@@ -32,9 +32,10 @@ Kernels = Mapping[str, tuple[Any, tuple[Parameter, ...]]]
 
 @dataclass(frozen=True, eq=False)
 class Do(Kind):
-    """Do these acts in order. begins: pairs of an operand and a result that has the operand's
-    elements at first: it lies in the same memory, or they are copied. scratch: memory that is
-    needed meanwhile. of: the op of the Program that it is; None: of several, fused."""
+    """Do these acts in order. begins: pairs of an operand and a result that starts with the
+    operand's elements: both lie in one memory, or the elements are copied. scratch: memory that
+    only these acts use. of: the op of the Program that became this Do; None for several that were
+    fused."""
 
     name = "do"
     acts: tuple[Act, ...]
@@ -45,10 +46,10 @@ class Do(Kind):
 
 @dataclass(frozen=True)
 class Loops:
-    """A program as loop nests. constants: what a Load reads that is no value in memory. named:
-    symbols that stand for formulas. apart: by result of a loop, the axes along which ranks may have
-    made other turns. lets: symbols that `let` ops define, where what they name follows from a
-    formula."""
+    """A program as loop nests. constants: arrays in the image, by the value that a Load names.
+    named: symbols that stand for formulas. diverging: by result of a loop, the axes along which
+    ranks may have made another number of iterations. lets: symbols that `let` ops define and that
+    follow from a formula."""
 
     module: Module
     constants: Mapping[Value, Array]
@@ -56,7 +57,7 @@ class Loops:
     libraries: tuple[Routine, ...]
     kernels: Kernels
     sites: int
-    apart: Mapping[Value, frozenset[str]]
+    diverging: Mapping[Value, frozenset[str]]
     lets: Mapping[Sym, Expr] = field(default_factory=dict)
 
     def with_module(self, module: Module) -> Loops:
@@ -68,11 +69,11 @@ Cycle = tuple[Buffer, ...]
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Loops with the buffers of their values. across: what is needed all along a loop, in every
-    turn or after it. exchanged: the axes of the exchanges that touch a value. last: exchanges after
-    which nobody needs what they read. arms: of branches. cycles: of a loop; as a turn ends, each
-    buffer of one takes what the one before it holds."""
+class BufferAssignment:
+    """Loops with the buffers of their values. across: by loop, the values that stay live during
+    all of its iterations. exchanged: the axes of the exchanges that touch a value. last: exchanges
+    whose source is dead afterwards. arms: the arms of branches. cycles: by loop, the cycles of
+    buffers; as an iteration ends, each buffer takes the content of the one before it."""
 
     loops: Loops
     buffers: tuple[Buffer, ...]

@@ -116,8 +116,8 @@ class Arms:
     def shared(self, values: Iterable[Value], blank: Collection[Value]) -> int:
         """Return the innermost arm that all these values are defined in, but for blank ones, which
         nobody writes."""
-        found = {self.of[v] for v in values if v not in blank}
-        return reduce(self.common, found) if found else 0
+        arms = {self.of[v] for v in values if v not in blank}
+        return reduce(self.common, arms) if arms else 0
 
     def common(self, a: int, b: int) -> int:
         """Return the innermost arm that two arms stand in; 0 if there is none."""

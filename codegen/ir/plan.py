@@ -5,9 +5,9 @@
                | More | Send | Save
     Phase    = a compute phase: Work in order
     Work     = Store | Reduce | Nest | Lane | LibraryCall | KernelCall
-               over loop variables; Turns | Choice of Work: loops and branches that only compute
-    Nest     = sweeps one after the other within common loops; Sweep = Keep | Store | Reduce in one
-    Node     = Literal | Integer | Runtime | Load | Kept | Apply    the scalar at one point
+               over loop variables; WorkLoop | WorkBranch of Work: control that only computes
+    Nest     = sweeps one after the other within common loops; a Sweep = LocalValue | Store | Reduce
+    Node     = Literal | Integer | Runtime | Load | LocalRead | Apply    the scalar at one point
 
 Offsets, extents and peers are Exprs over coordinates, axis sizes, scalars, counters and the loop
 variables of the Work they stand in. What an exchange takes from a member is written in the
@@ -38,8 +38,8 @@ else:
 @dataclass(frozen=True)
 class Buffer:
     """Memory of one rank. number: its logical number; the same on all ranks of all jobs. arm: the
-    arm of a branch that alone uses it, by its number in the Plan; 0: none. sparse: a rank touches
-    parts of it only, and the engine takes memory for these alone."""
+    number, in the Plan, of the only arm of a branch that uses it; 0 if others use it too. sparse: a
+    rank touches parts of it only, and the engine takes memory for these parts only."""
 
     number: int
     name: str
@@ -62,7 +62,7 @@ else:
 
 @dataclass(frozen=True)
 class Literal:
-    """A number that is constant. Equal ones are spelled alike: 0.0 is another one than -0.0."""
+    """A constant number. Two are equal if they are spelled alike, so 0.0 differs from -0.0."""
 
     value: Any = field(compare=False)
     dtype: DType
@@ -108,8 +108,8 @@ class Load(Generic[M]):
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A value that a Keep of the same nest has computed for this point."""
+class LocalRead:
+    """The value of a LocalValue of the same nest at this point."""
 
     name: str
     dtype: DType
@@ -117,7 +117,8 @@ class Kept:
 
 @dataclass(frozen=True)
 class Apply(Generic[M]):
-    """A row of FUNCTIONS. dtype: of the result; operands: dtype of the first operand's loop."""
+    """A function of FUNCTIONS, applied to the values of nodes. dtype: that of the result; operand:
+    that in which NumPy's loop for the first operand computes."""
 
     fn: str
     dtype: DType
@@ -125,11 +126,11 @@ class Apply(Generic[M]):
     operand: DType
 
 
-Node = Literal | Integer[M] | Runtime | Load[M] | Kept | Apply[M]
+Node = Literal | Integer[M] | Runtime | Load[M] | LocalRead | Apply[M]
 
 
-# A Store that stores nothing: `value` elements from there on are kept by the engine, to be put back
-# if the run fails.
+# `combine` of a Store that stores nothing: the engine saves `value` elements from the offset on,
+# and restores them if the run fails.
 KEEPS = "keeps"
 
 # ---- work of a compute phase ---------------------------------------------------------------------
@@ -145,11 +146,12 @@ class Var:
 
 @dataclass(frozen=True)
 class Store(Generic[M]):
-    """buffer[offset] = value, for every point. combine: a COMBINE, "set" or KEEPS. A point whose
-    bound positions do not all lie within 0 … limit is dropped. rows: so many rows (of the first
-    loop) wait in `waiting` before they are stored, because the rows after them read what was there,
-    `room` elements apart; a point stands at `line` of its row. sift: of so many turns of the last
-    loop, those whose point is not dropped are found before they are stored; 0: of one."""
+    """buffer[offset] = value, for every point. combine: a COMBINE, "set" or KEEPS. A point is
+    dropped if one of its bound positions lies outside 0 … limit. rows: the number of rows of the
+    first loop that wait in the buffer `waiting` before they are stored, since later rows read the
+    old elements; a waiting row takes `room` elements, and a point lies at `line` in its row. sift:
+    the points that are not dropped are listed first, for this many iterations of the last loop; 0
+    if each is tested and stored by itself."""
 
     loops: tuple[Var, ...]
     buffer: M
@@ -164,14 +166,20 @@ class Store(Generic[M]):
     line: Expr = expr.const(0)
     sift: int = 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether every point writes its value where it is computed: none is combined with what is
+        there, none is dropped, none waits."""
+        return self.combine == "set" and not (self.bounds or self.rows)
+
 
 @dataclass(frozen=True)
 class Reduce(Generic[M]):
-    """buffer[offset] = COMBINE[fn] of value over `inner`, for every point of `loops`.
-    rows: the last of `loops` runs innermost, over a row of results, as memory lies. total: the type
-    that it is computed in where that is not left to loops/schedule.py. together: so many turns of
-    the loop around the innermost are taken at once; a row's terms are combined, then added.
-    """
+    """buffer[offset] = COMBINE[fn] of value over `inner`, for every point of `loops`. rows: the
+    last of `loops` runs innermost, over a row of results that is contiguous in memory. total: the
+    type of the accumulator; None leaves it to loops/schedule.py. unroll: the number of iterations
+    of the loop around the innermost one that are computed in one; their terms are combined first,
+    then added to the row."""
 
     loops: tuple[Var, ...]
     inner: tuple[Var, ...]
@@ -183,13 +191,14 @@ class Reduce(Generic[M]):
     dtype: DType
     place: Place | None = None
     total: DType | None = None
-    together: int = 1
+    unroll: int = 1
 
 
 @dataclass(frozen=True)
-class Keep(Generic[M]):
-    """A value that is read as Kept(name), at this point or, with fn, once the sweep is done: then
-    it is COMBINE[fn] of all its points, computed in the type `total` and rounded at the end."""
+class LocalValue(Generic[M]):
+    """A local variable of a nest, which LocalRead(name) reads: at this point or, with fn, once the
+    sweep is done; then it is COMBINE[fn] of the values at all points, computed in the type `total`
+    and rounded at the end."""
 
     name: str
     dtype: DType
@@ -199,54 +208,56 @@ class Keep(Generic[M]):
     total: DType | None = None
 
     @property
-    def local(self) -> Kept:
-        return Kept(self.name, self.dtype)
+    def read(self) -> LocalRead:
+        return LocalRead(self.name, self.dtype)
 
 
 @dataclass(frozen=True)
 class Sweep(Generic[M]):
-    """Do parts in order for every point of `loops` (within those of the nest). simd: turns of the
-    last loop may be taken at once: what is folded in any order, what is written lies apart. lanes:
-    so many of them have a total each, which are folded at the end; 0: all have one. ahead: values
-    that are computed first, for a piece of the last loop (loops/lookahead.py)."""
+    """Do parts in order for every point of `loops` (within those of the nest). simd: iterations of
+    the last loop may run in vectors: folds in any order, stores to different elements. lanes: the
+    number of accumulators of each fold, which are folded at the end; 0 for one accumulator. ahead:
+    values that a loop of their own computes first, for a piece of the last loop
+    (loops/lookahead.py)."""
 
     loops: tuple[Var, ...]
-    parts: tuple[Keep[M] | Store[M] | Reduce[M], ...]
+    parts: tuple[LocalValue[M] | Store[M] | Reduce[M], ...]
     simd: bool = False
     lanes: int = 0
-    ahead: tuple[Keep[M], ...] = ()
+    ahead: tuple[LocalValue[M], ...] = ()
 
     @property
     def long(self) -> tuple[Var, ...]:
-        """The loops of more than one turn."""
+        """The loops of more than one iteration."""
         return tuple(v for v in self.loops if v.extent != 1)
 
     @property
-    def folds(self) -> tuple[Keep[M], ...]:
-        return tuple(p for p in self.parts if isinstance(p, Keep) and p.fn)
+    def folds(self) -> tuple[LocalValue[M], ...]:
+        return tuple(p for p in self.parts if isinstance(p, LocalValue) and p.fn)
 
 
 @dataclass(frozen=True)
 class Nest(Generic[M]):
-    """Do sweeps in order for every point of `loops`. A Reduce in it is one of rows. together: so
-    many turns of the last of `loops` are taken together."""
+    """Do sweeps in order for every point of `loops`. A Reduce in it has `rows`. unroll: the number
+    of iterations of the last of `loops` that are computed in one (loops/unroll_and_jam.py)."""
 
     loops: tuple[Var, ...]
     sweeps: tuple[Sweep[M], ...]
     place: Place | None = None
-    together: int = 1
+    unroll: int = 1
 
     @property
-    def parts(self) -> tuple[Keep[M] | Store[M] | Reduce[M], ...]:
+    def parts(self) -> tuple[LocalValue[M] | Store[M] | Reduce[M], ...]:
         return tuple(p for sweep in self.sweeps for p in (*sweep.ahead, *sweep.parts))
 
 
 @dataclass(frozen=True)
 class Lane(Generic[M]):
-    """One lane after the other: kind cumulative, argreduce, sort or argsort.
-    `value` stands at position `along` of the lane; what comes out is stored at offset + stride * k
-    (argreduce: at offset). sort and argsort copy the lane into scratch[0] and work there. lanes: so
-    many elements that argreduce compares at once, each with the extreme of its own; 0: one.
+    """A cumulative operation, an argreduce, a sort or an argsort along each lane of an array.
+    `value` is the element at position `along` of the lane; result k is stored at offset + stride *
+    k (argreduce: its one result at offset). sort and argsort copy the lane into scratch[0] and work
+    there. lanes: the number of elements that argreduce compares in one vector, each with an extreme
+    of its own; 0 compares one at a time.
     """
 
     kind: str
@@ -265,8 +276,8 @@ class Lane(Generic[M]):
 
 @dataclass(frozen=True)
 class Caller:
-    """A function in C around routines, which does one piece of work. parameters: those of its
-    LibraryCall, int64_t for each number, then a pointer for each part."""
+    """A C function that calls routines of libraries. parameters: an int64_t for each number of its
+    LibraryCall, then a pointer for each part."""
 
     name: str
     parameters: str
@@ -276,8 +287,8 @@ class Caller:
 
 @dataclass(frozen=True)
 class Part(Generic[M]):
-    """Memory that a routine is given: from an element of a buffer on. row: which of the numbers of
-    the call says how far rows of it are apart, where they may lie at any distance."""
+    """A memory operand of a routine, from an element of a buffer on. row: the index of the number,
+    among those of the call, that is its row stride; None if its rows are contiguous."""
 
     buffer: M
     offset: Expr
@@ -287,8 +298,8 @@ class Part(Generic[M]):
 
 @dataclass(frozen=True)
 class LibraryCall(Generic[M]):
-    """function(numbers, parts) for every point of `loops`. What it changes was put there before.
-    routines: logical numbers, in the order of the function's."""
+    """function(numbers, parts) for every point of `loops`. Operands that it updates are initialised
+    before. routines: logical numbers, in the order of the function's."""
 
     function: Caller
     loops: tuple[Var, ...]
@@ -302,7 +313,7 @@ class LibraryCall(Generic[M]):
 class Argument(Generic[M]):
     """An argument of a kernel: a Buffer (from an offset on) or a Node. writes: an output."""
 
-    what: M | Expr | Node[M]
+    value: M | Expr | Node[M]
     dtype: DType
     shape: Shape = ()
     writes: bool = False
@@ -319,8 +330,8 @@ class KernelCall(Generic[M]):
 
 
 @dataclass(frozen=True)
-class Turns(Generic[M]):
-    """A loop inside of a phase: its body in every turn, for `sym` from start to stop."""
+class WorkLoop(Generic[M]):
+    """A loop inside of a phase: its body in every iteration, for `sym` from start to stop."""
 
     sym: Sym
     start: Expr
@@ -331,8 +342,8 @@ class Turns(Generic[M]):
 
 
 @dataclass(frozen=True)
-class Choice(Generic[M]):
-    """A branch inside of a phase, as a Branch is."""
+class WorkBranch(Generic[M]):
+    """A branch inside of a phase: arm number `on` runs, as in a Branch."""
 
     on: Expr | Load[M]
     arms: tuple[tuple[Work[M], ...], ...]
@@ -340,7 +351,7 @@ class Choice(Generic[M]):
 
 
 Simple = Store[M] | Reduce[M] | Nest[M] | Lane[M] | LibraryCall[M] | KernelCall[M]
-Work = Simple[M] | Turns[M] | Choice[M]
+Work = Simple[M] | WorkLoop[M] | WorkBranch[M]
 
 
 # ---- steps of the control program ----------------------------------------------------------------
@@ -348,7 +359,8 @@ Work = Simple[M] | Turns[M] | Choice[M]
 
 @dataclass(frozen=True)
 class PhaseParameter:
-    """A number that a phase is handed. formula: what it is; value: as the caller computes it."""
+    """A number that a phase takes as an argument. formula: its definition; value: the formula by
+    which the caller computes it."""
 
     sym: Sym
     formula: Expr
@@ -389,18 +401,18 @@ POINT, ARRIVED = Sym("point", "var"), "arrived"
 class Exchange(Generic[M]):
     """One exchange phase of all ranks. `member` is the symbol of a member's position along `axes`.
 
-    pull_from: what I take from a member, in that member's view. pull_into: where it goes, in mine.
-    send: what a member takes from me, in mine. source, dest: of a permute (None: not solved).
-    flow: which members a member reads: all, from_root, to_root, up_to (itself), before (itself),
-    near (ranges along each axis: of those that I read, and of those that read me); boxes of a fold
-    do not tell. differs: send is another one for every member. give_into: where what I send goes in
-    a member's view, where it may be written there. in_place: it is pulled into the buffer that
-    members pull from. wraps: how many boxes a pair of members has; the symbol `wrap` says which.
-    last: nobody needs what is pulled from any more. A member that is alone does not copy, where it
-    shifts: moves the beginning of the buffer to what it would copy into it; or swaps: lets the two
-    buffers change places.
-    take: is done with every element that is pulled, once, instead of a copy: with ARRIVED, and with
-    what stands at POINT, where a copy would go, in this and other buffers.
+    pull_from: the box that I read of a member, in that member's view. pull_into: the box that I
+    write, in mine. send: the box that a member reads of me, in mine. give_into: the box of a member
+    that I write instead, in its view. source, dest: the peers of a permute; None if they are not
+    solved for. flow: which members a member reads, which the boxes of a fold do not tell: all,
+    from_root, to_root, up_to (itself), before (itself) or near; near: ranges along each axis, of
+    the members that I read and of those that read me. differs: each member reads another `send`.
+    in_place: pull_into lies in the buffer that members read. wraps: the number of boxes of a pair
+    of members; the symbol `wrap` counts them. last: the source is dead afterwards. shifts, swaps:
+    a single member does not copy; it moves the beginning of the buffer to the elements that it
+    would copy, or exchanges the addresses of the two buffers. take: a Store that is done with each
+    element that arrives, instead of a copy; it reads ARRIVED, and elements of buffers at POINT, the
+    position where a copy would write.
     """
 
     site: int
@@ -482,7 +494,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Default:
-    """Steps that compute input number `input` where it was not given."""
+    """Steps that compute input number `input` in a call that omits it."""
 
     input: int
     name: str
@@ -491,7 +503,8 @@ class Default:
 
 @dataclass(frozen=True)
 class Print(Generic[M]):
-    """Print parts and operands. paced: when it is time again, or operand 0 is operand 1."""
+    """Print parts and operands. paced: only if enough time has passed since the last one, or if
+    operand 0 equals operand 1."""
 
     parts: tuple[str, ...]
     operands: tuple[Node[M], ...]
@@ -502,7 +515,8 @@ class Print(Generic[M]):
 
 @dataclass(frozen=True)
 class Expect(Generic[M]):
-    """The run of all ranks ends with this text where `holds` is not true. check: who asked."""
+    """End the run of all ranks with this text where `holds` is false. check: the name of the check
+    that made it."""
 
     holds: Node[M]
     parts: tuple[str, ...]
@@ -513,9 +527,9 @@ class Expect(Generic[M]):
 
 @dataclass(frozen=True)
 class Home:
-    """The place of something carried: the extents of its memory, shape and layout of the array that
-    it is a part of, and the part's offset where there is room around. None: other ranks have no
-    part in it."""
+    """Where a carried value belongs: the extents of its memory; the shape and layout of the array
+    of which it is a part, and the part's offset if it has ghost cells around it. `array` is None if
+    the value is this rank's only."""
 
     name: str
     dtype: DType
@@ -525,8 +539,8 @@ class Home:
 
 @dataclass(frozen=True)
 class Point(Generic[M]):
-    """The first step of a turn of an outermost loop: here what it carries is kept, and, in a run
-    that goes on from a checkpoint, replaced; then its counter is set too."""
+    """The first step of an iteration of an outermost loop: the place of a checkpoint. What the loop
+    carries is saved here; a run that resumes from a checkpoint replaces it, and sets `counter`."""
 
     number: int
     counter: Expr | None
@@ -535,10 +549,10 @@ class Point(Generic[M]):
     place: Place | None = None
 
 
-# What is handed to others while the program runs, or taken of them.
+# Steps that exchange data with services outside of the job.
 @dataclass(frozen=True)
 class Take(Generic[M]):
-    """The feed's next batch is written into these buffers, a field each."""
+    """Write the feed's next batch into these buffers, a field into each."""
 
     number: int
     feed: str
@@ -549,7 +563,7 @@ class Take(Generic[M]):
 
 @dataclass(frozen=True)
 class More(Generic[M]):
-    """Whether the feed has a next batch is written into a buffer: one truth value."""
+    """Write into a buffer whether the feed has a next batch: one truth value."""
 
     feed: str
     into: M
@@ -558,22 +572,22 @@ class More(Generic[M]):
 
 @dataclass(frozen=True)
 class Send(Generic[M]):
-    """Send the content of these buffers to those who made the batch that was taken last."""
+    """Send the content of these buffers to the producers of the last batch that was taken."""
 
     number: int
     feed: str
-    given: tuple[M, ...]
+    values: tuple[M, ...]
     homes: tuple[Home, ...]
     place: Place | None = None
 
 
 @dataclass(frozen=True)
 class Save(Generic[M]):
-    """Save this buffer as a frame of `series`, in every so many turns of the loop around."""
+    """Save this buffer as a frame of `series`, in every `every`-th iteration of the loop around."""
 
     series: str
     every: int
-    given: tuple[M, ...]  # of one
+    values: tuple[M, ...]  # of one
     homes: tuple[Home, ...]
     place: Place | None = None
 
@@ -584,11 +598,11 @@ Step = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point
 
 @dataclass(frozen=True)
 class Array:
-    """An input or output, or what a loop carries: which buffer, and its place in the global array.
-    part: offset and extent of a rank's part along every dim. own: the array is a rank's alone.
-    room: where the part begins in memory, along every dim, and the extents of that. flag: what each
-    call says of it: 1 where it is given, or asked for; needs: optional inputs, of an output;
-    of an optional input its declaration."""
+    """An input, an output or a carried value: its buffer, and its place in the global array. part:
+    offset and extent of a rank's part along every dim. own: each rank has an array of its own.
+    room: where the part begins in memory with ghost cells, along every dim, and the extents of that
+    memory. flag: the symbol that is 1 in a call that passes the input or asks for the output;
+    needs: the optional inputs that an output needs, or the declaration of an optional input."""
 
     name: str
     buffer: Buffer
@@ -605,7 +619,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Saved:
-    """A save, and the array of which it hands over frames."""
+    """A save step, and the array whose frames it saves."""
 
     series: str
     every: int
@@ -614,8 +628,8 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Handed:
-    """A step that takes of a feed, or sends to it. feed, number: of the step, and its arrays."""
+class FeedStep:
+    """A Take or a Send, by its feed and its number, with the arrays that it fills or sends."""
 
     feed: str
     number: int
@@ -649,8 +663,8 @@ class Plan:
     # what outermost loops carry, by their numbers; None: they have no points
     points: tuple[tuple[Array, ...], ...] | None = None
     feeds: tuple[Feed, ...] = ()
-    takes: tuple[Handed, ...] = ()
-    sends: tuple[Handed, ...] = ()
+    takes: tuple[FeedStep, ...] = ()
+    sends: tuple[FeedStep, ...] = ()
     saves: tuple[Saved, ...] = ()
     # by number of an arm of a branch, from 1 on, outer ones first: the arm around it; 0: none
     arms: tuple[int, ...] = ()

@@ -15,19 +15,18 @@ from codegen.ir.plan import (
     Box,
     Branch,
     Buffer,
-    Choice,
     Default,
     Exchange,
     Expect,
     Integer,
-    Keep,
-    Kept,
     KernelCall,
     Lane,
     Let,
     LibraryCall,
     Literal,
     Load,
+    LocalRead,
+    LocalValue,
     Loop,
     More,
     Nest,
@@ -44,9 +43,10 @@ from codegen.ir.plan import (
     Step,
     Store,
     Take,
-    Turns,
     Var,
     Work,
+    WorkBranch,
+    WorkLoop,
 )
 from codegen.ir.steps import is_asked, moved
 from codegen.mesh import Mesh
@@ -59,8 +59,8 @@ def plan_text(plan: Plan) -> str:
     lines = [f"plan {plan.name} over mesh ({_mesh(plan.mesh)})"]
     over = overlays(plan)
     for b in plan.buffers:
-        at = f" in overlay {over.of[b.number]}" if over.of[b.number] else ", sparse" * b.sparse
-        lines.append(f"buffer {b.number} {b.name}: {b.dtype}[{b.capacity}]{at}")
+        lies = f" in overlay {over.of[b.number]}" if over.of[b.number] else ", sparse" * b.sparse
+        lines.append(f"buffer {b.number} {b.name}: {b.dtype}[{b.capacity}]{lies}")
     lines += [f"overlay {k} in overlay {n}" for k, n in enumerate(over.around, 1) if n]
     for b in plan.constants:
         lines.append(f"constant {b.number} {b.name}: {b.dtype}[{b.capacity}]")
@@ -111,9 +111,10 @@ def loops_text(loops: Loops) -> str:
                 yield f"{indent}    yield {', '.join(of(v).name for v in inner.results)}".rstrip()
 
     def head(op: Op) -> str:
-        made = ", ".join(map(called, op.results))
-        given = ", ".join(of(v).name for v in op.operands)
-        return " ".join(filter(None, (op.what.name, made, f"from {given}" if given else "")))
+        results = ", ".join(map(called, op.results))
+        operands = ", ".join(of(v).name for v in op.operands)
+        source = f"from {operands}" if operands else ""
+        return " ".join(filter(None, (op.what.name, results, source)))
 
     def body() -> Iterator[str]:
         if module.entry_branch is None:
@@ -123,7 +124,7 @@ def loops_text(loops: Loops) -> str:
         for shown in (EntryText(module, number) for number in range(len(module.entries))):
             yield f"  {shown.head}"
             yield from region(shown.body, "    ")
-            yield from (f"    {what} is {of(v).name}" for what, v in shown.gives.items())
+            yield from (f"    {field} is {of(v).name}" for field, v in shown.gives.items())
 
     lines = [f"loops {module.name} over mesh ({_mesh(module.mesh)})"]
     lines += [f"constant {called(v)}" for v in loops.constants]
@@ -200,21 +201,21 @@ def _steps(steps: Sequence[Step], indent: str, entries: tuple[str, ...] = ()) ->
         elif isinstance(step, More):
             yield f"{indent}ask feed {step.feed} for more, into {step.into.name}{where}"
         elif isinstance(step, Send):
-            given = ", ".join(b.name for b in step.given)
-            yield f"{indent}send {given} to feed {step.feed}{where}"
+            names = ", ".join(b.name for b in step.values)
+            yield f"{indent}send {names} to feed {step.feed}{where}"
         elif isinstance(step, Save):
-            yield f"{indent}save {step.given[0].name} as {step.series}, every {step.every}{where}"
+            yield f"{indent}save {step.values[0].name} as {step.series}, every {step.every}{where}"
 
 
 def _work(work: Work, indent: str) -> Iterator[str]:
-    if isinstance(work, Turns):
+    if isinstance(work, WorkLoop):
         where = f"  # line {work.place.line}" if work.place else ""
         yield (f"{indent}for {work.sym.name} from {work.start} to {work.stop} "
                f"step {work.step}{where}")
         for inner in work.body:
             yield from _work(inner, indent + "  ")
         return
-    if isinstance(work, Choice):
+    if isinstance(work, WorkBranch):
         yield f"{indent}branch on {_on(work.on)}"
         for k, arm in enumerate(work.arms):
             yield f"{indent}  arm {k}"
@@ -228,11 +229,11 @@ def _work(work: Work, indent: str) -> Iterator[str]:
     for sweep in work.sweeps:
         yield f"{indent}  sweep{_loops(sweep.loops)}{', vectorised' if sweep.simd else ''}"
         for part in (*sweep.ahead, *sweep.parts):
-            if isinstance(part, Keep):
+            if isinstance(part, LocalValue):
                 value = node_text(part.value)
                 total = f" in {part.total}" if part.total not in (None, part.dtype) else ""
-                made = f"{part.fn}({value}){total}" if part.fn else value
-                yield f"{indent}    {part.name} is {made}"
+                computed = f"{part.fn}({value}){total}" if part.fn else value
+                yield f"{indent}    {part.name} is {computed}"
             else:
                 yield f"{indent}    {work_text(replace(part, loops=()))}"
 
@@ -292,8 +293,8 @@ def work_text(work: Simple) -> str:
         tests = "".join(f" where {b.sym.name} = {node_text(b.node)}" for b in work.bounds)
         target = _at(work.buffer, work.offset)
         sifted = f"; {work.sift} looked at before" if work.sift else ""
-        at = f"{_loops(work.loops)}{_waiting(work)}{sifted}"
-        return f"{target} {how} {node_text(work.value)}{tests}{at}"
+        loops = f"{_loops(work.loops)}{_waiting(work)}{sifted}"
+        return f"{target} {how} {node_text(work.value)}{tests}{loops}"
     if isinstance(work, Reduce):
         target = _at(work.buffer, work.offset)
         inner = _loops(work.inner)
@@ -310,8 +311,8 @@ def work_text(work: Simple) -> str:
         return f"{work.function.name}({args}){by}{_loops(work.loops)}"
     assert isinstance(work, KernelCall)
     args = ", ".join(
-        (a.what.name if a.offset == 0 else _at(a.what, a.offset)) if isinstance(a.what, Buffer)
-        else str(a.what) if isinstance(a.what, Expr) else node_text(a.what)
+        (a.value.name if a.offset == 0 else _at(a.value, a.offset)) if isinstance(a.value, Buffer)
+        else str(a.value) if isinstance(a.value, Expr) else node_text(a.value)
         for a in work.arguments
     )
     return f"{work.symbol}({args})"
@@ -333,7 +334,7 @@ def node_text(node: Node) -> str:
         return node.name
     if isinstance(node, Load):
         return f"{node.buffer.name}[{node.offset}{_where(node)}]"
-    if isinstance(node, Kept):
+    if isinstance(node, LocalRead):
         return node.name
     assert isinstance(node, Apply)
     name = f"cast {node.dtype}" if node.fn == "cast" else node.fn

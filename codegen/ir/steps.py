@@ -14,20 +14,19 @@ from codegen.ir.plan import (
     Argument,
     Branch,
     Buffer,
-    Choice,
     Default,
     Exchange,
     Expect,
     Feeding,
     Integer,
-    Keep,
-    Kept,
     KernelCall,
     Lane,
     Let,
     LibraryCall,
     Literal,
     Load,
+    LocalRead,
+    LocalValue,
     Loop,
     M,
     More,
@@ -44,8 +43,9 @@ from codegen.ir.plan import (
     Step,
     Store,
     Take,
-    Turns,
     Work,
+    WorkBranch,
+    WorkLoop,
 )
 from codegen.symbolic.expr import Expr
 
@@ -79,9 +79,9 @@ def inner_steps(step: Step) -> tuple[tuple[Step, ...], ...]:
 
 
 def inner_works(work: Work[M]) -> tuple[tuple[Work[M], ...], ...]:
-    if isinstance(work, Turns):
+    if isinstance(work, WorkLoop):
         return (work.body,)
-    return work.arms if isinstance(work, Choice) else ()
+    return work.arms if isinstance(work, WorkBranch) else ()
 
 
 def walk_works(works: Sequence[Work[M]]) -> Iterator[Work[M]]:
@@ -94,7 +94,7 @@ def walk_works(works: Sequence[Work[M]]) -> Iterator[Work[M]]:
 
 def simple_works(phase: Phase) -> list[Simple]:
     """Return the works of a phase without the loops and branches around them."""
-    return [w for w in walk_works(phase.work) if not isinstance(w, Turns | Choice)]
+    return [w for w in walk_works(phase.work) if not isinstance(w, WorkLoop | WorkBranch)]
 
 
 def mapped_steps(steps: Sequence[Step], f: Callable[[Step], Step]) -> tuple[Step, ...]:
@@ -165,12 +165,12 @@ def memory_read(act: Act[M]) -> Iterator[M]:
     elif isinstance(act, Exchange):
         yield from (box.buffer for box in (act.pull_from, act.send) if box is not None)
     elif isinstance(act, Send | Save):
-        yield from act.given
-    elif isinstance(act, Choice) and isinstance(act.on, Load):
+        yield from act.values
+    elif isinstance(act, WorkBranch) and isinstance(act.on, Load):
         yield act.on.buffer
 
 
-def memory_written(work: Act[M] | Keep[M]) -> Iterator[M]:
+def memory_written(work: Act[M] | LocalValue[M]) -> Iterator[M]:
     """Yield the memory that a work writes, its scratch memory too."""
     if isinstance(work, Point):
         yield from work.carried
@@ -187,7 +187,7 @@ def memory_written(work: Act[M] | Keep[M]) -> Iterator[M]:
         yield from work.into
     elif isinstance(work, More):
         yield work.into
-    elif not isinstance(work, Keep | Print | Expect | Send | Save | Turns | Choice):
+    elif not isinstance(work, LocalValue | Print | Expect | Send | Save | WorkLoop | WorkBranch):
         yield work.buffer
         if isinstance(work, Store) and work.waiting is not None:
             yield work.waiting
@@ -250,27 +250,27 @@ _OVER_MEMORY: dict[type, tuple[str, ...]] = {
 
 def array_of(argument: Argument[M]) -> M | None:
     """Return the array that an argument of a kernel is; None if it is a number."""
-    what = argument.what
-    return None if isinstance(what, Expr) or isinstance(what, _NODES) else what
+    operand = argument.value
+    return None if isinstance(operand, Expr) or isinstance(operand, _NODES) else operand
 
 
-_NODES = (Apply, Integer, Literal, Load, Kept, Runtime)
+_NODES = (Apply, Integer, Literal, Load, LocalRead, Runtime)
 
 
-def nodes(act: Act[M] | Keep[M]) -> Iterator[Node[M]]:
+def nodes(act: Act[M] | LocalValue[M]) -> Iterator[Node[M]]:
     """Yield the trees of an act in order: what it computes at a point."""
     if isinstance(act, Nest):
         for part in act.parts:
             yield from nodes(part)
     elif isinstance(act, KernelCall):
-        yield from (a.what for a in act.arguments if isinstance(a.what, _NODES))
+        yield from (a.value for a in act.arguments if isinstance(a.value, _NODES))
     elif isinstance(act, Print):
         yield from act.operands
     elif isinstance(act, Expect):
         yield from (act.holds, *act.operands)
     elif isinstance(act, Exchange):
         yield from () if act.take is None else nodes(act.take)
-    elif isinstance(act, Store | Reduce | Keep | Lane):
+    elif isinstance(act, Store | Reduce | LocalValue | Lane):
         if isinstance(act, Store):
             yield from (b.node for b in act.bounds)
         if act.value is not None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from codegen.errors import Place
 from codegen.ir.graph import Module, Value, walk
-from codegen.ir.loops import Do, Loops, Placed
+from codegen.ir.loops import BufferAssignment, Do, Loops
 from codegen.ir.plan import Exchange as PlanExchange
 from codegen.ir.plan import Phase, Plan
 from codegen.ir.steps import simple_works, walk_steps
@@ -76,7 +76,7 @@ class _Comparison:
 
 def size(level: Any) -> dict[str, int]:
     """Return how many ops, steps, exchanges and buffers a level has, as far as it has such."""
-    if isinstance(level, Placed):
+    if isinstance(level, BufferAssignment):
         return {**size(level.loops), "buffers": len(level.buffers)}
     if isinstance(level, Loops):
         dos = [op.what for region in level.module.regions for op in walk(region)

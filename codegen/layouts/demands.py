@@ -129,10 +129,10 @@ class Demands:
             away = cut.symbols() & late
             if have.axes:
                 few = expr.nonneg(cuts.NEAR - cut.most + cut.least)
-                if away or cut.axes != have.axes or cut.given or cut.step != 1 or not few:
+                if away or cut.axes != have.axes or cut.interval or cut.step != 1 or not few:
                     return None
             elif away:
-                if cut.axes or cut.given or cut.period:
+                if cut.axes or cut.interval or cut.period:
                     return None
                 first, last = lower_bound(cut.first, away), upper_bound(cut.last, away)
                 # Counters may go beyond the array where a branch keeps such turns from reading it:

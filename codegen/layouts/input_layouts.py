@@ -67,7 +67,7 @@ def _wanted(demands: Demands, i: Input) -> Layout:
     wanted = demands.wanted.get(i.value, {})
     for window in wanted:
         for d, cut in enumerate(window):
-            if cut.axes and not entries[d] and cut.given is None:
+            if cut.axes and not entries[d] and cut.interval is None:
                 entries[d] = cut.axes
             elif cut.entry is not None and len(wanted) == 1:
                 entries[d] = cut.entry

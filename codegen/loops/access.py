@@ -105,9 +105,9 @@ class Resolver:
         the first."""
         loops = loop_vars(value.type.shape)
         load = self.node(value, positions(loops))
-        found = affine(load.offset, loops) if isinstance(load, Load) and not load.bounds else None
-        assert found is not None and isinstance(load, Load), "an array of a kernel lies in memory"
-        return load.buffer, found[0]
+        linear = affine(load.offset, loops) if isinstance(load, Load) and not load.bounds else None
+        assert linear is not None and isinstance(load, Load), "an array of a kernel lies in memory"
+        return load.buffer, linear[0]
 
     def plainest(self, value: Value) -> tuple[tuple[Var, ...], Index]:
         """Return loops over all of a value, and its index, in the shape that it has without added
@@ -117,10 +117,10 @@ class Resolver:
         while value not in self.stored and isinstance(self.defs[value].what, Reshape):
             value = self.defs[value].operands[0]
             before = loop_vars(value.type.shape)
-            found = match_dims(positions(before), value.type.shape, shape)
-            if found is None:
+            matched = match_dims(positions(before), value.type.shape, shape)
+            if matched is None:
                 break
-            loops, index = before, found
+            loops, index = before, matched
         return loops, index
 
     def bound(self, value: Value, index: Index, limit: Expr) -> Bound[Value]:
@@ -130,18 +130,18 @@ class Resolver:
         return Bound(sym, self.node(value, index), limit)
 
     def picked(
-        self, indices: Sequence[Value], what: Gather | Scatter, shape: Shape, index: Index
+        self, indices: Sequence[Value], kind: Gather | Scatter, shape: Shape, index: Index
     ) -> tuple[Index, tuple[Bound[Value], ...]]:
         """Return the position in x (of this shape) that `index` of a gather's result (or of a
         scatter's operand) stands for."""
         count = indices[0].type.ndim
-        chosen = index[what.index_dim : what.index_dim + count]
-        rest = list(index[: what.index_dim] + index[what.index_dim + count :])
+        chosen = index[kind.index_dim : kind.index_dim + count]
+        rest = list(index[: kind.index_dim] + index[kind.index_dim + count :])
         bounds: list[Bound[Value]] = []
         inner: list[Expr] = []
         for d, extent in enumerate(shape):
-            if d in what.dims:
-                bound = self.bound(indices[what.dims.index(d)], chosen, extent - 1)
+            if d in kind.dims:
+                bound = self.bound(indices[kind.dims.index(d)], chosen, extent - 1)
                 bounds.append(bound)
                 inner.append(expr.symbol(bound.sym))
             else:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
+from codegen.ir.accesses import MemoryAccess
 from codegen.ir.graph import Op, Region, Shape, Value
-from codegen.ir.indexing import affine, loads, strides
+from codegen.ir.indexing import loads, long_loops, strides
 from codegen.ir.loops import Act, Do, Loops
 from codegen.ir.plan import Apply, LibraryCall, Load, Node, Store
 from codegen.ir.steps import memory_read
@@ -43,9 +44,9 @@ class _Adding:
                 if (product := products.get(load.buffer)) is None:
                     continue
                 k = ops.index(product)
-                if made := self.added(op, product, load, ops[k + 1 :]):
+                if fused := self.added(op, product, load, ops[k + 1 :]):
                     del ops[k]
-                    op = made
+                    op = fused
                     break
             if isinstance(op.what, Do) and any(isinstance(x, LibraryCall) for x in op.what.acts):
                 products.update(dict.fromkeys(op.results, op))
@@ -56,34 +57,36 @@ class _Adding:
         """Return an op that calls a library routine directly on elements of an array, in place of
         one that copies them out, calls the routine on the copy and stores the result back. The ops
         that this replaces are removed from `ops`. Any other op is returned as it is."""
-        what = op.what
-        if not isinstance(what, Do) or len(what.acts) != 1 or len(what.begins) != 1:
+        do = op.what
+        if not isinstance(do, Do) or len(do.acts) != 1 or len(do.begins) != 1:
             return op
-        (store,), ((base, into),) = what.acts, what.begins
-        if not _plain(store) or not isinstance(store.value, Load):
+        (store,), ((base, into),) = do.acts, do.begins
+        if not _is_plain_store(store) or not isinstance(store.value, Load):
             return op
         routine = self.only(store.value.buffer, ops)
         if routine is None or len(routine[1].begins) != 1:
             return op
-        (call,), ((copy, made),) = routine[1].acts, routine[1].begins
+        (call,), ((copy, computed),) = routine[1].acts, routine[1].begins
         copied = self.only(copy, ops)
-        loops = tuple(v for v in store.loops if v.extent != 1)
-        to, row = affine(store.offset, loops), _row_of(call, made)
-        if copied is None or row is None or to is None or len(loops) != 2 or to[1][1] != 1:
+        target = MemoryAccess(into, store.offset, long_loops(store.loops)).linear
+        row = _row_of(call, computed)
+        if copied is None or row is None or target is None or len(target[1]) != 2 or (
+            target[1][1] != 1
+        ):
             return op
         assert isinstance(call, LibraryCall)
         (first,), by = copied[1].acts, (copied[0], routine[0])
-        if not _plain(first) or (first.value, first.offset) != (
+        if not _is_plain_store(first) or (first.value, first.offset) != (
             Load(base, store.offset), store.value.offset
-        ) or by[1].results != (made,) or any(p.buffer is base for p in call.parts):
+        ) or by[1].results != (computed,) or any(p.buffer is base for p in call.parts):
             return op
-        numbers = (*call.numbers[:row], to[1][0], *call.numbers[row + 1 :])
-        parts = tuple(replace(p, buffer=into, offset=to[0]) if p.buffer is made else p
+        numbers = (*call.numbers[:row], target[1][0], *call.numbers[row + 1 :])
+        parts = tuple(replace(p, buffer=into, offset=target[0]) if p.buffer is computed else p
                       for p in call.parts)
         ops[:] = [o for o in ops if o not in by]
         operands = (base, *(v for v in by[1].operands if v is not copy))
         act = replace(call, numbers=numbers, parts=parts)
-        return replace(op, what=replace(routine[1], acts=(act,), begins=what.begins),
+        return replace(op, what=replace(routine[1], acts=(act,), begins=do.begins),
                        operands=operands)
 
     def only(self, value: Value, ops: Sequence[Op]) -> tuple[Op, Do] | None:
@@ -98,29 +101,29 @@ class _Adding:
         """Return an op that lets a library call accumulate into what `op` stores to, so that the
         product needs no temporary; None if that is not legal. `between` are the ops between the
         two."""
-        what, by = op.what, product.what
-        if not (isinstance(what, Do) and isinstance(by, Do)) or len(self.uses[load.buffer]) != 1:
+        do, by = op.what, product.what
+        if not (isinstance(do, Do) and isinstance(by, Do)) or len(self.uses[load.buffer]) != 1:
             return None
-        (store,), (call, *more) = what.acts, by.acts
+        (store,), (call, *more) = do.acts, by.acts
         assert isinstance(store, Store)
         if more or by.begins or not isinstance(call, LibraryCall) or call.loops:
             return None
         shape = tuple(e for e in load.buffer.type.shape if e != 1)
-        where = _matrix(load.offset, store, shape) if len(shape) == 2 else None
-        if where is None:
+        matrix = _matrix(load, store, shape) if len(shape) == 2 else None
+        if matrix is None:
             return None
-        offset, row = where
+        offset, row = matrix
         sign, rest = _split(store.value, load)
         if rest is None or any(x.buffer is load.buffer for x in loads(rest)):
             return None
-        into, begins = store.buffer, what.begins
+        into, begins = store.buffer, do.begins
         if not begins and isinstance(rest, Load) and rest == Load(rest.buffer, store.offset) and (
             rest.buffer.type.shape == into.type.shape
         ) and rest.buffer not in self.loops.constants:
             begins = ((rest.buffer, into),)
         base = begins[0][0] if begins else None
         alone = base is not None and rest == Load(base, store.offset)
-        if not what.begins and any(_fusible(u.op) for u in self.uses.get(into, ())):
+        if not do.begins and any(_fusible(u.op) for u in self.uses.get(into, ())):
             return None
         read = {x.buffer for x in (*call.parts[:2],)}
         if any(not isinstance(o.what, Do) or read & {x for x, _ in o.what.begins}
@@ -130,35 +133,35 @@ class _Adding:
             x.buffer is base and x.offset != store.offset for x in loads(rest)
         ):
             return None
-        made = added_to(call, sign, into, offset, row)
-        if made is None or not expr.nonneg(row - shape[1]):
+        adding = added_to(call, sign, into, offset, row)
+        if adding is None or not expr.nonneg(row - shape[1]):
             return None
         if base in read:
-            if not _apart(call, base, offset, row, shape):
+            if not _reads_elsewhere(call, base, offset, row, shape):
                 return None
-            made = replace(made, parts=tuple(
-                replace(p, buffer=into) if p.buffer is base else p for p in made.parts))
-        acts = (made,) if alone else (replace(store, value=rest), made)
-        found = dict.fromkeys(x for x, _ in begins)
-        found |= dict.fromkeys(v for act in acts for v in memory_read(act))
-        operands = tuple(v for v in found if v not in self.loops.constants and v is not into)
-        scratch = (*by.scratch, *what.scratch)
+            adding = replace(adding, parts=tuple(
+                replace(p, buffer=into) if p.buffer is base else p for p in adding.parts))
+        acts = (adding,) if alone else (replace(store, value=rest), adding)
+        memory = dict.fromkeys(x for x, _ in begins)
+        memory |= dict.fromkeys(v for act in acts for v in memory_read(act))
+        operands = tuple(v for v in memory if v not in self.loops.constants and v is not into)
+        scratch = (*by.scratch, *do.scratch)
         return replace(op, what=Do(acts, begins, scratch, by.of),
                        operands=operands)
 
 
-def _matrix(from_: Expr, store: Store[Value], shape: Shape) -> tuple[Expr, Expr] | None:
+def _matrix(load: Load[Value], store: Store[Value], shape: Shape) -> tuple[Expr, Expr] | None:
     """Return the offset at which a store of all elements of a matrix begins, and the distance of
     its rows there, in elements; None unless the elements of each row follow each other. The matrix
     may be stored in any shape."""
-    loops = tuple(v for v in store.loops if v.extent != 1)
+    loops = long_loops(store.loops)
     extents = tuple(v.extent for v in loops)
-    read, written = affine(from_, loops), affine(store.offset, loops)
-    if read != (expr.const(0), strides(extents)) or written is None or (
+    read, written = (MemoryAccess(x.buffer, x.offset, loops) for x in (load, store))
+    if read.contiguous_from != 0 or written.linear is None or (
         expr.product(extents) != expr.product(shape)
     ):
         return None
-    offset, steps = written
+    offset, steps = written.linear
     if steps == strides(extents):
         return offset, shape[1]
     for k in range(1, len(extents)):
@@ -169,16 +172,16 @@ def _matrix(from_: Expr, store: Store[Value], shape: Shape) -> tuple[Expr, Expr]
     return None
 
 
-def _plain(act: Act) -> TypeGuard[Store[Value]]:
-    return isinstance(act, Store) and act.combine == "set" and not (act.rows or act.bounds)
+def _is_plain_store(act: Act) -> TypeGuard[Store[Value]]:
+    return isinstance(act, Store) and act.is_plain
 
 
-def _row_of(call: Act, made: Value) -> int | None:
+def _row_of(call: Act, result: Value) -> int | None:
     """Return which of a call's numbers is the row stride of its result, or None if the result does
-    not begin at the first element of `made`."""
+    not begin at the first element of `result`."""
     if not isinstance(call, LibraryCall) or call.loops:
         return None
-    rows = [p.row for p in call.parts if p.buffer is made and p.offset == 0]
+    rows = [p.row for p in call.parts if p.buffer is result and p.offset == 0]
     return rows[0] if len(rows) == 1 else None
 
 
@@ -194,7 +197,7 @@ def _sums(op: Op) -> list[Load[Value]]:
     if not isinstance(op.what, Do) or len(op.what.acts) != 1:
         return []
     (store,) = op.what.acts
-    if not _plain(store) or not isinstance(store.value, Apply):
+    if not _is_plain_store(store) or not isinstance(store.value, Apply):
         return []
     of = op.what.of
     if of is None or getattr(of.what, "apart", False):
@@ -232,7 +235,7 @@ def _split(node: Node[Value], term: Load[Value]) -> tuple[int, Node[Value] | Non
     return sign, a if rest is None else replace(node, args=(a, rest))
 
 
-def _apart(call: LibraryCall[Value], base: Value, offset: Expr, row: Expr,
+def _reads_elsewhere(call: LibraryCall[Value], base: Value, offset: Expr, row: Expr,
            shape: tuple[Expr, ...]) -> bool:
     """Return whether a product reads none of the elements that it is added to. Both lie side by
     side in rows of the same length, or one lies entirely before or behind the other."""

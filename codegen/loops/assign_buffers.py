@@ -1,4 +1,4 @@
-"""Buffer assignment: values that are never needed at once share a buffer.
+"""Buffer assignment: values whose live ranges do not overlap share a buffer.
 
 Goes in: Loops. Comes out: the same, with a Buffer per value. Values that may share memory do: an
 update happens in place, a carried array keeps one buffer, unless something still needs the old
@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from codegen.ir.fresh import Fresh
 from codegen.ir.graph import Op, Region, Value
 from codegen.ir.indexing import loads
-from codegen.ir.loops import Act, Do, Loops, Placed, capacity
+from codegen.ir.loops import Act, BufferAssignment, Do, Loops, capacity
 from codegen.ir.overlays import Arms
 from codegen.ir.plan import (
     Buffer,
     Exchange,
-    Keep,
-    Kept,
     LibraryCall,
     Load,
+    LocalRead,
+    LocalValue,
     Nest,
     Node,
     Reduce,
@@ -38,12 +38,12 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 
-def assign_buffers(loops: Loops) -> Placed:
+def assign_buffers(loops: Loops) -> BufferAssignment:
     """Assign a Buffer to each set of values that share memory, numbered in order of first
     definition."""
-    given, chosen = loops, choices(loops)
+    original, chosen = loops, choices(loops)
     while True:
-        loops, written = written_in_place(given, chosen)
+        loops, written = written_in_place(original, chosen)
         work = _Liveness(loops, written)
         work.run()
         groups = _Groups(work)
@@ -83,7 +83,7 @@ class _Liveness:
         """`written` gives, by entry number, the states that the entry updates in place."""
         self.module = module = loops.module
         self.written = written
-        self.apart = loops.apart
+        self.diverging = loops.diverging
         self.constants = loops.constants
         self.conflicts: dict[Value, set[Value]] = defaultdict(set)
         self.order: dict[Value, int] = {}
@@ -92,14 +92,14 @@ class _Liveness:
         self.wishes: list[tuple[int, Value, Value, bool]] = []
         # of inputs and of what ops make: which field of which feed it is; None: it is none
         self.fed: dict[Value, tuple[str, int] | None] = {i.value: None for i in module.inputs}
-        found = module.def_use
-        self.uses = {v: len(uses) for v, uses in found.uses.items()}
+        def_use = module.def_use
+        self.uses = {v: len(uses) for v, uses in def_use.uses.items()}
         # blank arrays that one update begins with need no memory of their own
         self.blank = {
-            v for v, op in found.defs.items()
+            v for v, op in def_use.defs.items()
             if isinstance(op.what, Do) and not op.what.acts and self.uses.get(v) == 1
         }
-        self.sparse = {v for v, op in found.defs.items() if _is_sparse(op)}
+        self.sparse = {v for v, op in def_use.defs.items() if _is_sparse(op)}
         ends = [(i.value, i.layout) for i in module.inputs]
         ends += [(o.value, o.layout) for o in module.outputs]
         self.sparse |= {v for v, layout in ends if any(isinstance(e, Owned) for e in layout)}
@@ -172,11 +172,11 @@ class _Liveness:
     def needs(self, region: Region) -> set[Value]:
         """Return the values from outside a region that are read in it."""
         if region not in self.needed:
-            read, made = set(region.results), set(region.args)
+            read, defined = set(region.results), set(region.args)
             for op in region.ops:
-                made.update(op.results)
+                defined.update(op.results)
                 read |= self.reads(op).union(*map(self.needs, op.regions))
-            self.needed[region] = read - made
+            self.needed[region] = read - defined
         return self.needed[region]
 
     def loaded(self, node: Node[Value]) -> set[Value]:
@@ -253,14 +253,14 @@ class _Liveness:
         """Find the chains of updates that fill a blank array and write disjoint elements."""
         ends: dict[Value, list[int]] = {}
         for k, op in enumerate(region.ops):
-            if _is_apart(op):
+            if _writes_disjoint_part(op):
                 under = op.operands[0]
                 chain = ends.pop(under, None) if self.uses[under] == 1 else None
                 if chain is not None or under in self.blank:
                     ends[op.result] = [*(chain or ()), k]
         for chain in ends.values():
             between = region.ops[chain[0] : chain[-1]]
-            others = [op for op in between if not _is_apart(op)]
+            others = [op for op in between if not _writes_disjoint_part(op)]
             for k in chain:
                 self.chains[region.ops[k]] = [region.ops[n] for n in chain], others
 
@@ -271,13 +271,13 @@ class _Liveness:
             return set()
         chain, others = self.chains[op]
         if op is chain[-1]:
-            found = set[Value]().union(*map(self.reads, chain)) - live
+            replaced = set[Value]().union(*map(self.reads, chain)) - live
             for m in chain:
                 write = _write_alone(m)
-                found -= self.reads(m) - (self.there(write) if write is not None else set())
+                replaced -= self.reads(m) - (self.there(write) if write is not None else set())
             for o in others:
-                found -= self.reads(o).union(*map(self.needs, o.regions))
-            self.over[op] = found
+                replaced -= self.reads(o).union(*map(self.needs, o.regions))
+            self.over[op] = replaced
         return self.over[chain[-1]]
 
     def nest(self, op: Op, nest: Nest[Value], live: set[Value], depth: int) -> set[Value]:
@@ -298,7 +298,7 @@ class _Liveness:
                     read.setdefault(load.buffer, []).append((k, where))
         left = list(writes)
         for part in reversed(nest.parts):
-            if not isinstance(part, Keep):
+            if not isinstance(part, LocalValue):
                 v, write = left.pop()
                 live = self.write(v, write, live, depth)
                 self.disturbed(v, write, chains, writes, read, depth)
@@ -358,7 +358,7 @@ class _Liveness:
         ):
             others = head | set(body.args) - {arg}
             others |= {v for j, v in enumerate(op.operands) if j != k and v is not init}
-            if self.apart[result]:  # copies in a cycle would take one more
+            if self.diverging[result]:  # copies in a cycle would take one more
                 others |= {v for j, v in enumerate(body.results) if j != k}
                 others -= {body.results[k], arg}
             self.define(arg, others)
@@ -422,10 +422,10 @@ class _Groups:
         if a not in self.root or b not in self.root or not _fits(a, b):
             return
         a, b = self.root[a], self.root[b]
-        if a is not b and not self.disturb(a, b) and not (over and self.apart(a, b)):
+        if a is not b and not self.disturb(a, b) and not (over and self.differ_in_field(a, b)):
             self.merge(a, b)
 
-    def apart(self, a: Value, b: Value) -> bool:
+    def differ_in_field(self, a: Value, b: Value) -> bool:
         """Return whether two groups are not the same field of a feed's batches (or no field at
         all)."""
         return self.field(a) != self.field(b)
@@ -433,19 +433,19 @@ class _Groups:
     def field(self, group: Value) -> tuple[str, int] | None:
         """Return the feed and field of which all members are batches, or None if there is not
         exactly one."""
-        found = {self.fed[v] for v in self.members[group] if v in self.fed}
-        return found.pop() if len(found) == 1 else None
+        fields = {self.fed[v] for v in self.members[group] if v in self.fed}
+        return fields.pop() if len(fields) == 1 else None
 
     def arm(self, group: Value) -> int:
         """Return the innermost arm of a branch outside of which a group is dead; for arrays of
         which a rank touches parts, the innermost stretch of the program. Fields of batches live for
         the whole run of an entry, as the engine may write them at any time."""
         members = self.members[group]
-        found = self.arms.shared(members, self.blank)
-        if self.sparse.isdisjoint(members) or found != self.arms.shared(members, ()):
-            found = self.arms.without_stretches(found)
+        arm = self.arms.shared(members, self.blank)
+        if self.sparse.isdisjoint(members) or arm != self.arms.shared(members, ()):
+            arm = self.arms.without_stretches(arm)
         fed = any(self.fed.get(v) is not None for v in self.members[group])
-        return self.arms.entry_of(found) if fed else found
+        return self.arms.entry_of(arm) if fed else arm
 
     def reuse_memory(self, keep: list[Value]) -> None:
         """Let temporaries of one size whose lifetimes do not overlap share a buffer, if the arm of
@@ -460,7 +460,7 @@ class _Groups:
             for home, room in homes:
                 same = room == size and home.type.dtype == root.type.dtype
                 same = same and self.arms.common(arm[home], arm[root]) == arm[home]
-                if same and not self.disturb(home, root) and not self.apart(home, root):
+                if same and not self.disturb(home, root) and not self.differ_in_field(home, root):
                     self.merge(home, root)
                     break
             else:
@@ -482,18 +482,19 @@ def _chains(begins: Iterable[tuple[Value, Value]]) -> _Chains:
 
 def _writes(nest: Nest[Value], bases: Mapping[Value, Value]) -> Iterator[tuple[Value, _Write]]:
     """Yield the buffer's value and the write of each part of a nest that writes."""
-    keeps: dict[str, Keep[Value]] = {}
+    keeps: dict[str, LocalValue[Value]] = {}
     for k, part in enumerate(nest.parts):
-        if isinstance(part, Keep):
+        if isinstance(part, LocalValue):
             keeps[part.name] = part
         else:
             local = part.value if isinstance(part, Store) else None
-            keep = keeps[local.name] if isinstance(local, Kept) else None
+            keep = keeps[local.name] if isinstance(local, LocalRead) else None
             yield part.buffer, _write(k, part, keep, bases.get(part.buffer))
 
 
 def _write(
-    number: int, part: Store[Value] | Reduce[Value], keep: Keep[Value] | None, base: Value | None
+    number: int, part: Store[Value] | Reduce[Value], keep: LocalValue[Value] | None,
+    base: Value | None,
 ) -> _Write:
     """Return the write of a part of a nest. `keep` is the part that computes the local it
     stores."""
@@ -515,8 +516,8 @@ def _alone(op: Op) -> _Write | None:
     if write is None or not isinstance(op.what, Do):
         return None
     (act,) = op.what.acts
-    one = isinstance(act, Store) and not act.bounds and all(v.extent == 1 for v in act.loops)
-    return replace(write, others=frozenset()) if one else write
+    is_element = isinstance(act, Store) and not act.bounds and all(v.extent == 1 for v in act.loops)
+    return replace(write, others=frozenset()) if is_element else write
 
 
 def _write_alone(op: Op) -> _Write | None:
@@ -547,7 +548,7 @@ def _nest(op: Op) -> Nest[Value] | None:
     return act if isinstance(act, Nest) else None
 
 
-def _is_apart(op: Op) -> bool:
+def _writes_disjoint_part(op: Op) -> bool:
     of = op.what.of if isinstance(op.what, Do) else None
     return of is not None and isinstance(of.what, Update) and of.what.apart
 
@@ -565,7 +566,7 @@ def _fits(a: Value, b: Value) -> bool:
     return a.type.shape == b.type.shape or expr.product(a.type.shape) == expr.product(b.type.shape)
 
 
-def _number(loops: Loops, work: _Liveness, groups: _Groups) -> Placed:
+def _number(loops: Loops, work: _Liveness, groups: _Groups) -> BufferAssignment:
     first = {root: min(work.order[v] for v in vs) for root, vs in groups.members.items()}
     of: dict[Value, Buffer] = {}
     names = Fresh()
@@ -580,7 +581,7 @@ def _number(loops: Loops, work: _Liveness, groups: _Groups) -> Placed:
         buffers.append(buffer)
         of.update(dict.fromkeys(members, buffer))
     last = frozenset(op for op, is_last in work.last.items() if is_last)
-    return Placed(loops, tuple(buffers), of, work.across, work.exchanged, last,
+    return BufferAssignment(loops, tuple(buffers), of, work.across, work.exchanged, last,
                   groups.arms)
 
 

@@ -1,4 +1,4 @@
-"""Joins loops in each other into one, where they run through memory without gaps.
+"""Loop collapsing: nested loops that run through memory without gaps become one loop.
 
 Goes in: Work of a Plan. Comes out: the same Work over fewer loops.
 Always holds: the same points in the same order; short rows vectorise like long ones.
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from codegen.ir.indexing import leaves, rewritten
+from codegen.ir.indexing import leaves, long_loops, rewritten
 from codegen.ir.plan import (
     Integer,
-    Keep,
     Load,
+    LocalValue,
     M,
     Nest,
     Node,
@@ -29,16 +29,16 @@ from codegen.symbolic.expr import Expr, Sym
 _Change = Mapping[Sym, Expr]
 
 
-def flattened(work: Work[M]) -> Work[M]:
-    """Join loops from the last one outwards, as long as every offset is a formula of the joined
-    loop."""
+def collapsed(work: Work[M]) -> Work[M]:
+    """Return a work whose loops are joined from the last one outwards, as long as every offset is a
+    formula of the joined loop."""
     if isinstance(work, Store) and not work.rows and not work.bounds:
         loops, change = _joined(work.loops, [work.offset, *_exprs(work.value)])
         return replace(work, loops=loops, offset=work.offset.subst(change),
-                       value=moved(work.value, change))
+                       value=substituted(work.value, change))
     if isinstance(work, Reduce) and not work.rows:
         inner, change = _joined(work.inner, list(_exprs(work.value)))
-        return replace(work, inner=inner, value=moved(work.value, change))
+        return replace(work, inner=inner, value=substituted(work.value, change))
     if isinstance(work, Nest):
         return replace(work, sweeps=tuple(_sweep(s) for s in work.sweeps))
     return work
@@ -50,10 +50,10 @@ def _sweep(sweep: Sweep[M]) -> Sweep[M]:
     touched = [e for p in sweep.parts for e in _exprs(p.value)]
     touched += [p.offset for p in sweep.parts if isinstance(p, Store)]
     loops, change = _joined(sweep.loops, touched)
-    parts: list[Keep[M] | Store[M] | Reduce[M]] = []
+    parts: list[LocalValue[M] | Store[M] | Reduce[M]] = []
     for p in sweep.parts:
-        value = moved(p.value, change)
-        if isinstance(p, Keep):
+        value = substituted(p.value, change)
+        if isinstance(p, LocalValue):
             parts.append(replace(p, value=value))
         else:
             parts.append(replace(p, value=value, offset=p.offset.subst(change)))
@@ -65,7 +65,7 @@ def _joined(
 ) -> tuple[tuple[Var, ...], _Change]:
     """Return the joined loops, and what the old variables become. touched: offsets; one that is
     None forbids it."""
-    left = [v for v in loops if v.extent != 1]
+    left = list(long_loops(loops))
     change: dict[Sym, Expr] = {}
     offsets = [e for e in touched if e is not None]
     if len(offsets) < len(touched):
@@ -90,7 +90,7 @@ def _exprs(node: Node[M]) -> Iterator[Expr | None]:
             yield None if x.bounds else x.offset if isinstance(x, Load) else x.value
 
 
-def moved(node: Node[M], change: _Change) -> Node[M]:
+def substituted(node: Node[M], change: _Change) -> Node[M]:
     """Return a node in which loop variables have been replaced."""
 
     def changed(x: Node[M]) -> Node[M] | None:

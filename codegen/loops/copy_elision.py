@@ -11,18 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from codegen.ir.accesses import ElementRange, LoopNest, MemoryAccess, accesses, is_loop_nest
 from codegen.ir.graph import Op, Region, Value, free_values
-from codegen.ir.indexing import affine, strides
 from codegen.ir.loops import Act, Do, Loops
-from codegen.ir.plan import Keep, Kept, Lane, LibraryCall, Load, Nest, Reduce, Store
-from codegen.ir.steps import memory_read, memory_written, relocated
-from codegen.loops.element_ranges import ElementRange, loaded_ranges, range_of
+from codegen.ir.plan import LibraryCall, Load, LocalRead, Nest, Store
+from codegen.ir.steps import memory_read, relocated
 from codegen.loops.in_place_states import versions
 from codegen.ops import Let
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
-
-_PLAIN = Store | Reduce | Nest | Lane | LibraryCall
 
 
 def copy_elision(loops: Loops) -> Loops:
@@ -32,7 +29,7 @@ def copy_elision(loops: Loops) -> Loops:
 
 @dataclass
 class _Write:
-    """A store into an array by op number `at`.
+    """A store into an array by op number `number`.
 
     into: the array after the store.
     range: the elements that it writes; None if that is not known.
@@ -42,7 +39,7 @@ class _Write:
     last: the number of the last op that reads `value`.
     """
 
-    at: int
+    number: int
     into: Value
     range: ElementRange | None
     part: int | None = None
@@ -53,7 +50,7 @@ class _Write:
     @property
     def now(self) -> int:
         """Return the number of the op that writes it after the rewrite."""
-        return self.at if self.maker is None else self.maker
+        return self.number if self.maker is None else self.maker
 
     @property
     def begin(self) -> Expr:
@@ -70,7 +67,7 @@ class _Array:
     begins: int  # number of the op that makes the root
     writes: list[_Write] = field(default_factory=list)
     stale: bool = False
-    reads: list[tuple[int, list[ElementRange | None] | None]] | None = None
+    reads: list[tuple[int, list[MemoryAccess[Value]] | None]] | None = None
 
     @cached_property
     def names(self) -> set[Value]:
@@ -100,33 +97,32 @@ class _Placing:
             for write in array.writes if not array.stale else ():
                 v = write.value
                 if v is not None and v not in placed and self.fits(line, array, write):
-                    write.maker = line.made[v]
+                    write.maker = line.makers[v]
                     placed.add(v)
         return region.with_ops(_Rewriting(line, self.constants).ops())
 
     def fits(self, line: _Line, array: _Array, copy: _Write) -> bool:
         """Return whether the op that makes a value may write it where it is copied to."""
         assert copy.value is not None and copy.range is not None
-        a = line.made.get(copy.value, -1)
-        if a <= array.begins or not self.is_known(copy.range, line.ops[a:copy.at]):
+        a = line.makers.get(copy.value, -1)
+        if a <= array.begins or not self.is_known(copy.range, line.ops[a:copy.number]):
             return False
-        readers = [k for k in line.readers(copy.value) if k != copy.at or copy.part is not None]
-        copy.last = max([copy.at, *readers])
+        readers = [k for k in line.readers(copy.value) if k != copy.number or copy.part is not None]
+        copy.last = max([copy.number, *readers])
         if not all(map(line.is_plain, readers)) or any(
                 copy.value is x for k in readers for x, _ in line.begins(k)):
             return False
         behind = False
         for write in array.writes:
             behind |= write is copy
-            early = write.at <= copy.last if behind else max(write.at, write.last) >= a
+            early = write.number <= copy.last if behind else max(write.number, write.last) >= a
             if write is not copy and early and not (
-                    write.range is not None and write.range.is_apart(copy.range)):
+                    write.range is not None and write.range.is_disjoint(copy.range)):
                 return False
-        for k, ranges in line.touching(array):
-            if a < k <= copy.last and ranges is None:
+        for k, reads in line.touching(array):
+            if a < k <= copy.last and reads is None:
                 return False
-            if a < k <= copy.at and not all(
-                    r is not None and r.is_apart(copy.range) for r in ranges or ()):
+            if a < k <= copy.number and any(read.may_overlap(copy.range) for read in reads or ()):
                 return False
         return self.may_write(line.ops[a], array, copy)
 
@@ -142,33 +138,32 @@ class _Placing:
     def may_write(self, op: Op, array: _Array, copy: _Write) -> bool:
         """Return whether an op may write the value into the array: it reads no element of it that
         it has written before."""
-        what = op.what
+        do = op.what
         assert copy.range is not None and copy.value is not None
-        if not isinstance(what, Do) or len(what.acts) != 1:
+        if not isinstance(do, Do) or len(do.acts) != 1:
             return False
-        (act,), own = what.acts, {v for _, v in what.begins}
-        stored = _stored(act, copy.value, copy.begin)
-        if stored is None or copy.value in own or (own and not isinstance(act, Nest)):
+        (act,), own = do.acts, {v for _, v in do.begins}
+        if not is_loop_nest(act) or own and (copy.value in own or not isinstance(act, Nest)):
             return False
-        if isinstance(act, LibraryCall) and not array.names.isdisjoint(self.in_states):
-            return False  # only stores write into a state where it lies
-        for buffer, r, number, offset in loaded_ranges(act):
-            if buffer not in array.names:
-                continue
-            if r is None or not (r.is_apart(copy.range) or (
-                    offset == stored[1] and number <= stored[0])):
-                return False
-        return True
+        reads = [a for a in accesses(act) if a.buffer in array.names and not a.writes]
+        if isinstance(act, LibraryCall):  # only stores write into a state where it lies
+            return not reads and array.names.isdisjoint(self.in_states)
+        store = _store_of(act, copy.value)
+        if store is None or _is_folded(act, store[1]):
+            return False
+        write, offset = store[0], store[0].offset + copy.begin
+        return not any(a.may_overlap(copy.range) and not (
+            a.is_at(offset) and a.part <= write.part) for a in reads)
 
 
 class _Line:
     """The ops of a region by number; the region's results and the program's outputs count as reads
-    behind the last op. `made` maps a value to its op's number; `arrays` are those that copies go
+    behind the last op. `makers` maps a value to its op's number; `arrays` are those that copies go
     into."""
 
     def __init__(self, ops: Sequence[Op], results: Iterable[Value]) -> None:
         self.ops = ops
-        self.made = {v: k for k, op in enumerate(ops) for v in op.results}
+        self.makers = {v: k for k, op in enumerate(ops) for v in op.results}
         self._readers: dict[Value, list[int]] = {}
         latest: dict[Value, _Array] = {}  # by the array as it is
         before: dict[Value, _Array] = {}  # by the array as it was
@@ -183,7 +178,7 @@ class _Line:
                     before[x].stale = True
                 array = latest.pop(x, None)
                 if array is None:
-                    array = _Array(x, self.made.get(x, -1))
+                    array = _Array(x, self.makers.get(x, -1))
                     arrays.append(array)
                 array.writes.append(_write_of(op, k, v))
                 before[x] = latest[v] = array
@@ -198,25 +193,25 @@ class _Line:
         return self._readers.get(value, [])
 
     def begins(self, k: int) -> tuple[tuple[Value, Value], ...]:
-        what = self.ops[k].what
-        return what.begins if isinstance(what, Do) else ()
+        do = self.ops[k].what
+        return do.begins if isinstance(do, Do) else ()
 
     def is_plain(self, k: int) -> bool:
         """Return whether all that an op reads is read element by element, or by a routine that is
         told where it lies."""
-        what = self.ops[k].what if k < len(self.ops) else None
-        return isinstance(what, Do) and all(isinstance(act, _PLAIN) for act in what.acts)
+        do = self.ops[k].what if k < len(self.ops) else None
+        return isinstance(do, Do) and all(is_loop_nest(act) for act in do.acts)
 
-    def touching(self, array: _Array) -> list[tuple[int, list[ElementRange | None] | None]]:
-        """Return the numbers of the ops that read an array, and where in it; None where that is not
-        said of an op, as it is not plain."""
+    def touching(self, array: _Array) -> list[tuple[int, list[MemoryAccess[Value]] | None]]:
+        """Return the numbers of the ops that read an array, and how they read it; None for an op
+        whose accesses are not known, as it is not plain."""
         if array.reads is None:
             array.reads = []
             for k in sorted({k for name in array.names for k in self.readers(name)}):
-                what = self.ops[k].what if self.is_plain(k) else None
-                array.reads.append((k, None if not isinstance(what, Do) else [
-                    r for act in what.acts for v, r, _, _ in loaded_ranges(act)
-                    if v in array.names]))
+                do = self.ops[k].what if self.is_plain(k) else None
+                array.reads.append((k, None if not isinstance(do, Do) else [
+                    a for act in do.acts if is_loop_nest(act) for a in accesses(act)
+                    if a.buffer in array.names and not a.writes]))
         return array.reads
 
 
@@ -237,26 +232,26 @@ class _Rewriting:
             elif (new := self.op(k, op, op.what)) is not None:
                 yield new
 
-    def op(self, k: int, op: Op, what: Do) -> Op | None:
+    def op(self, k: int, op: Op, do: Do) -> Op | None:
         """Return an op rewritten to the arrays' new versions, or None if it was only a copy."""
         touched = dict.fromkeys((*op.operands, *op.results))
         copied = [v for v in touched if v in self.copy_of]
-        found = [self.array_of[v] for v in touched if v in self.array_of]
-        found += [self.copy_of[v][0] for v in copied]
-        arrays = list({id(a): a for a in found}.values())
+        touched_arrays = [self.array_of[v] for v in touched if v in self.array_of]
+        touched_arrays += [self.copy_of[v][0] for v in copied]
+        arrays = list({id(a): a for a in touched_arrays}.values())
         if not arrays:
             return op
-        acts = self.left(k, what.acts)
+        acts = self.left(k, do.acts)
         if acts is None:
             return None
         places: dict[Value, tuple[Value, Expr]] = {}
-        begins = [(x, v) for x, v in what.begins
+        begins = [(x, v) for x, v in do.begins
                   if v not in self.array_of or v is self.array_of[v].root]
         gone, new = set[Value](copied), list[Value]()
         for array in arrays:
             old, now = array.version(k), array.version(k + 1)
             made_here = any(w.maker == k for w in array.writes)
-            own = {w.into for w in array.writes if w.at == k}
+            own = {w.into for w in array.writes if w.number == k}
             for name in array.names:
                 places[name] = now if made_here or name in own else old, expr.const(0)
             if old is not now:
@@ -270,14 +265,14 @@ class _Rewriting:
         results = (*(v for v in op.results if v not in gone), *new)
         read = dict.fromkeys(x for x, _ in begins)
         read |= dict.fromkeys(v for act in acts for v in memory_read(act))
-        own_values = {*results, *what.scratch}
+        own_values = {*results, *do.scratch}
         operands = tuple(v for v in read if v not in self.constants and v not in own_values)
-        what = replace(what, acts=acts, begins=tuple(begins))
-        return replace(op, what=what, operands=operands, results=results)
+        do = replace(do, acts=acts, begins=tuple(begins))
+        return replace(op, what=do, operands=operands, results=results)
 
     def left(self, k: int, acts: tuple[Act, ...]) -> tuple[Act, ...] | None:
         """Return the acts of an op without the copies that others make; None: nothing is left."""
-        moved = [w for a in self.arrays for w in a.writes if w.at == k and w.maker is not None]
+        moved = [w for a in self.arrays for w in a.writes if w.number == k and w.maker is not None]
         if not moved:
             return acts
         (act,) = acts
@@ -300,58 +295,51 @@ def _read(op: Op) -> Iterator[Value]:
 
 def _copies(op: Op) -> bool:
     """Return whether an op may copy something into a part of an array."""
-    what = op.what
-    if not isinstance(what, Do) or not what.begins or len(what.acts) != 1:
+    do = op.what
+    if not isinstance(do, Do) or not do.begins or len(do.acts) != 1:
         return False
-    (act,) = what.acts
+    (act,) = do.acts
     parts = act.parts if isinstance(act, Nest) else [act]
     return any(isinstance(p, Store) and isinstance(p.value, Load) for p in parts)
 
 
 def _write_of(op: Op, k: int, into: Value) -> _Write:
     """Return how op number k writes into an array, which is `into` behind it."""
-    what = op.what
-    assert isinstance(what, Do)
+    do = op.what
+    assert isinstance(do, Do)
     unknown = _Write(k, into, None)
-    if len(what.acts) != 1 or (what.of is not None and getattr(what.of.what, "apart", False)):
+    if len(do.acts) != 1 or (do.of is not None and getattr(do.of.what, "apart", False)):
         return unknown
-    (act,) = what.acts
-    sweeps = ([(sweep.loops, p) for sweep in act.sweeps for p in sweep.parts]
-              if isinstance(act, Nest) else [((), act)])
-    writing = [(n, loops, p) for n, (loops, p) in enumerate(sweeps) if into in memory_written(p)]
-    if len(writing) != 1:
+    (act,) = do.acts
+    store = _store_of(act, into) if is_loop_nest(act) else None
+    if store is None:
         return unknown
-    (number, loops, part), = writing
-    if not isinstance(part, Store) or part.combine != "set" or part.rows or part.bounds:
-        return unknown
-    around = (*act.loops, *loops) if isinstance(act, Nest) else part.loops
-    write = _Write(k, into, range_of(part.offset, around))
-    load, turning = part.value, tuple(v for v in around if v.extent != 1)
+    access, part = store
+    write, load = _Write(k, into, access.range), part.value
     if not isinstance(load, Load) or load.bounds or load.buffer.type.dtype != into.type.dtype:
         return write
-    to, extents = affine(part.offset, turning), tuple(v.extent for v in turning)
-    whole = affine(load.offset, turning) == (expr.const(0), strides(extents))
-    known = turning and whole and write.range is not None
-    if known and to is not None and to[1] == strides(extents) and (
-            expr.product(extents) == expr.product(load.buffer.type.shape)):
+    read = MemoryAccess(load.buffer, load.offset, access.loops)
+    is_whole = read.contiguous_from == 0 and (
+        expr.product(v.extent for v in read.loops) == expr.product(load.buffer.type.shape))
+    if read.loops and is_whole and access.contiguous_from is not None and write.range is not None:
         write.value = load.buffer
-        write.part = number if isinstance(act, Nest) else None
+        write.part = access.part if isinstance(act, Nest) else None
     return write
 
 
-def _stored(act: Act, value: Value, begin: Expr) -> tuple[int, Expr | None] | None:
-    """Return by which part of a nest a value is stored, and at which offset that is in an array in
-    which it begins there; no offset where a routine stores it; None where it is not a result for
-    each point."""
-    if isinstance(act, LibraryCall):
-        return 0, None
-    parts = act.parts if isinstance(act, Nest) else [act]
-    writing = [(k, part) for k, part in enumerate(parts) if value in memory_written(part)]
-    if len(writing) != 1:
+def _store_of(
+    act: LoopNest[Value], value: Value
+) -> tuple[MemoryAccess[Value], Store[Value]] | None:
+    """Return the access and the store by which an act writes a value; None unless it is one plain
+    store."""
+    writes = [a for a in accesses(act) if a.writes and a.buffer is value]
+    if len(writes) != 1:
         return None
-    (number, part), = writing
-    if not isinstance(part, Store) or part.rows or part.bounds or part.combine != "set":
-        return None
-    folds = {p.name for p in parts if isinstance(p, Keep) and p.fn}
-    is_folded = isinstance(part.value, Kept) and part.value.name in folds
-    return None if is_folded else (number, part.offset + begin)
+    part = act.parts[writes[0].part] if isinstance(act, Nest) else act
+    return (writes[0], part) if isinstance(part, Store) and part.is_plain else None
+
+
+def _is_folded(act: LoopNest[Value], store: Store[Value]) -> bool:
+    """Return whether a nest stores the result of a fold: one for many points."""
+    folds = {f.name for s in act.sweeps for f in s.folds} if isinstance(act, Nest) else set()
+    return isinstance(store.value, LocalRead) and store.value.name in folds

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from codegen.ir.graph import Op, walk
-from codegen.ir.loops import Cycle, Placed
+from codegen.ir.loops import BufferAssignment, Cycle
 from codegen.ir.plan import Buffer
 from codegen.ops import Loop
 
@@ -24,14 +24,14 @@ _NONE: Axes = frozenset()
 class _Wish:
     loop: Op
     cycle: Cycle
-    apart: Axes  # along which ranks may not make this turn together
+    diverging: Axes  # along which ranks may not all be in this iteration
 
 
-def double_buffering(placed: Placed) -> Placed:
-    """Return the Placed with the buffer cycles of every loop that has some."""
-    module, of, apart = placed.loops.module, placed.of, placed.loops.apart
+def double_buffering(placed: BufferAssignment) -> BufferAssignment:
+    """Return the assignment with the buffer cycles of every loop that has some."""
+    module, of, diverging = placed.loops.module, placed.of, placed.loops.diverging
     loops = [op for region in module.regions for op in walk(region) if isinstance(op.what, Loop)]
-    wishes = [_Wish(op, cycle, apart[op.results[0]])
+    wishes = [_Wish(op, cycle, diverging[op.results[0]])
               for op in loops for cycle in _cycles(op, placed)]
     replaced = _replaced(placed)
     moved = _moved(wishes, replaced)
@@ -41,14 +41,14 @@ def double_buffering(placed: Placed) -> Placed:
     for old, new in replaced:
         both = touched.get(old.number, set()) | touched.get(new.number, set())
         touched |= {old.number: both, new.number: both}
-    found: dict[Op, tuple[Cycle, ...]] = {}
+    cycles: dict[Op, tuple[Cycle, ...]] = {}
     for w in wishes:
         if all(moved[b.number].isdisjoint(touched.get(b.number, ())) for b in w.cycle):
-            found[w.loop] = (*found.get(w.loop, ()), w.cycle)
-    return replace(placed, cycles=found)
+            cycles[w.loop] = (*cycles.get(w.loop, ()), w.cycle)
+    return replace(placed, cycles=cycles)
 
 
-def _replaced(placed: Placed) -> list[Cycle]:
+def _replaced(placed: BufferAssignment) -> list[Cycle]:
     """Return the pairs of buffers of each state and its new value; they swap as a run ends."""
     module, of = placed.loops.module, placed.of
     return [(of[module.inputs[s.input].value], of[module.outputs[s.new].value])
@@ -58,18 +58,18 @@ def _replaced(placed: Placed) -> list[Cycle]:
 def _moved(wishes: list[_Wish], replaced: list[Cycle]) -> dict[int, Axes]:
     """Return, for each buffer's number, the axes along which ranks may have it in different places.
     A buffer inherits the axes of every buffer that it swaps with, in any loop or as a run ends."""
-    cycles = [(w.cycle, w.apart) for w in wishes] + [(cycle, _NONE) for cycle in replaced]
+    cycles = [(w.cycle, w.diverging) for w in wishes] + [(cycle, _NONE) for cycle in replaced]
     moved: dict[int, Axes] = {b.number: _NONE for cycle, _ in cycles for b in cycle}
     while True:
         before = dict(moved)
-        for cycle, apart in cycles:
-            axes = apart.union(*(moved[b.number] for b in cycle))
+        for cycle, diverging in cycles:
+            axes = diverging.union(*(moved[b.number] for b in cycle))
             moved.update({b.number: axes for b in cycle})
         if moved == before:
             return moved
 
 
-def _cycles(loop: Op, placed: Placed) -> Iterator[Cycle]:
+def _cycles(loop: Op, placed: BufferAssignment) -> Iterator[Cycle]:
     """Yield the cycles of a loop: buffers of carried values that pass their content on in a ring,
     or in a chain whose first buffer is dead by then and takes the content of the last.
 

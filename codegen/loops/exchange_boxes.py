@@ -1,4 +1,4 @@
-"""What members of an exchange take from each other: boxes of buffers, each in its owner's view.
+"""The boxes of an exchange: regions of buffers that members read and write, in the owner's view.
 
 Goes in: an exchange op, where its values lie, the symbol of a member. Comes out: the fields of a
 plan.Exchange that depend on its kind, put together by the rule of that kind.
@@ -37,15 +37,15 @@ class Sides:
         self.there: There = {}
         self.names: dict[Sym, Expr] = {}
 
-    def details(self, op: Op, what: ops.Exchange, member: Sym) -> dict[str, Any]:
-        """Return the fields of a plan.Exchange that depend on its kind. what: the kind of the op,
-        or a barrier that is asked for around it."""
-        self.me, self.member = self.mesh.position(what.axes), expr.symbol(member)
-        self.exactly = self.mesh.coordinates(what.axes, self.member)
+    def details(self, op: Op, kind: ops.Exchange, member: Sym) -> dict[str, Any]:
+        """Return the fields of a plan.Exchange that depend on its kind: the kind of the op, or
+        a barrier that is asked for around it."""
+        self.me, self.member = self.mesh.position(kind.axes), expr.symbol(member)
+        self.exactly = self.mesh.coordinates(kind.axes, self.member)
         theirs = {c: Sym(f"their_{c.name[2:]}", "var", c.lo, c.hi) for c in self.exactly}
         self.names = {their: self.exactly[coord] for coord, their in theirs.items()}
         self.there = {coord: expr.symbol(their) for coord, their in theirs.items()}
-        details = what.boxes(op, self)
+        details = kind.boxes(op, self)
         return {k: _with(v, self.names) if isinstance(v, Box) else v for k, v in details.items()}
 
     # ---- boxes -----------------------------------------------------------------------------------
@@ -55,15 +55,15 @@ class Sides:
         loops = loop_vars(value.type.shape)
         node = self.resolver.node(value, positions(loops))
         assert isinstance(node, Load), "what is sent lies in memory"
-        found = indexing.affine(node.offset, loops)
-        assert found is not None, "what is sent is strided"
+        linear = indexing.affine(node.offset, loops)
+        assert linear is not None, "what is sent is strided"
         formulas = {s: e for e, s in self.resolver.named.items()}
-        return Box(node.buffer, found[0].subst(formulas), value.type.shape, found[1])
+        return Box(node.buffer, linear[0].subst(formulas), value.type.shape, linear[1])
 
     def seen(self, box: Box[Value], extent: Shape | None = None) -> Box[Value]:
         """Return a region as the member has it, with these extents if they are given."""
-        found = _seen_from(box, self.there)
-        return found if extent is None else replace(found, extent=extent)
+        region = _seen_from(box, self.there)
+        return region if extent is None else replace(region, extent=extent)
 
     def bounds(self, bounds: Bounds, cut: Sequence[bool]) -> Bounds:
         """Return bounds in the member's view: by its position where this gives simple formulas,

@@ -8,20 +8,20 @@ after it; so it is with what an update writes over. Ops that are no members stay
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from codegen.ir.accesses import MemoryAccess, accesses
 from codegen.ir.fresh import Fresh
 from codegen.ir.graph import Op, Region, Value, free_values
-from codegen.ir.indexing import in_order, loads, rewritten
+from codegen.ir.indexing import in_order, long_loops, rewritten
 from codegen.ir.loops import Do, Loops
 from codegen.ir.plan import (
     Apply,
-    Bound,
-    Keep,
-    Kept,
     Literal,
     Load,
+    LocalRead,
+    LocalValue,
     Nest,
     Node,
     Reduce,
@@ -37,8 +37,7 @@ LARGEST = 200  # functions in one nest: compilers take more than linear time for
 WIDEST = 16  # arrays that a nest reads: caches keep few streams apart
 NEAREST = 6  # nests that a loop may join: programs are long where Python's loops unroll them
 
-_Where = tuple[tuple[Expr, tuple[Bound[Value], ...]], ...]
-_Part = Keep[Value] | Store[Value] | Reduce[Value]
+_Part = LocalValue[Value] | Store[Value] | Reduce[Value]
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,9 @@ class _Member:
     loops: tuple[Var, ...]
     kept: tuple[Var, ...]
     base: Value | None  # the array that an update writes over
-    reads: Mapping[Value, _Where]  # by value: where
+    reads: Mapping[Value, Sequence[MemoryAccess[Value]]]
     size: int
-    sole: bool  # nobody else reads the array that it updates
+    is_only_reader: bool  # of the array that it updates
 
     @property
     def result(self) -> Value:
@@ -69,16 +68,17 @@ class _Member:
         return self.work.offset
 
     @property
-    def together(self) -> int:
-        return self.work.together if isinstance(self.work, Reduce) else 1
+    def unroll(self) -> int:
+        return self.work.unroll if isinstance(self.work, Reduce) else 1
 
-    def walks(self, value: Value) -> Iterator[tuple[Expr, tuple[Bound[Value], ...]]]:
-        """Yield the offsets and bounds at which the nest reads a value, but for an element that is
-        the same in all turns: the loop keeps that in a register."""
-        turning = {v.sym for v in self.loops}
-        for offset, bounds in self.reads[value]:
-            if bounds or not turning or not turning.isdisjoint(offset.symbols()):
-                yield offset, bounds
+    def moving_reads(self, value: Value) -> list[MemoryAccess[Value]]:
+        """Return the reads of a value, but for an element that is the same in all iterations: the
+        loop keeps that in a register."""
+        return [a for a in self.reads[value] if not self.loops or a.varies(self.loops)]
+
+    def reads_at_point(self, value: Value, offset: Expr) -> bool:
+        """Return whether all of its reads of a value are of the element at this offset."""
+        return all(a.is_at(offset) for a in self.reads.get(value, ()))
 
     @property
     def needs(self) -> list[Value]:
@@ -93,7 +93,7 @@ class _Nest:
 
     sweeps: list[list[_Member]]
     outer: tuple[Var, ...] | None
-    made: dict[Value, tuple[int, _Member]] = field(default_factory=dict)
+    makers: dict[Value, tuple[int, _Member]] = field(default_factory=dict)
 
     @property
     def members(self) -> list[_Member]:
@@ -103,7 +103,7 @@ class _Nest:
         if sweep == len(self.sweeps):
             self.sweeps.append([])
         self.sweeps[sweep].append(member)
-        self.made[member.result] = sweep, member
+        self.makers[member.result] = sweep, member
         if member.how == "fold":
             self.outer = member.kept
 
@@ -111,29 +111,27 @@ class _Nest:
         """Return the number of the sweep that a member may join, perhaps that of a new last one;
         None if it cannot be fused into this nest."""
         members = [*self.members, member]
-        most, outer = max(m.together for m in members), self.outer
+        most, outer = max(m.unroll for m in members), self.outer
         outer = member.kept if member.how == "fold" else outer
         if sum(m.size for m in members) * most > LARGEST or not self.shares(member):
             return None
-        if outer is not None and any(m.together > 1 and m.loops[:-1] != outer for m in members):
+        if outer is not None and any(m.unroll > 1 and m.loops[:-1] != outer for m in members):
             return None
         if outer and most > 1 and any(m.how == "rows" and outer[-1] in m.kept for m in members):
             return None  # turns that are taken together write one row of results, not several
-        if len({v for m in members for v in m.reads} - self.made.keys()) > WIDEST:
+        if len({v for m in members for v in m.reads} - self.makers.keys()) > WIDEST:
             return None
         if member.how == "fold" and self.outer not in (None, member.kept):
             return None
         least = self.written_after(member)
         if least is None:
             return None
-        for value, where in member.reads.items():
-            if value not in self.made:
-                continue
-            sweep, maker = self.made[value]
-            if maker.how == "rows" or any(o != maker.offset or b for o, b in where):
+        for value in self.makers.keys() & member.reads.keys():
+            sweep, maker = self.makers[value]
+            if maker.how == "rows" or not member.reads_at_point(value, maker.offset):
                 return None
-            together = maker.how == "point" and maker.loops == member.loops
-            least = max(least, sweep if together else sweep + 1)
+            same_sweep = maker.how == "point" and maker.loops == member.loops
+            least = max(least, sweep if same_sweep else sweep + 1)
         for k in range(least, len(self.sweeps)):
             if self.sweeps[k][0].loops == member.loops:
                 return k
@@ -150,14 +148,14 @@ class _Nest:
                 if other.base is not None and other.base in member.reads:
                     return None
                 if base is not None and base in other.reads:
-                    if set(other.reads[base]) != {(member.offset, ())}:
+                    if not other.reads_at_point(base, member.offset):
                         return None
                     least = k
-        while base is not None and base in self.made:  # a part of an array that others write too
-            k, part = self.made[base]
-            if part.base is None or not member.sole:
+        while base is not None and base in self.makers:  # a part of an array that others write too
+            k, part = self.makers[base]
+            if part.base is None or not member.is_only_reader:
                 return None
-            if part.offset != member.offset and not _apart(_of(part.op), _of(member.op)):
+            if part.offset != member.offset and not _are_disjoint(_of(part.op), _of(member.op)):
                 return None
             least, base = max(least, k), part.base
         return least
@@ -165,11 +163,12 @@ class _Nest:
     def shares(self, member: _Member) -> bool:
         """Return whether a member reads what the nest reads or makes (so fusion saves memory
         traffic), and no member loses the chance to reuse an operand's memory."""
-        common = not self.made.keys().isdisjoint(member.reads)
-        for value in member.reads.keys() - self.made.keys():
+        common = not self.makers.keys().isdisjoint(member.reads)
+        for value in member.reads.keys() - self.makers.keys():
             for other in self.members:
                 if value in other.reads:
-                    common |= any(w in other.reads[value] for w in member.walks(value))
+                    common |= any(a.is_same_element(b) for a in member.moving_reads(value)
+                                  for b in other.reads[value])
                     if _hinders(member, other, value) or _hinders(other, member, value):
                         return False
         return common
@@ -180,13 +179,12 @@ def _hinders(a: _Member, b: _Member, value: Value) -> bool:
     other points."""
     if a.base is not None:
         return False
-    here, result = (a.offset, ()), a.result.type
-    fits = a.how == "point" and (result.dtype, result.shape) == (
+    fits = a.how == "point" and (a.result.type.dtype, a.result.type.shape) == (
         value.type.dtype, value.type.shape)
-    return fits and set(a.reads[value]) == {here} and set(b.reads[value]) != {here}
+    return fits and a.reads_at_point(value, a.offset) and not b.reads_at_point(value, a.offset)
 
 
-def _apart(a: Op | None, b: Op | None) -> bool:
+def _are_disjoint(a: Op | None, b: Op | None) -> bool:
     """Return whether two updates of an array provably write no element in common."""
     assert a is not None and b is not None
     assert isinstance(a.what, Update) and isinstance(b.what, Update)
@@ -237,7 +235,7 @@ class _Fusing:
         """Return a region with its fusible ops joined into nests. Elementwise ops do not move up
         past an op that is no member; reductions move up past all but fences."""
         items: list[Op | _Nest] = []
-        made: dict[Value, int] = {}  # by which item
+        makers: dict[Value, int] = {}  # by which item
         read: dict[Value, int] = {}  # by which item last
         fence = segment = 0  # reductions move up to `fence`, other members to `segment`
         for op in region.ops:
@@ -249,10 +247,10 @@ class _Fusing:
                 least = segment if member.how == "point" else fence
                 if member.base is not None:
                     least = max(least, read.get(member.base, 0))
-                first = max((made[v] for v in member.needs if v in made), default=0)
+                first = max((makers[v] for v in member.needs if v in makers), default=0)
                 k = self.join(items, member, max(first, least))
                 if k is None and member.base is None:
-                    k = self.join_later(items, member, max(least, segment), made, read)
+                    k = self.join_later(items, member, max(least, segment), makers, read)
             if k is None:
                 k = len(items)
                 item: Op | _Nest = op
@@ -267,7 +265,7 @@ class _Fusing:
                 read.update((v, max(k, read.get(v, 0))) for v in member.needs)
                 if member.base is not None:  # what moved before it might keep it from writing there
                     segment = max(segment, k)
-            made.update(dict.fromkeys(op.results, k))
+            makers.update(dict.fromkeys(op.results, k))
         ops = [self.finished(item) if isinstance(item, _Nest) else item.mapped(self.region)
                for item in items]
         return Region(region.args, tuple(_filled(region, ops)), region.results)
@@ -282,8 +280,8 @@ class _Fusing:
             return None
         base = op.what.begins[0][0] if op.what.begins else None
         inner = work.inner if isinstance(work, Reduce) else ()
-        loops = tuple(v for v in in_order((*work.loops, *inner)) if v.extent != 1)
-        kept = tuple(v for v in work.loops if v.extent != 1)
+        loops = long_loops(in_order((*work.loops, *inner)))
+        kept = long_loops(work.loops)
         how = "point"
         if isinstance(work, Reduce):
             if kept == loops[: len(kept)]:
@@ -292,16 +290,15 @@ class _Fusing:
                 how = "rows"
             else:
                 return None
-        reads: dict[Value, _Where] = {}
-        for load in loads(work.value):
-            if load.buffer not in self.constants:
-                reads[load.buffer] = (*reads.get(load.buffer, ()), (load.offset, load.bounds))
-        if base is not None and (
-            not loops or set(reads.get(base, ())) - {(work.offset, ())}  # rows wait for each other
-        ):
-            return None
-        sole = base is not None and self.users[base] == {op}
-        return _Member(op, work, how, loops, kept, base, reads, _size(work.value), sole)
+        reads: dict[Value, list[MemoryAccess[Value]]] = {}
+        for a in accesses(work):
+            if not a.writes and a.buffer not in self.constants:
+                reads.setdefault(a.buffer, []).append(a)
+        is_only = base is not None and self.users[base] == {op}
+        member = _Member(op, work, how, loops, kept, base, reads, _size(work.value), is_only)
+        if base is not None and not (loops and member.reads_at_point(base, work.offset)):
+            return None  # its rows wait for each other
+        return member
 
     def join(self, items: list[Op | _Nest], member: _Member, first: int) -> int | None:
         """Add a member to the first nest that accepts it, from item `first` on. Return that item's
@@ -314,7 +311,7 @@ class _Fusing:
         return None
 
     def join_later(
-        self, items: list[Op | _Nest], member: _Member, least: int, made: dict[Value, int],
+        self, items: list[Op | _Nest], member: _Member, least: int, makers: dict[Value, int],
         read: dict[Value, int],
     ) -> int | None:
         """Move the last item before an earlier nest and add a member to that nest behind it, if the
@@ -325,15 +322,16 @@ class _Fusing:
         if not isinstance(late, _Nest) or any(m.base is not None for m in late.members):
             return None
         needs = {v for m in late.members for v in m.needs}
-        first = max((made[v] for v in needs - late.made.keys() if v in made), default=-1) + 1
-        others = max((made[v] for v in member.needs if v in made and v not in late.made), default=0)
+        first = max((makers[v] for v in needs - late.makers.keys() if v in makers), default=-1) + 1
+        others = max((makers[v] for v in member.needs if v in makers and v not in late.makers),
+                     default=0)
         for k in range(max(first, others, least, last + 1 - NEAREST), last):
             nest = items[k]
             if isinstance(nest, _Nest) and (sweep := nest.sweep_for(member)) is not None:
                 items.insert(k, items.pop())
-                for at in (made, read):
-                    at.update((v, i + 1) for v, i in at.items() if k <= i < last)
-                made.update(dict.fromkeys(late.made, k))
+                for items_of in (makers, read):
+                    items_of.update((v, i + 1) for v, i in items_of.items() if k <= i < last)
+                makers.update(dict.fromkeys(late.makers, k))
                 nest.add(member, sweep)
                 return k + 1
         return None
@@ -346,28 +344,28 @@ class _Fusing:
         members = nest.members
         if len(members) == 1:
             return members[0].op
-        together = max(m.together for m in members)
-        outer = nest.outer or (members[0].loops[:-1] if together > 1 else ())
+        unroll = max(m.unroll for m in members)
+        outer = nest.outer or (members[0].loops[:-1] if unroll > 1 else ())
         results = self.results(nest, outer)
-        kept: dict[Value, Kept] = {}
+        locals_: dict[Value, LocalRead] = {}
         sweeps: list[Sweep[Value]] = []
         for sweep in nest.sweeps:
             parts: list[_Part] = []
             after: list[Store[Value]] = []  # what is folded, once it is
             for m in sweep:
-                self.part(m, m.result in results, kept, parts, after)
+                self.part(m, m.result in results, locals_, parts, after)
             loops = sweep[-1].loops[len(outer) :]
             sweeps.append(Sweep(loops, tuple(parts)))
             if after:
                 sweeps.append(Sweep((), tuple(after)))
             for m in sweep:  # later sweeps come to other points
                 if m.how == "point" and loops:
-                    kept.pop(m.result, None)
+                    locals_.pop(m.result, None)
         first = members[0].op
-        read = dict.fromkeys(v for m in members for v in m.needs if v not in nest.made)
+        read = dict.fromkeys(v for m in members for v in m.needs if v not in nest.makers)
         begins = tuple((m.base, m.result) for m in members if m.base is not None)
-        what = Do((Nest(outer, tuple(sweeps), first.place, together),), begins)
-        return Op(what, tuple(read), tuple(results), (), first.place)
+        do = Do((Nest(outer, tuple(sweeps), first.place, unroll),), begins)
+        return Op(do, tuple(read), tuple(results), (), first.place)
 
     def results(self, nest: _Nest, outer: tuple[Var, ...]) -> dict[Value, None]:
         """Return the results of a nest that need memory, since other ops read them, or its own at
@@ -384,17 +382,17 @@ class _Fusing:
         return dict.fromkeys(m.result for m in nest.members if not is_local(m))
 
     def part(
-        self, m: _Member, stored: bool, kept: dict[Value, Kept], parts: list[_Part],
+        self, m: _Member, stored: bool, locals_: dict[Value, LocalRead], parts: list[_Part],
         after: list[Store[Value]],
     ) -> None:
         """Append the parts that compute a member and store its result. A folded result is stored by
-        a part in `after`; `kept` maps values to the locals that hold them."""
+        a part in `after`; `locals_` maps values to the locals that hold them."""
 
-        def local(node: Node[Value]) -> Kept | None:
-            return kept.get(node.buffer) if isinstance(node, Load) else None
+        def from_local(node: Node[Value]) -> LocalRead | None:
+            return locals_.get(node.buffer) if isinstance(node, Load) else None
 
         work, v = m.work, m.result
-        value = rewritten(work.value, local)
+        value = rewritten(work.value, from_local)
         if m.how == "rows":
             assert isinstance(work, Reduce)
             inner = tuple(loop for loop in m.loops if loop not in m.kept)
@@ -404,14 +402,15 @@ class _Fusing:
             parts.append(replace(work, loops=m.loops, value=value))
             return
         fn, total = (work.fn, work.total) if isinstance(work, Reduce) else ("", None)
-        same = next((p for p in parts if isinstance(p, Keep) and p.value == value
+        same = next((p for p in parts if isinstance(p, LocalValue) and p.value == value
                      and (p.fn, p.dtype, p.total) == (fn, v.type.dtype, total)), None)
-        keep = same or Keep(self.names.name(v.name), v.type.dtype, value, fn, m.op.place, total)
-        parts += [] if same else [keep]
-        kept[v] = keep.local
+        local = same or LocalValue(
+            self.names.name(v.name), v.type.dtype, value, fn, m.op.place, total)
+        parts += [] if same else [local]
+        locals_[v] = local.read
         if stored:
             stores = after if fn else parts
-            stores.append(Store(m.kept, v, m.offset, keep.local, place=m.op.place))
+            stores.append(Store(m.kept, v, m.offset, local.read, place=m.op.place))
 
 
 def _fills(op: Op) -> bool:

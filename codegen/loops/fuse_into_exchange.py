@@ -17,9 +17,9 @@ from codegen.ir.plan import (
     ARRIVED,
     POINT,
     Exchange,
-    Kept,
     Literal,
     Load,
+    LocalRead,
     Node,
     Store,
 )
@@ -43,31 +43,31 @@ class _Arrivals:
         """Return a region in which a statement is fused into the exchange that makes its last
         operand."""
         ops: list[Op] = []
-        made: dict[Value, int] = {}  # by which op
+        makers: dict[Value, int] = {}  # by which op
         brought: dict[Value, int] = {}
         for op in region.ops:
             op = op.mapped(self.region)
-            last = max(op.operands, key=lambda v: made.get(v, -1), default=None)
+            last = max(op.operands, key=lambda v: makers.get(v, -1), default=None)
             before = -1 if last is None else brought.get(last, -1)
             joined = self.joined(ops[before], op) if before >= 0 else None
             if joined is not None:
                 ops[before] = joined
-                made[op.result] = before
+                makers[op.result] = before
                 continue
             if _brings(op):
                 brought[op.result] = len(ops)
-            made.update(dict.fromkeys(op.results, len(ops)))
+            makers.update(dict.fromkeys(op.results, len(ops)))
             ops.append(op)
         return region.with_ops(ops)
 
     def joined(self, exchange: Op, op: Op) -> Op | None:
         """Return an exchange that also does the work of an op that reads its result, or None if
         fusing them is not legal."""
-        what, by, arrived = op.what, exchange.what, exchange.result
-        if not isinstance(what, Do) or len(what.acts) != 1 or what.begins or what.scratch:
+        do, by, arrived = op.what, exchange.what, exchange.result
+        if not isinstance(do, Do) or len(do.acts) != 1 or do.begins or do.scratch:
             return None
         assert isinstance(by, Do)
-        (store,), (x,) = what.acts, by.acts
+        (store,), (x,) = do.acts, by.acts
         assert isinstance(x, Exchange) and x.pull_into is not None
         if not isinstance(store, Store) or store.combine != "set" or store.bounds or store.rows:
             return None
@@ -86,14 +86,14 @@ class _Arrivals:
             if not isinstance(node, Load) or node.offset != store.offset:
                 return None
             if node.buffer is arrived:
-                return Kept(ARRIVED, arrived.type.dtype)
+                return LocalRead(ARRIVED, arrived.type.dtype)
             return replace(node, offset=expr.symbol(POINT))
 
         take = replace(store, loops=(), offset=expr.symbol(POINT),
                        value=rewritten(store.value, at_point))
-        made = replace(x, pull_into=replace(x.pull_into, buffer=into), take=take)
-        read = dict.fromkeys(v for v in memory_read(made) if v not in self.constants)
-        return Op(Do((made,)), tuple(read), op.results, (), op.place)
+        exchanging = replace(x, pull_into=replace(x.pull_into, buffer=into), take=take)
+        read = dict.fromkeys(v for v in memory_read(exchanging) if v not in self.constants)
+        return Op(Do((exchanging,)), tuple(read), op.results, (), op.place)
 
 
 def _brings(op: Op) -> bool:

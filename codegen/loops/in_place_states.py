@@ -16,7 +16,7 @@ from codegen.ir.loops import Do, Loops
 from codegen.ir.plan import Nest, Store
 from codegen.ops import Branch, Loop
 
-Choice = tuple[int, int]  # number of an entry, and of a state that it writes into
+WorkBranch = tuple[int, int]  # number of an entry, and of a state that it writes into
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Written:
     new: Value
 
 
-def choices(loops: Loops) -> frozenset[Choice]:
+def choices(loops: Loops) -> frozenset[WorkBranch]:
     """Return which entries may write into which states where they lie: those whose new array begins
     as the old one and gets other elements by stores."""
     module, defs = loops.module, loops.module.def_use
@@ -45,11 +45,11 @@ def choices(loops: Loops) -> frozenset[Choice]:
 
 def versions(loops: Loops) -> set[Value]:
     """Return what choices says that a state is on the way through an entry, from store to store."""
-    module, found = loops.module, set[Value]()
+    module, values = loops.module, set[Value]()
     for number, k in choices(loops):
         new = module.bodies[number].results[module.states[k].new]
-        _begins(new, module.def_use, found)
-    return found
+        _begins(new, module.def_use, values)
+    return values
 
 
 def _begins(value: Value, known: DefUse, passed: set[Value]) -> Value | None:
@@ -76,14 +76,14 @@ def _begins(value: Value, known: DefUse, passed: set[Value]) -> Value | None:
     return value
 
 
-def _stored_over(what: Do, value: Value) -> Value | None:
-    bases = [x for x, v in what.begins if v is value]
-    stores = all(isinstance(act, Store | Nest) for act in what.acts)
+def _stored_over(do: Do, value: Value) -> Value | None:
+    bases = [x for x, v in do.begins if v is value]
+    stores = all(isinstance(act, Store | Nest) for act in do.acts)
     return bases[0] if len(bases) == 1 and stores else None
 
 
 def written_in_place(
-    loops: Loops, chosen: Collection[Choice]
+    loops: Loops, chosen: Collection[WorkBranch]
 ) -> tuple[Loops, Mapping[int, list[Written]]]:
     """Return the Loops in which these entries give these states no new array, and by entry what
     they write instead."""

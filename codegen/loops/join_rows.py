@@ -1,8 +1,8 @@
-"""Loops over one row each, joined: several stores in one loop, what has no partner beside it.
+"""Fusion of loops over one row: several stores in one loop, and iterations of some before or after.
 
 Goes in: works that are done one after the other. Comes out: the same in fewer loops.
-Always holds: works that share a loop meet in the same element at the same turn of it only, in the
-order in which they came; what is computed is the same to the bit.
+Always holds: works that share a loop touch a common element in the same iteration only, in their
+order. Results are the same to the bit.
 """
 
 from __future__ import annotations
@@ -10,22 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from codegen.ir.accesses import MemoryAccess, accesses
 from codegen.ir.exprs import mapped
-from codegen.ir.indexing import affine, loads
-from codegen.ir.plan import Buffer, Load, Nest, Store, Sweep, Var, Work
+from codegen.ir.plan import Buffer, Nest, Store, Sweep, Var, Work
 from codegen.ir.steps import memory_read, memory_written
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
 THIN = 4  # turns that a work may have beside the loop that it shares
-
-
-@dataclass(frozen=True)
-class _Place:
-    buffer: Buffer
-    first: Expr  # of turn 0
-    moves: bool  # by an element in each turn
-    writes: bool
 
 
 @dataclass(frozen=True)
@@ -35,7 +27,7 @@ class _Line:
 
     work: Store
     count: Expr
-    places: tuple[_Place, ...]
+    accesses: tuple[MemoryAccess[Buffer], ...]
     shift: int = 0
 
 
@@ -88,18 +80,18 @@ def _at(line: _Line, turn: Expr) -> Store:
 def _line(work: Work) -> _Line | None:
     if not isinstance(work, Store) or len(work.loops) > 1:
         return None
-    if not work.loops:
-        one = [*((x, False) for x in loads(work.value)), (Load(work.buffer, work.offset), True)]
-        return _Line(work, expr.const(1), tuple(_Place(x.buffer, x.offset, False, w)
-                                                for x, w in one))
-    places = []
-    for load, writes in [*((x, False) for x in loads(work.value)),
-                         (Load(work.buffer, work.offset), True)]:
-        found = affine(load.offset, work.loops)
-        if found is None or found[1][0] not in (0, 1):
-            return None
-        places.append(_Place(load.buffer, found[0], found[1][0] == 1, writes))
-    return _Line(work, work.loops[0].extent, tuple(places)) if places[-1].moves else None
+    touched = tuple(accesses(work))
+    if not all(a.linear is not None and all(s in (0, 1) for s in a.linear[1]) for a in touched):
+        return None
+    if work.loops and not _moves(touched[-1]):
+        return None
+    return _Line(work, work.loops[0].extent if work.loops else expr.const(1), touched)
+
+
+def _moves(a: MemoryAccess[Buffer]) -> bool:
+    """Return whether an access goes on by an element in each turn; otherwise it stays where it
+    is."""
+    return a.linear is not None and a.linear[1] == (expr.const(1),)
 
 
 def _run_for(runs: Sequence[_Run], line: _Line) -> tuple[_Run, _Line] | None:
@@ -112,7 +104,7 @@ def _run_for(runs: Sequence[_Run], line: _Line) -> tuple[_Run, _Line] | None:
         for other in run.lines:
             shifts |= {None if s is None else s + other.shift for s in _meets(other, line)}
         if not run.lines:
-            mine = {id(p.buffer) for p in line.places}
+            mine = {id(a.buffer) for a in line.accesses}
             touched = {id(b) for w in run.works for b in (*memory_read(w), *memory_written(w))}
             shifts = {None} if mine & touched else set()
         if len(shifts) == 1 and None not in shifts:
@@ -128,18 +120,20 @@ def _run_for(runs: Sequence[_Run], line: _Line) -> tuple[_Run, _Line] | None:
 def _meets(a: _Line, b: _Line) -> set[int | None]:
     """Return by how many turns the second line is ahead where both touch an element that one
     writes; None among them: that is not the same everywhere."""
-    found: set[int | None] = set()
-    for p in a.places:
-        for q in b.places:
+    shifts: set[int | None] = set()
+    for p in a.accesses:
+        for q in b.accesses:
             if p.buffer is not q.buffer or not (p.writes or q.writes):
                 continue
-            away = q.first - p.first
-            if expr.nonneg(away - (a.count if p.moves else 1)) or expr.nonneg(
-                -away - (b.count if q.moves else 1)
+            assert p.linear is not None and q.linear is not None
+            distance = q.linear[0] - p.linear[0]
+            if expr.nonneg(distance - (a.count if _moves(p) else 1)) or expr.nonneg(
+                -distance - (b.count if _moves(q) else 1)
             ):
                 continue
-            found.add(away.value if away.is_const and p.moves and q.moves else None)
-    return found
+            same = distance.is_const and _moves(p) and _moves(q)
+            shifts.add(distance.value if same else None)
+    return shifts
 
 
 def _ends(lines: Sequence[_Line]) -> tuple[int, Expr] | None:

@@ -1,8 +1,8 @@
-"""Elements at positions that data decides, read before the loop that computes with them.
+"""Loop distribution: elements at positions that data decides are read by a loop of their own.
 
-Goes in: a Sweep of a Plan. Comes out: the same, which reads them ahead, for PIECE turns at once.
-Always holds: the same points in the same order; the loops of positions and of results vectorise,
-which compilers do not do with a loop that also looks elements up.
+Goes in: a Sweep of a Plan. Comes out: the same, which reads them ahead, for PIECE iterations each.
+Always holds: the same points in the same order. The loops of positions and of results vectorise; a
+compiler does not vectorise a loop that also looks elements up.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from codegen.ir.indexing import leaves, rewritten
-from codegen.ir.plan import Apply, Keep, Kept, Load, Node, Reduce, Store, Sweep
-from codegen.symbolic import expr
+from codegen.ir.plan import Apply, Load, LocalRead, LocalValue, Node, Reduce, Store, Sweep
 from codegen.symbolic.expr import Sym
 
 SHORT = 16  # turns of a loop that is not worth it
@@ -20,20 +19,24 @@ WORTH = 3  # functions: a loop that only copies is as fast without vectors
 PIECE = 256  # turns: what is read ahead stays in the nearest cache
 
 
+def is_legal(sweep: Sweep) -> bool:
+    """Return whether a sweep may be cut into a loop that reads and one that computes: it folds
+    nothing. What it reads at positions that it writes itself stays where it is."""
+    return bool(sweep.long) and not sweep.folds and not any(
+        isinstance(p, Reduce) for p in sweep.parts)
+
+
 def read_ahead(sweep: Sweep) -> Sweep:
-    """Let a sweep read what it looks up some turns ahead; not what it folds, or writes itself."""
-    if not sweep.long or sweep.folds or any(isinstance(p, Reduce) for p in sweep.parts):
-        return sweep
+    """Return a sweep whose `ahead` holds the elements that it looks up in other memory than it
+    writes; the sweep itself if there are none."""
     last = sweep.long[-1]
-    if expr.nonneg(SHORT - last.extent):
-        return sweep
     written = {p.buffer.number for p in sweep.parts if isinstance(p, Store)}
-    known: dict[str, Node] = {}
-    found: list[Keep] = []
-    parts: list[Keep | Store] = []
+    locals_: dict[str, Node] = {}
+    ahead: list[LocalValue] = []
+    parts: list[LocalValue | Store] = []
 
     def inlined(node: Node) -> Node | None:
-        return known[node.name] if isinstance(node, Kept) and node.name in known else None
+        return locals_.get(node.name) if isinstance(node, LocalRead) else None
 
     def change(node: Node) -> Node | None:
         if not isinstance(node, Load) or id(node) not in chosen:
@@ -41,31 +44,27 @@ def read_ahead(sweep: Sweep) -> Sweep:
         load = rewritten(node, inlined)
         if not _reads_elsewhere(load, written):
             return node
-        same = next((k for k in found if k.value == load), None)
+        same = next((k for k in ahead if k.value == load), None)
         if same is None:
-            same = Keep(f"ahead_{len(found)}", node.buffer.dtype, load)
-            found.append(same)
-        return same.local
+            same = LocalValue(f"ahead_{len(ahead)}", node.buffer.dtype, load)
+            ahead.append(same)
+        return same.read
 
     for part in sweep.parts:
         assert not isinstance(part, Reduce)
         chosen = {id(load) for load in _looked_up(part.value, last.sym)}
-        if isinstance(part, Keep):
-            known[part.name] = rewritten(part.value, inlined)
+        if isinstance(part, LocalValue):
+            locals_[part.name] = rewritten(part.value, inlined)
         parts.append(replace(part, value=rewritten(part.value, change)))
-    if not found or sum(_functions(p.value) for p in parts) < WORTH:
+    if not ahead:
         return sweep
     read = set[str]()
     for part in tuple(reversed(parts)):
-        if isinstance(part, Keep) and part.name not in read:  # it only said where to read
+        if isinstance(part, LocalValue) and part.name not in read:  # only positions were made of it
             parts.remove(part)
         else:
-            read |= {n.name for n in leaves(part.value) if isinstance(n, Kept)}
-    return replace(sweep, parts=tuple(parts), ahead=tuple(found))
-
-
-def _functions(node: Node) -> int:
-    return 1 + sum(map(_functions, node.args)) if isinstance(node, Apply) else 0
+            read |= {n.name for n in leaves(part.value) if isinstance(n, LocalRead)}
+    return replace(sweep, parts=tuple(parts), ahead=tuple(ahead))
 
 
 def _looked_up(node: Node, along: Sym) -> Iterator[Load]:
@@ -79,7 +78,7 @@ def _looked_up(node: Node, along: Sym) -> Iterator[Load]:
 
 def _moves(node: Node, along: Sym) -> bool:
     return any(
-        isinstance(n, Kept) or isinstance(n, Load) and along in n.offset.symbols()
+        isinstance(n, LocalRead) or isinstance(n, Load) and along in n.offset.symbols()
         for n in leaves(node)
     )
 

@@ -1,16 +1,17 @@
-"""Loops in runs, within which a quotient stays: b[j] = a[j // 20] reads one element 20 times.
+"""Loop splitting where a quotient changes: b[j] = a[j // 20] reads one element in 20 iterations.
 
 Goes in: a Store or a Sweep of a Plan. Comes out: the same over one more loop.
-Always holds: the same points in the same order; a run divides nothing, and vectorises.
+Always holds: the same points in the same order. The inner loop divides nothing, and vectorises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from codegen.ir.exprs import exprs, mapped, picked
+from codegen.ir.indexing import long_loops
 from codegen.ir.plan import Store, Sweep, Var
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Call, Expr, Sym
@@ -20,18 +21,31 @@ SHORT = 8  # turns: a run of fewer costs more than the divisions
 _Looped = TypeVar("_Looped", Store, Sweep)
 
 
-def in_runs(work: _Looped) -> _Looped:
-    """Cut the last loop where the quotients of its positions change."""
-    long: list[Var] = [v for v in work.loops if v.extent != 1]
-    if not long:
-        return work
-    last: Var = long[-1]
-    divided = list(_divided(replace(work, loops=()), last))
-    widths = [d for _, _, d in divided]
-    if not divided or (last.extent.is_const and last.extent.value < 2 * SHORT):
-        return work
-    width = min(widths)
-    base = next(base for _, base, d in divided if d == width)
+class Quotient(NamedTuple):
+    """(base + position) // divisor, or the remainder, in a loop over positions."""
+
+    call: Call
+    base: Expr
+    divisor: int
+
+
+def quotients(work: Store | Sweep) -> list[Quotient]:
+    """Return the quotients and remainders of positions of the last loop by constants. A base that
+    data decides is known within the loop only, and is none."""
+    last = long_loops(work.loops)[-1]
+    inner = {last.sym, *picked(work)}
+    calls = dict.fromkeys(c for e in exprs(replace(work, loops=())) for c in expr.calls(e)
+                          if c.op in ("floordiv", "mod"))
+    slopes = ((c, linear_in(c.args[0], last.sym)) for c in calls)
+    return [Quotient(c, base, c.args[1].value) for c, (slope, base) in slopes
+            if slope == 1 and not inner & base.symbols() and c.args[1].is_const]
+
+
+def in_runs(work: _Looped, divided: Sequence[Quotient]) -> _Looped:
+    """Cut the last loop where the quotient by the least divisor changes; within a run, the
+    quotients of which that is known are formulas of the run."""
+    *long, last = long_loops(work.loops)
+    _, base, width = min(divided, key=lambda q: q.divisor)
     first = base // width
     outer = Var(Sym(f"{last.sym.name}_run", "var", expr.const(0)),
                 (base + last.extent - 1) // width - first + 1)
@@ -41,26 +55,11 @@ def in_runs(work: _Looped) -> _Looped:
     inner = Var(Sym(last.sym.name, "var", expr.const(0), expr.const(width - 1)), extent)
     position = begin + expr.symbol(inner.sym)
     change: dict[Sym | Call, Expr] = {last.sym: position}
-    for call, their, d in divided:
-        ahead = their - base
-        if d % width == 0 and ahead % width == 0:
-            quotient = (run + ahead // width) // (d // width)
+    for call, own_base, divisor in divided:
+        ahead = own_base - base
+        if divisor % width == 0 and ahead % width == 0:
+            quotient = (run + ahead // width) // (divisor // width)
             change[call] = (quotient if call.op == "floordiv"
-                            else their + position - d * quotient)
-    loops = (*long[:-1], outer, inner)
+                            else own_base + position - divisor * quotient)
     cut = mapped(replace(work, loops=()), lambda e: expr.replace(e, change))
-    return replace(cut, loops=loops)
-
-
-def _divided(work: _Looped, last: Var) -> Iterator[tuple[Call, Expr, int]]:
-    """Yield quotients and remainders of (base + the last loop's position) by a number, each with
-    base and number. A base that data decides is known within the loop only."""
-    found: dict[Call, None] = {}
-    inner = {last.sym, *picked(work)}
-    for e in exprs(work):
-        found |= dict.fromkeys(c for c in expr.calls(e) if c.op in ("floordiv", "mod"))
-    for call in found:
-        x, d = call.args
-        slope, base = linear_in(x, last.sym)
-        if slope == 1 and not inner & base.symbols() and d.is_const and d.value >= SHORT:
-            yield call, base, d.value
+    return replace(cut, loops=(*long, outer, inner))

@@ -1,7 +1,6 @@
-"""Reductions that all read the same row, in tiles of it: all of them for a part that a cache holds.
+"""Tiling of a row that many reductions read: all of them for a tile of it, then for the next tile.
 
-Goes in: a Nest of a Plan. Comes out: what its results begin as, and the Nest over one more loop; or
-nothing, where rows are short or differ.
+Goes in: a Nest of a Plan. Comes out: what its results begin as, and the Nest over one more loop.
 Always holds: each result is combined of the same elements; sums are added up in another order.
 """
 
@@ -12,62 +11,46 @@ from dataclasses import replace
 from codegen.dtypes import totalled_in
 from codegen.functions import neutral
 from codegen.ir.exprs import mapped
-from codegen.ir.indexing import leaves
-from codegen.ir.plan import Kept, Literal, Load, Nest, Store, Sweep, Var
+from codegen.ir.indexing import long_loops
+from codegen.ir.plan import Literal, LocalRead, Nest, Store, Var
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Sym
 
 TILE = 2**17  # bytes of a row that are read again and again: a cache of a core holds more
 
 
-def in_row_tiles(nest: Nest) -> tuple[list[Store], Nest] | None:
-    """Return stores and a nest with the same results that go tile by tile along the row; None if
-    this does not fit."""
-    if len(nest.sweeps) != 2 or nest.together != 1 or all(v.extent == 1 for v in nest.loops):
-        return None
+def is_legal(nest: Nest) -> bool:
+    """Return whether a nest is one loop of reductions over one row, each of which is then stored;
+    and whether a result can hold what a tile adds up to without rounding."""
+    if len(nest.sweeps) != 2 or nest.unroll != 1 or not long_loops(nest.loops):
+        return False
     folding, storing = nest.sweeps
     if len(folding.long) != 1 or storing.loops or folding.parts != folding.folds:
-        return None
-    folds = {f.name: f for f in folding.folds}
-    stored = {p.value.name: p for p in storing.parts
-              if isinstance(p, Store) and isinstance(p.value, Kept) and not p.bounds}
-    if len(stored) != len(storing.parts) or stored.keys() != folds.keys():
-        return None
-    if any((f.total or totalled_in(f.fn, f.dtype)) != f.dtype for f in folds.values()):
-        return None  # a tile's total would be rounded
-    row = folding.long[0]
-    width = _width(folding, {v.sym for v in nest.loops}, row)
-    if width is None:
-        return None
-    begins = [replace(p, loops=nest.loops, value=Literal(neutral(folds[k].fn, p.buffer.dtype),
-                                                         p.buffer.dtype))
-              for k, p in stored.items()]
-    combined = [replace(p, combine=folds[k].fn) for k, p in stored.items()]
+        return False
+    stored = {p.value.name for p in storing.parts
+              if isinstance(p, Store) and isinstance(p.value, LocalRead) and not p.bounds}
+    return len(stored) == len(storing.parts) and stored == {f.name for f in folding.folds} and all(
+        (f.total or totalled_in(f.fn, f.dtype)) == f.dtype for f in folding.folds)
+
+
+def tile_rows(nest: Nest, width: int) -> tuple[list[Store], Nest]:
+    """Return stores of what results begin as, and a nest that combines into them, tile by tile of
+    so many elements of the row."""
+    folding, storing = nest.sweeps
+    row, fns = folding.long[0], {f.name: f.fn for f in folding.folds}
+    begins, combined = list[Store](), list[Store]()
+    for p in storing.parts:
+        assert isinstance(p, Store) and isinstance(p.value, LocalRead)
+        fn = fns[p.value.name]
+        first = Literal(neutral(fn, p.buffer.dtype), p.buffer.dtype)
+        begins.append(replace(p, loops=nest.loops, value=first))
+        combined.append(replace(p, combine=fn))
     tiles = (row.extent + (width - 1)) // width
     tile = Var(Sym(f"{row.sym.name}_tile", "var", expr.const(0), tiles - 1), tiles)
     begin = width * expr.symbol(tile.sym)
     inner = Var(Sym(row.sym.name, "var", expr.const(0), expr.const(width - 1)),
                 expr.least(row.extent - begin, width))
-    at = {row.sym: begin + expr.symbol(inner.sym)}
-    cut = mapped(replace(folding, loops=()), lambda e: expr.replace(e, at))
+    change = {row.sym: begin + expr.symbol(inner.sym)}
+    cut = mapped(replace(folding, loops=()), lambda e: expr.replace(e, change))
     sweeps = replace(cut, loops=(inner,)), replace(storing, parts=tuple(combined))
     return begins, replace(nest, loops=(tile, *nest.loops), sweeps=sweeps)
-
-
-def _width(sweep: Sweep, outer: set[Sym], row: Var) -> int | None:
-    """Return points of a tile; None where results read rows of their own, or the row is short."""
-    each = 0
-    loads = [x for part in sweep.parts for x in leaves(part.value) if isinstance(x, Load)]
-    if any(load.bounds for load in loads):
-        return None
-    # a constant holds an array, which is no key
-    for load in {(id(load.buffer), load.offset): load for load in loads}.values():
-        symbols = load.offset.symbols()
-        if row.sym in symbols and outer & symbols:
-            return None
-        if row.sym in symbols:
-            each += load.buffer.dtype.size
-    if not each:
-        return None
-    width = 2 ** ((TILE // each).bit_length() - 1)
-    return None if expr.nonneg(width - row.extent) else width

@@ -1,6 +1,6 @@
-"""Skewed loop fusion over rows: works on the same arrays run row by row together, for cache reuse.
+"""Skewed loop fusion: works on the same arrays share a loop over rows, so that caches are reused.
 
-Goes in: a Plan. Comes out: the Plan in whose phases such works are Turns over rows: a row that one
+Goes in: a Plan. Comes out: the Plan in whose phases such works are a loop over rows: a row that one
 work leaves in the cache, the next one finds there. Each work may lag some rows behind earlier ones.
 Always holds: dependences are kept: of two works that touch one element, one of them to write it,
 the first one still comes first. Arrays that only such works touch shrink to a ring of few rows.
@@ -13,28 +13,27 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import is_
 
+from codegen.ir.accesses import MemoryAccess, accesses
 from codegen.ir.exprs import mapped
 from codegen.ir.fresh import Fresh
-from codegen.ir.indexing import affine, loads, rewritten
+from codegen.ir.indexing import long_loops, rewritten
 from codegen.ir.names import buffer_names
 from codegen.ir.plan import (
     Buffer,
-    Choice,
-    Keep,
     Load,
+    LocalValue,
     Nest,
     Node,
     Phase,
     Plan,
-    Reduce,
     Store,
-    Turns,
     Var,
     Work,
+    WorkBranch,
+    WorkLoop,
 )
 from codegen.ir.steps import (
     mapped_steps,
-    nodes,
     step_buffers,
     walk_steps,
     walk_works,
@@ -56,17 +55,6 @@ FARTHEST = 8  # rows that a work may be behind
 
 
 @dataclass(frozen=True)
-class _Access:
-    """An access to buffer[row * turn + first] and up to `reach` elements after it."""
-
-    buffer: Buffer
-    row: Expr
-    first: Expr
-    reach: Expr
-    writes: bool
-
-
-@dataclass(frozen=True)
 class _Member:
     """A work as rows of its outermost loop. `begin` is the turn of its first row, before it is
     delayed by `behind` turns. `after` gives, for each earlier member, the least delay behind it, or
@@ -75,7 +63,7 @@ class _Member:
     origin: Work
     work: Store | Nest  # the same without names for formulas
     outer: Var
-    accesses: tuple[_Access, ...]
+    accesses: tuple[MemoryAccess[Buffer], ...]
     begin: Expr = expr.const(0)
     behind: int = 0
     after: tuple[int | None, ...] = ()
@@ -88,13 +76,13 @@ class _Member:
         """Return a formula that is 0 exactly in the turns in which the member has a row."""
         return expr.lt(turn, self.start) + expr.ge(turn, self.start + self.outer.extent)
 
-    def at(self, a: _Access) -> Expr:
-        """Return the offset of an access in turn 0, if the member were not delayed."""
-        return a.first - a.row * self.begin
+    def first_offset(self, a: MemoryAccess[Buffer]) -> Expr:
+        """Return the first offset of an access in turn 0, if the member were not delayed."""
+        return a.first_row.low - a.row * self.begin
 
 
 def skewed_fusion(plan: Plan) -> Plan:
-    """Return the Plan with fused works as Turns over rows; the same object if none pays."""
+    """Return the Plan with fused works as loops over rows; the same object if none pays."""
     rows = _Rows(plan)
     steps = mapped_steps(plan.steps, lambda s: rows.phase(s) if isinstance(s, Phase) else s)
     if not rows.changed:
@@ -127,17 +115,18 @@ class _Rows:
         group: list[_Member] = []
 
         def close() -> None:
-            works.extend(self.together(_aligned(group), phase))
+            works.extend(self.fused(_aligned(group), phase))
             group.clear()
 
         members = [self.member(work) for work in phase.work]
-        rows = {id(a.buffer): a.row for m in members if m for a in m.accesses if a.reach != 0}
-        for work, found in zip(phase.work, members):
-            found = found and _in_rows(found, rows)
-            joined = _joined(group, found) if found is not None else None
+        rows = {id(a.buffer): a.row for m in members if m
+                for a in m.accesses if a.first_row.reach != 0}
+        for work, member in zip(phase.work, members):
+            member = member and _in_rows(member, rows)
+            joined = _joined(group, member) if member is not None else None
             if joined is None:
                 close()
-                joined = found
+                joined = member
             if joined is None:
                 works.append(work)
             else:
@@ -146,8 +135,8 @@ class _Rows:
         return replace(phase, work=tuple(works)) if len(works) < len(phase.work) else phase
 
     def leaves_caches(self, phase: Phase) -> bool:
-        """Return whether what the works of a phase touch is more than a cache holds, so that it may
-        pay to do them together."""
+        """Return whether the works of a phase touch more than a cache holds, so that fusion may
+        pay."""
         works = [w for w in phase.work if isinstance(w, Store | Nest)]
         touched = {id(b): b for w in works for b in work_buffers(w)}
         return len(works) > 1 and sum(
@@ -158,8 +147,8 @@ class _Rows:
             return None
         return _member(work, mapped(work, lambda e: e.subst(self.named)))
 
-    def together(self, group: Sequence[_Member], phase: Phase) -> list[Work]:
-        """Return the works of a group fused into one Turns, or the works themselves if that does
+    def fused(self, group: Sequence[_Member], phase: Phase) -> list[Work]:
+        """Return the works of a group fused into one loop, or the works themselves if that does
         not pay."""
         if len(group) < 2 or not self.pays(group):
             return [m.origin for m in group]
@@ -172,7 +161,7 @@ class _Rows:
         turn = Sym(self.names.name("turn"), "var")
         rings = self.rings(group, phase)
         body = _body(group, expr.symbol(turn), rings)
-        return [Turns(turn, start, stop, expr.const(1), body, group[0].work.place)]
+        return [WorkLoop(turn, start, stop, expr.const(1), body, group[0].work.place)]
 
     def pays(self, group: Sequence[_Member]) -> bool:
         """Return whether fusion pays: rows are long and fit the near cache, the whole arrays do not
@@ -185,7 +174,8 @@ class _Rows:
             longest = 0
             for a in m.accesses:
                 size, number = a.buffer.dtype.size, id(a.buffer)
-                row, last = most(a.reach + 1), a.reach + a.row * (m.outer.extent - 1)
+                row = most(a.first_row.reach + 1)
+                last = a.first_row.reach + a.row * (m.outer.extent - 1)
                 longest = max(longest, row)
                 rows[number] = max(rows.get(number, 0), row * size)
                 every[number] = max(every.get(number, 0), most(last + 1) * size)
@@ -199,51 +189,34 @@ class _Rows:
     def rings(self, group: Sequence[_Member], phase: Phase) -> dict[int, _Ring]:
         """Return, by id of a buffer, the rings for buffers of which only few rows are live at any
         time."""
-        found: dict[int, _Ring] = {}
+        rings: dict[int, _Ring] = {}
         every = [id(b) for w in walk_works(phase.work) for b in work_buffers(w)]
         inside = [id(b) for m in group for b in work_buffers(m.work)]
         for number in dict.fromkeys(inside):
             alone = self.users.get(number) == {id(phase)}
             alone = alone and inside.count(number) == every.count(number)
             if alone and (ring := _ring(group, number)) is not None:
-                found[number] = ring
+                rings[number] = ring
                 self.smaller[number] = ring.buffer
-        return found
+        return rings
 
 
 def _member(origin: Work, work: Store | Nest) -> _Member | None:
     """Return a work as a member that can run row by row, or None if it cannot."""
-    sweeps: list[tuple[tuple[Var, ...], Sequence[Keep | Store | Reduce]]]
-    if isinstance(work, Store):
-        around, sweeps = work.loops, [((), (work,))]
-    elif work.together == 1:
-        around = work.loops if _long(work.loops) else work.sweeps[0].loops
-        if not _long(work.loops) and len(work.sweeps) > 1:
+    parts = [work] if isinstance(work, Store) else work.parts
+    around = work.loops
+    if isinstance(work, Nest) and not long_loops(work.loops):
+        if len(work.sweeps) > 1 or work.sweeps[0].folds:
             return None
-        sweeps = [(s.loops if around is work.loops else (), s.parts) for s in work.sweeps]
-        if around is not work.loops and work.sweeps[0].folds:
-            return None
-    else:
+        around = work.sweeps[0].loops
+    if not long_loops(around) or isinstance(work, Nest) and work.unroll != 1:
         return None
-    if not _long(around):
+    if not all(isinstance(p, LocalValue) or isinstance(p, Store) and p.is_plain and not p.sift
+               for p in parts):
         return None
-    outer, *inner = _long(around)
-    accesses: list[_Access] = []
-    for loops, parts in sweeps:
-        for part in parts:
-            if not isinstance(part, Keep | Store) or isinstance(part, Store) and (
-                part.bounds or part.rows or part.sift or part.combine != "set"
-            ):
-                return None
-            each = [outer, *inner, *(_long(loops) if isinstance(work, Nest) else ())]
-            at = [(x, False) for node in nodes(part) for x in loads(node)]
-            if isinstance(part, Store):
-                at.append((Load(part.buffer, part.offset), True))
-            for load, writes in at:
-                if (access := _access(load, each, writes)) is None:
-                    return None
-                accesses.append(access)
-    return _Member(origin, work, outer, tuple(accesses))
+    touched = tuple(accesses(work))
+    return _Member(origin, work, long_loops(around)[0], touched) if all(
+        map(_is_by_rows, touched)) else None
 
 
 def _in_rows(m: _Member, rows: Mapping[int, Expr]) -> _Member:
@@ -264,34 +237,19 @@ def _in_rows(m: _Member, rows: Mapping[int, Expr]) -> _Member:
     work = mapped(m.work, lambda e: e.subst(there))
     if isinstance(work, Store):
         work = replace(work, loops=(outer, inner))
-    elif _long(work.loops):
+    elif long_loops(work.loops):
         return m
     else:
         work = replace(work, sweeps=(replace(work.sweeps[0], loops=(outer, inner)),))
     return _member(m.origin, work) or m
 
 
-def _access(load: Load, loops: Sequence[Var], writes: bool) -> _Access | None:
-    """Return an access by rows, or None if it is not affine or jumps too far within a row."""
-    found = affine(load.offset, loops)
-    if load.bounds or found is None:
-        return None
-    first, (row, *strides) = found
-    along = strides[-1] if strides else expr.const(0)
-    if not along.is_const or abs(along.value) > NEAREST:  # strips are better (loops/strip_mine.py)
-        return None
-    reach = expr.const(0)
-    for v, stride in zip(loops[1:], strides, strict=True):
-        if not expr.nonneg(stride):
-            first, stride = first + stride * (v.extent - 1), -stride
-        if not expr.nonneg(stride):
-            return None
-        reach += stride * (v.extent - 1)
-    return _Access(load.buffer, row, first, reach, writes)
-
-
-def _long(loops: Iterable[Var]) -> tuple[Var, ...]:
-    return tuple(v for v in loops if v.extent != 1)
+def _is_by_rows(a: MemoryAccess[Buffer]) -> bool:
+    """Return whether an access goes from row to row, and is affine without jumps within a row."""
+    if a.linear is None or not all(expr.nonneg(s) or expr.nonneg(-s) for s in a.linear[1][1:]):
+        return False
+    step = a.linear[1][-1] if len(a.loops) > 1 else expr.const(0)
+    return step.is_const and abs(step.value) <= NEAREST  # strips are better (loops/strip_mine.py)
 
 
 def _joined(group: Sequence[_Member], member: _Member) -> _Member | None:
@@ -332,9 +290,9 @@ def _aligned(group: Sequence[_Member]) -> list[_Member]:
     return group
 
 
-def _rows(one: _Member, a: _Access, other: _Member, b: _Access) -> int:
+def _rows(member: _Member, a: MemoryAccess[Buffer], other: _Member, b: MemoryAccess[Buffer]) -> int:
     """Return about how many rows one access is ahead of another, before delays."""
-    away = one.at(a) - other.at(b)
+    away = member.first_offset(a) - other.first_offset(b)
     known = away.is_const and a.row.is_const and a.row == b.row
     return round(away.value / a.row.value) if known else FARTHEST
 
@@ -346,19 +304,21 @@ def _beginnings(group: Sequence[_Member], member: _Member) -> Iterator[Expr]:
         for a in other.accesses:
             for b in member.accesses:
                 if a.buffer is b.buffer and a.row == b.row and expr.nonneg(a.row - 1):
-                    away = b.first - other.at(a)
+                    away = b.first_row.low - other.first_offset(a)
                     rows = expr.floordiv(away, a.row)
                     rest = away - rows * a.row
                     if rest.is_const:  # that row, or the next one, where that is nearer
                         yield rows + expr.nonneg(2 * rest - a.row)
 
 
-def _rows_after(a: _Access, one: _Member, b: _Access, other: _Member) -> int | None:
+def _rows_after(
+    a: MemoryAccess[Buffer], member: _Member, b: MemoryAccess[Buffer], other: _Member
+) -> int | None:
     """Return the least number of turns by which the second access must lag, so that it reaches
     every element after the first one; None if no delay up to FARTHEST suffices."""
     if a.row != b.row or not expr.nonneg(a.row - 1):
         return None
-    last = other.at(b) - one.at(a) + b.reach
+    last = other.first_offset(b) - member.first_offset(a) + b.first_row.reach
     return next((rows for rows in range(-FARTHEST, FARTHEST + 1)
                  if expr.nonneg((rows + 1) * a.row - 1 - last)), None)
 
@@ -386,9 +346,9 @@ class _Ring:
     first: Expr
     rows: int
 
-    def place(self, m: _Member, a: _Access) -> tuple[int, Expr]:
+    def place(self, m: _Member, a: MemoryAccess[Buffer]) -> tuple[int, Expr]:
         """Return how many rows an access is ahead of its turn, and its offset within the row."""
-        away = m.at(a) - a.row * m.behind - self.first
+        away = m.first_offset(a) - a.row * m.behind - self.first
         ahead = expr.floordiv(away, self.row)
         return ahead.value if ahead.is_const else FARTHEST + 1, away - ahead * self.row
 
@@ -396,19 +356,19 @@ class _Ring:
 def _ring(group: Sequence[_Member], number: int) -> _Ring | None:
     """Return the ring that holds the live rows of a buffer. None if their number is not known, or
     if a row may be read that was not written in the same turn of the surrounding loops."""
-    found = [(m, a) for m in group for a in m.accesses if id(a.buffer) == number]
-    m, a = found[0]
-    if not a.writes or any(x.row != a.row for _, x in found):
+    touching = [(m, a) for m in group for a in m.accesses if id(a.buffer) == number]
+    m, a = touching[0]
+    if not a.writes or any(x.row != a.row for _, x in touching):
         return None
     if not all(s.lays_out for s in a.row.symbols()):
         return None  # a capacity is said in these alone
-    ring = _Ring(a.buffer, a.row, m.at(a) - a.row * m.behind, 0)
+    ring = _Ring(a.buffer, a.row, m.first_offset(a) - a.row * m.behind, 0)
     ahead: list[int] = []
     written: list[tuple[Expr, Expr]] = []  # in a row, from where to where
-    for m, x in found:
+    for m, x in touching:
         rows, rest = ring.place(m, x)
-        moves = {s.kind for e in (x.first, m.begin, m.outer.extent) for s in e.symbols()}
-        end = rest + x.reach
+        moves = {s.kind for e in (x.first_row.low, m.begin, m.outer.extent) for s in e.symbols()}
+        end = rest + x.first_row.reach
         if abs(rows) > FARTHEST or "counter" in moves or not expr.nonneg(a.row - 1 - end):
             return None
         if x.writes:
@@ -427,25 +387,25 @@ def _body(group: Sequence[_Member], turn: Expr, rings: dict[int, _Ring]) -> tupl
     rows = [_row(m, turn, rings) for m in group]
     if len({(m.start, m.outer.extent) for m in group}) == 1:
         return side_by_side(rows)
-    apart: list[Work] = []
+    guarded: list[Work] = []
     for m, row in zip(group, rows, strict=True):
-        outside, last = m.outside(turn), apart[-1] if apart else None
-        if isinstance(last, Choice) and last.on == outside:
-            apart[-1] = replace(last, arms=((*last.arms[0], row), ()))
+        outside, last = m.outside(turn), guarded[-1] if guarded else None
+        if isinstance(last, WorkBranch) and last.on == outside:
+            guarded[-1] = replace(last, arms=((*last.arms[0], row), ()))
         else:
-            apart.append(Choice(outside, ((row,), ()), m.work.place))
+            guarded.append(WorkBranch(outside, ((row,), ()), m.work.place))
     often = [most(m.outer.extent) > FEW for m in group]
     usually = tuple(row for row, is_often in zip(rows, often, strict=True) if is_often)
     joined = side_by_side(usually)
     if len(joined) == len(usually) and all(map(is_, joined, usually)):
-        return tuple(apart)
+        return tuple(guarded)
     usual = [m for m, is_often in zip(group, often, strict=True) if is_often]
     begin = _of(expr.most, [m.start for m in usual])
     end = _of(expr.least, [m.start + m.outer.extent for m in usual])
     others = expr.lt(turn, begin) + expr.ge(turn, end)
     for m, is_often in zip(group, often, strict=True):
         others += 0 if is_often else expr.eq(m.outside(turn), 0)
-    return (Choice(others, (joined, tuple(apart)), group[0].work.place),)
+    return (WorkBranch(others, (joined, tuple(guarded)), group[0].work.place),)
 
 
 def _row(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Work:
@@ -453,14 +413,14 @@ def _row(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Work:
     work = _in_rings(m, turn, rings) if rings else m.work
     here = {m.outer.sym: turn - m.start}
     work = mapped(work, lambda e: e.subst(here))
-    if isinstance(work, Store) or _long(work.loops):
+    if isinstance(work, Store) or long_loops(work.loops):
         return replace(work, loops=_rest(work.loops, m.outer))
     (sweep,) = work.sweeps
     return replace(work, sweeps=(replace(sweep, loops=_rest(sweep.loops, m.outer)),))
 
 
 def _rest(loops: Sequence[Var], outer: Var) -> tuple[Var, ...]:
-    return tuple(v for v in _long(loops) if v.sym is not outer.sym)
+    return tuple(v for v in long_loops(loops) if v.sym is not outer.sym)
 
 
 def _in_rings(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Store | Nest:
@@ -469,12 +429,11 @@ def _in_rings(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Store | Nest:
 
     def moved(x: Load) -> Load:
         ring = rings[id(x.buffer)]
-        access = _access(x, [m.outer, *loops], False)
-        assert access is not None
+        access = MemoryAccess(x.buffer, x.offset, (m.outer, *loops))
         ahead, rest = ring.place(m, access)
-        inner = x.offset - access.first - access.row * expr.symbol(m.outer.sym)
-        at = expr.mod(turn + ahead, expr.const(ring.rows))
-        return replace(x, buffer=ring.buffer, offset=ring.row * at + rest + inner)
+        inner = x.offset - access.first_row.low - access.row * expr.symbol(m.outer.sym)
+        slot = expr.mod(turn + ahead, expr.const(ring.rows))
+        return replace(x, buffer=ring.buffer, offset=ring.row * slot + rest + inner)
 
     def change(x: Node) -> Node | None:
         return moved(x) if isinstance(x, Load) and id(x.buffer) in rings else None
@@ -492,6 +451,6 @@ def _in_rings(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Store | Nest:
 
 def _loops_of(work: Store | Nest) -> list[Var]:
     if isinstance(work, Store):
-        return list(_long(work.loops))
+        return list(long_loops(work.loops))
     every = [*work.loops, *(v for s in work.sweeps for v in s.loops)]
-    return list(dict.fromkeys(_long(every)))
+    return list(dict.fromkeys(long_loops(every)))

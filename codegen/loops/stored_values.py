@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from codegen.graph.image_constants import image_constants
+from codegen.ir.accesses import MemoryAccess
 from codegen.ir.graph import Module, Op, Region, Use, Value
 from codegen.ir.indexing import (
-    affine,
     loads,
+    long_loops,
     loop_vars,
     positions,
     ravel,
     rows_kept,
-    strides,
 )
 from codegen.ir.plan import Load
 from codegen.loops.access import Resolver
@@ -48,9 +48,9 @@ def stored_values(program: Module) -> frozenset[Value]:
 class _Storing:
     def __init__(self, program: Module) -> None:
         self.program = program
-        found = program.def_use
-        self.defs, self.uses, self.order = found.defs, found.uses, found.order
-        self.regions = found.regions
+        def_use = program.def_use
+        self.defs, self.uses, self.order = def_use.defs, def_use.uses, def_use.order
+        self.regions = def_use.regions
         self.image = set(image_constants(program))
         self.dear: set[Value] = set()  # not stored, and not cheap to compute again
         self.stored: set[Value] = {i.value for i in program.inputs}
@@ -165,10 +165,8 @@ class _Storing:
         shape = value.type.shape
         loops = loop_vars(shape)
         node = Resolver(self.program, self.stored).node(value, positions(loops))
-        found = affine(node.offset, loops) if isinstance(node, Load) else None
-        return found is not None and all(
-            extent == 1 or have == want
-            for extent, have, want in zip(shape, found[1], strides(shape), strict=True))
+        return isinstance(node, Load) and (
+            MemoryAccess(node.buffer, node.offset, long_loops(loops)).contiguous_from is not None)
 
     def consumers(self, value: Value) -> Iterator[Use]:
         """Yield the uses that really read a value: through views, to whoever is stored."""
@@ -204,10 +202,10 @@ class _Storing:
     def spread(self, op: Op) -> bool:
         """Return whether an op combines stretched arrays only, as x[:, None] - x: its result is
         larger than they are."""
-        made = [self.defs.get(v) for v in op.operands]
-        return all(m and isinstance(m.what, (Broadcast, Source)) for m in made) and any(
+        makers = [self.defs.get(v) for v in op.operands]
+        return all(m and isinstance(m.what, (Broadcast, Source)) for m in makers) and any(
             m.operands[0].type.shape != m.result.type.shape
-            for m in made if m and isinstance(m.what, Broadcast)
+            for m in makers if m and isinstance(m.what, Broadcast)
         )
 
     def stretched(self, value: Value) -> bool:
@@ -224,14 +222,14 @@ class _Storing:
 
     def keep_old_views(self, op: Op, x: Value) -> None:
         """Store a view made before x is overwritten and read afterwards, as a copy of the part."""
-        at = self.uses_position(op)
+        positions = self.uses_position(op)
         for use in self.uses.get(x, ()):
             if use.op is None or use.op is op or not use.op.what.inline:
                 continue
             value = use.op.result
-            if value in self.stored or use.position > at:
+            if value in self.stored or use.position > positions:
                 continue
-            if any(p > at for p in self.read_positions(value)):
+            if any(p > positions for p in self.read_positions(value)):
                 self.stored.add(value)
 
     def uses_position(self, op: Op) -> int:

@@ -57,8 +57,8 @@ class Maker(Resolver):
         self.scratch: list[Value] = []
 
     def region(self, region: Region) -> Region:
-        made = (self.op(op) for op in region.ops if not op.what.inline or op.result in self.stored)
-        return Region(region.args, tuple(made), region.results)
+        ops = (self.op(op) for op in region.ops if not op.what.inline or op.result in self.stored)
+        return Region(region.args, tuple(ops), region.results)
 
     def op(self, op: Op) -> Op:
         if isinstance(op.what, ops.Control):
@@ -68,12 +68,12 @@ class Maker(Resolver):
         read = dict.fromkeys(x for x, _ in self.begins)
         read |= dict.fromkeys(v for act in self.acts for v in memory_read(act))
         for v in read:
-            made = self.defs.get(v)
-            if made is not None and v not in self.stored and isinstance(made.what, ops.Const):
-                self.constant(v, made.what.data)
-        what = Do(tuple(self.acts), tuple(self.begins), tuple(self.scratch), op)
+            maker = self.defs.get(v)
+            if maker is not None and v not in self.stored and isinstance(maker.what, ops.Const):
+                self.constant(v, maker.what.data)
+        do = Do(tuple(self.acts), tuple(self.begins), tuple(self.scratch), op)
         operands = tuple(v for v in read if v not in self.constants and v not in op.results)
-        return Op(what, operands, op.results, (), op.place)
+        return Op(do, operands, op.results, (), op.place)
 
     # ---- what rules of kinds ask, and say --------------------------------------------------------
 
@@ -132,19 +132,19 @@ class Maker(Resolver):
             self.kernels[symbol] = (kernel, signature)
         return symbol
 
-    def exchange(self, op: Op, what: ops.Exchange) -> None:
+    def exchange(self, op: Op, kind: ops.Exchange) -> None:
         """Add an exchange phase, with the barriers that the program asked for around it, and a fill
         of the result's elements that no rank sends."""
-        around = "least" if isinstance(what, ops.Barrier) else self.sync
+        around = "least" if isinstance(kind, ops.Barrier) else self.sync
         if around in ("before", "both"):
-            self.add_exchange(op, ops.Barrier(what.axes))
-        self.add_exchange(op, what)
+            self.add_exchange(op, ops.Barrier(kind.axes))
+        self.add_exchange(op, kind)
         if around in ("after", "both"):
-            self.add_exchange(op, ops.Barrier(what.axes))
+            self.add_exchange(op, ops.Barrier(kind.axes))
         if not op.results:
             return
         result = op.result.type
-        where, value = what.unsent(self.mesh.position(what.axes), result)
+        where, value = kind.unsent(self.mesh.position(kind.axes), result)
         if where == 0:
             return
         shape = result.shape or (expr.const(1),)
@@ -152,11 +152,11 @@ class Maker(Resolver):
         literal = Literal(value, result.dtype)
         self.add(Store(loops, op.result, ravel(positions(loops), shape), literal, place=op.place))
 
-    def add_exchange(self, op: Op, what: ops.Exchange) -> None:
-        member = Sym("member", "var", expr.const(0), self.mesh.size(what.axes) - 1)
-        details = self.sides.details(op, what, member)
+    def add_exchange(self, op: Op, kind: ops.Exchange) -> None:
+        member = Sym("member", "var", expr.const(0), self.mesh.size(kind.axes) - 1)
+        details = self.sides.details(op, kind, member)
         dtype = details["send"].buffer.type.dtype if details else None
         self.add(
-            Exchange(self.sites, what.called, what.axes, member, dtype, place=op.place, **details)
+            Exchange(self.sites, kind.called, kind.axes, member, dtype, place=op.place, **details)
         )
         self.sites += 1

@@ -1,8 +1,8 @@
-"""Turns of an outer loop that are taken together: rows of a matrix that are read at once.
+"""Unroll and jam: several iterations of an outer loop in one inner loop, which reads several rows.
 
-Goes in: a Nest of a Plan. Comes out: one for several turns at once, and one for those left.
-Always holds: what a turn computes for itself is the same; what is summed up over the turns is
-combined with fewer trips to memory, and a row that one sweep has read is near for the next one.
+Goes in: a Nest of a Plan. Comes out: a Nest for several iterations each, and one for those left.
+Always holds: each iteration computes the same for itself. What is summed up over iterations is
+combined with fewer trips to memory, and rows that one sweep has read are in the cache for the next.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from dataclasses import replace
 from functools import partial, reduce
 
 from codegen.functions import COMBINE
-from codegen.ir.indexing import leaves, positions, rewritten
+from codegen.ir.exprs import picked
+from codegen.ir.indexing import positions, rewritten
 from codegen.ir.plan import (
     Apply,
-    Keep,
-    Kept,
+    LocalRead,
+    LocalValue,
     Nest,
     Node,
     Reduce,
@@ -24,85 +25,74 @@ from codegen.ir.plan import (
     Sweep,
     Var,
 )
-from codegen.loops.collapse import moved
+from codegen.loops.collapse import substituted
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
 _Change = Mapping[Sym, Expr]
-_Part = Keep | Store | Reduce
+_Part = LocalValue | Store | Reduce
 _LONG_ROW = 1 << 14  # bytes of a row from which on several rows are read faster than one by one
 
 
-def together(nest: Nest) -> Iterator[Nest]:
-    """Yield nests over the same points, each of which takes one turn at a time."""
-    rows = any(isinstance(p, Reduce) for p in nest.parts)
-    if nest.together == 1 or not _is_plain(nest) or not (rows or any(map(_is_long, nest.sweeps))):
-        yield replace(nest, together=1)
-        return
+def is_legal(nest: Nest) -> bool:
+    """Return whether several iterations of the last outer loop may be computed in one: no loop
+    inside has an extent that depends on it, and data decides about no position."""
+    if not nest.loops or nest.loops[-1].extent == 1:
+        return False
+    symbol = nest.loops[-1].sym
+    same = all(symbol not in v.extent.symbols() for sweep in nest.sweeps for v in sweep.loops)
+    return same and next(picked(nest), None) is None
+
+
+def unroll_and_jam(nest: Nest, jammed: Sequence[bool]) -> Iterator[Nest]:
+    """Yield a nest that takes `nest.unroll` iterations of its last outer loop in each of its own,
+    and one for the iterations left. Each sweep is one loop for all of them where `jammed` says so,
+    else a loop for each."""
     *outer, v = nest.loops
     done = expr.const(0)
-    for many in (nest.together, 1):
+    for many in (nest.unroll, 1):
         extent = (v.extent - done) // many
-        turns = Var(Sym(v.sym.name, "var", expr.const(0), extent - 1), extent)
-        begin = done + many * positions((turns,))[0]
+        loop = Var(Sym(v.sym.name, "var", expr.const(0), extent - 1), extent)
+        begin = done + many * positions((loop,))[0]
         changes = [(k, {v.sym: begin + k}) for k in range(many)]
         sweeps = tuple(
-            _sweep(sweep, some) for sweep in nest.sweeps
-            for some in ([[c] for c in changes] if _one_by_one(sweep) else [changes])
+            _sweep(sweep, some) for sweep, is_jammed in zip(nest.sweeps, jammed)
+            for some in ([changes] if is_jammed else [[c] for c in changes])
         )
         if extent != 0:
-            yield Nest((*outer, turns), sweeps, nest.place)
+            yield Nest((*outer, loop), sweeps, nest.place)
         done = many * extent
 
 
-def _is_plain(nest: Nest) -> bool:
-    """Return whether no loop inside depends on the turn, and no position on data."""
-    v = nest.loops[-1]
-    return v.extent != 1 and not any(
-        v.sym in loop.extent.symbols() for sweep in nest.sweeps for loop in sweep.loops
-    ) and not any(
-        getattr(x, "bounds", ()) for part in nest.parts for x in (part, *leaves(part.value))
-    )
-
-
-def _is_long(sweep: Sweep) -> bool:
-    row = sweep.long[-1].extent if sweep.long else expr.const(1)
-    return row.is_const and any(row.value * f.dtype.size >= _LONG_ROW for f in sweep.folds)
-
-
-def _one_by_one(sweep: Sweep) -> bool:
-    return len(sweep.folds) == len(sweep.parts) and not _is_long(sweep)
-
-
 def _sweep(sweep: Sweep, changes: Sequence[tuple[int, _Change]]) -> Sweep:
-    """Return a sweep for several turns of the loop around it."""
+    """Return a sweep for several iterations of the loop around it."""
     parts: list[_Part] = []
     for part in sweep.parts:
-        values = [_turn(part.value, k, change) for k, change in changes]
+        values = [_in_iteration(part.value, k, change) for k, change in changes]
         if isinstance(part, Reduce):
-            parts.append(replace(part, value=reduce(partial(_both, part), values)))
+            parts.append(replace(part, value=reduce(partial(_combined, part), values)))
             continue
         for value, (k, change) in zip(values, changes):
-            if isinstance(part, Keep):
-                parts.append(replace(part, name=_name(part.name, k), value=value))
+            if isinstance(part, LocalValue):
+                parts.append(replace(part, name=_local_name(part.name, k), value=value))
             else:
                 parts.append(replace(part, value=value, offset=part.offset.subst(change)))
     return replace(sweep, parts=tuple(parts))
 
 
-def _turn(node: Node, k: int, change: _Change) -> Node:
-    """Return a node as turn k evaluates it, which reads what was kept in that turn."""
+def _in_iteration(node: Node, k: int, change: _Change) -> Node:
+    """Return a node as iteration k evaluates it, which reads the locals of that iteration."""
 
-    def kept(x: Node) -> Node | None:
-        return replace(x, name=_name(x.name, k)) if isinstance(x, Kept) else None
+    def local(x: Node) -> Node | None:
+        return replace(x, name=_local_name(x.name, k)) if isinstance(x, LocalRead) else None
 
-    return rewritten(moved(node, change), kept)
-
-
-def _name(kept: str, k: int) -> str:
-    return f"{kept}.{k}" if k else kept
+    return rewritten(substituted(node, change), local)
 
 
-def _both(row: Reduce, a: Node, b: Node) -> Node:
+def _local_name(name: str, k: int) -> str:
+    return f"{name}.{k}" if k else name
+
+
+def _combined(row: Reduce, a: Node, b: Node) -> Node:
     """Return two terms of a fold combined into one."""
     return Apply(COMBINE[row.fn], row.dtype, (a, b), row.dtype)

@@ -335,9 +335,9 @@ class _Memory(NamedTuple):
 
 def _wider(cut: Cut, before: Expr, behind: Expr, shards: Shards) -> Cut:
     """Return the cut with so many elements more at its ends."""
-    if cut.given is not None or (cut.axes and cut.step < 0):
+    if cut.interval is not None or (cut.axes and cut.step < 0):
         low, high = cut.bounds(shards.mesh)
-        return cuts.given(cut.axes, low - before, high + behind)
+        return cuts.interval(cut.axes, low - before, high + behind)
     return replace(
         cut, first=cut.first - before, last=cut.last + behind,
         least=cut.least - cut.step * behind, most=cut.most + cut.step * before,
@@ -350,8 +350,8 @@ def _clipped(cut: Cut, extent: Expr, shards: Shards) -> Cut:
         e = e if expr.nonneg(extent - e) else expr.minimum(e, extent)
         return e if expr.nonneg(e) else expr.maximum(e, 0)
 
-    if cut.given is not None:
-        return cuts.given(cut.axes, *map(inside, cut.given))
+    if cut.interval is not None:
+        return cuts.interval(cut.axes, *map(inside, cut.interval))
     return replace(cut, first=inside(cut.first), last=inside(cut.last))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf, nextafter, sqrt
 
 from codegen.dtypes import BOOL, COMPLEX128, FLOAT64
-from codegen.ir.plan import Apply, Kept, Literal, Load, M, Node
+from codegen.ir.plan import Apply, Literal, Load, LocalRead, M, Node
 
 _TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 _FAR = 2.0**400  # numbers up to this one, and from its inverse on, have squares that are in range
@@ -25,7 +25,9 @@ def compared(fn: str, args: tuple[Node[M], ...]) -> Node[M] | None:
     if not (isinstance(a, Apply) and a.fn == "abs" and a.operand == COMPLEX128):
         return None
     (z,) = a.args
-    if not (isinstance(z, Load | Kept) and isinstance(b, Literal) and 1 / _FAR < b.value < _FAR):
+    if not isinstance(z, Load | LocalRead) or not (
+        isinstance(b, Literal) and 1 / _FAR < b.value < _FAR
+    ):
         return None
     limit = float(b.value)
     squared = _square(limit if fn in ("lt", "ge") else nextafter(limit, inf))

@@ -98,7 +98,7 @@ class Reshape(View):
             if len(group.after) == 1 and under.axes:
                 rest = product(before[d] for d in group.before[1:])
                 low, high = under.bounds(shards.mesh)
-                return cuts.given(under.axes, low * rest, high * rest)
+                return cuts.interval(under.axes, low * rest, high * rest)
         return None
 
     def goes_on(self, op: Op, dim: int, shards: Shards) -> bool:
@@ -194,7 +194,7 @@ def _plan(group: DimGroup, before: Shape, window: Window, mesh: Mesh, after: Sha
     inner = product(before[d] for d in group.before[1:])
     low, high = low * width, high * width
     first = low // inner
-    rows = cuts.given(window[lead].axes, first, expr.maximum(-((-high) // inner), first))
+    rows = cuts.interval(window[lead].axes, first, expr.maximum(-((-high) // inner), first))
     return _Plan(group, rows, (low, high))
 
 

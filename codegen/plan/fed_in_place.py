@@ -52,20 +52,20 @@ def _touched(plan: Plan) -> tuple[set[int], set[int]]:
                                          *(a for some in plan.points or () for a in some))}
     exchanged: set[int] = set()
     for step in walk_steps(plan.steps):
-        found: list[Buffer] = []
+        buffers: list[Buffer] = []
         match step:
             case Loop():
-                found = [b for cycle in step.rotate for b in cycle]
+                buffers = [b for cycle in step.rotate for b in cycle]
             case Phase():
-                found = [b for work in walk_works(step.work) for b in memory_written(work)]
+                buffers = [b for work in walk_works(step.work) for b in memory_written(work)]
             case Exchange():
                 touched = list(step_buffers(step))
-                found = touched if step.swaps else list(memory_written(step))
-                found += [] if step.take is None else memory_written(step.take)
+                buffers = touched if step.swaps else list(memory_written(step))
+                buffers += [] if step.take is None else memory_written(step.take)
                 exchanged.update(b.number for b in touched)
             case More():
-                found = [step.into]
-        written.update(b.number for b in found)
+                buffers = [step.into]
+        written.update(b.number for b in buffers)
     return written, exchanged
 
 
@@ -103,10 +103,11 @@ class _Reads:
 
     def before(self, steps: Sequence[Step], read: set[int]) -> set[int]:
         for step in reversed(steps):
-            read = self.at(step, read) | {b.number for b in step_buffers(step)} - _filled(step)
+            own = {b.number for b in step_buffers(step)} - _filled(step)
+            read = self.before_step(step, read) | own
         return read
 
-    def at(self, step: Step, read: set[int]) -> set[int]:
+    def before_step(self, step: Step, read: set[int]) -> set[int]:
         match step:
             case Loop():
                 return self.turns(step, read)

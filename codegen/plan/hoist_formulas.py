@@ -28,7 +28,7 @@ from codegen.ir.plan import (
     Plan,
     Print,
     Step,
-    Turns,
+    WorkLoop,
 )
 from codegen.ir.steps import mapped_steps, walk_works
 from codegen.mesh import local_extent, local_offset, part_of_block
@@ -101,7 +101,7 @@ class _Hoisting:
         return step
 
     def phase(self, phase: Phase) -> Phase:
-        turns = [w.sym.name for w in walk_works(phase.work) if isinstance(w, Turns)]
+        turns = [w.sym.name for w in walk_works(phase.work) if isinstance(w, WorkLoop)]
         inside = _Inside((*self.buffers, *turns), bool(turns))
         work = mapped(phase.work, inside)
         parameters = tuple(
@@ -111,28 +111,28 @@ class _Hoisting:
         return replace(phase, work=work, parameters=parameters)
 
     def exchange(self, x: Exchange) -> Exchange:
-        made: dict[str, Any] = {
+        changes: dict[str, Any] = {
             name: self.inside(getattr(x, name), f"exchange_{x.site}_{hint}")
             for name, hint in _HINTS.items()
         }
         if x.pull_from is not None and x.pull_into is not None and x.send is not None:
             pull = self.boxes(f"pull_{x.site}", x.pull_from, x.pull_into)
-            made |= {"pull_from": pull[0], "pull_into": pull[1]}
-            made["send"] = self.boxes(f"send_{x.site}", x.send)[0]
+            changes |= {"pull_from": pull[0], "pull_into": pull[1]}
+            changes["send"] = self.boxes(f"send_{x.site}", x.send)[0]
         if x.give_into is not None and x.send is not None:
-            made["give_into"] = self.boxes(f"give_{x.site}", x.send, x.give_into)[1]
-        return replace(x, **made)
+            changes["give_into"] = self.boxes(f"give_{x.site}", x.send, x.give_into)[1]
+        return replace(x, **changes)
 
     def boxes(self, name: str, *boxes: Box) -> list[Box]:
         """Return the boxes that one function of the image computes, with their formulas hoisted;
         the formulas that the boxes name are hoisted first."""
         names = {s: e for box in boxes for s, e in box.names}
         names = {s: self.once(e, s.name) for s, e in names.items()}
-        made = []
+        hoisted = []
         for target, box in zip(("from", "into"), boxes, strict=False):
-            at = self.inside(replace(box, names=()), f"{name}_{target}")
-            made.append(replace(at, names=tuple((s, names[s]) for s, _ in box.names)))
-        return made
+            inner = self.inside(replace(box, names=()), f"{name}_{target}")
+            hoisted.append(replace(inner, names=tuple((s, names[s]) for s, _ in box.names)))
+        return hoisted
 
     # ---- entries of the table at load ------------------------------------------------------------
 
@@ -221,14 +221,14 @@ def _split(e: Expr, moving: tuple[str, ...], outside: Callable[[Expr], Expr]) ->
         for monomial, coefficient in e.terms:
             inner, rest = expr.const(1), expr.const(coefficient)
             for atom in monomial:
-                one = expr.from_atom(atom)
-                if stays(one):
-                    rest = rest * one
+                symbol = expr.from_atom(atom)
+                if stays(symbol):
+                    rest = rest * symbol
                 elif isinstance(atom, Call):
                     atom = by_parts(atom)
                     inner = inner * expr.from_atom(Call(atom.op, tuple(map(split, atom.args))))
                 else:
-                    inner = inner * one
+                    inner = inner * symbol
             groups[inner] = groups.get(inner, expr.const(0)) + rest
         total = expr.const(0)
         for inner, rest in groups.items():

@@ -18,7 +18,6 @@ from codegen.ir.fresh import Fresh
 from codegen.ir.names import buffer_names, identifier
 from codegen.ir.plan import (
     Branch,
-    Choice,
     Lane,
     Loop,
     Nest,
@@ -27,9 +26,10 @@ from codegen.ir.plan import (
     Reduce,
     Step,
     Store,
-    Turns,
     Var,
     Work,
+    WorkBranch,
+    WorkLoop,
 )
 from codegen.ir.steps import walk_steps
 from codegen.loops.tile import in_tiles
@@ -58,8 +58,8 @@ class _Enclosing:
     def steps(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
         """Return these steps with small loops turned into phases; the same tuple if nothing
         changes."""
-        made = tuple(map(self.step, steps))
-        return steps if all(map(is_, made, steps)) else made
+        rewritten = tuple(map(self.step, steps))
+        return steps if all(map(is_, rewritten, steps)) else rewritten
 
     def step(self, step: Step) -> Step:
         if isinstance(step, Loop):
@@ -126,7 +126,7 @@ class _Enclosing:
         before = self.taken.copy()
         phase = self.phase(loop)
         (turns,) = phase.work
-        assert isinstance(turns, Turns)
+        assert isinstance(turns, WorkLoop)
         tiles = in_tiles(turns, self.taken.name("tile"), most)
         if tiles is None:
             self.taken = before
@@ -136,25 +136,25 @@ class _Enclosing:
     def works(self, steps: Sequence[Step], names: Mapping[Sym, Expr]) -> tuple[Work, ...]:
         """Return the works of steps that only compute. `names` maps the counters of surrounding
         loops to their names in the phase."""
-        made: list[Work] = []
+        works: list[Work] = []
         for step in steps:
             if isinstance(step, Phase):
-                made += mapped(step.work, lambda e: e.subst(names))
+                works += mapped(step.work, lambda e: e.subst(names))
             elif isinstance(step, Branch):
                 on = mapped(step.on, lambda e: e.subst(names))
                 arms = tuple(self.works(arm, names) for arm in step.arms)
-                made.append(Choice(on, arms, step.place))
+                works.append(WorkBranch(on, arms, step.place))
             else:
-                made.append(self.turns(step, names))
-        return tuple(made)
+                works.append(self.turns(step, names))
+        return tuple(works)
 
-    def turns(self, loop: Step, names: Mapping[Sym, Expr]) -> Turns:
+    def turns(self, loop: Step, names: Mapping[Sym, Expr]) -> WorkLoop:
         assert isinstance(loop, Loop) and loop.counter is not None and loop.stop is not None
         counter = loop.counter
         sym = Sym(self.taken.name(identifier(counter.name)), "var", counter.lo, counter.hi)
         start, stop = loop.start.subst(names), loop.stop.subst(names)
         body = self.works(loop.body, {**names, counter: expr.symbol(sym)})
-        return Turns(sym, start, stop, loop.step, body, loop.place)
+        return WorkLoop(sym, start, stop, loop.step, body, loop.place)
 
 
 def _works(step: Step) -> int:

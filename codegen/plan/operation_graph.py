@@ -16,7 +16,6 @@ from codegen.ir.exprs import exprs
 from codegen.ir.overlays import Overlays, overlays
 from codegen.ir.plan import (
     Branch,
-    Choice,
     Default,
     Exchange,
     Expect,
@@ -34,8 +33,9 @@ from codegen.ir.plan import (
     Send,
     Step,
     Take,
-    Turns,
     Work,
+    WorkBranch,
+    WorkLoop,
 )
 from codegen.ir.steps import (
     inner_steps,
@@ -139,7 +139,7 @@ class _Graph:
         kind = "entries" if act is self.entries else kind_of(act)
         row = OperationRow(len(self.rows), kind, act, step, region, place)
         self.rows.append(row)
-        if isinstance(act, Turns | Choice):
+        if isinstance(act, WorkLoop | WorkBranch):
             for k, works in enumerate(inner_works(act)):
                 within = [self.row(work, step, (row.number, k), place) for work in works]
                 _ordered(within, self.memory)
@@ -168,11 +168,11 @@ class _Graph:
         match act:
             case Loop():
                 return _loaded(act.flag), {b.number for cycle in act.rotate for b in cycle}
-            case Branch() | Choice():
+            case Branch() | WorkBranch():
                 return _loaded(act.on), set()
             case Let():
                 return _loaded(act.value), set()
-            case Turns() | Default() | Phase():
+            case WorkLoop() | Default() | Phase():
                 return set(), set()
         read = {b.number for b in memory_read(act) if b.data is None}
         written = {b.number for b in memory_written(act)}
@@ -195,9 +195,9 @@ def kind_of(act: Act) -> str:
             return "library"
         case KernelCall():
             return "kernel"
-        case Loop() | Turns():
+        case Loop() | WorkLoop():
             return "loop"
-        case Branch() | Choice():
+        case Branch() | WorkBranch():
             return "branch"
         case Exchange() | Take() | More() | Send() | Save() | Let() | Print() | Expect() | Point():
             return type(act).__name__.lower()
@@ -209,9 +209,9 @@ def kind_of(act: Act) -> str:
 def _formulas(act: Act) -> object:
     """Return the formulas that a rank evaluates for a row itself, without what is inside it."""
     match act:
-        case Loop() | Turns():
+        case Loop() | WorkLoop():
             return tuple(e for e in (act.start, act.stop, act.step) if e is not None)
-        case Branch() | Choice():
+        case Branch() | WorkBranch():
             return act.on
         case Let():
             return act.value

@@ -16,7 +16,7 @@ from codegen.dtypes import DType
 from codegen.errors import InternalError, Place
 from codegen.ir.graph import Op, Region, Value
 from codegen.ir.indexing import loop_vars, positions, ravel
-from codegen.ir.loops import Do, Placed, capacity
+from codegen.ir.loops import BufferAssignment, Do, capacity
 from codegen.ir.plan import (
     Array,
     Branch,
@@ -24,7 +24,7 @@ from codegen.ir.plan import (
     Default,
     Exchange,
     Expect,
-    Handed,
+    FeedStep,
     Home,
     Let,
     Load,
@@ -43,14 +43,14 @@ from codegen.ir.plan import (
     Work,
 )
 from codegen.ir.steps import moved
-from codegen.loops.collapse import flattened
+from codegen.loops.collapse import collapsed
 from codegen.ops import Kind
 from codegen.ops.control import POSITION
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 
-def to_plan(placed: Placed) -> Plan:
+def to_plan(placed: BufferAssignment) -> Plan:
     """Return the Plan of Loops whose values have buffers."""
     work, of = _Scheduler(placed), placed.of
     program = placed.loops.module
@@ -89,7 +89,7 @@ _Copy = tuple[Buffer, Value, Buffer]
 class _Scheduler:
     """Emits the steps of a Plan; `pending` are the works of the phase that is being filled."""
 
-    def __init__(self, placed: Placed) -> None:
+    def __init__(self, placed: BufferAssignment) -> None:
         self.placed, self.of = placed, placed.of
         self.buffers = list(placed.buffers)
         self.constants: dict[Value, Buffer] = {}
@@ -99,8 +99,8 @@ class _Scheduler:
         self.position: int | None = None
         self.pending: list[Work] = []
         self.points: list[tuple[Array, ...]] = []
-        self.takes: list[Handed] = []
-        self.sends: list[Handed] = []
+        self.takes: list[FeedStep] = []
+        self.sends: list[FeedStep] = []
         self.saves: list[Saved] = []
         self.steps: list[Step] = []
         self.arm = 0  # the arm of a branch that the op at hand stands in
@@ -156,14 +156,14 @@ class _Scheduler:
     def arrays(self, buffers: Sequence[Buffer], homes: Sequence[Home]) -> tuple[Array, ...]:
         """Return descriptions of buffers, with which others than the program read or write their
         arrays."""
-        named, made = self.placed.loops.named, []
+        named, arrays = self.placed.loops.named, []
         for buffer, home in zip(buffers, homes, strict=True):
             shape, layout, before = home.array or (home.part, ((),) * len(home.part), None)
             room = () if before is None else tuple(zip(before, home.part, strict=True))
             shape = tuple(e.subst(named) for e in shape)
-            made.append(Array(home.name, buffer, home.dtype, shape, layout,
+            arrays.append(Array(home.name, buffer, home.dtype, shape, layout,
                               own=home.array is None, room=room))
-        return tuple(made)
+        return tuple(arrays)
 
     # ---- regions and control ---------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class _Scheduler:
         return done
 
     def add(self, work: Work) -> None:
-        self.pending.append(flattened(work))
+        self.pending.append(collapsed(work))
 
     def flush(self) -> None:
         if self.pending:
@@ -217,28 +217,28 @@ class _Scheduler:
                 self.flush()
                 self.steps.append(save := moved(act, self.buffer))
                 assert isinstance(save, Save)
-                (array,) = self.arrays(save.given, save.homes)
+                (array,) = self.arrays(save.values, save.homes)
                 self.saves.append(Saved(save.series, save.every, array, save.place))
             elif isinstance(act, Take | More | Send):
                 self.flush()
                 self.steps.append(step := moved(act, self.buffer))
                 if isinstance(step, Take):
                     arrays = self.arrays(step.into, step.homes)
-                    self.takes.append(Handed(step.feed, step.number, arrays))
+                    self.takes.append(FeedStep(step.feed, step.number, arrays))
                 elif isinstance(step, Send):
-                    arrays = self.arrays(step.given, step.homes)
-                    self.sends.append(Handed(step.feed, step.number, arrays))
+                    arrays = self.arrays(step.values, step.homes)
+                    self.sends.append(FeedStep(step.feed, step.number, arrays))
             elif not _is_there(work := moved(act, self.buffer)):
                 self.add(work)
 
     def loop(self, op: Op) -> None:
-        what = op.what
-        assert isinstance(what, ops.Loop)
+        kind = op.what
+        assert isinstance(kind, ops.Loop)
         body = op.regions[-1]
         self.copies(self.moves(op.operands, body.args))
         self.flush()
         slot = self.counters
-        self.counters += what.counter is not None
+        self.counters += kind.counter is not None
         condition: tuple[Step, ...] = ()
         flag = None
         if len(op.regions) == 2:
@@ -248,10 +248,10 @@ class _Scheduler:
         turned = [(a, b) for cycle in rotate for a, b in zip(cycle, (*cycle[1:], cycle[0]))]
         again = self.moves(body.results, body.args)
         steps = self.region(body, [c for c in again if (c[0], c[2]) not in turned])
-        stop = None if what.stop is None else expr.as_expr(what.stop)
-        start, step = expr.as_expr(what.start), expr.as_expr(what.step)
+        stop = None if kind.stop is None else expr.as_expr(kind.stop)
+        start, step = expr.as_expr(kind.start), expr.as_expr(kind.step)
         self.steps.append(
-            Loop(what.counter, slot, start, stop, step, steps, condition, flag, rotate, op.place)
+            Loop(kind.counter, slot, start, stop, step, steps, condition, flag, rotate, op.place)
         )
         for r, arg in zip(op.results, body.args, strict=True):
             if self.of[r] is not self.of[arg]:

@@ -15,7 +15,7 @@ from codegen.ir.plan import (
     Branch,
     Buffer,
     Integer,
-    Keep,
+    LocalValue,
     Nest,
     Phase,
     Plan,
@@ -67,7 +67,7 @@ def _with_copies(work: Work, states: set[Buffer]) -> Iterator[Work]:
 
 
 def _sweep(sweep: Sweep, states: set[Buffer]) -> Sweep:
-    parts: list[Keep[Buffer] | Store[Buffer] | Reduce[Buffer]] = []
+    parts: list[LocalValue[Buffer] | Store[Buffer] | Reduce[Buffer]] = []
     for part in sweep.parts:
         if isinstance(part, Store) and part.buffer in states:
             parts.append(replace(part, value=_ONE, combine=KEEPS))

@@ -456,4 +456,4 @@ def _needed(d: ResultDim | None, window: Window, extent: Expr, shards: Shards) -
         return cuts.widened(cut, d.size - 1)
     low, high = cut.bounds(shards.mesh)
     more = d.size - d.step
-    return cuts.given(cut.axes, low * d.step, high * d.step + more)
+    return cuts.interval(cut.axes, low * d.step, high * d.step + more)

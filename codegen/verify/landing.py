@@ -36,7 +36,7 @@ class Landing:
         self.terms = [term for box in self.boxes
                       for term in (t.all(read, box.nonempty), box.offset,
                                    *(part for dim in box.dims for part in dim))]
-        self.found: list[tuple[int, Places, list[Array]]] = []  # sent or not, where, box
+        self.landed: list[tuple[int, Places, list[Array]]] = []  # sent or not, where, box
 
     def add(self, places: Places, values: list[Array]) -> None:
         """Add the boxes at these places that are not empty; `values` are those of the terms."""
@@ -44,16 +44,17 @@ class Landing:
         for sent, box in enumerate(self.boxes):
             some, *parts = itertools.islice(left, 2 + 2 * len(box.dims))
             if (some := some != 0).any():
-                at = {s: a[some] for s, a in places.items()}
-                self.found.append((sent, at, [a[some] for a in parts]))
+                chosen = {s: a[some] for s, a in places.items()}
+                self.landed.append((sent, chosen, [a[some] for a in parts]))
 
     def check(self) -> None:
         """Raise Mismatch where boxes of one member overlap, or where they leave a hole."""
-        if len({len(box.dims) for box in self.boxes}) != 1 or not self.found:
+        if len({len(box.dims) for box in self.boxes}) != 1 or not self.landed:
             return
-        sent = np.concatenate([np.full(len(v[0]), k) for k, _, v in self.found])
-        places = {s: np.concatenate([at[s] for _, at, _ in self.found]) for s in self.found[0][1]}
-        values = [np.concatenate(v) for v in zip(*(v for *_, v in self.found), strict=True)]
+        sent = np.concatenate([np.full(len(v[0]), k) for k, _, v in self.landed])
+        places = {s: np.concatenate([chosen[s] for _, chosen, _ in self.landed])
+                  for s in self.landed[0][1]}
+        values = [np.concatenate(v) for v in zip(*(v for *_, v in self.landed), strict=True)]
         owner = self._owner(sent, places)
         order = np.lexsort((sent, owner))
         sent, owner, values = sent[order], owner[order], [v[order] for v in values]
@@ -95,11 +96,11 @@ class Landing:
 
     def _fault(self, places: Places, sent: Array, values: list[Array], j: int, k: int) -> None:
         pairs, both = self.pairs, []
-        for at in (j, k):
-            point = {s: int(a[at]) for s, a in places.items()}
-            other = pairs.rank(point, pairs.taker if sent[at] else pairs.giver)
-            does = "sends to" if sent[at] else "takes of"
-            both.append(f"{does} {other} {_box(values, at)}")
+        for position in (j, k):
+            point = {s: int(a[position]) for s, a in places.items()}
+            other = pairs.rank(point, pairs.taker if sent[position] else pairs.giver)
+            does = "sends to" if sent[position] else "takes of"
+            both.append(f"{does} {other} {_box(values, position)}")
         me = pairs.rank(point, pairs.giver if sent[k] else pairs.taker)
         raise pairs.fault(point, f"what {me} takes lands apart from all that it takes or sends",
                           " and ".join(both))
@@ -129,13 +130,13 @@ def _digits(values: list[Array]) -> tuple[list[Array], list[Array], Array]:
     left, clear, begin = values[0], np.ones(len(values[0]), dtype=bool), []
     outer = np.full(len(left), np.iinfo(np.int64).max)
     for extent, stride in zip(values[1::2], values[2::2], strict=True):
-        one = (stride == 0) & (extent <= 1)
-        clear &= one | (stride > 0)
+        is_single = (stride == 0) & (extent <= 1)
+        clear &= is_single | (stride > 0)
         size = np.maximum(stride, 1)
-        first, left = np.where(one, 0, left // size), np.where(one, left, left % size)
-        clear &= one | ((first + extent) * size <= outer)
+        first, left = np.where(is_single, 0, left // size), np.where(is_single, left, left % size)
+        clear &= is_single | ((first + extent) * size <= outer)
         begin.append(first)
-        outer = np.where(one, outer, size)
+        outer = np.where(is_single, outer, size)
     return begin, values[1::2], clear & (left == 0)
 
 
@@ -150,9 +151,9 @@ def _share(a: Found, b: Found) -> bool:
     if max(math.prod(box[1]) for box in (a, b)) > MOST:
         return False
     elements = [set(), set()]  # type: list[set[int]]
-    for (offset, extents, strides), found in zip((a, b), elements, strict=True):
-        at = np.array(offset)
+    for (offset, extents, strides), element in zip((a, b), elements, strict=True):
+        start = np.array(offset)
         for e, s in zip(extents, strides, strict=True):
-            at = at[..., None] + s * np.arange(e)
-        found.update(at.ravel().tolist())
+            start = start[..., None] + s * np.arange(e)
+        element.update(start.ravel().tolist())
     return bool(elements[0] & elements[1])

@@ -30,20 +30,20 @@ def check(table: ExchangeTable, values: Mapping[str, Any]) -> Agreed:
     """Check that every exchange matches on this mesh. values: what all ranks may name. Raises
     Mismatch."""
 
-    def one(row: Row) -> Agreed:
-        found = Agreed()
+    def check_row(row: Row) -> Agreed:
+        agreed = Agreed()
         for turn in itertools.product(range(COUNTS), repeat=len(row.loops)):
             wraps = Pairs(row, [values], turn, 0).most_wraps
             for wrap in range(wraps):
                 beyond = f", wrap {wrap + 1} of {wraps}" if wraps > 1 else ""
                 progress.announce(f"exchange {row.site} ({row.kind}) of {len(table.rows)}{beyond}")
                 everybody = Everybody(Pairs(row, [values], turn, wrap))
-                more = everybody.found(everybody.check())
-                found.transfers += 0 if wrap else more.transfers
-                found.sampled |= more.sampled
-        return found
+                more = everybody.agreed(everybody.check())
+                agreed.transfers += 0 if wrap else more.transfers
+                agreed.sampled |= more.sampled
+        return agreed
 
-    return each_once(table, one)
+    return each_once(table, check_row)
 
 
 class Everybody(Everyone):
@@ -79,11 +79,11 @@ class Everybody(Everyone):
         t, pairs = self.terms, self.pairs
         root = pairs.read("root", pairs.first)
         assert root is not None
-        at = pairs.place(root)
-        giver, taker = (at, pairs.taker) if flow == "from_root" else (pairs.giver, at)
-        bad = t.all(self.there if giver is at else self.here,
+        place = pairs.place(root)
+        giver, taker = (place, pairs.taker) if flow == "from_root" else (pairs.giver, place)
+        bad = t.all(self.there if giver is place else self.here,
                     pairs.mismatch(pairs.boxes(giver, taker)))
-        symbols = pairs.symbols(taker if giver is at else giver)
+        symbols = pairs.symbols(taker if giver is place else giver)
         self.judge(self._search(bad, symbols), (giver, taker))
         return self._groups() * self._members
 
@@ -155,18 +155,18 @@ class Everybody(Everyone):
         here = self.there if mine is self.pairs.taker else self.here
         ends = [t for begin, end in near.values() for t in (begin, end)]
         for places in self.pairs.each(self.pairs.symbols(mine)):
-            some, *found = self.pairs.evaluated(places, here, *ends)
+            some, *values = self.pairs.evaluated(places, here, *ends)
             some = some != 0
-            for begin, end in zip(found[::2], found[1::2], strict=True):
+            for begin, end in zip(values[::2], values[1::2], strict=True):
                 some = some & (begin < end)
-            at = {s: x[some] for s, x in places.items()}
+            chosen = {s: x[some] for s, x in places.items()}
             parts = [_parts(begin[some], end[some], self.mesh[a]) for a, begin, end
-                     in zip(near, found[::2], found[1::2], strict=True)]
-            for one in itertools.product(*parts):
-                some = np.all([begin < end for begin, end in one], axis=0)
+                     in zip(near, values[::2], values[1::2], strict=True)]
+            for part in itertools.product(*parts):
+                some = np.all([begin < end for begin, end in part], axis=0)
                 if some.any():
-                    yield ({s: x[some] for s, x in at.items()},
-                           [e[some] for pair in one for e in pair])
+                    yield ({s: x[some] for s, x in chosen.items()},
+                           [e[some] for pair in part for e in pair])
 
     def _number(self, near: dict[str, tuple[int, int]], mine: Axes) -> int:
         """Return how many pairs all ranks list."""

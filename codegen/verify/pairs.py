@@ -44,13 +44,13 @@ class Pairs:
         t, table = self.terms, row.table
         self.loose = False  # whether a mismatch is only a suspicion
         self.count = len(meshes)
-        self.given: dict[int, Array] = {}  # symbols that differ between meshes, by mesh
+        self.differing: dict[int, Array] = {}  # symbols that differ between meshes, by mesh
         self.last: dict[int, Array] = {}  # of other symbols: their last value, by mesh
         used = {*table.sizes, *row.used, *names_in(*(table.capacity[k] for k in row.buffers))}
         values = {name: [mesh[name] for mesh in meshes] for name in meshes[0] if name in used}
         if self.count > 1:
             values["number of the mesh"] = list(range(self.count))
-        self.values = {name: self._given(name, v) for name, v in values.items()
+        self.values = {name: self._common(name, v) for name, v in values.items()
                        if all(isinstance(x, int) for x in v)}
         self.size = {a: self.values[f"n_{a}"] for a in table.axes}
         most = {a: np.array(values[f"n_{a}"], dtype=np.int64) - 1 for a in table.axes}
@@ -64,9 +64,9 @@ class Pairs:
         self.counters: dict[str, int] = {}
         self._near: dict[tuple[int, ...], dict[str, tuple[int, int]]] = {}
         several = np.full(self.count, COUNTS - 1)
-        self.at = [self._counted(f"turn {k}", several) if turn is None else t.number(turn[k])
+        self.counts = [self._counted(f"turn {k}", several) if turn is None else t.number(turn[k])
                    for k in range(len(row.loops))]
-        self.turns = [self._count(loop, k) for loop, k in zip(row.loops, self.at, strict=True)]
+        self.turns = [self._count(loop, k) for loop, k in zip(row.loops, self.counts, strict=True)]
         self.wrap = t.number(0)
         self.often = t.read(row.said["wraps"], self.names(self.first))
         self.most_wraps = self._wraps() if self.often != t.number(1) else 1
@@ -74,12 +74,12 @@ class Pairs:
         self.wrap = self._counted("wrap of a dim", last) if wrap is None else t.number(wrap)
         self.turns.append(t.less(self.wrap, self.often))
 
-    def _given(self, name: str, values: list[int]) -> int:
+    def _common(self, name: str, values: list[int]) -> int:
         """Return the term of what all ranks of a mesh have alike."""
         least, most = min(values), max(values)
         term = self.terms.symbol(name, least, most)
         if least != most:
-            self.given[term] = np.array(values, dtype=object if most >= 1 << 62 else np.int64)
+            self.differing[term] = np.array(values, dtype=object if most >= 1 << 62 else np.int64)
         return term
 
     def _counted(self, name: str, last: Array) -> int:
@@ -93,19 +93,19 @@ class Pairs:
         """Return how often members see each other where dims go on beyond their ends, at most."""
         most = 1
         for places in self.each(self.symbols()):
-            turn, found = self.evaluated(places, self.terms.all(*self.turns), self.often)
-            for k in np.flatnonzero((turn != 0) & ((found < 0) | (found > MOST_WRAPS))):
+            turn, truth = self.evaluated(places, self.terms.all(*self.turns), self.often)
+            for k in np.flatnonzero((turn != 0) & ((truth < 0) | (truth > MOST_WRAPS))):
                 raise self.fault({s: int(a[k]) for s, a in places.items()},
-                                 f"wraps at most {MOST_WRAPS} times", str(found[k]))
-            most = max(most, *found[turn != 0].tolist())
+                                 f"wraps at most {MOST_WRAPS} times", str(truth[k]))
+            most = max(most, *truth[turn != 0].tolist())
         return most
 
     def ranges(self, symbols: Sequence[int]) -> Ranges:
         """Return the least and the greatest values of these symbols: a row each, a column for each
         mesh."""
         none = np.zeros((1, self.count), dtype=np.int64)
-        low = [self.given[s] if s in self.given else none[0] for s in symbols]
-        high = [self.given[s] if s in self.given else self.last[s] for s in symbols]
+        low = [self.differing[s] if s in self.differing else none[0] for s in symbols]
+        high = [self.differing[s] if s in self.differing else self.last[s] for s in symbols]
         return np.array([*none, *low])[1:], np.array([*none, *high])[1:]
 
     def each(self, symbols: list[int], within: Ranges | None = None) -> Iterator[Places]:
@@ -147,8 +147,8 @@ class Pairs:
 
     def symbols(self, *places: Axes) -> list[int]:
         """Return the symbols of meshes, loops, wraps and the group, then of these places."""
-        terms = [*self.at, self.wrap, *(t for a in (self.across, *places) for t in a.values())]
-        return [*self.given, *(s for s in terms if self.terms.value(s) is None)]
+        terms = [*self.counts, self.wrap, *(t for a in (self.across, *places) for t in a.values())]
+        return [*self.differing, *(s for s in terms if self.terms.value(s) is None)]
 
     # ---- names -------------------------------------------------------------------------------
 
@@ -163,8 +163,8 @@ class Pairs:
 
     def member(self, place: Axes) -> int:
         """Return the place of a member as one term: its position along all axes of the exchange."""
-        found = self.position(place)
-        return found if isinstance(found, int) else self.terms.joined(found)
+        position = self.position(place)
+        return position if isinstance(position, int) else self.terms.joined(position)
 
     def view(self, me: Axes, member: Axes) -> Names:
         return {**self.names(me), self.row.member: self.position(member), "wrap": self.wrap}
@@ -194,27 +194,27 @@ class Pairs:
         start, step = t.read(begin, names), t.read(by, names)
         if t.value(step) == 0:
             step = t.number(1)
-        at, exists = k, t.number(1)
+        number, exists = k, t.number(1)
         if end is not None:
             way = t.make("+", start, t.make("*", t.number(-1), t.read(end, names)))
             turns = t.make("*", t.number(-1), t.make("floordiv", way, step))  # rounded up
             exists = t.less(k, turns)
             is_last = t.negated(t.differ(k, t.number(COUNTS - 1)))
             more = t.make("+", turns, t.number(-1), t.make("*", t.number(-1), k))
-            at = t.make("+", k, t.make("*", is_last, more))
-        self.counters[name] = t.make("+", start, t.make("*", step, at))
+            number = t.make("+", k, t.make("*", is_last, more))
+        self.counters[name] = t.make("+", start, t.make("*", step, number))
         return exists
 
     def taken(self, me: Axes) -> int:
         """Return whether a rank comes to the exchange in this turn, for this wrap."""
         t, names = self.terms, self.names(me)
-        found = list(self.turns)
+        terms = list(self.turns)
         for on, arm, arms in self.row.said["guards"]:
             if on is not None:
                 chosen = t.make("min", t.make("max", t.read(on, names), t.number(0)),
                                 t.number(arms - 1))
-                found.append(t.negated(t.differ(chosen, t.number(arm))))
-        return t.all(*found)
+                terms.append(t.negated(t.differ(chosen, t.number(arm))))
+        return t.all(*terms)
 
     # ---- what must hold ----------------------------------------------------------------------
 
@@ -239,14 +239,14 @@ class Pairs:
 
     def mismatch(self, boxes: dict[str, BoxTerms]) -> int:
         """Return the term that is 1 where two boxes differ, or one is not inside its buffer."""
-        found = [box.outside() for box in boxes.values()]
+        faults = [box.outside() for box in boxes.values()]
         if "send" in boxes and "from" in boxes:
-            found.append(boxes["send"].unlike(boxes["from"]))
+            faults.append(boxes["send"].unlike(boxes["from"]))
         if "give" in boxes and "into" in boxes:
-            found.append(boxes["give"].unlike(boxes["into"]))
+            faults.append(boxes["give"].unlike(boxes["into"]))
         if "into" in boxes and "from" in boxes:
-            found.append(boxes["into"].larger_or_smaller(boxes["from"]))
-        return self.terms.any(*found)
+            faults.append(boxes["into"].larger_or_smaller(boxes["from"]))
+        return self.terms.any(*faults)
 
     def moves(self, boxes: dict[str, BoxTerms]) -> int:
         """Return the term that is 1 where something is taken or sent."""
@@ -277,12 +277,13 @@ class Pairs:
             for a, (begin, end) in near.items() if not self.row.around))
 
     def lists(self, near: dict[str, tuple[int, int]], place: Axes) -> int:
-        t, found = self.terms, []
+        t, listed = self.terms, []
         for a, (begin, end) in near.items():
             on = t.make("+", place[a], self.size[a])
-            inside = [t.all(t.at_least(at, begin), t.less(at, end)) for at in (place[a], on)]
-            found.append(t.any(*inside) if self.row.around else inside[0])
-        return t.all(*found)
+            inside = [t.all(t.at_least(position, begin), t.less(position, end))
+                      for position in (place[a], on)]
+            listed.append(t.any(*inside) if self.row.around else inside[0])
+        return t.all(*listed)
 
     def reads(self) -> int:
         """Return whether a taker reads what a giver has, where ranges do not say it."""
@@ -316,9 +317,10 @@ class Pairs:
     def rank(self, point: Point, place: Axes | int) -> str:
         """Return the text for a rank, by its index. place: along the axes of the exchange, or a
         position."""
-        index, at = 0, place if isinstance(place, dict) else self.place(self.terms.number(place))
+        index = 0
+        place_of = place if isinstance(place, dict) else self.place(self.terms.number(place))
         for a in self.row.table.axes:
-            k, size = self.exact(point, {**self.across, **at}[a], self.size[a])
+            k, size = self.exact(point, {**self.across, **place_of}[a], self.size[a])
             index = index * size + k
         return f"rank {index}"
 
@@ -361,7 +363,7 @@ class Pairs:
                 raise self.fault(point, f"{q} reads nothing of {p}, which it does not list"
                                  if self.row.said["flow"] == "near" else
                                  f"{q} reads nothing of {p}, which is not the root",
-                                 f"box '{name}' of {box.found(point)[1]}")
+                                 f"box '{name}' of {box.region(point)[1]}")
 
     def _listed(self, point: Point, near: dict[str, tuple[int, int]]) -> str:
         ends = [(a, self.exact(point, begin, end)) for a, (begin, end) in near.items()]
@@ -371,7 +373,7 @@ class Pairs:
         """Raises Mismatch unless both sides name equal boxes, inside their buffers."""
         pair = f"{self.rank(point, giver)} to {self.rank(point, taker)}"
         boxes = self.boxes(giver, taker)
-        said = {name: box.found(point) for name, box in boxes.items()}
+        said = {name: box.region(point) for name, box in boxes.items()}
         for name, (offset, extents, strides) in said.items():
             far = [(e - 1) * s for e, s in zip(extents, strides, strict=True)]
             low = offset + sum(min(0, f) for f in far)
@@ -417,14 +419,14 @@ class BoxTerms:
             names[name] = t.read(e, names)
         self.capacity = pairs.capacity[box["buffer"]]
         self.offset = t.read(box["offset"], names)
-        zero, one = t.number(0), t.number(1)
+        zero, unit = t.number(0), t.number(1)
         self.whole = [(t.make("max", zero, t.read(e, names)), t.read(s, names))
                       for e, s in zip(box["extent"], box["stride"], strict=True)]
-        self.dims = [(e, s) for e, s in self.whole if e != one]
-        self.elements = t.make("*", one, *(e for e, _ in self.dims))
-        self.nonempty = t.all(*(t.at_least(e, one) for e, _ in self.dims))
+        self.dims = [(e, s) for e, s in self.whole if e != unit]
+        self.elements = t.make("*", unit, *(e for e, _ in self.dims))
+        self.nonempty = t.all(*(t.at_least(e, unit) for e, _ in self.dims))
 
-    def found(self, point: Point) -> Found:
+    def region(self, point: Point) -> Found:
         """Return offset, extents and strides of the box at a point."""
         parts = (t for dim in self.whole for t in dim)
         offset, *dims = self.pairs.exact(point, self.offset, *parts)
@@ -442,14 +444,14 @@ class BoxTerms:
         """Return the term that is 1 where boxes have not the same elements in the same order; of an
         empty box nothing else counts."""
         t, two = self.terms, self.terms.number(2)
-        one = (t.number(1), t.number(0))
+        single = (t.number(1), t.number(0))
         self.pairs.loose |= len(self.dims) != len(other.dims)
         most = max(len(self.dims), len(other.dims))  # where one has fewer, others are 1 for both
-        found = [t.differ(self.offset, other.offset)]
-        for (e, s), (f, r) in zip(*(d + [one] * (most - len(d)) for d in (self.dims, other.dims)),
-                                  strict=True):
-            found += [t.differ(e, f), t.all(t.at_least(e, two), t.differ(s, r))]
-        return t.any(self.larger_or_smaller(other), t.all(self.nonempty, t.any(*found)))
+        differences = [t.differ(self.offset, other.offset)]
+        both = (d + [single] * (most - len(d)) for d in (self.dims, other.dims))
+        for (e, s), (f, r) in zip(*both, strict=True):
+            differences += [t.differ(e, f), t.all(t.at_least(e, two), t.differ(s, r))]
+        return t.any(self.larger_or_smaller(other), t.all(self.nonempty, t.any(*differences)))
 
     def larger_or_smaller(self, other: BoxTerms) -> int:
         return self.terms.differ(self.elements, other.elements)

@@ -62,8 +62,8 @@ def sample(plan: Plan, table: ExchangeTable) -> Iterator[Values]:
             values = {**sizes, **{s.name: d for s, d in scalars.items() if isinstance(d, int)}}
             for k, sym in enumerate(numbers):
                 if turn or sym.name not in values:
-                    found = candidates(sym, values)
-                    values[sym.name] = found[(tried + k) % len(found)] if found else 0
+                    values_of = candidates(sym, values)
+                    values[sym.name] = values_of[(tried + k) % len(values_of)] if values_of else 0
             tried += 1
             if not (broken_condition(conditions, values) or broken_route(routes, values)):
                 accepted += 1

@@ -58,11 +58,11 @@ class Search:
     def _halves(self, low: Array, high: Array) -> Ranges:
         """Halve the ranges where the truth may hold, along their widest symbol; return the
         halves."""
-        given = {}
+        known = {}
         for s, least, most in zip(self.symbols, low, high):
             least, most = least.astype(self.dtype), most.astype(self.dtype)
-            given[s] = (least, least if (least == most).all() else most)
-        bound = self.terms.ranges((self.truth,), given)[self.truth][1]
+            known[s] = (least, least if (least == most).all() else most)
+        bound = self.terms.ranges((self.truth,), known)[self.truth][1]
         maybe = np.broadcast_to(np.asarray(bound) > 0, low.shape[1:])
         low, high = low[:, maybe], high[:, maybe]
         widest, each = np.argmax(high - low, axis=0), np.arange(low.shape[1])

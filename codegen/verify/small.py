@@ -51,12 +51,12 @@ def check(
     Raises Mismatch, of the first mesh on which one does not.
     """
 
-    def one(row: Row) -> Agreed:
+    def check_row(row: Row) -> Agreed:
         everyone = Everyone(Pairs(row, meshes), at_build)
-        return everyone.found(everyone.check(most))
+        return everyone.agreed(everyone.check(most))
 
     try:
-        return each_once(table, one, at_build)
+        return each_once(table, check_row, at_build)
     except Mismatch:
         for mesh in meshes if len(meshes) > 1 else ():
             check(table, [mesh], most, at_build)
@@ -68,7 +68,7 @@ def each_once(
 ) -> Agreed:
     """Check all known exchanges, or every one, and return the sum of the results; those with equal
     formulas are checked once."""
-    found = Agreed()
+    agreed = Agreed()
     alike: dict[str, Agreed] = {}
     for row in table.rows:
         if row.unknown and not every:
@@ -76,10 +76,10 @@ def each_once(
         key = formulas(row)
         if key not in alike:
             alike[key] = check(row)
-        found.transfers += alike[key].transfers
+        agreed.transfers += alike[key].transfers
         for text in alike[key].sampled.values():
-            found.sampled[row.site] = text
-    return found
+            agreed.sampled[row.site] = text
+    return agreed
 
 
 class Everyone:
@@ -93,7 +93,7 @@ class Everyone:
         self.there = pairs.taken(pairs.taker)
         self.sampled, self.lands = "", lands
 
-    def found(self, transfers: int) -> Agreed:
+    def agreed(self, transfers: int) -> Agreed:
         return Agreed(transfers, {self.row.site: self.sampled} if self.sampled else {})
 
     def check(self, most: int | None = None) -> int:
@@ -116,13 +116,13 @@ class Everyone:
         if self.terms.value(truth) == 0:
             return
         for places in self.pairs.each(symbols):
-            (found,) = self.pairs.evaluated(places, truth)
-            if (some := found != 0).any():
+            (truths,) = self.pairs.evaluated(places, truth)
+            if (some := truths != 0).any():
                 yield {s: a[some] for s, a in places.items()}
 
-    def judge(self, found: Iterator[Places], pair: tuple[Axes, Axes] | None = None) -> None:
+    def judge(self, candidates: Iterator[Places], pair: tuple[Axes, Axes] | None = None) -> None:
         """Raises Mismatch for the first of these pairs that is wrong: any two, or these."""
-        for places in found:
+        for places in candidates:
             for point in points(places):
                 if pair is None:
                     self.pairs.judge_all(point)
@@ -204,9 +204,9 @@ class Everyone:
         landing = Landing(pairs, read) if self.lands else None
         more = landing.terms if landing else []
         for places in portions:
-            found, bad, *values = pairs.evaluated(
+            truths, bad, *values = pairs.evaluated(
                 places, t.all(read, t.negated(pairs.wrap)), wrong, *more)
-            count += int((found != 0).sum())
+            count += int((truths != 0).sum())
             if (some := bad != 0).any():
                 self.judge(iter([{s: a[some] for s, a in places.items()}]))
             if landing:
@@ -223,11 +223,11 @@ class Everyone:
             q, n, *size = pairs.evaluated(places, pairs.member(pairs.taker), pairs.members, *sizes)
             givers = np.array([q, (q + 1) % n, (q - 1) % n, 0 * q, n - 1])
             for k, p in enumerate(givers):
-                left, at = p, dict(places)
+                left, neighbour = p, dict(places)
                 for term, along in reversed(list(zip(pairs.giver.values(), size, strict=True))):
-                    at[term], left = left % along, left // along
+                    neighbour[term], left = left % along, left // along
                 new = (givers[:k] != p).all(axis=0)
-                yield {s: at[s][new] for s in symbols}
+                yield {s: neighbour[s][new] for s in symbols}
 
     def _permute(self) -> int:
         """Check who sends to whom: one receiver each, and each knows who sends to it."""
@@ -312,15 +312,15 @@ def received(row: Row, values: Mapping[str, Any]) -> int:
     amount = t.make("*", moves, other, pairs.boxes(pairs.giver, taker)["from"].elements)
     symbols = pairs.symbols(pairs.giver, *([taker] if dest is None else []))
     low, high = pairs.ranges(symbols)
-    found = [0]
+    counts = [0]
     if dest is not None:
         return max(int(pairs.evaluated(p, amount)[0].max()) for p in pairs.each(symbols))
     free = {pairs.wrap, *pairs.giver.values()}
     fixed = {k: int(high[k, 0]) for k, s in enumerate(symbols) if s not in free}
-    for at in itertools.product(*({0, 1, (n + 1) // 2, n} for n in fixed.values())):
-        one = low.copy(), high.copy()
-        for side in one:
-            side[list(fixed), 0] = at
-        found.append(sum(int(pairs.evaluated(p, amount)[0].sum())
-                         for p in pairs.each(symbols, one)))
-    return max(found)
+    for position in itertools.product(*({0, 1, (n + 1) // 2, n} for n in fixed.values())):
+        region = low.copy(), high.copy()
+        for side in region:
+            side[list(fixed), 0] = position
+        counts.append(sum(int(pairs.evaluated(p, amount)[0].sum())
+                         for p in pairs.each(symbols, region)))
+    return max(counts)

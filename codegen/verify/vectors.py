@@ -43,22 +43,22 @@ class Terms:
     # ---- making ------------------------------------------------------------------------------
 
     def row(self, op: str, *args: Any) -> int:
-        found = self.numbers.get((op, args))
-        if found is None:
+        row = self.numbers.get((op, args))
+        if row is None:
             if len(args) > MOST_PARTS or len(self.table) > MOST_TERMS:
                 raise too_large(f"{MOST_PARTS} parts in one, {MOST_TERMS} terms in all",
                                 f"{len(args)} parts, {len(self.table)} terms")
-            found = self.numbers[op, args] = len(self.table)
+            row = self.numbers[op, args] = len(self.table)
             self.table.append((op, args))
             parts = args if op in LEAVES else [self.size[a] for a in args]
             self.size.append(bounded(most(op, parts)))
-        return found
+        return row
 
     def number(self, value: int) -> int:
-        found = self.fixed.get(value)
-        if found is None:
-            found = self.fixed[value] = self.row("number", int(value))
-        return found
+        term = self.fixed.get(value)
+        if term is None:
+            term = self.fixed[value] = self.row("number", int(value))
+        return term
 
     def symbol(self, name: str, least: int, most: int) -> int:
         if least == most:
@@ -84,12 +84,12 @@ class Terms:
             first, parts = parts[0], [self._one(p) for p in parts]
             if op in ("floordiv", "mod") and isinstance(first, tuple):
                 if split := self._split(first, parts[1]):
-                    found: int | Digits = split[op == "mod"]
-                    return found
+                    domain: int | Digits = split[op == "mod"]
+                    return domain
         return self.make(op, *parts)  # type: ignore[arg-type]
 
-    def _one(self, found: int | Digits) -> int:
-        return found if isinstance(found, int) else self.joined(found)
+    def _one(self, domain: int | Digits) -> int:
+        return domain if isinstance(domain, int) else self.joined(domain)
 
     def _split(self, digits: Digits, divisor: Any) -> tuple[Any, Any] | None:
         """Return quotient and rest of a position, where both are positions along fewer axes."""
@@ -128,14 +128,14 @@ class Terms:
         return self.row(op, *parts)
 
     def _flat(self, op: str, parts: Iterable[int]) -> list[int]:
-        found: list[int] = []
+        flat: list[int] = []
         for part in parts:
             inner, args = self.table[part]
             if inner == op:
-                found += args
+                flat += args
             else:
-                found.append(part)
-        return found
+                flat.append(part)
+        return flat
 
     def _sum(self, parts: Sequence[int]) -> int:
         """Return the sum of terms; equal ones are added up, so that what is taken away again is
@@ -145,9 +145,9 @@ class Terms:
             rest, factor = self._factor(part)
             times[rest] = times.get(rest, 0) + factor
         fixed = times.pop(-1, 0)
-        found = [self._product((self.number(k), part)) for part, k in times.items() if k]
-        found += [self.number(fixed)] if fixed or not found else []
-        return found[0] if len(found) == 1 else self.row("+", *sorted(found))
+        terms = [self._product((self.number(k), part)) for part, k in times.items() if k]
+        terms += [self.number(fixed)] if fixed or not terms else []
+        return terms[0] if len(terms) == 1 else self.row("+", *sorted(terms))
 
     def _unsigned(self, term: int) -> int:
         """Return the term or its negative, the same one for both."""
@@ -228,8 +228,8 @@ class Terms:
     def parts(self, terms: tuple[int, ...]) -> dict[int, list[int]]:
         """Return all that these terms are made of, in order; of each, what nothing needs after
         it."""
-        found = self._parts.get(terms)
-        if found is None:
+        known = self._parts.get(terms)
+        if known is None:
             needed, left = set[int](), list(terms)
             while left:
                 term = left.pop()
@@ -240,8 +240,8 @@ class Terms:
             for term in sorted(needed, reverse=True):
                 ends[term] = sorted(set(self._arguments(term)) - seen)
                 seen.update(ends[term])
-            found = self._parts[terms] = dict(reversed(ends.items()))
-        return found
+            known = self._parts[terms] = dict(reversed(ends.items()))
+        return known
 
     def symbols(self, *terms: int) -> set[int]:
         return {t for t in self.parts(terms) if self.table[t][0] == "symbol"}
@@ -257,9 +257,9 @@ class Terms:
             exact[s] = (ends[:1], ends[1:])
         bounds = self.ranges(terms, exact)
         size = {t: max(1, *(abs(int(np.ravel(b)[0])) for b in bounds[t])) for t in bounds}
-        for term, found in size.items():
+        for term, largest in size.items():
             op, args = self.table[term]
-            steps = integers(op, [size[a] for a in args]) if op in MANY else found  # in any order
+            steps = integers(op, [size[a] for a in args]) if op in MANY else largest  # in any order
             if steps >= MOST:
                 return object
         return np.int64
@@ -317,9 +317,9 @@ def vectors(op: str, args: Sequence[Array]) -> Array:
         truth = args[0] >= 0 if op == "ge0" else args[0] == 0
         return truth.astype(args[0].dtype)
     if op == "table":
-        at, entries = np.asarray(args[0]), np.array([*args[1:], 0])
-        inside = (at >= 0) & (at < len(entries) - 1)
-        return entries[np.where(inside, at, -1).astype(np.int64)]
+        values, entries = np.asarray(args[0]), np.array([*args[1:], 0])
+        inside = (values >= 0) & (values < len(entries) - 1)
+        return entries[np.where(inside, values, -1).astype(np.int64)]
     a, b = args
     if isinstance(b, int):
         quotient = a // b if b else a  # NumPy divides by one number much faster than it does %
@@ -335,14 +335,14 @@ _MANY: dict[str, Any] = {"+": add, "*": mul, "min": np.minimum, "max": np.maximu
 def ranges(op: str, args: Sequence[Any]) -> Range:
     """Compute an operation in the domain of ranges: arrays of least values and of most ones."""
     if op == "number" or all(least is most for least, most in args):
-        one = vectors(op, args if op == "number" else [least for least, _ in args])
-        return one, one
+        exact = vectors(op, args if op == "number" else [least for least, _ in args])
+        return exact, exact
     if op in ("+", "min", "max"):
         low, high = (reduce(_MANY[op], ends) for ends in zip(*args, strict=True))
         return low, high
     if op == "*":
-        found: Range = reduce(_times, args)
-        return found
+        product: Range = reduce(_times, args)
+        return product
     low, high = args[0]
     if op == "ge0":
         return _truth(low >= 0, low), _truth(high >= 0, high)
@@ -350,13 +350,13 @@ def ranges(op: str, args: Sequence[Any]) -> Range:
         return _truth((low == 0) & (high == 0), low), _truth((low <= 0) & (high >= 0), high)
     if op == "table":
         entries = [least for least, _ in args[1:]]
-        here, one = vectors(op, [low, *entries]), low == high
-        return np.where(one, here, min(0, *entries)), np.where(one, here, max(0, *entries))
+        here, exact = vectors(op, [low, *entries]), low == high
+        return np.where(exact, here, min(0, *entries)), np.where(exact, here, max(0, *entries))
     return _quotient(op, low, high, *args[1])
 
 
-def _truth(found: Any, like: Array) -> Array:
-    return np.asarray(found).astype(like.dtype if isinstance(like, np.ndarray) else np.int64)
+def _truth(values: Any, like: Array) -> Array:
+    return np.asarray(values).astype(like.dtype if isinstance(like, np.ndarray) else np.int64)
 
 
 def _times(a: Range, b: Range) -> Range:

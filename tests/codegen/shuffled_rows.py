@@ -18,7 +18,7 @@ from codegen.emit.image import emit
 from codegen.image import link
 from codegen.image.target import resolve
 from codegen.ir.exprs import exprs
-from codegen.ir.plan import Branch, Choice, Default, Loop, Phase, Plan, Turns
+from codegen.ir.plan import Branch, Default, Loop, Phase, Plan, WorkBranch, WorkLoop
 from codegen.ir.steps import operations
 from codegen.plan.operation_graph import OperationRow, operation_graph
 from spmd.image import Image
@@ -75,9 +75,9 @@ class _Shuffled:
 
     def work(self, row: OperationRow) -> Any:
         act = row.act
-        if isinstance(act, Turns):
+        if isinstance(act, WorkLoop):
             return replace(act, body=tuple(map(self.work, self.rows((row.number, 0)))))
-        if isinstance(act, Choice):
+        if isinstance(act, WorkBranch):
             return replace(act, arms=tuple(tuple(map(self.work, self.rows((row.number, k))))
                                            for k in range(len(act.arms))))
         return act

@@ -102,7 +102,7 @@ def test_rolled_covers_what_a_roll_reads(shift: int) -> None:
         for cut in (
             cuts.block(("x",), extent), cuts.whole(n), cuts.fixed(0, 1),
             cuts.of_operand(cuts.block(("x",), extent), expr.const(n - 1), -1, MESH),
-            cuts.given(("x",), expr.minimum(1, MESH.axis("x").coord), expr.const(1)),
+            cuts.interval(("x",), expr.minimum(1, MESH.axis("x").coord), expr.const(1)),
         ):
             around = cuts.rolled(cut, expr.const(shift), extent, MESH)
             for wanted, found in zip(elements(cut, ranks), elements(around, ranks)):

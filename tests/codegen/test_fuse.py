@@ -5,7 +5,7 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.ir.plan import Apply, Keep, Nest, Phase, Reduce, Store
+from codegen.ir.plan import Apply, LocalValue, Nest, Phase, Reduce, Store
 from codegen.ir.plan_text import loops_text
 from codegen.ir.steps import walk_steps
 from codegen.loops.fuse import LARGEST
@@ -172,7 +172,7 @@ def test_what_is_stretched_is_computed_once_with_all_it_is_made_of():
 def test_equal_reductions_are_one():
     """np.var computes a mean of its own."""
     _, (nest,) = work_of(program_of(normalised))
-    assert [p.fn for p in nest.parts if isinstance(p, Keep) and p.fn] == ["add", "add"]
+    assert [p.fn for p in nest.parts if isinstance(p, LocalValue) and p.fn] == ["add", "add"]
 
 
 def test_what_is_read_elsewhere_is_no_part():

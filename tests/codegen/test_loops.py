@@ -11,7 +11,7 @@ from codegen.compile import lower
 from codegen.errors import InternalError
 from codegen.ir.graph import Region, Value, walk
 from codegen.ir.loops import Do
-from codegen.ir.plan import Keep, Nest, Store, Sweep
+from codegen.ir.plan import LocalValue, Nest, Store, Sweep
 from codegen.ir.steps import memory_read, memory_written
 from codegen.ops import Map
 from tests.codegen.sample_programs import halo, in_place
@@ -60,7 +60,7 @@ def nothing_stored(op):
 
 
 def nothing_kept(op):
-    return without(Keep, op)
+    return without(LocalValue, op)
 
 
 def as_in_the_program(op):

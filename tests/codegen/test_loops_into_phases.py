@@ -9,7 +9,7 @@ import pytest
 
 import spmd
 from codegen.compile import Levels, lower
-from codegen.ir.plan import Choice, Loop, Phase, Turns
+from codegen.ir.plan import Loop, Phase, WorkBranch, WorkLoop
 from codegen.ir.steps import walk_steps, walk_works
 
 N = 11
@@ -65,15 +65,15 @@ def long() -> Any:
 def phases_with_loops(levels: Levels) -> list[list[Any]]:
     phases = [s for s in walk_steps(levels.plan.steps) if isinstance(s, Phase)]
     works = [list(walk_works(p.work)) for p in phases]
-    return [some for some in works if any(isinstance(w, Turns) for w in some)]
+    return [some for some in works if any(isinstance(w, WorkLoop) for w in some)]
 
 
 def test_loops_of_numbers_are_one_phase() -> None:
     levels = lower(case.capture())
     table, swept = phases_with_loops(levels)
-    assert sum(isinstance(w, Turns) for w in table) == 3
-    assert sum(isinstance(w, Choice) for w in table) >= 2
-    assert sum(isinstance(w, Turns) for w in swept) == 3
+    assert sum(isinstance(w, WorkLoop) for w in table) == 3
+    assert sum(isinstance(w, WorkBranch) for w in table) >= 2
+    assert sum(isinstance(w, WorkLoop) for w in swept) == 3
     loops = [s for s in walk_steps(levels.plan.steps) if isinstance(s, Loop)]
     assert [loop.flag is not None for loop in loops] == [True]  # data decides when it ends
 

@@ -18,7 +18,7 @@ from codegen.checks.check_memory import check_memory
 from codegen.compile import lower
 from codegen.errors import InternalError
 from codegen.ir.graph import Region, walk
-from codegen.ir.loops import Do, Placed
+from codegen.ir.loops import BufferAssignment, Do
 from codegen.ir.plan import Exchange, Loop, Nest, Phase, Plan, Store
 from codegen.ir.steps import memory_read, walk_steps
 from codegen.loops.assign_buffers import assign_buffers
@@ -49,17 +49,17 @@ def turns(n: int = 20):
 
 
 ALL = {**PROGRAMS, "turns": turns}
-_placed: dict[str, tuple[Placed, Plan]] = {}
+_placed: dict[str, tuple[BufferAssignment, Plan]] = {}
 
 
-def placed_of(name: str) -> tuple[Placed, Plan]:
+def placed_of(name: str) -> tuple[BufferAssignment, Plan]:
     if name not in _placed:
         where = double_buffering(assign_buffers(lower(ALL[name].capture()).loops))
         _placed[name] = where, to_plan(where)
     return _placed[name]
 
 
-def noticed(where: Placed, plan: Plan) -> bool:
+def noticed(where: BufferAssignment, plan: Plan) -> bool:
     try:
         check_memory(where, plan)
     except InternalError:

@@ -100,7 +100,7 @@ def test_what_is_not_among_neighbours() -> None:
     wide = cuts.Cut(("x", "y"), const(0), e, e, const(-1), const(1), open=True)
     for have, want in (
         ([held[0]], [cuts.whole(e)]),
-        ([held[0]], [cuts.given(("x",), expr.const(1), expr.const(2))]),
+        ([held[0]], [cuts.interval(("x",), expr.const(1), expr.const(2))]),
         ([held[0]], [moving]),
         ([held[0]], [backwards]),
         (held, [cuts.block(("y",), e), cuts.block(("x",), e)]),

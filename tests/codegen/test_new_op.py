@@ -16,7 +16,7 @@ import numpy as np
 import spmd
 from codegen.compile import lower
 from codegen.ir import plan
-from codegen.ir.cuts import given
+from codegen.ir.cuts import interval
 from codegen.ir.graph import ArrayType, Op, Shape, walk
 from codegen.ir.indexing import Index, loop_vars, positions, ravel
 from codegen.mesh import local_extent, local_offset
@@ -64,11 +64,11 @@ class Recent(Kind):
     def needs(self, op: Op, window: Any, shards: Any) -> list[Any]:
         """So many elements more on the side of the first."""
         c, before = window[self.dim], self.width - 1
-        if c.axes and c.given is None and c.step == 1:
+        if c.axes and c.interval is None and c.step == 1:
             c = replace(c, first=expr.maximum(c.first - before, 0), most=c.most + before)
         else:
             low, high = c.bounds(shards.mesh)
-            c = given(c.axes, expr.maximum(low - before, 0), high)
+            c = interval(c.axes, expr.maximum(low - before, 0), high)
         return [(*window[: self.dim], c, *window[self.dim + 1 :])]
 
     def localize(self, op: Op, window: Any, operands: Any, build: Any, shards: Any) -> Any:

@@ -7,7 +7,7 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.ir.plan import Nest, Phase, Turns
+from codegen.ir.plan import Nest, Phase, WorkLoop
 from codegen.ir.steps import walk_steps, walk_works
 from codegen.loops import skewed_fusion
 
@@ -91,7 +91,7 @@ def works(program, **parameters):
 
 def test_the_way_back_of_a_stencil_is_one_pass():
     loops = [[len(w.sweeps[0].parts) for w in turns.body[0].arms[0] if isinstance(w, Nest)]
-             for turns in works(wave) if isinstance(turns, Turns)]
+             for turns in works(wave) if isinstance(turns, WorkLoop)]
     forward, back = loops
     assert forward == [2]  # u is a row behind v
     assert back == [3, 5]  # what is added, and all additions
@@ -103,8 +103,8 @@ def test_the_way_back_of_a_stencil_is_one_pass():
 
 
 def test_short_and_small_loops_stay_apart():
-    assert not any(isinstance(w, Turns) for w in works(wave, n=60, m=50))
-    assert not any(isinstance(w, Turns) for w in works(wave, n=60000, m=20))
+    assert not any(isinstance(w, WorkLoop) for w in works(wave, n=60, m=50))
+    assert not any(isinstance(w, WorkLoop) for w in works(wave, n=60000, m=20))
 
 
 @pytest.mark.parametrize("program", [wave, fields, mixed, turned, pieces])
@@ -119,7 +119,7 @@ def test_results_are_the_same_to_the_bit(program, monkeypatch):
             patch.setattr(skewed_fusion, "FAR_CACHE", 0)
             patch.setattr(skewed_fusion, "SHORT", 1)
             patch.setattr(skewed_fusion, "FEW", 1)
-            assert any(isinstance(w, Turns) for w in works(program, n=n, m=m))
+            assert any(isinstance(w, WorkLoop) for w in works(program, n=n, m=m))
             rows = spmd.build(program, n=n, m=m)
         for ranks in (1, 2, 3, 5):
             wanted, found = (image.run(ranks=ranks, **given) for image in (plain, rows))

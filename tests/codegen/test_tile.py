@@ -8,7 +8,7 @@ import numpy as np
 
 import spmd
 from codegen.compile import lower
-from codegen.ir.plan import Exchange, Loop, Phase, Turns
+from codegen.ir.plan import Exchange, Loop, Phase, WorkLoop
 from codegen.ir.steps import walk_steps
 
 N, K = 600, 21
@@ -68,7 +68,7 @@ def case(rows: str = "") -> Any:
 
 def test_turns_that_keep_points_apart_run_in_tiles() -> None:
     steps = list(walk_steps(lower(case.graph({"rows": "x"}, ())).plan.steps))
-    tiles = [w for s in steps if isinstance(s, Phase) for w in s.work if isinstance(w, Turns)]
+    tiles = [w for s in steps if isinstance(s, Phase) for w in s.work if isinstance(w, WorkLoop)]
     assert [w.step.value for w in tiles] == [64, 64, 1, 1, 256]
     loops = [s for s in steps if isinstance(s, Loop)]
     assert len(loops) == 3  # those of `across`

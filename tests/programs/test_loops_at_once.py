@@ -20,8 +20,8 @@ import spmd
 from codegen.compile import lower
 from codegen.ir.exprs import exprs
 from codegen.ir.indexing import leaves
-from codegen.ir.plan import Choice as Arms
-from codegen.ir.plan import Load, Nest, Phase, Store, Turns
+from codegen.ir.plan import Load, Nest, Phase, Store, WorkLoop
+from codegen.ir.plan import WorkBranch as Arms
 from codegen.ir.steps import walk_steps
 from codegen.loops import schedule
 from codegen.symbolic import expr
@@ -48,7 +48,7 @@ def nests(works):
     for work in works:
         if isinstance(work, Nest):
             yield work
-        elif isinstance(work, Turns):
+        elif isinstance(work, WorkLoop):
             yield from nests(work.body)
         elif isinstance(work, Arms):
             for arm in work.arms:

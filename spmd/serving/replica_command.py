@@ -60,7 +60,7 @@ def command(asked: argparse.Namespace, processes: Processes) -> int:
     """Make calls for a server until it ends, or a signal comes."""
     options = {name: getattr(asked, name) for name in OPTIONS
                if hasattr(asked, name) and name != "state"}
-    others = [*sorted(asked.given - {"--join", "--keys", *map(flag, options)}),
+    others = [*sorted(asked.flags - {"--join", "--keys", *map(flag, options)}),
               *["--ranks 0"] * (asked.ranks == 0)]
     if asked.image is not None or others:
         raise UsageError("a replica takes all but its ranks from the server that it joins",

@@ -33,8 +33,8 @@ from codegen.graph.checkpoint_locations import checkpoint_locations
 from codegen.graph.cse import cse
 from codegen.graph.fold_batch_sums import fold_batch_sums
 from codegen.graph.fold_casts import fold_casts
-from codegen.graph.hoist_reductions import hoist_reductions
 from codegen.graph.keep_row_dims import keep_row_dims
+from codegen.graph.loop_motion import loop_motion
 from codegen.graph.lower_expects import lower_expects
 from codegen.graph.materialize_constants import materialize_constants
 from codegen.graph.sink_allreduce import sink_allreduce
@@ -48,7 +48,6 @@ from codegen.ir.loops import Loops
 from codegen.ir.plan import Plan
 from codegen.layouts.demands import Demands, Split
 from codegen.layouts.gather_before_loop import gather_before_loop
-from codegen.layouts.hoist_products import hoist_products
 from codegen.layouts.independent_rows import independent_rows
 from codegen.layouts.owner_computes import owner_computes, rows_on_owners
 from codegen.layouts.partition import partition
@@ -82,7 +81,7 @@ OBJECTS_BETWEEN_COLLECTIONS = 500_000
 
 # Passes that a build can do without, and those that make, or check, what an image must have.
 OPTIMISATIONS = pass_names(
-    fold_casts, cse, hoist_products, hoist_reductions, split_at_edges, blocked_substitution,
+    fold_casts, cse, loop_motion, split_at_edges, blocked_substitution,
     keep_row_dims, sink_allreduce, owner_computes, reshape_chains, share_loops, gather_before_loop,
     replicate_loops, rows_on_owners, transpose_before_exchange, fold_batch_sums, sink_reads,
     accumulate_in_place, fuse, copy_elision, fuse_into_exchange, double_buffering,
@@ -114,8 +113,7 @@ def lower(graph: Module) -> Levels:
     """Return all levels below a Graph. Raises the error classes of codegen.errors."""
     announce("choosing what ranks hold, and what they send")
     graph = through(check, check(graph), check_replicas, fold_casts, cse, compare_ranks,
-                    hoist_products, hoist_reductions, split_at_edges, blocked_substitution,
-                    keep_row_dims)
+                    loop_motion, split_at_edges, blocked_substitution, keep_row_dims)
     owned = halves = apply(owner_computes, split(graph), split)
     for of in (reshape_chains, share_loops, gather_before_loop, replicate_loops):
         halves = apply(of, halves, split)

@@ -322,17 +322,16 @@ def input_(
         name in leaves and name not in context.inputs
     ):
         _check_name(context, name, "input")
-    defaults = named.spread({name: default}, leaves, "default of") if default is not None else {}
+    defaults = {leaf: part.default for leaf, part in leaves.items()}
+    if default is not None:
+        defaults |= named.spread({name: default}, leaves, "default of")
     if name in context.looked_for:
         context.looked_for[name] = tree, {
-            leaf: held_inputs.HeldInput(
-                leaf_spec.shape, leaf_spec.dtype, leaf_spec.layout,
-                defaults.get(leaf, leaf_spec.default), types[leaf], user_place())
-            for leaf, leaf_spec in leaves.items()}
-    return named.renamed(lambda leaf, leaf_spec: _one_input(
-        context, leaf, leaf_spec.shape, leaf_spec.dtype, leaf_spec.layout,
-        defaults.get(leaf, leaf_spec.default), optional
-    ), tree, name)
+            leaf: held_inputs.HeldInput(part.shape, part.dtype, part.layout, defaults[leaf],
+                                        types[leaf], user_place())
+            for leaf, part in leaves.items()}
+    return named.renamed(lambda leaf, part: _one_input(
+        context, leaf, part.shape, part.dtype, part.layout, defaults[leaf], optional), tree, name)
 
 
 def _one_input(

@@ -1,4 +1,4 @@
-"""What a misspelt keyword argument means, from the line of the user's that calls with it.
+"""Guess what a misspelt keyword argument means, from the user's line that passes it.
 
 In: the TypeError that Python raised for a call, with its traceback. Out: a remedy for the error's
 `try` line, or "". Always holds: no code of the user's runs; names are looked up in modules, classes

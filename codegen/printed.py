@@ -1,4 +1,4 @@
-"""What print() says in a program, from lines of the engine to the text that Python would write.
+"""Turn lines of the engine's print into the text that Python would write.
 
 In: the texts of Print ops, with marks: which stream they are for, whether a line goes on,
 arrays as their elements, and formats. Out: text; arrays in it are written by NumPy itself.

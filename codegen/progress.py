@@ -1,4 +1,4 @@
-"""What a long task is doing, for whoever listens: a terminal, a notebook, or nobody.
+"""Announce the steps of long tasks to a listener, if any: a terminal or a notebook.
 
 In: announce("compiling C"), or announce("checking meshes", 3, 64) for the third of 64. Out: calls
 of the listener with the same. Always holds: without a listener it costs a look at a list.

@@ -1,4 +1,4 @@
-"""What is not there of a batch: who says so is the field mask, and without it what is not given.
+"""Batches with fewer examples than declared: the field mask says which are missing.
 
 In: how many examples there are, the fields of a feed. Out: what a run says, or why it is refused.
 Always holds: eager runs, images and workers have one rule: a batch that is not full, or has a hole,

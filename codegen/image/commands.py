@@ -1,4 +1,4 @@
-"""Other programs: found on PATH, started, waited for. The only file that starts any.
+"""Run other programs: look them up on PATH, start them, wait. No other file starts any.
 
 In: a command. Out: its exit code and what it printed.
 Always holds: no program reads our standard input; what a program started ends with it, whatever

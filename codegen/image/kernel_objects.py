@@ -1,4 +1,4 @@
-"""Kernels: a user's Python function, compiled by numba into an object file for the image.
+"""Compile a user's Python kernel by numba into an object file for the image.
 
 Goes in: the function and one Parameter for each of its own. Comes out: an object with one C
 function: per array its address and extents, per scalar its value (a complex one: parts).

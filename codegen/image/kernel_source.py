@@ -1,4 +1,4 @@
-"""What can be seen in a kernel's source: which parameters it may write, which it fills for sure.
+"""Read a kernel's source: which parameters it may write, and which it surely fills.
 
 Goes in: a Python function. Comes out: facts that hold for every call; where the source is not to be
 had or not understood, the careful answer: it may write all, it fills none.

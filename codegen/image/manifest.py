@@ -1,4 +1,4 @@
-"""Reading an image: digest, target, manifest, index words. The run path imports this.
+"""Read an image: its digest, target, manifest and index words. The run path imports this.
 
 Goes in: the bytes of a file. Comes out: an Image description, or the error that FAULTS names.
 Always holds: nothing is executed; what a hostile file can make us do is bounded by its length; only

@@ -1,4 +1,4 @@
-"""What a manifest, and the notes of an image, may hold: one schema for both, and its checker.
+"""The schema of manifests and of the notes of an image, and its checker.
 
 In: what JSON gave. Out: nothing, or an ImageError that names the place, as in
 `inputs[0].dtype`, what is expected there and what was found.

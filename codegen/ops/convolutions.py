@@ -48,8 +48,8 @@ MOST_DIMS = 3  # that a window moves along
 class Convolve(Kind):
     """The sum of x[b, start + stride o + dilation k, g, c] w[g, k, c, f] y[b, o, g, f], without one
     of the three: `gives` says which, of the other two. o and k have a dim for each of `stride`; c
-    is summed for each g, a group of channels, alone. What is beyond the ends of x is 0. shape: of
-    the result, along those dims."""
+    is summed within each group g of channels. Elements beyond the ends of x count as 0. shape: the
+    result's extents along those dims."""
 
     name = "convolve"
     has_room = False
@@ -67,12 +67,12 @@ class Convolve(Kind):
 
     @property
     def reads_of(self) -> str:
-        """Which of the three the operands are."""
+        """Return the letters of the two among x, w and y that are the operands."""
         return "xwy".replace(self.gives, "")
 
     @property
     def along(self) -> range:
-        """The dims that windows move along, of all three."""
+        """Return the dims along which windows move, the same in x, w and y."""
         return range(1, 1 + len(self.stride))
 
     def by_name(self, op: Op) -> dict[str, Value]:

@@ -1,6 +1,6 @@
-"""What members of an exchange give each other, in NumPy: what the kinds of exchange share.
+"""The NumPy model of exchanges: their members, boxes of arrays, and what they combine.
 
-Always holds: what an op states of others (offsets, who reads of whom) must be so, or InternalError.
+Always holds: InternalError where an op states something false of others (offsets, readers).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Span = tuple[Expr, Expr]  # low, high
 Bounds = tuple[Span | None, ...]  # per dim; None: all there is, () too
 # Along each axis: begin and end of the members that I read, and of my readers.
 Near = tuple[tuple[Expr, Expr, Expr, Expr], ...]
-# Per dim how often it stands before itself and behind, and its period.
+# For each dim that wraps around: how many copies stand before it and behind it, and its period.
 Wraps = tuple[tuple[Expr, Expr, Expr] | None, ...]
 Box = Sequence[tuple[int, int]]  # Bounds of one member, evaluated
 
@@ -46,8 +46,8 @@ def combine(fn: str) -> np.ufunc:
 
 @dataclass
 class Member:
-    """One member in NumPy. env: the values of symbols on this rank. value: evaluates Exprs in
-    them."""
+    """One member of an exchange. env: the values of symbols on its rank. value: evaluates an Expr
+    there."""
 
     operands: list[Array]
     env: Mapping[str, int]

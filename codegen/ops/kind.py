@@ -1,7 +1,7 @@
-"""What an op does: the class of which every kind of op is a subclass, and the rules it may have.
+"""The base class of op kinds: the rules that a kind may have, and their defaults.
 
-A kind is a frozen value: its fields are what the op says beside its operands, in the view of the
-rank that executes it. Its rules are methods; a rule that a kind lacks has the answer given here.
+A kind is a frozen value. Its fields are the attributes of the op, in the view of the rank that
+executes it; its rules are methods, and the defaults stand here.
 Always holds: `infer` gives the types of an op's results from its operands' types and the fields.
 """
 

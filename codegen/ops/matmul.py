@@ -1,4 +1,4 @@
-"""Products of matrices: by routines of BLAS, or by loops where those are faster."""
+"""Products of matrices, by routines of BLAS or by loops where those are faster."""
 
 from __future__ import annotations
 

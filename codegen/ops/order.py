@@ -69,8 +69,8 @@ class Merge(Kind):
         return [np.take_along_axis(x, half, -1) for x in both] if int(side) else mine
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
-        """Merge more rows; the side is one number for all members, or they are merged one by
-        one."""
+        """Merge the rows of all members at one time if they share the side, else one member after
+        the other."""
         *rows, side = stacked
         if side is not None:
             return batch.one_by_one(op, stacked)
@@ -146,8 +146,8 @@ class Count(Kind):
         return [counts]
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
-        """Count more rows; the shift is one number for all members, or they are counted one by
-        one."""
+        """Count the rows of all members at one time if they share the shift, else one member after
+        the other."""
         x, leading, shift = stacked
         if shift is not None:
             return batch.one_by_one(op, stacked)

@@ -384,7 +384,7 @@ def _last(value: Value, d: int, fn: str, build: GraphBuilder) -> Value:
 
 @dataclass(frozen=True)
 class Sort(Lane):
-    """Ascending; integers, or complex numbers, NaN last."""
+    """Sort lanes in ascending order, NaN last; complex numbers by real part, then imaginary."""
 
     name = "sort"
     dim: int

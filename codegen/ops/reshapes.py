@@ -174,7 +174,8 @@ def _owner(before: Shape, after: Shape, window: Window, mesh: Mesh) -> _Owner | 
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a group's part is made: rows of the operand's leading dim, cut to these elements."""
+    """A plan to localize one group: rows of the operand's leading dim, then a cut to these
+    elements."""
 
     group: DimGroup
     rows: Cut | None  # None: all of it is needed

@@ -1,4 +1,4 @@
-"""What every part of an eager run has: the mesh, new arrays, and control flow as Python's own.
+"""The functions of spmd in both views of an eager run: the mesh, new arrays, control flow.
 
 Methods are named and called as the functions of `spmd`; `index_` is None outside shard_map.
 """

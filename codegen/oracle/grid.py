@@ -1,4 +1,4 @@
-"""Who holds what, for given axis sizes: coordinates of ranks, groups along axes, shards of arrays.
+"""Ranks for given axis sizes: their coordinates, groups along axes, and shards of arrays.
 
 Always holds: shards are cut as numpy.array_split cuts, whatever the compiler does.
 """

@@ -1,4 +1,4 @@
-"""How an Expr is written: for people and for C, as a Python function, in prefix form for manifests.
+"""Write an Expr: for people, in C, as a Python function, and in prefix form for manifests.
 
 A polynomial that chooses (c * a + (1 - c) * b) is written as a choice, 1 - (i - n + 1 >= 0) as
 `i < n - 1`.
@@ -35,7 +35,7 @@ Name = Callable[[Sym], str]
 
 
 class Binds(IntEnum):
-    """How tightly a text binds. C compilers warn of & | ^ and ! beside other operators without
+    """The precedence of a text. C compilers warn of & | ^ and ! beside other operators without
     parentheses: here they bind less tightly than C has it."""
 
     CHOICE = 0

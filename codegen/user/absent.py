@@ -1,4 +1,4 @@
-"""What an eager run has not: an optional input that is not given, and what follows from it.
+"""Absent arrays of eager runs: optional inputs that a call leaves out, and their results.
 
 Such an array has a shape and a dtype, and no elements. NumPy's functions and operators give another
 one of the right shape and dtype: they compute with a stand-in, whose elements mean nothing.

@@ -1,4 +1,4 @@
-"""Which eager run is under way in this thread: calls of spmd functions go to its methods."""
+"""The eager run of this thread, if one is under way: spmd functions call its methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a declaration says, in a form that compares: two of one name must say the same.
+"""Compare declarations: two of one name must have the same parts.
 
 Always holds: a form is taken at the declaration, so that what the user changes later, a loop
 variable in a closure or an array, does not change it.

@@ -1,4 +1,4 @@
-"""What an object holds, by path: the arrays of a class that is a program, as self.w["in"].
+"""The arrays that an object holds, by path: those of a class that is a program, as self.w["in"].
 
 In: an object. Out: its leaves, in the order in which attributes, keys and items stand. Always
 holds: lists, dicts and objects keep their identity when arrays are put into them.

@@ -1,4 +1,4 @@
-"""What a feed is, as a user says it, and its batches, whole: for runs as plain Python and oracles.
+"""Declarations of feeds, and whole batches of them, for eager runs and oracles.
 
 In: specs of fields; any iterable of dicts of arrays. Out: batches of those fields.
 Always holds: a batch has all of its rows; what is not there is zeros, and False in the field mask.

@@ -1,6 +1,6 @@
-"""Batches that come from a feed, one after the other, and what goes back to those who made them.
+"""Ops on feeds: they take batches in order, and send values back to the batches' makers.
 
-Always holds: a take, a question for more and a send stay in their order, and in their loop or arm.
+Always holds: takes, questions for more and sends keep their order, and stay in their loop or arm.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ Box = Sequence[tuple[int, int]]  # Bounds of one member, evaluated
 
 
 def along(ndim: int, spans: Mapping[int, Span]) -> Bounds:
-    """Return bounds for `ndim` dims: all of each, but the given spans of some."""
+    """Return bounds for `ndim` dims: the spans of some, and the whole of each other dim."""
     return tuple(spans.get(d) for d in range(ndim))
 
 
@@ -148,11 +148,12 @@ def common(a: Box, b: Box) -> Box | None:
 
 
 def within(box: Box, held: Box) -> tuple[slice, ...]:
+    """Return the slices of a box inside an array that holds the box `held`."""
     return tuple(slice(a - h, b - h) for (a, b), (h, _) in zip(box, held, strict=True))
 
 
 def poison(shape: Sequence[int], dtype: DType) -> Array:
-    """Return elements that would be seen in a result."""
+    """Return an array of a bit pattern that is noticed if it reaches a result."""
     kind = dtypes.numpy_dtype(dtype)
     array = np.empty(shape, kind)
     array.view(np.uint8 if array.ndim else kind).fill(0xB5)

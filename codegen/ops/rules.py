@@ -1,7 +1,7 @@
-"""Protocols of the objects that passes hand to the rules of op kinds: one for each pass.
+"""Protocols of the objects that passes pass to the rules of op kinds: one for each pass.
 
-Always holds: codegen.ops names no class of the rooms above it. A pass hands its own object to a
-rule, and mypy compares that object with the protocol; a protocol has only what some rule uses.
+Always holds: codegen.ops names no class of the rooms above it. mypy compares each pass's own class
+with its protocol, which has only what some rule uses.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class GradientBuilder(TraceBuilder, Protocol):
 
     @property
     def active(self) -> Container[Value]:
-        """Return the values that depend on what the program is differentiated by."""
+        """Return the values that depend on the variables of differentiation."""
 
     @property
     def numbers(self) -> Mapping[Value, complex]:
@@ -404,7 +404,7 @@ class Shards(Protocol):
 
 
 class Proofs(Protocol):
-    """Proves what must hold of one op of a Program, or tries it at small sizes."""
+    """Proves the conditions that one op of a Program must meet, or tries them at small sizes."""
 
     def same(self, a: Expr, b: Expr, rule: str) -> None:
         """Raise InternalError where two formulas may differ."""
@@ -450,9 +450,9 @@ class Proofs(Protocol):
 
 @dataclass(frozen=True)
 class Traffic:
-    """The traffic of an exchange. kind: in a word. words: in some more. bytes: those that a rank
-    gets from others, on the rank with the largest part. result: bytes of what a rank has
-    afterwards. gathered: dims of which every rank then has the same, and which were split."""
+    """The traffic of an exchange. kind: one word. words: a longer name. bytes: what a rank receives
+    from others, on the rank with the largest part. result: bytes that a rank has afterwards.
+    gathered: dims that were split and are then whole on every rank."""
 
     kind: str
     words: str
@@ -462,7 +462,7 @@ class Traffic:
 
 
 class TrafficMeter(Protocol):
-    """Measures what an exchange moves, as formulas of axis sizes."""
+    """Measures the bytes that an exchange moves, as formulas of axis sizes."""
 
     def whole(self, words: str, op: Op) -> Traffic:
         """Return the traffic where all that a rank has afterwards comes from others."""

@@ -26,7 +26,7 @@ def check_holes(pipeline: str, skips: bool, batch: int, fields: Iterable[str],
 
 
 def not_given(whose: str, rest: int, batch: int) -> str:
-    """Return what is said of the last examples of a stream, where a feed has no mask."""
+    """Return the message for the last examples of a stream, where a feed has no mask."""
     return (f"{whose}: the last {rest} example{'s do' if rest > 1 else ' does'} not fill a batch "
             f"of {batch} and {'are' if rest > 1 else 'is'} not given; a field mask would let "
             f"{'them' if rest > 1 else 'it'} through")

@@ -88,8 +88,8 @@ def _typed(
 
 
 def _wrapper(signature: Sequence[Parameter]) -> str:
-    """Return Python's text of a function of addresses, extents and numbers that calls `inner` with
-    arrays, in every turn of the loops."""
+    """Return the text of a Python function of addresses, extents and numbers that calls `inner`
+    with arrays, in every iteration of the loops."""
     names, lines, arguments = [], [], []
     loops: dict[int, str] = {}
     for k, p in enumerate(signature):

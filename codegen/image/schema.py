@@ -181,7 +181,8 @@ _COUNT = integer(0)
 
 
 def returned(value: Any, where: str) -> None:
-    """Check a tree as codegen.ir.graph.Returned says; `leaves` gives the outputs that it holds."""
+    """Check a tree as codegen.ir.graph.Returned has it; `leaves` collects the numbers of its
+    outputs."""
     level = [value]
     for _ in range(MOST_NESTED + 2):
         level = [tree for node in level for tree in _nested(node, where)]
@@ -364,8 +365,8 @@ def check_manifest(m: dict[str, Any]) -> None:
 
 
 def _check_entries(m: dict[str, Any]) -> None:
-    """Check that numbers of inputs, outputs, states and scalars are of those that there are, and
-    that a new value is an array like the one whose place it takes."""
+    """Check that entries name existing inputs, outputs, states and scalars, and that a new value
+    has the type of the state that it replaces."""
     names = [e["name"] for e in m["entries"]]
     if len(set(names)) < len(names):
         refuse("entries", "distinct names", max(names, key=names.count))
@@ -441,7 +442,7 @@ def _check_feeds(
 
 
 def check_notes(notes: dict[str, Any]) -> None:
-    """Raise ImageError unless the notes are as the schema says."""
+    """Raise ImageError unless the notes follow the schema."""
     _NOTES(notes, "notes")
 
 

@@ -103,7 +103,7 @@ class _Writer:
         return self.style.choice.format(test, a, b), Binds.CHOICE
 
     def condition(self, e: Expr) -> Text:
-        """Return an Expr whose value is 0 or 1, as a comparison or a combination of them."""
+        """Return an Expr that is 0 or 1 as a comparison, or as a combination of comparisons."""
         if e.is_const:
             return str(e.value), Binds.ATOM
         positive, negative = _as_literal(e)
@@ -238,8 +238,7 @@ def _is_truth(e: Expr, depth: int = 8) -> bool:
 
 
 def _when(e: Expr, call: Call, holds: bool) -> Expr:
-    """Return e where a truth value holds (or does not), without what that excludes (or would imply
-    it)."""
+    """Return e, simplified for a truth value that is 1 (`holds`) or 0."""
     if holds:
         slope, rest = linear_in(e * _literal(call), call)
         assert slope is not None

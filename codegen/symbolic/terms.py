@@ -88,7 +88,7 @@ class Sym:
 
     @cached_property
     def positive(self) -> bool:
-        """At least 1, as its own bound says."""
+        """Return whether its lower bound is a number of at least 1."""
         return self.least is not None and self.least >= 1
 
     @property

@@ -1,1 +1,1 @@
-"""The spmd compiler: Python source in, one native image out. Knows no MPI and no processes."""
+"""The compiler of spmd: Python source in, one native image out. It knows no MPI, no processes."""

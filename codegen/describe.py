@@ -121,8 +121,8 @@ def _constants(plan: Plan, steps: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def scalars_at_load(plan: Plan) -> set[str]:
-    """Return the names of the scalars on which more depends than what a run computes: memory,
-    shapes, who sends what to whom. A loaded job reads all others as a run begins."""
+    """Return the names of the scalars on which memory, shapes or exchanges depend, not only values.
+    A loaded job reads all others as a run begins."""
     if plan.feeds or plan.points:
         return {s.name for s in plan.scalars} - {ENTRY}
     arrays = (*plan.inputs, *plan.outputs, *(s.array for s in plan.saves))
@@ -162,9 +162,8 @@ def _file_of(kernel: Any) -> str:
 def _calls_of(
     key: int | str, steps: Sequence[Operation], graph: Sequence[OperationRow]
 ) -> dict[str, Any]:
-    """Return the operations in which a routine, by its number, or a kernel, by its symbol, is
-    called, the buffers that it is handed there, and the rows of the graph; constants are no
-    buffers."""
+    """Return the operations that call a routine, by its number, or a kernel, by its symbol; the
+    buffers that they pass; and the rows of the graph. Constants are no buffers."""
     calls = [(k, work) for k, step in enumerate(steps) if isinstance(step, Phase)
              for work in simple_works(step) if _calls(work, key)]
     handed = {b.number for _, work in calls for b in work_buffers(work) if b.data is None}
@@ -258,8 +257,8 @@ def _output(a: Array) -> dict[str, Any]:
 
 
 def _carried(a: Array) -> dict[str, Any]:
-    """Return the row of an array that a loop carries; without a shape and a layout, if it is a
-    rank's alone."""
+    """Return the row of an array that a loop carries; without a shape and a layout if each rank has
+    its own."""
     row = _array(a)
     return {**row, "shape": None, "layout": None} if a.own else row
 
@@ -273,8 +272,8 @@ def _entry(e: Entry) -> dict[str, Any]:
 
 
 def _independent(rows: IndependentRows) -> dict[str, Any]:
-    """Return the dim whose rows are independent, or why none is, and where in the source that is
-    seen."""
+    """Return the dim along which rows are independent, or the reason that none is, with its place
+    in the source."""
     if rows.dim:
         return {"dim": rows.dim}
     where = {"place": line_of(rows.place), "text": rows.place.source_line().strip()}  \

@@ -1,4 +1,4 @@
-"""Element types: one row per type, read by the tracer, the emitter and the runtime.
+"""The element types, one row for each, which the tracer, the emitter and the runtime read.
 
 In: names and NumPy dtypes. Out: rows, and the NumPy dtype of each.
 """

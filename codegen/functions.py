@@ -1,4 +1,4 @@
-"""Scalar functions: one row each, read by the tracer, the oracles and the emitter.
+"""The scalar functions, one row for each, which the tracer, the oracles and the emitter read.
 
 Always holds: a function named like NumPy's gives NumPy's result for operands of its loop's dtypes.
 """

@@ -26,11 +26,9 @@ _LIST = rf"\s*{_DIMS}\s*(?:,\s*{_DIMS}\s*)*"
 
 
 class Parameter(NamedTuple):
-    """The type of a kernel's parameter.
-
-    loops: which its leading dims follow; None: handed over as it is. apart: of an output, that an
-    empty part is nothing to do. many: a tuple of so many.
-    """
+    """The type of a kernel's parameter. loops: the loops that its leading dims follow; None: it is
+    passed as it is. apart: an empty part of this output is not computed. many: the length, where it
+    is a tuple of integers."""
 
     dtype: DType
     ndim: int = 0
@@ -117,7 +115,7 @@ class Signature:
 
 
 def parse(text: str) -> Signature:
-    """Raises ValueError where it is no signature."""
+    """Return the signature in a text; raise ValueError where it is none."""
     if not isinstance(text, str) or not re.fullmatch(rf"(?:{_LIST}|\s*)->{_LIST}", text):
         raise ValueError(repr(text))
     sides = [
@@ -130,7 +128,7 @@ def parse(text: str) -> Signature:
 def call(
     function: Callable[..., Any], args: Sequence[Any], follows: Follows, writes: Sequence[bool]
 ) -> None:
-    """Call the function on NumPy arrays and numbers, once for every turn of the loops."""
+    """Call the function on NumPy arrays and numbers, once for every iteration of the loops."""
     extents: dict[int, int] = {}
     for x, dims in zip(args, follows, strict=True):
         for k, extent in zip(dims or (), np.shape(x)):

@@ -21,8 +21,8 @@ MOST = (1 << 31) - 1  # what BLAS and LAPACK count with: C's int
 
 @dataclass(frozen=True)
 class Routine:
-    """A function of a library, which ranks find there (spmd/launch/routines.py). source: of which
-    library; name: what it is called there; result and takes: its C prototype."""
+    """A function of a library, which ranks look up there (spmd/launch/routines.py). source: the
+    library; name: its name there; result and takes: its C prototype."""
 
     source: str
     name: str
@@ -91,8 +91,8 @@ def _lapack(name: str, takes: str, trial: MakesTrial, types: tuple[str, ...] = _
 
 
 def _fft(key: str, loop: str, trial: MakesTrial | None) -> RoutineRow:
-    """Return the loop of a ufunc of numpy.fft; with "data" behind its name, what it is handed
-    last."""
+    """Return the loop of a ufunc of numpy.fft; with "data" after its name, the last argument of
+    that loop."""
     name, *data = key.split(" ")
     name = " ".join((f"fft._pocketfft_umath.{name}", loop, *data))
     takes = "char **, const intptr_t *, const intptr_t *, void *"

@@ -54,11 +54,9 @@ class Owned(tuple[str, ...]):
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a mesh, and what is known of its size.
-
-    fixed: the program fixed it. most: an upper bound. divides: a number that it divides.
-    like: the axis that has the same size; the two share one symbol.
-    """
+    """One axis of a mesh, and the facts about its size. fixed: the size, if the program states it.
+    most: an upper bound. divides: a number that the size divides. like: the axis with the same
+    size; both share one symbol."""
 
     name: str
     fixed: int | None = None
@@ -103,7 +101,7 @@ class Mesh:
         raise KeyError(name)
 
     def told(self, more: Mapping[str, Axis]) -> Mesh:
-        """Return the mesh of which more is known; what is known of one axis holds for those like
+        """Return the mesh with more facts about axes; a fact about one axis holds for those like
         it."""
         axes = [more.get(a.name, a) for a in self.axes]
         out = []
@@ -213,9 +211,9 @@ def local_offset(mesh: Mesh, extent: IntLike, entry: LayoutEntry) -> Expr:
 
 
 def joined_layout(layouts: Sequence[Layout]) -> Layout:
-    """Return one layout for arrays of one shape: what is split in one of them, most split ones
-    first; of equals, what is split in outer dims: inner ones are reduced more often, and lie
-    contiguous."""
+    """Return one layout for arrays of one shape: the dims that any of them splits, taken first from
+    the layout that splits most dims; among equals, from the one that splits outer dims, since inner
+    dims are reduced more often and lie contiguously."""
 
     def split(entries: Layout) -> tuple[int, list[int]]:
         dims = [d for d, entry in enumerate(entries) if entry]
@@ -252,8 +250,8 @@ def checked_count(noun: str, value: Any) -> int:
 
 
 def checked_text(text: Any, place: Place | None) -> None:
-    """Check the text of a condition of launches; raise UsageError where it is none: a second
-    condition, for example."""
+    """Raise UsageError where the text of a condition of launches is none: a second condition, for
+    example."""
     if not isinstance(text, str):
         raise UsageError(
             "spmd.require takes one condition and a text", place=place,
@@ -263,7 +261,7 @@ def checked_text(text: Any, place: Place | None) -> None:
 
 
 def checked_sizes(sizes: Any, names: tuple[str, ...]) -> dict[str, int]:
-    """Return the sizes of axes that a user gives for a mesh whose axes have these names."""
+    """Return the sizes of axes from a user's dict, for a mesh with axes of these names."""
     example = ", ".join(f'"{name}": 2' for name in names)
     if not isinstance(sizes, Mapping):
         raise UsageError(f"mesh={sizes!r} does not give sizes of axes",

@@ -1,4 +1,4 @@
-"""What a misspelt keyword argument means, from the line of the user's that calls with it.
+"""Guess what a misspelt keyword argument means, from the user's line that passes it.
 
 In: the TypeError that Python raised for a call, with its traceback. Out: a remedy for the error's
 `try` line, or "". Always holds: no code of the user's runs; names are looked up in modules, classes
@@ -30,8 +30,8 @@ KEYWORDS = {
 
 
 def keyword_remedy(error: TypeError) -> str | None:
-    """Return what the misspelt keyword of a call of the user's probably means, "" if nothing is
-    like it; None if the error is about another thing."""
+    """Return the remedy for a misspelt keyword in a call of the user's: "" if no name is like it;
+    None if the error has another cause."""
     if not (word := unexpected_keyword(error)):
         return None
     step, user = error.__traceback__, None
@@ -79,8 +79,8 @@ def _calls(file: str, line: int) -> Iterable[ast.Call]:
 
 
 def _value(node: ast.expr, frame: types.FrameType) -> Any:
-    """Return what an expression of names and attributes stands for in a frame; None if that is not
-    known. A method is that of the class."""
+    """Return the value of an expression of names and attributes in a frame; None if that is
+    unknown. A method is that of the class."""
     if isinstance(node, ast.Name):
         for names in (frame.f_locals, frame.f_globals, frame.f_builtins):
             if node.id in names:

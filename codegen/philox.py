@@ -48,8 +48,8 @@ def second(position: Any, stream: Any, seed: Any) -> Any:
 
 
 def use(fill: Fill, order: Callable[[Any], Any]) -> None:
-    """Let routines compute what eager runs draw, and the ascending order of random words: the same
-    as this module and np.argsort do, but sooner."""
+    """Register faster routines for the numbers that eager runs draw and for the ascending order of
+    random words; their results are those of this module and of np.argsort."""
     _faster[:] = [fill]
     _orders[:] = [order]
 

@@ -1,4 +1,4 @@
-"""Whose a file is, where in it a traceback stands, what a code object holds.
+"""Places in source files: whether a file is the user's, and where a traceback stands in it.
 
 In: file names, code objects, tracebacks. Out: Places, names, whether a file is its user's.
 Always holds: importing it costs next to nothing; ranks ask it when one of them does not come.

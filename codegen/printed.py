@@ -1,4 +1,4 @@
-"""What print() says in a program, from lines of the engine to the text that Python would write.
+"""Turn lines of the engine's print into the text that Python would write.
 
 In: the texts of Print ops, with marks: which stream they are for, whether a line goes on,
 arrays as their elements, and formats. Out: text; arrays in it are written by NumPy itself.
@@ -15,12 +15,12 @@ from codegen.progress import ARRAY, FIELD
 
 
 def array_mark(dtype: str, shape: tuple[int, ...], of_repr: bool) -> str:
-    """Return what stands between ARRAY and the elements of an array."""
+    """Return the text between ARRAY and the elements of an array."""
     return f"{'r' if of_repr else 's'}{dtype}{shape}:"
 
 
 def written(text: str) -> str:
-    """Return the text with each array in it as NumPy writes it, and what has a format aligned."""
+    """Return the text with arrays written as NumPy does, and formatted fields aligned."""
     parts = text.split(ARRAY)
     text = "".join(_array(part) if k % 2 else part for k, part in enumerate(parts))
     plain, *fields = text.split(FIELD)
@@ -35,8 +35,8 @@ def is_whole(text: str) -> bool:
 
 
 def joined(lines: list[str], text: str, mark: str) -> None:
-    """Append the text of a Print op to lines, or to the last of them if that goes on. mark: what
-    such a line ends with."""
+    """Append the text of a Print op to lines, or to the last of them if that goes on. mark: the end
+    of such a line."""
     if lines and lines[-1].endswith(mark):
         text = lines.pop().removesuffix(mark) + text
     lines.append(text if text.endswith(mark) else written(text))

@@ -1,4 +1,4 @@
-"""What a long task is doing, for whoever listens: a terminal, a notebook, or nobody.
+"""Announce the steps of long tasks to a listener, if any: a terminal or a notebook.
 
 In: announce("compiling C"), or announce("checking meshes", 3, 64) for the third of 64. Out: calls
 of the listener with the same. Always holds: without a listener it costs a look at a list.
@@ -26,7 +26,7 @@ def announce(task: str, done: int = 0, total: int = 0) -> None:
 
 
 def each(task: str, items: Collection[T]) -> Iterator[T]:
-    """Yield the items; announce the task, with its number, before each."""
+    """Yield the items, and announce the task with its number before each."""
     for number, item in enumerate(items, 1):
         announce(task, number, len(items))
         yield item
@@ -73,7 +73,8 @@ class Steps:
         self.ended = False
 
     def line(self, said: str, now: float | None = None) -> str:
-        """Return the text for what stands between MARK and the end of a line; "": not yet."""
+        """Return the text to show for a message between MARK and the end of its line; "" if it is
+        too early."""
         now = time.monotonic() if now is None else now
         number, total, *parts = said.split("\t")
         step, steps = int(number), int(total)

@@ -34,8 +34,8 @@ class Key(str):
 
 
 class Trial(NamedTuple):
-    """A call to try. arguments: numbers, letters, keys, None for no address, and arrays, by
-    address. result: what the call has left, as arrays; expected: what NumPy makes of the same
+    """A call to try. arguments: numbers, letters, keys, None for a null address, and arrays, by
+    address. result: returns the arrays that the call wrote; expected: NumPy's results for the same
     matrices."""
 
     arguments: Sequence[Any]
@@ -119,7 +119,7 @@ def potrf(x: SampleMatrices) -> Trial:
 
 
 def _exchanged(rows: Any, pivots: Any) -> Any:
-    """Return rows, after each has changed places with the one that its pivot says."""
+    """Return rows after each has changed places with the row that its pivot names."""
     rows = rows.copy()
     for k, p in enumerate(pivots):
         rows[[k, p - 1]] = rows[[p - 1, k]]
@@ -213,7 +213,8 @@ def _transform(
     last = Key(data) if data else None
 
     def result(read: Any = (lanes, by)) -> Sequence[Any]:
-        """Return what the call has left; it keeps what the call reads by address."""
+        """Return the array that the call wrote; `read` keeps alive the arrays that it reads by
+        address."""
         return [transformed]
 
     return Trial((arrays, extents, steps, last), result, [expected])

@@ -1,4 +1,4 @@
-"""What is not there of a batch: who says so is the field mask, and without it what is not given.
+"""Batches with fewer examples than declared: the field mask says which are missing.
 
 In: how many examples there are, the fields of a feed. Out: what a run says, or why it is refused.
 Always holds: eager runs, images and workers have one rule: a batch that is not full, or has a hole,
@@ -26,7 +26,7 @@ def check_holes(pipeline: str, skips: bool, batch: int, fields: Iterable[str],
 
 
 def not_given(whose: str, rest: int, batch: int) -> str:
-    """Return what is said of the last examples of a stream, where a feed has no mask."""
+    """Return the message for the last examples of a stream, where a feed has no mask."""
     return (f"{whose}: the last {rest} example{'s do' if rest > 1 else ' does'} not fill a batch "
             f"of {batch} and {'are' if rest > 1 else 'is'} not given; a field mask would let "
             f"{'them' if rest > 1 else 'it'} through")

@@ -1,4 +1,4 @@
-"""What a misspelt word probably means: the one helper behind every "if that is what you mean".
+"""Guess what a misspelt word means: the one helper behind every "if that is what you mean".
 
 In: a word that nothing is called, and the names that exist. Out: the name that is most like it, or
 a remedy for an error's `try` line. Always holds: nothing but difflib is imported, and

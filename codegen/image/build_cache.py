@@ -1,7 +1,7 @@
-"""Machine code that earlier builds left: of whole images, and of kernels.
+"""A cache of machine code from earlier builds: of whole images, and of kernels.
 
-Goes in: what is to be made, a store of bytes under keys. Comes out: the bytes, from the store or
-made now. Always holds: a key names all that the bytes follow from, or there is none.
+Goes in: the inputs of a build, a store of bytes under keys. Comes out: the bytes, from the store or
+built now. Always holds: a key names all inputs on which the bytes depend, or there is none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from codegen.trace.kernel_call import Kernel
 
 
 class BuildStore(Protocol):
-    """A store of bytes under keys, which may forget what it was given at any time."""
+    """A store of bytes under keys, which may drop entries at any time."""
 
     def get(self, key: str) -> bytes | None: ...
 
@@ -34,7 +34,7 @@ class BuildStore(Protocol):
 
 
 class Nothing:
-    """A store that forgets at once."""
+    """A store that keeps nothing."""
 
     def get(self, key: str) -> bytes | None:
         return None
@@ -90,15 +90,15 @@ def _key(kind: str, *parts: Any) -> str:
 
 
 def _compiler() -> list[Any]:
-    """Return the C compiler, what it calls, and what tells it where to look: another one, another
-    key."""
+    """Return the identity of the C compiler and its tools, and the variables that direct it: part
+    of every key."""
     words = [*link.compiler(), "as", "ld"]
     told = "CPATH C_INCLUDE_PATH LIBRARY_PATH COMPILER_PATH GCC_EXEC_PREFIX".split()
     return [(w, _state(commands.path_of(w))) for w in words] + [os.environ.get(n) for n in told]
 
 
 def _numba() -> list[Any]:
-    """Return the compiler of kernels, and what it is told."""
+    """Return the identity of the compiler of kernels, and its options."""
     told = sorted((k, v) for k, v in os.environ.items() if k.startswith("NUMBA_"))
     return [*(_state(s.origin) for n in ("numba", "llvmlite") if (s := find_spec(n))), told]
 

@@ -108,8 +108,8 @@ def compile_c(
 def _wrapper(
     function: FunctionInC, passed: Passed, signature: Sequence[Parameter], symbol: str
 ) -> str:
-    """Return the C around the user's file: its function must be what the prototype says, and is
-    called once, or in every turn of the loops."""
+    """Return the C code around the user's file: it declares the function as the prototype does, and
+    calls it once, or in every iteration of the loops."""
     prototype = function.prototype
     parameters = {p.name: p for p in prototype.parameters}
     arrays = dict(zip(passed.names, enumerate(signature), strict=True))
@@ -169,9 +169,9 @@ _loaded: dict[Any, Any] = {}
 def loaded(
     function: FunctionInC, passed: Passed, signature: Sequence[Parameter], target: str
 ) -> Any:
-    """Return the same function in this process: a ctypes function of addresses, extents and
-    numbers. Its file stays open: the dynamic linker takes what has the same path for what it has
-    loaded."""
+    """Return the function in this process: a ctypes function of addresses, extents and numbers. Its
+    file stays open, since the dynamic linker would take another file of the same path for the one
+    that is loaded."""
     key = (function.texts(), function.prototype, passed, tuple(signature))
     if key not in _loaded:
         object_file = compile_c(function, passed, signature, _SYMBOL, target)

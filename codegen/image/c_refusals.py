@@ -1,6 +1,6 @@
-"""C functions that no image can hold: why, and the user's own line.
+"""Errors for C functions that no image can hold, at the user's own line.
 
-Goes in: a FunctionInC, and what the compiler said or made of it. Comes out: a KernelError.
+Goes in: a FunctionInC, and the compiler's messages or its object file. Comes out: a KernelError.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ _RUN_AT_LOAD = (".init", ".fini", ".ctors", ".dtors")
 
 
 def check_object(function: FunctionInC, symbol: str, data: bytes) -> None:
-    """Raises KernelError where an object file, in which `symbol` calls the function, needs what an
-    image has not, keeps state, or has code that runs when it is loaded."""
+    """Raise KernelError where the object file of a function, called by `symbol`, needs symbols that
+    an image lacks, keeps state, or runs code when it is loaded."""
     sections, symbols = _read(data)
     name = function.prototype.name
     outside = [s.name for s in symbols if s.section == 0 and s.name

@@ -1,4 +1,4 @@
-"""Other programs: found on PATH, started, waited for. The only file that starts any.
+"""Run other programs: look them up on PATH, start them, wait. No other file starts any.
 
 In: a command. Out: its exit code and what it printed.
 Always holds: no program reads our standard input; what a program started ends with it, whatever
@@ -62,13 +62,13 @@ def _end(group: int) -> None:
 
 
 class _Signalled(BaseException):
-    """A signal that would have ended this process at once."""
+    """A signal that would have ended this process immediately."""
 
 
 @contextmanager
 def unwound() -> Iterator[None]:
-    """A context in which SIGTERM and SIGHUP, where they end this process at once, let everything
-    inside be left in order first: files removed, programs ended."""
+    """A context in which SIGTERM and SIGHUP, where they would end this process immediately, first
+    let everything inside clean up: files are removed, programs ended."""
     plain = [
         n for n in (signal.SIGTERM, signal.SIGHUP)
         if threading.current_thread() is threading.main_thread()

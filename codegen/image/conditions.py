@@ -1,4 +1,4 @@
-"""What a launch asks of a mesh: that conditions hold on it, that permutations are right on it.
+"""Check at launch that a mesh meets the conditions of an image, and that permutations are right.
 
 In: conditions and routes as manifests have them, what their formulas may name. Out: the first that
 is broken, or None.

@@ -28,7 +28,7 @@ def damaged(found: str, expected: str) -> ImageError:
 
 
 def printable(text: str) -> str:
-    """Return a text without terminal escapes: what is no plain character is shown by its number."""
+    """Return a text without terminal escapes: other than plain characters are shown by number."""
     return "".join(c if c.isprintable() else _escaped(ord(c)) for c in text)
 
 
@@ -93,8 +93,8 @@ def text_at(table: bytes, offset: int) -> str:
 
 
 def _refuse_overlap(sections: Sections) -> None:
-    """Raise ImageError if two sections share a byte: what is patched, or not in the digest, is
-    nothing else."""
+    """Raise ImageError if two sections share a byte, since bytes that are patched or left out of
+    the digest belong to no other section."""
     end, before = 0, ""
     for offset, size, name in sorted((o, s, n) for n, (o, s) in sections.items() if s):
         if offset < end:

@@ -1,4 +1,4 @@
-"""What the dynamic linker follows in an image: segments, dynamic entries, symbols, relocations.
+"""Check the tables that the dynamic linker follows: segments, entries, symbols, relocations.
 
 In: the bytes of an ELF file. Out: nothing, or an ImageError.
 Always holds: nothing is executed; all that the linker reads, writes or calls while it loads lies

@@ -1,4 +1,4 @@
-"""Kernels: a user's Python function, compiled by numba into an object file for the image.
+"""Compile a user's Python kernel by numba into an object file for the image.
 
 Goes in: the function and one Parameter for each of its own. Comes out: an object with one C
 function: per array its address and extents, per scalar its value (a complex one: parts).
@@ -88,8 +88,8 @@ def _typed(
 
 
 def _wrapper(signature: Sequence[Parameter]) -> str:
-    """Return Python's text of a function of addresses, extents and numbers that calls `inner` with
-    arrays, in every turn of the loops."""
+    """Return the text of a Python function of addresses, extents and numbers that calls `inner`
+    with arrays, in every iteration of the loops."""
     names, lines, arguments = [], [], []
     loops: dict[int, str] = {}
     for k, p in enumerate(signature):

@@ -29,8 +29,8 @@ _WORKS = "a kernel that works on the arrays it is given"
 
 
 def check_names(function: Callable[..., Any]) -> list[types.FunctionType]:
-    """Return the functions of a kernel: itself and its helpers. Raises KernelError for names that
-    stand for nothing, or for what only the program has."""
+    """Return the functions of a kernel: itself and its helpers. Raise KernelError for undefined
+    names, and for those of values of the program."""
     functions: list[types.FunctionType] = []
     todo: list[Any] = [function]
     while todo:
@@ -171,7 +171,8 @@ def _field(node: str, name: str) -> str:
 
 
 def _raised(module: str) -> Iterator[tuple[str, str, int]]:
-    """Yield what the optimised code can still raise: text, file and line, as numba keeps them."""
+    """Yield the exceptions that the optimised code can still raise: text, file and line, as numba
+    stores them."""
     pattern = rf'(?m)^@"?{re.escape(RAISED)}[0-9a-f]+"? = .* c"((?:[^"\\]|\\..)*)"'
     for quoted in re.findall(pattern, module):
         escapes = re.compile(rb"\\([0-9A-F]{2})")

@@ -1,4 +1,4 @@
-"""What can be seen in a kernel's source: which parameters it may write, which it fills for sure.
+"""Read a kernel's source: which parameters it may write, and which it surely fills.
 
 Goes in: a Python function. Comes out: facts that hold for every call; where the source is not to be
 had or not understood, the careful answer: it may write all, it fills none.
@@ -28,8 +28,9 @@ _WRITES = frozenset(
 
 
 class Reading:
-    """A reading of a kernel's source. function: a kernel's. find: gives the tree of one, or None.
-    Answers are kept: helpers that are defined anew want a new Reading."""
+    """The facts about a kernel that its source shows. function: the kernel's. find: returns the
+    syntax tree of a function, or None. Results are cached: a helper that is redefined needs a new
+    Reading."""
 
     def __init__(
         self, function: Callable[..., Any], find: Callable[[Any], ast.AST | None]
@@ -112,7 +113,7 @@ class Reading:
         return isinstance(up, ast.For) and up.iter is use and ndim == 1
 
     def _called(self, call: ast.Call, number: int, ndim: int) -> bool:
-        """Return whether a function leaves its argument alone."""
+        """Return whether a function only reads its argument `number`."""
         if call.keywords:
             return False
         if isinstance(call.func, ast.Attribute):
@@ -184,8 +185,7 @@ def _fills(body: list[ast.stmt], name: str, ndim: int, loops: dict[str, int]) ->
 
 
 def _leaves(loop: ast.For) -> bool:
-    """Return whether some turn may end before the body does: by a break or a continue of this
-    loop."""
+    """Return whether an iteration may end early, by a break or a continue of this loop."""
     todo: list[ast.AST] = list(loop.body)
     while todo:
         node = todo.pop()

@@ -202,7 +202,8 @@ def _not_started(name: str, error: OSError) -> EnvironmentFault:
 
 
 def trial(target: str) -> str:
-    """Builds a small shared object as images are built; returns what the compiler calls itself."""
+    """Build a small shared object in the way of images, and return the name that the compiler gives
+    itself."""
     _linked({"trial.c": _TRIAL}, ["trial.c"], target)
     lines = commands.run([*compiler(), "--version"], limit_s=60).out.splitlines()
     return lines[0] if lines else compiler()[0]
@@ -225,7 +226,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 def _refused(
     name: str, done: commands.Ended, files: dict[str, bytes], target: str
 ) -> EnvironmentFault | InternalError:
-    """Return the error that says why a compiler failed: what it lacks, or what we gave it."""
+    """Return the error for a compiler that failed: something is missing, or our input is wrong."""
     lines = [ln for ln in done.err.splitlines() if "error" in ln] or done.err.splitlines()
     message = "; ".join(lines[:3])[:500] or f"exit code {done.code}, and not a word"
     for sign, lacks, remedy in _LACKS:

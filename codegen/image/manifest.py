@@ -1,4 +1,4 @@
-"""Reading an image: digest, target, manifest, index words. The run path imports this.
+"""Read an image: its digest, target, manifest and index words. The run path imports this.
 
 Goes in: the bytes of a file. Comes out: an Image description, or the error that FAULTS names.
 Always holds: nothing is executed; what a hostile file can make us do is bounded by its length; only
@@ -182,8 +182,8 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _escaped(value: Any) -> Any:
-    """Return what a manifest says without control characters: no text can move a terminal's cursor,
-    wherever it is printed."""
+    """Return a manifest without control characters in its strings, so that no text can move a
+    terminal's cursor."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, list):
@@ -296,7 +296,8 @@ def damaged_words(expected: str, found: str) -> InputError:
 
 
 class IndexWords:
-    """The index words of a local program: what it says of itself."""
+    """The index words of a local program: which ranks it runs, on which mesh, with which
+    scalars."""
 
     def __init__(self, data: bytes) -> None:
         if len(data) < 8 * INDEX_FIXED or len(data) % 8:
@@ -338,11 +339,8 @@ class IndexWords:
 
 
 def patch(image: ImageFile, first: int, count: int, sizes: list[int], scalars: list[int]) -> bytes:
-    """Return the local program: the image with its index words. Raises InputError where they do not
-    fit.
-
-    What is a local program already stays what it is: it runs on its own ranks only.
-    """
+    """Return the local program: the image with its index words. Raise InputError where they do not
+    fit. A local program stays as it is, since it runs on its own ranks only."""
     data = local_program(image, first, count, sizes, scalars)
     own = IndexWords(image.section(".spmd.index"))
     if own.patched and data != image.data:
@@ -372,7 +370,7 @@ def local_program(
 
 
 def scalar_value(scalar: dict[str, Any], value: Any) -> int | float:
-    """Return a scalar of the declared type. UsageError for what is none, or does not fit 64
+    """Return a scalar in the declared type; raise UsageError where it is no number, or beyond 64
     bits."""
     flag, whole = type(scalar["default"]) is bool, scalar["dtype"] == "int64"
     number = None

@@ -1,7 +1,7 @@
-"""Prototypes of C functions, as users write them: a name, and what each parameter takes.
+"""Prototypes of C functions, as users write them: a name, and the type of each parameter.
 
-Goes in: the text of a prototype. Comes out: a Prototype, or a ValueError that says what is wrong.
-Always holds: an int64_t directly behind a pointer is an extent of that array.
+Goes in: the text of a prototype. Comes out: a Prototype, or a ValueError with what is wrong. Always
+holds: an int64_t directly behind a pointer is an extent of that array.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _QUALIFIERS = frozenset("const restrict __restrict __restrict__".split())
 
 @dataclass(frozen=True)
 class CParameter:
-    """A parameter of a C function. pointer: it takes an array; writes: which the function writes.
-    extent_of: the array of which an int64_t says how long a dim is."""
+    """A parameter of a C function. pointer: it takes an array; writes: the function writes to it.
+    extent_of: the array of which it is the extent of a dim."""
 
     name: str
     dtype: DType
@@ -63,7 +63,8 @@ class Prototype:
 
 
 def parse(text: str) -> Prototype:
-    """Raises ValueError with what was expected and what was found."""
+    """Return the prototype in a text; raise ValueError with what was expected and what was
+    found."""
     whole = re.fullmatch(r"\s*([\w\s]*?[\s*]+)?(\w+)\s*\((.*)\)\s*;?\s*", text, re.S)
     if whole is None:
         raise ValueError("void NAME(const double *u, double *out, int64_t n)", repr(text))

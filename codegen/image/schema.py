@@ -1,4 +1,4 @@
-"""What a manifest, and the notes of an image, may hold: one schema for both, and its checker.
+"""The schema of manifests and of the notes of an image, and its checker.
 
 In: what JSON gave. Out: nothing, or an ImageError that names the place, as in
 `inputs[0].dtype`, what is expected there and what was found.
@@ -289,8 +289,8 @@ def check_manifest(m: dict[str, Any]) -> None:
 
 
 def _check_entries(m: dict[str, Any]) -> None:
-    """Check that numbers of inputs, outputs, states and scalars are of those that there are, and
-    that a new value is an array like the one whose place it takes."""
+    """Check that entries name existing inputs, outputs, states and scalars, and that a new value
+    has the type of the state that it replaces."""
     names = [e["name"] for e in m["entries"]]
     if len(set(names)) < len(names):
         refuse("entries", "distinct names", max(names, key=names.count))

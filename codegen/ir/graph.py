@@ -38,10 +38,11 @@ _ids = itertools.count()
 
 @dataclass(frozen=True)
 class ArrayType:
-    """The element type and shape of an array. layout: of a global array (Graph level); None for a
-    local one.
+    """The element type and shape of an array. layout: that of a global array (Graph level); None
+    for a local one.
 
-    free: nobody has chosen the layout, as of a literal, so that what is done with it may.
+    free: neither the user nor a rule chose the layout, as for a literal, so that its users may
+    choose it.
     """
 
     dtype: DType
@@ -109,7 +110,7 @@ class Op:
         return value
 
     def mapped(self, fn: Callable[[Region], Region]) -> Op:
-        """Return the op with what fn makes of each of its regions; itself, if that is the same."""
+        """Return the op with fn applied to each of its regions; the op itself if none changes."""
         regions = tuple(map(fn, self.regions))
         return self if regions == self.regions else replace(self, regions=regions)
 
@@ -155,7 +156,8 @@ class Input:
         return self.value.name
 
     def mapped(self, fn: Callable[[Region], Region]) -> Input:
-        """Return the input with what fn makes of its default; itself, if that is the same."""
+        """Return the input with fn applied to its default; the input itself if that does not
+        change."""
         new = None if self.default is None else fn(self.default)
         return self if new is self.default else replace(self, default=new)
 
@@ -163,8 +165,9 @@ class Input:
 @dataclass(frozen=True)
 class Output:
     """An output of a program. needs: the optional inputs without which it is not computed. wanted:
-    a flag that is 1 where a call asks for it; None: of an output that is computed in any case.
-    otherwise: in a captured Graph, what it is where it is not computed, as state that stays."""
+    a symbol that is 1 where a call asks for the output; None for an output that every call
+    computes. otherwise: in a captured Graph, its value where it is not computed, such as state that
+    stays."""
 
     name: str
     value: Value
@@ -177,10 +180,11 @@ class Output:
 
 @dataclass(frozen=True)
 class StateArray:
-    """An array that stays on the ranks between calls. It lies in an input; path: as users write it.
+    """An array that stays on the ranks between calls.
 
-    new: the output that holds its new value where an entry gives it one; it takes the place of the
-    old value as the call ends. begins: whether the first entry makes it; else it has to be given.
+    input: the number of the input in which it lies; path: how users write it. new: the number of
+    the output that holds the value that an entry gives it; it replaces the old value as the call
+    ends. begins: whether the first entry creates it; else it must be given.
     """
 
     input: int
@@ -312,14 +316,14 @@ class Module:
         return self.with_body(self.body.with_ops((*self.body.ops[:-1], branch)))
 
     def mapped(self, fn: Callable[[Region], Region]) -> Module:
-        """Return the module with what fn makes of each of its regions; itself, if that is the
-        same."""
+        """Return the module with fn applied to each of its regions; the module itself if none
+        changes."""
         inputs = tuple(i.mapped(fn) for i in self.inputs)
         whole = self if inputs == self.inputs else replace(self, inputs=inputs)
         return whole.with_body(fn(self.body))
 
     def with_body(self, body: Region) -> Module:
-        """Return the module with another body; itself, if it is its own."""
+        """Return the module with another body; the module itself if it is the same."""
         return self if body is self.body else replace(self, body=body)
 
     @cached_property

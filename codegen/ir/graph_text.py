@@ -100,7 +100,7 @@ _IN_TYPE = ("shape", "dtype", "types", "cut", "near", "homes")
 
 def _op_text(op: Op, name: ValueNames) -> str:
     results = ", ".join(f"{name(v)}: {name.type(v.type)}" for v in op.results)
-    fields = {k: v for k, v in op.what.said().items() if k not in _IN_TYPE}
+    fields = {k: v for k, v in op.what.attributes().items() if k not in _IN_TYPE}
     fn = f".{fields.pop('fn')}" if "fn" in fields else ""
     says = ", ".join(f"{k}={attr_text(v, name.expr)}" for k, v in fields.items())
     operands = ", ".join(name(v) for v in op.operands)

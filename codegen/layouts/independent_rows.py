@@ -216,7 +216,7 @@ class _Dependences:
     def check_fields(self, op: Op) -> None:
         """Raise _DependenceError where an op says something that follows from the number of rows,
         beside the extents of its results."""
-        for name, field in op.what.said().items():
+        for name, field in op.what.attributes().items():
             if name not in EXTENTS and any(self.sym in e.symbols() for e in exprs_in(field)):
                 raise _DependenceError(f"depends on how many rows {self.dim} has", op.place)
 

@@ -1,4 +1,4 @@
-"""The vocabulary: every op kind is one class, with its fields and its rules, in a file per family.
+"""The vocabulary of ops: one class for each kind, with its fields and its rules, by family.
 
 Always holds: no kind imports a pass: a pass asks a kind for a rule and passes it an object with the
 methods that the rule may use; rules.py has a protocol for each.

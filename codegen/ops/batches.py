@@ -1,6 +1,6 @@
-"""Batches that come from a feed, one after the other, and what goes back to those who made them.
+"""Ops on feeds: they take batches in order, and send values back to the batches' makers.
 
-Always holds: a take, a question for more and a send stay in their order, and in their loop or arm.
+Always holds: takes, questions for more and sends keep their order, and stay in their loop or arm.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from codegen.mesh import Layout
 from codegen.ops.kind import Kind, Types
 from codegen.ops.rules import LoopBuilder
 
-# Of a rank's part of a field: shape and layout of the whole.
+# For each field: shape and layout of the whole array, of which a rank has a part.
 Homes = tuple[tuple[Shape, Layout], ...]
 
 
 @dataclass(frozen=True)
 class Feeding(Kind):
-    """A kind that takes from a feed or answers it: ranks come to it together."""
+    """A kind that takes from a feed or answers it; all ranks execute it at the same point."""
 
     from_buffers = True
     fence = True
@@ -36,7 +36,8 @@ class Feeding(Kind):
 
 @dataclass(frozen=True)
 class Take(Feeding):
-    """The fields of the feed's next batch. homes: of each, in one rank's view."""
+    """Return the fields of the feed's next batch. homes: shape and layout of each whole array, in
+    one rank's view."""
 
     name = "take"
     fields: tuple[str, ...]
@@ -53,7 +54,7 @@ class Take(Feeding):
 
 @dataclass(frozen=True)
 class More(Feeding):
-    """Whether the feed has a next batch: the same on all ranks."""
+    """Return whether the feed has a next batch, which all ranks know alike."""
 
     name = "more"
 
@@ -69,8 +70,8 @@ class More(Feeding):
 
 @dataclass(frozen=True)
 class Send(Feeding):
-    """Send the operands, laid out so, to those who made the batch that was taken last. homes: of
-    each, in one rank's view."""
+    """Send the operands, in these layouts, to the maker of the batch that was taken last. homes:
+    shape and layout of each whole array, in one rank's view."""
 
     name = "send"
     fields: tuple[str, ...]

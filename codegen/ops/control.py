@@ -1,4 +1,4 @@
-"""Ops that have regions, or say how what follows is to be read."""
+"""Ops that have regions, or that define how the ops after them are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from codegen.symbolic.expr import Expr, Sym
 
 
 class Control(Kind):
-    """A kind that has regions, or says how what follows is to be read."""
+    """A kind that has regions, or that defines how the ops after it are read."""
 
     fence = True
     has_room = False
@@ -24,10 +24,11 @@ class Control(Kind):
 
 @dataclass(frozen=True)
 class Loop(Control):
-    """Regions (body) or (condition, body) over the carried; stop None: until the condition.
-    guarded: a turn that begins where the condition does not hold changes nothing of what the
-    user's loop carries. over: in a Graph, the axes over which turns are spread: a rank makes those
-    from the counter's lower bound to its upper one, which are its own rows."""
+    """Repeat a region on the carried values. Regions are (body), or (condition, body); with stop
+    None, the condition ends the loop. guarded: an iteration that begins where the condition does
+    not hold leaves the user's values unchanged. over: in a Graph, the mesh axes over which
+    iterations are distributed: a rank executes those from the counter's lower bound to its upper
+    bound, which are its own rows."""
 
     name = "loop"
     held = True
@@ -45,14 +46,14 @@ class Loop(Control):
         return self.counter
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Values:
-        """Carry one value for each member where members differ in some turn. Where members have
+        """Carry a stacked value wherever members may differ in some iteration. Where members have
         conditions of their own, the loop runs until all are done; a member that is done keeps its
         values."""
         return batch.loop(op, stacked)
 
     def turns(self) -> Expr | None:
-        """Return how many turns a loop has if no condition ends it before; 0 or less for none, and
-        None if only the launch or the run knows."""
+        """Return the number of iterations of a loop that no condition ends before, 0 or less for
+        none; None if only the launch or the run knows it."""
         if self.stop is None or not self.step.is_const:
             return None
         step = self.step.value
@@ -65,9 +66,9 @@ POSITION = "position"
 
 @dataclass(frozen=True)
 class Let(Control):
-    """Let the symbol `counter` stand for the operand from here on, a 0-d int64 that ranks agree on;
-    key: under which a second trace finds what is known of it, or POSITION: the operand is what the
-    program says of where it is, for timelines and messages."""
+    """Define the symbol `counter` for the ops after it: its value is the operand, a 0-d int64 that
+    is the same on all ranks. key: names the facts about the symbol for a second trace; POSITION:
+    the operand is the position in the program, for timelines and messages."""
 
     name = "let"
     at_home = True
@@ -78,9 +79,9 @@ class Let(Control):
         return []
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
-        """Take the largest number of turns of all members: the loops that count turns are made so
-        that further ones change nothing. Raise UnsupportedError for any other integer that members
-        have their own of."""
+        """Take the largest number of iterations of all members, since further iterations of a
+        counted loop change nothing. Raise UnsupportedError where members have different integers of
+        any other meaning."""
         if not self.key.startswith("turns "):
             raise batch.none(op,
                              "a number that each member has its own of, in a formula of the index",
@@ -102,16 +103,17 @@ class Branch(Stated, Control):
     types: tuple[ArrayType, ...]
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Values:
-        """Compute all arms where members choose for themselves, and select from their results."""
+        """Compute all arms where members choose different ones, and select from their results."""
         return batch.branch(op, stacked)
 
 
 @dataclass(frozen=True, eq=False)
 class Defined(Stated, Control):
-    """Compute a region whose derivative somebody has written; it exists while tracing only. back:
-    from operands, results and the cotangents of these, as arrays, to those of the operands; None:
-    the region is computed again for that. kept: so many last results are for the way back alone: a
-    cotangent of one comes from a derivative of `back`, and goes through what the region did."""
+    """Compute a region that has a user-defined derivative, while a program is traced. back: the
+    derivative, from operands, results and cotangents of the results, as arrays, to cotangents of
+    the operands; None: the region is computed again for it. kept: so many last results exist for
+    the reverse pass only; a cotangent of one of them comes from a derivative of `back`, and goes
+    through the ops of the region."""
 
     name = "defined"
     back: Callable[..., Any] | None
@@ -125,9 +127,9 @@ class Defined(Stated, Control):
 
 @dataclass(frozen=True)
 class Relayout(Kind):
-    """Lay the same elements out otherwise (Graph level). asked: by the user; because: why the
-    compiler does it, where that is its own choice; wanted: each rank gets the parts that it uses,
-    ghost cells too, at once."""
+    """Give an array another layout (Graph level). asked: the user asks for it. because: the reason,
+    in words, if the compiler decides it. wanted: each rank gets all parts that it reads, ghost
+    cells too, in one exchange."""
 
     name = "relayout"
     lays_out = True
@@ -163,8 +165,8 @@ class Relayout(Kind):
 
 @dataclass(frozen=True)
 class ShardMap(Stated, Control):
-    """Run the region on each rank, on the operands' shards (Graph level). sure: the user says that
-    results are equal along the axes that their layouts do not name."""
+    """Run the region on each rank, on the operands' shards (Graph level). sure: the user asserts
+    that results are equal along the axes that their layouts do not name."""
 
     name = "shard_map"
     held = True

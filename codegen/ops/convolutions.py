@@ -48,8 +48,8 @@ MOST_DIMS = 3  # that a window moves along
 class Convolve(Kind):
     """The sum of x[b, start + stride o + dilation k, g, c] w[g, k, c, f] y[b, o, g, f], without one
     of the three: `gives` says which, of the other two. o and k have a dim for each of `stride`; c
-    is summed for each g, a group of channels, alone. What is beyond the ends of x is 0. shape: of
-    the result, along those dims."""
+    is summed within each group g of channels. Elements beyond the ends of x count as 0. shape: the
+    result's extents along those dims."""
 
     name = "convolve"
     has_room = False
@@ -67,12 +67,12 @@ class Convolve(Kind):
 
     @property
     def reads_of(self) -> str:
-        """Which of the three the operands are."""
+        """Return the letters of the two among x, w and y that are the operands."""
         return "xwy".replace(self.gives, "")
 
     @property
     def along(self) -> range:
-        """The dims that windows move along, of all three."""
+        """Return the dims along which windows move, the same in x, w and y."""
         return range(1, 1 + len(self.stride))
 
     def by_name(self, op: Op) -> dict[str, Value]:
@@ -133,8 +133,8 @@ class Convolve(Kind):
         return [out]
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
-        """Put the members of one operand into the dim that it alone hands on to the result (batch,
-        channels or filters); where both operands have members, make them further groups."""
+        """Fold the members of one operand into the dim that only this operand has in the result
+        (batch, channels or filters); where both operands have members, make them further groups."""
         n = len(self.stride)
         groups = {"x": n + 1, "w": 0, "y": n + 1}
         alone = {"y": {"x": (0, 0), "w": (n + 2, n + 2)},
@@ -308,7 +308,7 @@ class Convolve(Kind):
 
 class _Memory(NamedTuple):
     """The memory of an operand: its first element, and its strides along each dim, in elements.
-    copied: it is memory of the op's own."""
+    copied: it is temporary memory of the op."""
 
     buffer: Value
     offset: Expr
@@ -345,7 +345,7 @@ def _wider(cut: Cut, before: Expr, behind: Expr, shards: Shards) -> Cut:
 
 
 def _clipped(cut: Cut, extent: Expr, shards: Shards) -> Cut:
-    """Return the cut without what lies outside a dim of this extent."""
+    """Return the cut, limited to a dim of this extent."""
     def inside(e: Expr) -> Expr:
         e = e if expr.nonneg(extent - e) else expr.minimum(e, extent)
         return e if expr.nonneg(e) else expr.maximum(e, 0)
@@ -481,8 +481,8 @@ _LANE_FORMS = {
 
 def _caller(kind: Convolve, dtype: DType, moves: Sequence[Sequence[int]],
             known: Mapping[str, Expr], lanes: bool) -> tuple[Caller, Shape]:
-    """Return a C function that has all known numbers as constants, and the numbers that it is
-    called with."""
+    """Return a C function in which known numbers are constants, and the numbers that are its
+    arguments."""
     gives, c = kind.gives, dtype.c
     fixed = {name: known[name].value for name in _FIXED if known[name].is_const}
     if lanes:

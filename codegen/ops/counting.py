@@ -26,8 +26,8 @@ Defs = Mapping[Value, Op]
 def counted(
     index: Sequence[Value], dims: Sequence[int], shape: Shape, defs: Defs
 ) -> dict[int, int]:
-    """Return, for those indexed dims of an array whose index counts 0, 1, 2, … to the end, the dim
-    of the indices along which it counts."""
+    """Return, for each indexed dim whose index array counts 0, 1, 2, … to the end, the dim of the
+    index array along which it counts."""
     along: dict[int, int] = {}
     for value, d in zip(index, dims):
         j = _along(value, defs)
@@ -70,8 +70,8 @@ def _along(value: Value, defs: Defs) -> int | None:
 
 
 def _as_it_was(op: Op, defs: Defs) -> Value | None:
-    """Return the operand that such numbers pass through unchanged: max(x, 0), min(x, the last), and
-    x from the end where it is negative."""
+    """Return the operand that an op leaves unchanged if its numbers count: max(x, 0), min(x, last),
+    and the wrap of negative x to x from the end; else None."""
     assert isinstance(op.what, Map)
     fn, operands = op.what.fn, op.operands
     if fn == "maximum" and _number(operands[1], defs) == 0:

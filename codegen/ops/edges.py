@@ -36,8 +36,8 @@ class Edge(Kind):
         return [np.pad(operands[0], self.widths, mode="edge")]
 
     def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
-        """Add the cotangents of what lies before and behind to those of the first and the last
-        element, dim by dim."""
+        """Add the cotangents of the repeated elements to those of the first and the last element,
+        dim by dim."""
         (g,), (x,) = cotangents, op.operands
         assert g is not None
         for d, (before, after) in enumerate(self.widths):
@@ -101,8 +101,7 @@ def _lines(builder: GradientBuilder, x: Value, d: int, first: Expr, count: Expr)
 def _line_again(
     value: Value, d: int, source: Expr, count: Expr, target: Expr, build: GraphBuilder
 ) -> Value:
-    """Return the array with what is at `source` of a dim at `count` positions from `target` on,
-    too."""
+    """Return the array with `count` copies of the line at `source` of a dim, from `target` on."""
     shape, zeros = value.type.shape, [expr.const(0)] * value.type.ndim
     step = (1,) * len(shape)
     line_shape = (*shape[:d], expr.const(1), *shape[d + 1 :])

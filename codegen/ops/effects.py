@@ -1,4 +1,5 @@
-"""Ops that a user sees: texts, conditions that end the run, and points at which it can be kept."""
+"""Ops with effects that a user sees: printed texts, conditions that end the run, saved frames,
+checkpoints."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ POSITION = "@"  # a spec of an `expect`: where the element is
 
 
 class Effect(Kind):
+    """A kind whose ops have an effect in program order, and no results."""
     reads = "points"
     fence = True
     at_home = True
@@ -28,9 +30,9 @@ class Effect(Kind):
 
 @dataclass(frozen=True)
 class Print(Effect):
-    """Print a text with values. parts: texts and format specs in turn, one spec per operand. paced:
-    not each time; the first operand is the number of a step, the second how many there are: the
-    last one is printed."""
+    """Print a text with values. parts: texts alternating with format specs, one spec per operand.
+    paced: print some steps only; the first operand is the step's number, the second the number of
+    steps, and the last step is printed."""
 
     name = "print"
     parts: tuple[str, ...]
@@ -48,10 +50,10 @@ class Print(Effect):
 
 @dataclass(frozen=True)
 class Expect(Effect):
-    """Ends the run where the first operand (bool, of any shape) does not hold: with `parts`, as of
-    print, of the other operands (of its shape, or 0-d) at the first such element; the spec POSITION
-    has no operand; start: of this rank's part in a global array; check: the row of CHECKS that
-    asked for it."""
+    """End the run where the first operand, a condition of any shape, does not hold. parts: the
+    message, as of Print, with the other operands at the first element that does not hold; the spec
+    POSITION has no operand. start: the global index of this rank's part of the array. check: the
+    row of CHECKS that asked for it."""
 
     name = "expect"
     parts: tuple[str, ...]
@@ -76,8 +78,8 @@ class Expect(Effect):
 
 @dataclass(frozen=True)
 class Save(Kind):
-    """Hands its operand over as a frame of `series`, in every so many turns of the loop that it
-    stands in. home: shape and layout of the whole array, in one rank's view."""
+    """Save the operand as a frame of `series`, in every `every`-th iteration of the loop that
+    contains it. home: shape and layout of the whole array, in one rank's view."""
 
     name = "save"
     from_buffers = True
@@ -96,8 +98,8 @@ class Save(Kind):
         return ()
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
-        """Raise UnsupportedError, since members do not come here together: each would make frames
-        of its own."""
+        """Raise UnsupportedError: members do not execute a save together, so each would write
+        frames of its own."""
         raise batch.none(op, f'save "{self.series}", in a function of one member',
                          "save what spmd.vmap returns, in a loop around it")
 
@@ -110,10 +112,13 @@ class Save(Kind):
 
 @dataclass(frozen=True)
 class Point(Kind):
-    """The head of a turn of an outermost loop: its results are what the loop carries; in a run that
-    goes on from a checkpoint, what that one holds, and then the counter is that one's too. homes:
-    per operand, in a Program, shape and layout of the array whose part it is, and how far from its
-    beginning that part stands in it, where it has room around; None: a rank's own.
+    """Begin an iteration of an outermost loop, at which a checkpoint may be taken. Its results are
+    the values that the loop carries, or in a run that resumes from a checkpoint, those of the
+    checkpoint, with its counter.
+
+    homes: for each operand of a Program, shape and layout of the array of which it is a part, and
+    the offset of the part in its memory if that has room for ghost cells; None: each rank has a
+    value of its own.
     """
 
     name = "point"

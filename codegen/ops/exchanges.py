@@ -1,8 +1,8 @@
-"""Ops by which ranks exchange: four, each of which says what its members give and get.
+"""Ops by which ranks exchange data: Permute, Move, Fold and Barrier.
 
-axes: mesh axes taken as one, row-major: the members. An Expr is in the view of the rank itself,
-and holds for another member with that one's coordinates; `to` and the like are in `var`, the
-position of any member.
+axes: mesh axes taken as one, row-major; the ranks along them are the members. An Expr is in this
+rank's view; another member evaluates it with its own coordinates. `to` and the like are formulas of
+`var`, the position of any member.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Axes = tuple[str, ...]
 
 
 class Exchange(Kind):
-    """A kind whose operand members give to each other. moves: a member may get what another one
-    has, so that they come to have the same though they computed different things."""
+    """A kind by which the members of a group give operands to each other. moves: a member may
+    receive elements that another one computed, so that both then have the same."""
 
     from_buffers = True
     moves: ClassVar[bool] = False
@@ -52,13 +52,14 @@ class Exchange(Kind):
         return {}
 
     def differs(self) -> list[Expr] | None:
-        """Return the formulas that decide which part of one whole a member gets: members for which
-        they are equal get the same. Return None if what members get differs otherwise."""
+        """Return the formulas that decide which part of one array a member receives; members
+        receive the same where these are equal. Return None if members receive different elements in
+        another way."""
         return None
 
     def unsent(self, me: Expr, result: ArrayType) -> tuple[Expr, Any]:
-        """Return a formula that is 1 where a member gets nothing although its result has elements,
-        and the value of these elements."""
+        """Return a formula that is 1 where a member receives nothing although its result has
+        elements, and the value of these elements."""
         return expr.const(0), 0
 
     def claims(self, op: Op, proofs: Proofs) -> None:
@@ -70,17 +71,18 @@ class Exchange(Kind):
         raise NotImplementedError(self.name)
 
     def boxes(self, op: Op, sides: ExchangeSides) -> dict[str, Any]:
-        """Return the fields of a plan.Exchange by which it is carried out."""
+        """Return the fields of a plan.Exchange that depend on the kind."""
         raise NotImplementedError(self.name)
 
     def traffic(self, op: Op, meter: TrafficMeter) -> Traffic:
-        """Return how much of it reaches a rank, of an exchange that has a result."""
+        """Return the traffic of an exchange that has a result."""
         raise NotImplementedError(self.name)
 
 
 class Flowing(Exchange):
-    """An exchange of which `flow` says whom a member reads: all; from_root, the one at position
-    `root`; to_root, all if it is the root; up_to, those up to itself; before, those before it."""
+    """An exchange in which `flow` says from whom a member receives. all: every member; from_root:
+    the member at position `root`; to_root: every member, if it is the root; up_to: itself and those
+    before it; before: those before it."""
 
     flow: str
     root: Expr | None
@@ -89,7 +91,7 @@ class Flowing(Exchange):
         return {} if self.root is None else {"root": self.root}
 
     def takes(self, taker: IntLike, giver: IntLike, root: int | None = None) -> Expr:
-        """Return whether (1) a member reads another one, by their positions."""
+        """Return 1 if a member receives from another one, given their positions, else 0."""
         if self.root is not None:
             position = self.root if root is None else root
             return expr.eq(giver if self.flow == "from_root" else taker, position)
@@ -100,8 +102,9 @@ class Flowing(Exchange):
 
 @dataclass(frozen=True)
 class Permute(Exchange):
-    """Send the operand of member var to member `to` where `sends`; as seen by the receiver, it
-    comes from member `source` where `receives` (in var; None: not solved); else zeros."""
+    """Send the operand of member var to member `to` where `sends` is 1; a member to which nobody
+    sends gets zeros. source, receives: the same map solved for the receiver: it receives from
+    `source` where `receives` is 1; None: not solved."""
 
     name = "permute"
     reads = "boxes"
@@ -135,7 +138,7 @@ class Permute(Exchange):
         proofs.shapes(tuple(proofs.on_member(e, source) for e in shape), self.receives.subst(here))
 
     def together(self, group: Group) -> list[list[Array]]:
-        """Send each member's operand by `to` and `sends` alone, which checks `source` and
+        """Send each member's operand by `to` and `sends` only, which tests `source` and
         `receives`."""
         (stated,) = self.types
         sender: dict[int, int] = {}
@@ -172,12 +175,15 @@ class Permute(Exchange):
 
 @dataclass(frozen=True)
 class Move(Flowing):
-    """Members hold the elements low … high - 1 of every dim that `have` says, and get those that
-    `want` says, each in its own view; None: all there is, of which members hold or get one part
-    after the other. room: it is done in place, the operand has these elements, those that are
-    wanted among them, and a member's own are there already. near: along each axis begin and end of
-    the members that I read, and of my readers; wraps: per dim how often it stands before itself and
-    behind, and its period."""
+    """Redistribute an array. Each member holds the elements low … high - 1 of the dims in `have`,
+    and receives those of the dims in `want`, each in its own view. None for a dim: the whole of it;
+    then members hold, or receive, consecutive parts.
+
+    room: the move is done in place: the operand has these elements, those that are wanted are among
+    them, and a member's own elements are there already. near: along each axis the begin and the end
+    of the members from which this one reads, and of its readers. wraps: for each dim that wraps
+    around, the copies before it and behind it, and its period.
+    """
 
     name = "move"
     reads = "boxes"
@@ -201,8 +207,8 @@ class Move(Flowing):
 
     @property
     def parts(self) -> bool:
-        """Return whether each dim is had, or wanted, as a whole: then parts make up what there
-        is."""
+        """Return whether every dim is held, or wanted, as a whole: then the members' parts make up
+        the array."""
         return all(have is None or want is None for have, want in zip(self.have, self.want))
 
     @property
@@ -312,9 +318,9 @@ class Move(Flowing):
 
 @dataclass(frozen=True)
 class Fold(Flowing):
-    """COMBINE[fn] over the members that a member reads, in their order. want: of that, a member
-    gets these elements; () for all. Where it reads nobody, it gets zeros if there is a root, else
-    what is neutral."""
+    """Combine the operands of members by COMBINE[fn], in the order of their positions. want: the
+    elements of the total that a member receives; () for all. A member that receives from nobody
+    gets zeros if there is a root, else the neutral element."""
 
     name = "fold"
     axes: Axes
@@ -411,5 +417,5 @@ class Barrier(Exchange):
 
 
 def _deeper(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what is said of each dim with a first dim put before them that is taken whole."""
+    """Return bounds with a whole first dim put before them, if there are any."""
     return (None, *parts) if parts else ()

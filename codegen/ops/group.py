@@ -1,6 +1,6 @@
-"""What members of an exchange give each other, in NumPy: what the kinds of exchange share.
+"""The NumPy model of exchanges: their members, boxes of arrays, and what they combine.
 
-Always holds: what an op states of others (offsets, who reads of whom) must be so, or InternalError.
+Always holds: InternalError where an op states something false of others (offsets, readers).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Span = tuple[Expr, Expr]  # low, high
 Bounds = tuple[Span | None, ...]  # per dim; None: all there is, () too
 # Along each axis: begin and end of the members that I read, and of my readers.
 Near = tuple[tuple[Expr, Expr, Expr, Expr], ...]
-# Per dim how often it stands before itself and behind, and its period.
+# For each dim that wraps around: how many copies stand before it and behind it, and its period.
 Wraps = tuple[tuple[Expr, Expr, Expr] | None, ...]
 Box = Sequence[tuple[int, int]]  # Bounds of one member, evaluated
 
 
 def along(ndim: int, spans: Mapping[int, Span]) -> Bounds:
-    """Return bounds for `ndim` dims: all of each, but the given spans of some."""
+    """Return bounds for `ndim` dims: the spans of some, and the whole of each other dim."""
     return tuple(spans.get(d) for d in range(ndim))
 
 
@@ -46,8 +46,8 @@ def combine(fn: str) -> np.ufunc:
 
 @dataclass
 class Member:
-    """One member in NumPy. env: the values of symbols on this rank. value: evaluates Exprs in
-    them."""
+    """One member of an exchange. env: the values of symbols on its rank. value: evaluates an Expr
+    there."""
 
     operands: list[Array]
     env: Mapping[str, int]
@@ -148,11 +148,12 @@ def common(a: Box, b: Box) -> Box | None:
 
 
 def within(box: Box, held: Box) -> tuple[slice, ...]:
+    """Return the slices of a box inside an array that holds the box `held`."""
     return tuple(slice(a - h, b - h) for (a, b), (h, _) in zip(box, held, strict=True))
 
 
 def poison(shape: Sequence[int], dtype: DType) -> Array:
-    """Return elements that would be seen in a result."""
+    """Return an array of a bit pattern that is noticed if it reaches a result."""
     kind = dtypes.numpy_dtype(dtype)
     array = np.empty(shape, kind)
     array.view(np.uint8 if array.ndim else kind).fill(0xB5)

@@ -24,11 +24,14 @@ Along = tuple[tuple[int, int, int] | None, ...]
 
 @dataclass(frozen=True)
 class Kernel(Stated):
-    """A user's kernel; args: per parameter ('in', k), ('out', (result, k or None: begins as
-    anything)), ('own', …): a copy of an input that it writes, ('expr', Expr), ('start', dims) or
-    ('starts', Exprs); follows: which loops their leading dims follow; along: per operand the dims
-    of which a part will do (result, dim of it, ghost cells); apart: parts of results are computed
-    apart, empty ones not at all."""
+    """Call a user's kernel.
+
+    args: for each parameter ("in", operand), ("out", (result, operand with which it begins, or
+    None: with anything)), ("own", …): as "out", for an input that the kernel overwrites, ("expr",
+    Expr), ("start", dims) or ("starts", Exprs). follows: the loops that the leading dims of each
+    parameter follow. along: for each operand, the dims of which the kernel needs a part only.
+    apart: each rank computes its parts of the results; it does not call the kernel for empty ones.
+    """
 
     name = "kernel"
     has_room = False
@@ -70,8 +73,8 @@ class Kernel(Stated):
         ]
 
     def depends(self, op: Op, window: Window, shards: Shards) -> list[Window | None]:
-        """Return the whole of each operand's part: that ranks may call it on parts is what its user
-        says."""
+        """Return the whole of each operand's part: the user asserts that the kernel may be called
+        on parts."""
         return [*super().needs(op, window, shards)]
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
@@ -101,8 +104,8 @@ class Kernel(Stated):
                    if arg == ("in", operand))
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
-        """Run the user's Python function on contiguous copies; 0-d operands arrive as scalars. What
-        it says that it fills holds a pattern before."""
+        """Run the user's Python function on contiguous copies; 0-d operands arrive as scalars.
+        Outputs that it declares to fill hold a pattern before."""
         outs = [
             np.full(extents(t.shape, value), 85, np.uint8).astype(dtypes.numpy_dtype(t.dtype))
             for t in self.types
@@ -162,5 +165,5 @@ class Kernel(Stated):
 
 
 def _deeper(dims: tuple[tuple[int, int] | None, ...]) -> tuple[tuple[int, int] | None, ...]:
-    """Return the dims of results where one more stands before them."""
+    """Return (result, dim) pairs for results that have one more dim, the first."""
     return tuple(d and (d[0], d[1] + 1) for d in dims)

@@ -1,7 +1,7 @@
-"""Factorisations of matrices by LAPACK, and what solves with them, for each member of a batch.
+"""Factorisations of matrices by LAPACK, and solvers that use them, for each member of a batch.
 
-Matrices lie as LAPACK has them, column by column: an operand is the transpose of the matrix that
-it stands for, and so is a result. A batch may be split, a matrix is whole.
+Matrices lie column by column, as in LAPACK: operands and results are transposes of the matrices
+that they stand for. A batch may be split; a matrix is whole.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def _dtype(x: Array) -> DType:
 
 
 class Members:
-    """Steps of an op share this: the loops over a batch, and where a member's parts lie."""
+    """The loops over a batch, and the parts of arrays that belong to one member; the steps of
+    factorisations share it."""
 
     def __init__(self, kind: Factor, op: Op, builder: LoopBuilder) -> None:
         self.op, self.builder = op, builder
@@ -125,7 +126,7 @@ class Members:
         return [self.part(v, writes=True) for v in self.op.results[first:]]
 
     def spare(self, name: str, dtype: DType, *shape: Expr) -> Part[Value]:
-        """Return memory that a member needs meanwhile."""
+        """Return temporary memory for the results of one member."""
         array = self.builder.spare(f"{self.op.results[0].name}_{name}", dtype, *shape)
         return Part(array, expr.const(0), True)
 
@@ -213,7 +214,8 @@ class Lu(Factor):
 
 @dataclass(frozen=True)
 class LuSolve(Factor):
-    """X with A X = B, of what Lu gives for A. Columns of B, here rows, may be split."""
+    """Solve A X = B, from the results of Lu for A. Columns of B, which are rows here, may be
+    split."""
 
     name = "lu_solve"
     reads = "whole"
@@ -258,8 +260,8 @@ class LuSolve(Factor):
 
 @dataclass(frozen=True)
 class Swapped(Factor):
-    """Exchange columns of a matrix as Lu exchanged rows: its pivot k says which one column first +
-    k changes places with, counted from 1 and from `first`."""
+    """Swap columns of a matrix by the pivots of Lu: pivot k is the column, counted from 1 and from
+    `first`, with which column first + k changes places."""
 
     name = "swapped_columns"
     in_place = True

@@ -1,4 +1,4 @@
-"""Ops at indices known only at run time: reads are clamped, writes beyond the ends dropped."""
+"""Ops at indices that data decides: reads are clamped, writes beyond the ends are dropped."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from codegen.symbolic.expr import Expr
 
 @dataclass(frozen=True)
 class DynamicSlice(Kind):
-    """Take a box of x, of which a 0-d int64 operand per dim says where it starts, clamped so that
-    the box fits; else zeros."""
+    """Return a box of x; a 0-d int64 operand per dim is its start, clamped so that the box fits. A
+    box that is larger than x is zeros."""
 
     name = "dynamic_slice"
     rereads = True
@@ -137,7 +137,8 @@ class DynamicSlice(Kind):
 
 @dataclass(frozen=True)
 class DynamicUpdate(Kind):
-    """Operands x, v, starts; elements that fall outside x are dropped."""
+    """Write v into x at a start per dim; elements that fall outside x are dropped. Operands: x, v,
+    starts."""
 
     name = "dynamic_update"
     in_place = True
@@ -328,7 +329,9 @@ _USUAL_RANKS = 16  # ranks along an axis, where the number of points depends on 
 
 @dataclass(frozen=True)
 class Scatter(Kind):
-    """Operands x, v, index arrays; fn set, or of COMBINE; v has gather's result shape."""
+    """Write v into x at index arrays, one for each of `dims`: replace elements (fn "set"), or
+    combine them by COMBINE[fn]. Operands: x, v, index arrays; v has the shape of a gather's
+    result."""
 
     name = "scatter"
     without_vjp = "np.add.at, np.multiply.at, np.maximum.at, x[i] = y: they have derivatives"
@@ -428,8 +431,8 @@ class Scatter(Kind):
         return builder.spread(self._counts(op, builder), wide, op.operands[1].type.shape)
 
     def _counts(self, op: Op, builder: GradientBuilder) -> Value:
-        """Return, per point, whether its value is in the result: it is inside; and of several at
-        one place that are set, the last one is."""
+        """Return, for each point, whether its value reaches the result: the point is inside, and
+        for "set" the last one of those at its place."""
         x, _, *index = op.operands
         shape = index[0].type.shape
         extents = [x.type.shape[d] for d in self.dims]
@@ -454,9 +457,9 @@ class Scatter(Kind):
         return shards.natural(op.operands[0], dim)
 
     def spread(self, op: Op, window: Window, shards: Shards) -> Window | None:
-        """Return the points that each rank combines, where that is less work than all of them
-        everywhere: into a result of its own, which all then reduce. Of few points, each rank takes
-        all, and combines those that fall in its part."""
+        """Return the points that each rank combines into a result of its own, which ranks then
+        reduce, where that is less work than combining all points on every rank; else None. If
+        points are few, each rank takes all of them and combines those that fall into its part."""
         x, v, *index = op.operands
         spare = expr.product(x.type.shape) - _ELEMENTS_A_POINT * expr.product(v.type.shape)
         usual = {s: expr.const(_USUAL_RANKS) for s in spare.symbols() if s.kind == "size"}
@@ -531,8 +534,9 @@ class Scatter(Kind):
         self, op: Op, window: Window, points: Window, operands: list[Value], build: GraphBuilder,
         shards: Shards,
     ) -> Value:
-        """Combine everybody's points into neutral elements, then all of that into x, as a whole but
-        for dims that other axes split than split the points."""
+        """Combine the points of each rank into neutral elements, reduce over ranks, and combine the
+        total with x. A rank then has all of x, except for dims that other axes split than those
+        that split the points."""
         x, v, *index = operands
         fn, shape, dtype, axes = self.fn, op.result.type.shape, x.type.dtype, shards.axes_of(points)
         kept = tuple(whole(e) if d in self.dims and set(c.axes) & set(axes) else c

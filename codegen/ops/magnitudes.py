@@ -16,7 +16,8 @@ _FAR = 2.0**400  # numbers up to this one, and from its inverse on, have squares
 
 
 def compared(fn: str, args: tuple[Node[M], ...]) -> Node[M] | None:
-    """Return fn(abs(z), number), where z lies in memory or is kept: it is read more than once."""
+    """Return fn(abs(z), number) without a square root, if z lies in memory or in a variable, since
+    it is read more than once."""
     if fn not in _TURNED:
         return None
     a, b = args
@@ -41,7 +42,7 @@ def compared(fn: str, args: tuple[Node[M], ...]) -> Node[M] | None:
 
 
 def _square(x: float) -> float:
-    """Return the least number whose square root is x, or more."""
+    """Return the smallest number that has a square root of at least x."""
     square = x * x
     while sqrt(nextafter(square, 0)) >= x:
         square = nextafter(square, 0)

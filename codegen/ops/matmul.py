@@ -1,4 +1,4 @@
-"""Products of matrices: by routines of BLAS, or by loops where those are faster."""
+"""Products of matrices, by routines of BLAS or by loops where those are faster."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def _caller(name: str, dtype: DType, turned: Sequence[bool]) -> Caller:
 
 def added_to(call: LibraryCall[Value], sign: int, into: Value, offset: Expr, row: Expr
              ) -> LibraryCall[Value] | None:
-    """Return a product that is added to what stands in memory, or subtracted from it; None where
-    the routine cannot do so."""
+    """Return a call that adds the product to an array in memory (sign 1), or subtracts it; None
+    where the routine cannot."""
     if call.function.name[1:5] != "gemm":
         return None
     numbers = (*call.numbers[:5], row, expr.const(sign), expr.const(1))
@@ -109,8 +109,8 @@ def added_to(call: LibraryCall[Value], sign: int, into: Value, offset: Expr, row
 
 
 def sources(call: LibraryCall[Value], of: Value) -> Iterator[tuple[Expr, Expr, Expr, Expr]]:
-    """Yield what such a call reads of an array: its offset, the width of a row in memory, the
-    distance of rows, and their number."""
+    """Yield, for each operand of the call in array `of`: its offset, the width of a row in memory,
+    the distance of rows, and their number."""
     m, n, k, *leads = call.numbers[:5]
     ways = call.function.name.rpartition("_")[2]
     for part, way, lead, (height, width) in zip(call.parts, ways, leads, ((m, k), (k, n))):
@@ -158,7 +158,7 @@ class MatMul(Kind):
         ]
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
-        """Repeat what all members share: `steps` sees that, and makes one product of more rows."""
+        """Repeat an operand that members share; `steps` then computes one product of more rows."""
         gram = self.gram and None not in stacked
         return [batch.emit(self.but(gram=gram), *batch.every(op, stacked))]
 
@@ -349,8 +349,8 @@ def shared(op: Op, window: Window, shards: Shards, of_first: int, of_second: int
 
 
 def _lead(stride: Expr, rows: Expr, columns: Expr) -> Expr | None:
-    """Return the distance of rows that BLAS is given: at least the elements of a row, and at least
-    1, also where a rank has no rows. None where rows overlap, or may overlap."""
+    """Return the distance of rows that BLAS needs, at least 1 and at least the length of a row,
+    also where a rank has no rows. None where rows may overlap."""
     if expr.nonneg(stride - columns):
         lead = stride
     elif expr.nonneg(1 - rows) or stride == 0:

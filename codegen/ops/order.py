@@ -44,10 +44,11 @@ def _rows(x: Value) -> tuple[Expr, Expr]:
 
 @dataclass(frozen=True)
 class Merge(Kind):
-    """Merge two sorted arrays of rows of one length; operands mine, theirs, side. side 1: the half
-    that stands first; 2: the last half; 0: mine. Or mine, theirs, their places twice, side: equal
-    elements in the order of places, which no two have in common; the places come along. tuples: an
-    element is a column of int64, compared from its top. Stands in shard_maps only."""
+    """Merge two sorted arrays of rows of one length. Operands: mine, theirs, side; side 1: the
+    first half of the merged rows, 2: the last half, 0: mine. Or: mine, theirs, twice their places,
+    side: equal elements stand in the order of places, which are unique, and the places are merged
+    too. tuples: an element is a column of int64, compared from its top. Stands in shard_maps
+    only."""
 
     name = "merge"
     tuples: bool = False
@@ -69,8 +70,8 @@ class Merge(Kind):
         return [np.take_along_axis(x, half, -1) for x in both] if int(side) else mine
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
-        """Merge more rows; the side is one number for all members, or they are merged one by
-        one."""
+        """Merge the rows of all members at one time if they share the side, else one member after
+        the other."""
         *rows, side = stacked
         if side is not None:
             return batch.one_by_one(op, stacked)
@@ -86,8 +87,8 @@ class Merge(Kind):
 
 @dataclass(frozen=True)
 class Partition(Lane):
-    """Partition rows of x at places that the second operand gives for each: there stands what
-    sorting puts there, before it nothing larger and behind it nothing less."""
+    """Partition rows of x: at the places in the second operand stand the elements that sorting puts
+    there, with no larger ones before them and no smaller ones behind."""
 
     name = "partition"
     flat = True
@@ -120,9 +121,9 @@ class Partition(Lane):
 
 @dataclass(frozen=True)
 class Count(Kind):
-    """Operands x, leading, shift: of the elements of a row whose leading bits are those, how many
-    have which `bits` next; `shift` more are below them. The order of bits is that of elements.
-    Stands in shard_maps only."""
+    """Count, among the elements of a row with these leading bits, those with each value of the next
+    `bits` bits, above the last `shift` bits. Operands: x, leading, shift. Bits are ordered as
+    elements are. Stands in shard_maps only."""
 
     name = "count"
     flat = True
@@ -146,8 +147,8 @@ class Count(Kind):
         return [counts]
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
-        """Count more rows; the shift is one number for all members, or they are counted one by
-        one."""
+        """Count the rows of all members at one time if they share the shift, else one member after
+        the other."""
         x, leading, shift = stacked
         if shift is not None:
             return batch.one_by_one(op, stacked)
@@ -163,8 +164,8 @@ class Count(Kind):
 
 @dataclass(frozen=True)
 class SearchSorted(Kind):
-    """Operands row and values: how many elements of the sorted row are less than each value; with
-    `right`, or equal."""
+    """Count, for each value, the elements of a sorted row that are less; with `right`, less or
+    equal. Operands: row, values."""
 
     name = "searchsorted"
     flat = True

@@ -49,7 +49,7 @@ def _summed_in(x: Array) -> Any:
 
 @dataclass(frozen=True)
 class Reduce(Kind):
-    """COMBINE[fn] over dims, which are dropped."""
+    """Combine elements by COMBINE[fn] over dims, which are dropped."""
 
     name = "reduce"
     fuses = True
@@ -155,7 +155,7 @@ class Reduce(Kind):
 
 @dataclass(frozen=True)
 class ArgReduce(Kind):
-    """fn min or max: first position."""
+    """Return the first position of the extreme along a dim, which is dropped. fn: min or max."""
 
     name = "argreduce"
     flat = True
@@ -216,8 +216,8 @@ class ArgReduce(Kind):
         return shards.part(first, kept, window, build)
 
     def extreme(self, x: Value, index: Value, build: GraphBuilder) -> Value:
-        """Return the extreme of a rank: of one lane it is read where it stands, without a second
-        pass."""
+        """Return the extreme of a rank's part; of one lane it is read at its position, without a
+        second pass."""
         if x.type.ndim > 1:
             return build.emit(Reduce(self.fn, (self.dim,)), (x,))
         (n,), dtype = x.type.shape, x.type.dtype
@@ -236,7 +236,7 @@ class ArgReduce(Kind):
 
 
 class Lane(Kind):
-    """A kind that works on lines along `dim`, each for itself. Its `steps` are those of kinds whose
+    """A kind that works on each line along `dim` independently. Its `steps` serve kinds whose
     results have the operand's shape."""
 
     dim: int
@@ -280,7 +280,7 @@ class Lane(Kind):
 
 @dataclass(frozen=True)
 class Cumulative(Lane):
-    """Running COMBINE[fn] along a dim."""
+    """Combine elements along a dim with all before them by COMBINE[fn]."""
 
     name = "cumulative"
     held = True
@@ -384,7 +384,7 @@ def _last(value: Value, d: int, fn: str, build: GraphBuilder) -> Value:
 
 @dataclass(frozen=True)
 class Sort(Lane):
-    """Ascending; integers, or complex numbers, NaN last."""
+    """Sort lanes in ascending order, NaN last; complex numbers by real part, then imaginary."""
 
     name = "sort"
     dim: int
@@ -408,7 +408,7 @@ class Sort(Lane):
 
 @dataclass(frozen=True)
 class ArgSort(Lane):
-    """The positions in which `sort` has the elements; stable."""
+    """Return the positions in which `sort` has the elements; the sort is stable."""
 
     name = "argsort"
     flat = True

@@ -1,4 +1,4 @@
-"""Which dims of its operand a reshape keeps, merges and splits: groups of equally many elements."""
+"""Group the dims that a reshape keeps, merges or splits, by equal numbers of elements."""
 
 from __future__ import annotations
 

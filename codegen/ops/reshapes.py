@@ -1,8 +1,8 @@
-"""The op that gives an array another shape: dims that stay, merge and split.
+"""The op that reshapes an array: dims that stay, merge and split.
 
-A reshape falls apart into groups of dims with equally many elements. In a group whose leading dim
-alone is split, a part is a range of rows, which is a range of elements: it can stay where it is.
-Always holds: `needs` covers what `localize` reads.
+A reshape splits into independent groups of dims with equally many elements. If only the leading dim
+of a group is split, a part is a range of rows, which is a range of elements and can stay on its
+rank. Always holds: `needs` covers all that `localize` reads.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Reshape(View):
         return None
 
     def goes_on(self, op: Op, dim: int, shards: Shards) -> bool:
-        """Return whether what is beyond the ends can be had, for a dim that is one of the
-        operand's."""
+        """Return whether the dim is one of the operand's, and elements beyond its ends can be
+        had."""
         x, before, after = op.operands[0], op.operands[0].type.shape, self.shape
         dims = (g.before[0] for g in groups(before, after)
                 if g.after == (dim,) and len(g.before) == 1 and before[g.before[0]] == after[dim])
@@ -145,8 +145,8 @@ class Reshape(View):
 
 @dataclass(frozen=True)
 class _Owner:
-    """A dim of the result of which a rank has all or nothing, and a dim of the operand that says
-    the same by this cut. rest: the window, where that dim is whole."""
+    """A dim of the result of which a rank has all or nothing, and the dim of the operand whose cut
+    decides which. rest: the window, where that dim is whole."""
 
     after: int
     before: int
@@ -174,7 +174,8 @@ def _owner(before: Shape, after: Shape, window: Window, mesh: Mesh) -> _Owner | 
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a group's part is made: rows of the operand's leading dim, cut to these elements."""
+    """A plan to localize one group: rows of the operand's leading dim, then a cut to these
+    elements."""
 
     group: DimGroup
     rows: Cut | None  # None: all of it is needed

@@ -1,7 +1,7 @@
-"""What the rules of op kinds are given: one protocol for each pass that asks them.
+"""Protocols of the objects that passes pass to the rules of op kinds: one for each pass.
 
-Always holds: codegen.ops names no class of the rooms above it. A pass hands its own object to a
-rule, and mypy compares that object with the protocol; a protocol has only what some rule uses.
+Always holds: codegen.ops names no class of the rooms above it. mypy compares each pass's own class
+with its protocol, which has only what some rule uses.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GraphBuilder(Protocol):
 
     @property
     def ops(self) -> list[Op]:
-        """The ops that were added so far."""
+        """Return the ops that were added so far."""
 
     def emit(self, kind: Kind, operands: Sequence[Value] = ()) -> Value:
         """Add an op and return its result."""
@@ -105,11 +105,11 @@ class GradientBuilder(TraceBuilder, Protocol):
 
     @property
     def active(self) -> Container[Value]:
-        """Values that change with what the program is differentiated by."""
+        """Return the values that depend on the variables of differentiation."""
 
     @property
     def numbers(self) -> Mapping[Value, complex]:
-        """Values that have one known number in all elements."""
+        """Return, by value, the number that all its elements are, where it is known."""
 
     def cast(self, x: Value, dtype: DType) -> Value:
         """Return x in another element type; its real part if it was complex and that is real."""
@@ -153,7 +153,7 @@ class BatchBuilder(TraceBuilder, Protocol):
 
     @property
     def n(self) -> Expr:
-        """The number of members."""
+        """Return the number of members."""
 
     def emit_all(self, kind: Kind, *operands: Value) -> list[Value]:
         """Add an op and return all its results."""
@@ -224,15 +224,15 @@ class ElementResolver(Protocol):
 
     @property
     def defs(self) -> Mapping[Value, Op]:
-        """The op that defines each value."""
+        """Return the op that defines each value."""
 
     @property
     def stored(self) -> Container[Value]:
-        """The values that lie in memory."""
+        """Return the values that lie in memory."""
 
     @property
     def runtime(self) -> Mapping[str, int]:
-        """The number of each run-time scalar, by its name."""
+        """Return the number of each run-time scalar, by its name."""
 
     def node(self, value: Value, index: Index) -> Element:
         """Return the scalar at an index of a value."""
@@ -263,10 +263,10 @@ class LoopBuilder(ElementResolver, Protocol):
 
     @property
     def begins(self) -> list[tuple[Value, Value]]:
-        """Pairs (operand, result): the result has the elements of the operand at first."""
+        """Return the pairs (operand, result) whose result begins with the operand's elements."""
 
     def add(self, act: Act) -> None:
-        """Add an act."""
+        """Add an act to those of the op at hand."""
 
     def store(self, into: Value, node: Element, op: Op) -> None:
         """Add a store of all elements of a result; `node` is the one at its loops' positions."""
@@ -305,11 +305,11 @@ class ExchangeSides(Protocol):
 
     @property
     def me(self) -> Expr:
-        """This rank's position along the exchange's axes."""
+        """Return this rank's position along the exchange's axes."""
 
     @property
     def member(self) -> Expr:
-        """The other member's position."""
+        """Return the other member's position."""
 
     def box(self, value: Value) -> Box[Value]:
         """Return the strided region of memory in which a value lies."""
@@ -343,19 +343,19 @@ class Shards(Protocol):
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh of the program."""
+        """Return the mesh of the program."""
 
     @property
     def defs(self) -> Mapping[Value, Op]:
-        """The op of the Graph that defines each value."""
+        """Return the op of the Graph that defines each value."""
 
     @property
     def partial(self) -> Mapping[Value, tuple[str, ...]]:
-        """Values of which each rank has a partial sum, and the axes over which these add up."""
+        """Return, for values of which ranks have partial sums, the axes over which these add up."""
 
     @property
     def later(self) -> Container[Value]:
-        """Values of which the partial sums are added to others before ranks reduce them."""
+        """Return values whose partial sums are added to others before ranks reduce them."""
 
     def natural(self, value: Value, dim: int) -> Cut:
         """Return the part of a dim that a rank can have with the least exchange."""
@@ -404,7 +404,7 @@ class Shards(Protocol):
 
 
 class Proofs(Protocol):
-    """Proves what must hold of one op of a Program, or tries it at small sizes."""
+    """Proves the conditions that one op of a Program must meet, or tries them at small sizes."""
 
     def same(self, a: Expr, b: Expr, rule: str) -> None:
         """Raise InternalError where two formulas may differ."""
@@ -445,14 +445,14 @@ class Proofs(Protocol):
         """Raise InternalError where an array has other extents than its bounds say."""
 
     def broken(self, rule: str, found: str) -> NoReturn:
-        """Raise InternalError: this rule is broken."""
+        """Raise the InternalError that names a rule and where the op breaks it."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """The traffic of an exchange. kind: in a word. words: in some more. bytes: those that a rank
-    gets from others, on the rank with the largest part. result: bytes of what a rank has
-    afterwards. gathered: dims of which every rank then has the same, and which were split."""
+    """The traffic of an exchange. kind: one word. words: a longer name. bytes: what a rank receives
+    from others, on the rank with the largest part. result: bytes that a rank has afterwards.
+    gathered: dims that were split and are then whole on every rank."""
 
     kind: str
     words: str
@@ -462,7 +462,7 @@ class Traffic:
 
 
 class TrafficMeter(Protocol):
-    """Measures what an exchange moves, as formulas of axis sizes."""
+    """Measures the bytes that an exchange moves, as formulas of axis sizes."""
 
     def whole(self, words: str, op: Op) -> Traffic:
         """Return the traffic where all that a rank has afterwards comes from others."""

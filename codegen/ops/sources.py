@@ -30,7 +30,7 @@ class Source(Kind):
 
 @dataclass(frozen=True, eq=False)
 class Const(Source):
-    """A NumPy array in the image."""
+    """A NumPy array that is stored in the image."""
 
     name = "const"
     inline = True
@@ -56,8 +56,8 @@ class Const(Source):
 
 @dataclass(frozen=True)
 class Full(Source):
-    """Fill an array with a Python number; blank: it need not be written, since updates replace all
-    that is read; sparse: of a blank one, a rank writes parts only."""
+    """Fill an array with a Python number. blank: the fill may be left out, since updates replace
+    every element that is read. sparse: with blank, each rank updates some parts only."""
 
     name = "full"
     inline = True
@@ -137,7 +137,7 @@ class Symbolic(Source):
 
 @dataclass(frozen=True)
 class RunScalar(Source):
-    """A run-time scalar as a 0-d array."""
+    """Return a run-time scalar as a 0-d array."""
 
     name = "scalar"
     at_home = True

@@ -34,13 +34,14 @@ T = TypeVar("T")
 
 
 class View(Kind):
+    """A kind that moves no data: its result is index arithmetic on its operand."""
     is_view = True
 
 
 @dataclass(frozen=True)
 class Broadcast(View):
-    """Repeat an array along other dims. dims[k]: the result dim of operand dim k (increasing); a 1
-    may stretch."""
+    """Repeat an array along other dims. dims[k]: the dim of the result for dim k of the operand,
+    increasing; an extent of 1 may stretch."""
 
     name = "broadcast"
     rereads = True
@@ -379,8 +380,8 @@ class Roll(View):
 
 @dataclass(frozen=True)
 class Update(Kind):
-    """x with x[start + step * j] = v[j]; operands x, v; always in bounds; apart: of updates that
-    make an array of a blank one, no two have an element in common."""
+    """Return x with x[start + step * j] = v[j], always in bounds. Operands: x, v. apart: none of
+    the updates that fill one blank array overlap."""
 
     name = "update"
     fuses = True
@@ -456,7 +457,7 @@ class Update(Kind):
 
 
 def begin(box: Slice | Update, part: Window, held: Window, shards: Shards) -> Shape:
-    """Return the index at which a part of a slice's result (of an update's operand) begins in the
-    held part of the array that it is a slice of (written to)."""
+    """Return the index at which a part of a slice's result (or of an update's operand) begins in
+    the part `held` of the array that is sliced (or updated)."""
     lows = zip(box.start, box.step, shards.lows(part), shards.lows(held), strict=True)
     return tuple(as_expr(s) + k * low - under for s, k, low, under in lows)

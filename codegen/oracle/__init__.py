@@ -1,1 +1,1 @@
-"""What a program must compute: three interpreters in NumPy that share no code with the passes."""
+"""Three interpreters in NumPy that compute what a program must, and share no code with passes."""

@@ -1,4 +1,4 @@
-"""What every part of an eager run has: the mesh, new arrays, and control flow as Python's own.
+"""The functions of spmd in both views of an eager run: the mesh, new arrays, control flow.
 
 Methods are named and called as the functions of `spmd`; `index_` is None outside shard_map.
 """
@@ -106,8 +106,8 @@ class Common:
         return out
 
     def asarray(self, x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> EagerArray:
-        """Return x as an array of the program: itself if it is one; of a constant from outside a
-        copy."""
+        """Return x as an array of the program: x itself if it is one, a copy of a constant from
+        outside the program."""
         plain = isinstance(x, np.ndarray) and not isinstance(x, EagerArray)
         constant = plain and id(owner_of(x)) in self.reachable()
         return self.eager_array(np.array(dtypes.as_numpy(x), dtype, copy=constant or None), layout)
@@ -220,7 +220,7 @@ class Common:
         return carry, map_tree(lambda _: local(np.stack(next(columns))), outs[0])
 
     def _no_rows(self, f: Any, carry: Any, xs: Any) -> Any:
-        """Return the second results of a scan over nothing: f says of which type they would be."""
+        """Return the second results of a scan over no rows; f gives their types."""
         shown, self.prints = self.prints, []
         try:
             _, y = f(carry, map_tree(lambda x: np.zeros_like(x, shape=x.shape[1:]), xs))
@@ -229,7 +229,7 @@ class Common:
         return map_tree(lambda y: local(np.zeros((0, *np.shape(y)), np.asarray(y).dtype)), y)
 
     def kernel(self, kernel: Any, form: Any, bound: Mapping[str, Any]) -> Any:
-        """Run a kernel's Python function on whole arrays, or on what a rank has."""
+        """Run a kernel's Python function on whole arrays, or on a rank's parts."""
         return kernel_calls.run(kernel, form, bound)
 
     # ---- effects ---------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class Common:
 
 
 class _Range:
-    """A range whose turns are counted while a loop goes through it."""
+    """A range that counts its iterations while a loop runs through it."""
 
     def __init__(self, numbers: builtins.range, turns: Turns) -> None:
         self.numbers, self.turns = numbers, turns
@@ -297,7 +297,7 @@ class _Range:
 
 
 def rank_prefix(index: int) -> str:
-    """Return what stands before a line that every rank prints, in an image too."""
+    """Return the prefix of a line that every rank prints, in an image too."""
     return f"rank {index}: "
 
 

@@ -72,8 +72,8 @@ def run(
 def outputs(
     module: Module, axes: Mapping[str, int], prints: list[str]
 ) -> dict[str, Any]:
-    """Return the outputs of a Graph without inputs, whole, by name. prints collects what it
-    prints."""
+    """Return the outputs of a Graph without inputs, as whole arrays by name. prints collects the
+    printed texts."""
     return interpret.run(module, axes, prints=prints)
 
 
@@ -116,9 +116,9 @@ class World(Common):
     def runs(
         self, function: Callable[[], Any], place: Place | None = None, also: Iterable[str] = ()
     ) -> Any:
-        """Run the user's function and return its result. place: of errors that have none; also:
-        what it may be given beside inputs and scalars. Raise UsageError for inputs that it does not
-        declare."""
+        """Run the user's function and return its result. place: for errors that have none. also:
+        names of further arguments that are no inputs or scalars. Raise UsageError for arguments
+        that it does not declare."""
         try:
             with running_eagerly(self), np.errstate(all="ignore"):
                 result = function()
@@ -138,8 +138,8 @@ class World(Common):
         return result
 
     def returned(self, result: Any) -> Any:
-        """Return the result of a call: copies of what the function has returned, without what is
-        not there, and without what the call does not ask for."""
+        """Return copies of the results of a call, without absent ones and without outputs that the
+        call does not ask for."""
         only = None if self.knows("only") else self.arguments.get("only")
         wanted = named.asked(only, [name or "result" for name, _ in named.named(result)])
         return named.renamed(lambda name, leaf: whole(leaf) if leaf is not None and
@@ -174,7 +174,7 @@ class World(Common):
         return named.renamed(declare, tree, name)
 
     def knows(self, name: str) -> bool:
-        """Return whether it is declared, or a tree of what is."""
+        """Return whether a name is declared, or is that of a tree of declared inputs."""
         if name == "feed" and self.feeds:
             return True
         return name in self.declared or bool(named.of_tree(name, self.declared))
@@ -213,15 +213,15 @@ class World(Common):
         return self.eager_array(np.broadcast_to(array, extents).astype(stated.dtype), layout)
 
     def _take(self, name: str, dims: Sequence[Any], shape: Sequence[int]) -> None:
-        """Note what the shape of a given input says of the dims that only a run knows."""
+        """Note the extents of named dims that the shape of an input shows."""
         for dim in dims:
             if isinstance(dim, BoundedDim):
                 self.most[dim.name] = dim.at_most
         self.extents.take(name, [getattr(dim, "name", None) for dim in dims], shape)
 
     def extent_of(self, dim: BoundedDim) -> int:
-        """Return the extent of a dim, as the inputs say that have been declared, or else those that
-        are declared later; where none of them is given, the most."""
+        """Return the extent of a dim, from the inputs that have been declared, else from those that
+        will be; if none of them is given, the most."""
         extents = self.extents.values()
         if dim.name not in extents:
             with suppress(SpmdError):  # of a program that does not build
@@ -239,7 +239,8 @@ class World(Common):
         return self.feeds[name]
 
     def field_layout(self, feed: str, field: str) -> Any:
-        """Return how the compiler lays a field out whose dims the program's rules may name."""
+        """Return the layout that the compiler gives a field, where rules of the program may name
+        its dims."""
         try:
             (declared_feed,) = (f for f in self.graph().feeds if f.name == feed)
         except SpmdError as error:
@@ -345,8 +346,7 @@ class World(Common):
         )
 
     def _argument_layouts(self, layouts: Any, args: Sequence[Any]) -> list[Any]:
-        """Return one layout per leaf that is not None: the one that is given, else that of the
-        array."""
+        """Return one layout per leaf that is not None: the stated one, or that of the array."""
         items = list(leaves(tuple(args)))
         if layouts is None:
             return [getattr(x, "layout", None) for x in items if x is not None]

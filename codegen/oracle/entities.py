@@ -50,7 +50,7 @@ class Kind:
 
 
 class _OtherNumber(Exception):
-    """Raised where an entry makes a number one of another kind: it is of that kind from the
+    """Raised where an entry binds a number of another type: the state has that type from the
     beginning."""
 
     def __init__(self, path: str, kind: Kind) -> None:
@@ -212,8 +212,8 @@ class EagerEntity:
         return place_of_method(name, self._methods[name])
 
     def _rebound(self, entry: str, before: Leaves, after: Leaves) -> dict[str, Any]:
-        """Return the new values of the state. Raises ProgramError, CarryError for what no image
-        does."""
+        """Return the new values of the state. Raise ProgramError or CarryError where no image could
+        do so."""
         self._note_shared(after)
         values: dict[str, Any] = {}
         for path in dict.fromkeys([*after, *before]):

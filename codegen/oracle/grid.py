@@ -1,4 +1,4 @@
-"""Who holds what, for given axis sizes: coordinates of ranks, groups along axes, shards of arrays.
+"""Ranks for given axis sizes: their coordinates, groups along axes, and shards of arrays.
 
 Always holds: shards are cut as numpy.array_split cuts, whatever the compiler does.
 """
@@ -53,8 +53,8 @@ def join(
     shape: Sequence[int], parts: Sequence[np.ndarray[Any, Any]], boxes: Sequence[Box],
     misfit: Callable[[int, tuple[int, ...]], Exception], differ: Callable[[int, int], Exception],
 ) -> np.ndarray[Any, Any]:
-    """Return the array whose parts in these boxes the ranks have. misfit: the error where a rank's
-    part has not the shape of its box; differ: where two ranks hold other values of one part."""
+    """Return the whole array from the ranks' parts in these boxes. misfit: makes the error for a
+    part without the shape of its box; differ: for two ranks that hold other values of one part."""
     whole = np.zeros(shape, parts[0].dtype)
     held: dict[str, int] = {}
     for rank, (part, box) in enumerate(zip(parts, boxes, strict=True)):

@@ -447,7 +447,7 @@ class _World:
     # ---- ranks against each other ----------------------------------------------------------------
 
     def together(self, ranks: Sequence[_Rank], running: Sequence[Running]) -> list[list[Array]]:
-        """Runs the ranks to their ends, in order; the results of each."""
+        """Run the ranks to their ends, in order, and return the results of each."""
         for rank, generator in zip(ranks, running, strict=True):
             self.resume(rank, generator, None)
         while any(r.results is None for r in ranks):
@@ -520,7 +520,7 @@ def _sizes(module: Module, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def extents_given(module: Module, arrays: Mapping[str, Any]) -> dict[str, int]:
-    """Return the extents of named dims that inputs say."""
+    """Return the extents of named dims, from the shapes of the inputs."""
     dims = {expr.symbol(s.sym): s.name for s in module.scalars
             if s.at_most is not None and s.sym is not None}
     extents = GivenExtents({s.name: s.at_most for s in module.scalars if s.at_most is not None})

@@ -17,7 +17,7 @@ from codegen.user.windows import Form
 
 
 def run(kernel: Any, form: Form, bound: Mapping[str, Any]) -> Any:
-    """Calls the kernel; its outputs are written in place and returned."""
+    """Call a user's kernel; its outputs are written in place and returned."""
     passed = {n: _given(kernel, form, n, x) for n, x in bound.items()}
     before = {n: np.array(passed[n]) for n in form.outputs} if form.cut else {}
     if form.cut:  # the kernel may write into these

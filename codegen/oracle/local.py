@@ -33,16 +33,14 @@ class EagerArray(np.ndarray[Any, Any]):
         return super().__getitem__(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Write the value; a value that is not there makes this array one that is not there, under
-        all its names."""
+        """Write the value; an absent value makes this array absent, under all its names."""
         if needs := needs_of((key, value)):
             self.withhold(needs)
         else:
             super().__setitem__(key, value)
 
     def withhold(self, needs: Needs) -> None:
-        """Make this array, and those that it is a view of, arrays that are not there from here
-        on."""
+        """Make this array, and those that it is a view of, absent from now on."""
         x: Any = self
         while isinstance(x, EagerArray):
             x.__class__, x.needs = Withheld, needs
@@ -172,7 +170,7 @@ def _dressed(x: Any) -> Any:
 
 
 def local(x: Any) -> EagerArray:
-    """Return an array as an EagerArray over the same memory; what is not there stays so."""
+    """Return an array as an EagerArray over the same memory; an absent one stays absent."""
     if isinstance(x, Absent):
         return x  # type: ignore[return-value]
     return np.asarray(x).view(EagerArray)
@@ -184,7 +182,7 @@ def received(x: np.ndarray[Any, Any]) -> Any:
 
 
 def whole(x: Any) -> np.ndarray[Any, Any] | None:
-    """Return a plain array for the caller; None for what is not there."""
+    """Return a plain array for the caller; None for an absent one."""
     return None if needs_of(x) else np.array(stand_in_of(x))
 
 

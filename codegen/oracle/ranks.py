@@ -125,7 +125,7 @@ def _reduction(fn: str) -> Combine:
 
 
 def _reducing(kind: str, fn: str) -> Callable[..., Any]:
-    """Return a method of Rank that gives all members what fn makes of their arrays."""
+    """Return a method of Rank that gives all members the combination of their arrays by fn."""
 
     def call(self: EagerRank, x: Any, axis: Axes) -> Any:
         return self.each(kind, x, axis, _reduction(fn))
@@ -366,8 +366,8 @@ def _pieces(x: np.ndarray[Any, Any], n: int, dim: int, tiled: bool) -> list[Any]
 
 
 def _permute(payloads: Sequence[Any]) -> list[Any]:
-    """Return what each member receives. payloads: a target, or None, and an array per member. Raise
-    MatchingError where a target does not exist, or is named twice."""
+    """Return the array that each member receives. payloads: a target, or None, and an array per
+    member. Raise MatchingError where a target does not exist, or is named twice."""
     n = len(payloads)
     sender: dict[int, int] = {}
     for k, (target, _) in enumerate(payloads):

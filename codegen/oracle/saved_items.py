@@ -17,7 +17,8 @@ Takers = Mapping[str, Taker]
 
 
 class EndedCall:
-    """A call that was started and has ended at once, as eager runs do: its result, or its error."""
+    """A call that ran to its end when it was started, as eager runs do: its result, or its
+    error."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._value: Any = None
@@ -32,7 +33,7 @@ class EndedCall:
         return True
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return what the call returned, or raise what it raised."""
+        """Return the call's result, or raise its error."""
         if self._error is not None:
             raise self._error
         return self._value
@@ -63,7 +64,7 @@ class SavedItems(EndedCall):
         return self
 
     def __next__(self) -> Any:
-        """Return the next item. Raises, behind the last one, what was wrong with the call."""
+        """Return the next item; behind the last one, raise the call's error, if any."""
         if self._items:
             return self._items.popleft()
         if self._error is not None and not self._is_told:

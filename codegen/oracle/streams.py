@@ -30,8 +30,8 @@ class EagerStream:
 
     def __init__(self, world: World, batches: Batches, layouts: Mapping[str, Any],
                  by_rules: Container[str], declared: Mapping[str, Any]) -> None:
-        """Begin at the first batch. by_rules: fields that the rules of the program may lay out
-        otherwise. declared: fields as the user says them, with trees."""
+        """Begin at the first batch. by_rules: fields that the program's rules may lay out.
+        declared: the fields as the user declares them, with trees."""
         self.world, self.batches = world, batches
         self.layouts, self.by_rules = dict(layouts), by_rules
         self.number = 0
@@ -100,14 +100,14 @@ class EagerStream:
         self.batches.answer(self.number, arrays)
 
     def _known_layout(self, field: str) -> Any:
-        """Return how a field is cut: as it says, or as the compiler lays it out."""
+        """Return the layout of a field: the declared one, or the one that the compiler chooses."""
         if field in self.by_rules:
             return self.world.field_layout(self.batches.feed, field)
         layout = self.layouts[field]
         return (layout,) if isinstance(layout, MeshName) else layout
 
     def _together(self, rank: EagerRank, method: str, payload: Any, of: Combine) -> Any:
-        """Return what `of` gives this rank, once all ranks have come here."""
+        """Return this rank's result of `of`, once all ranks have come here."""
         here = user_place()
 
         def at_this_line(parts: Sequence[Any]) -> Sequence[Any]:

@@ -37,7 +37,8 @@ class ExchangeCall:
 
 
 class _Abandoned(BaseException):
-    """Unwinds a rank whose job has failed; no Exception, so that user code lets it pass."""
+    """Unwinds a rank of a job that has failed; no Exception, so that user code does not catch
+    it."""
 
 
 class _Worker:

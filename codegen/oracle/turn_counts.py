@@ -1,8 +1,8 @@
-"""In which turn of which loop an eager run is: what spmd.save counts, as the compiler counts it.
+"""Count the iterations of the loops of an eager run, which spmd.save counts as the compiler does.
 
-In: loops that Python runs, as their iterators see them, and the user's source. Out: a turn from 0.
-Always holds: the loop is the innermost one of the program around a call, in the function that
-calls or in one that called that. A while is counted by the calls in it.
+In: loops that Python runs, as their iterators see them, and the user's source. Out: an iteration,
+from 0. Always holds: the loop is the innermost one of the program around a call, in the calling
+function or in one that called it. A while loop is counted by the calls in it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from codegen.places import is_user_file
 
 
 class Turns:
-    """The loops of one eager run that are under way: of each its frame, its line and its turn."""
+    """The loops of one eager run that are under way: for each its frame, its line and its
+    iteration."""
 
     def __init__(self) -> None:
         self.open: list[list[Any]] = []  # frame, line, turn; innermost last
         self.whiles: dict[tuple[int, int], tuple[tuple[Any, ...], int]] = {}
 
     def counted(self, items: Iterable[Any]) -> Generator[Any, None, None]:
-        """Yield the items, one for each turn of the user's loop, and count the turns."""
+        """Yield the items, one for each iteration of the user's loop, and count the iterations."""
         frame = _users(sys._getframe(1))
         here: list[Any] = [frame, frame.f_lineno if frame else 0, -1]
         self.open.append(here)
@@ -39,9 +40,8 @@ class Turns:
             self.open.remove(here)
 
     def of_caller(self) -> int | None:
-        """Return the turn of the innermost user's loop around the call of one of our functions, or
-        None
-    outside of loops."""
+        """Return the iteration of the innermost user's loop around a call of our functions; None
+        outside of loops."""
         frame = _users(sys._getframe(1))
         inside = False  # of a function that a loop of ours calls: fori_loop, scan
         while frame is not None:

@@ -1,1 +1,1 @@
-"""Symbolic integers: expressions, bounds, proofs."""
+"""Symbolic integers: their expressions, bounds, proofs and spellings."""

@@ -60,8 +60,8 @@ def extents(e: Expr) -> Iterator[tuple[Call, Expr, Expr]]:
 
 @cache
 def opened(e: Expr, nesting: int = 0) -> Expr:
-    """Return e without calls of begin: with quotients, remainders and comparisons instead. nesting:
-    of searches for proofs, which bounds what is proved of their normal forms."""
+    """Return e without calls of `begin`, with quotients, remainders and comparisons instead.
+    nesting: how many proofs are being searched for, which bounds the work on normal forms."""
     beginnings = begins(e)
     forms: dict[Call, Expr] = {}
 
@@ -94,8 +94,8 @@ def evened(e: Expr, sign: int) -> Expr:
 
 
 def written(e: Expr, moving: Set[Sym] | None = None) -> Expr:
-    """Return e as it is written and computed: extents need no beginning, only e // n + (k < e % n).
-    moving: of blocks that some of these number."""
+    """Return e in the form in which it is computed: an extent needs no beginning, only e // n + (k
+    < e % n). moving: change only blocks that are numbered by one of these symbols."""
     if e.has_blocks:
         for call, slope, rest in extents(e):
             k, extent, blocks = call.args

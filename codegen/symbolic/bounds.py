@@ -39,7 +39,8 @@ _nesting = 0
 
 
 def nesting() -> int:
-    """Return how many searches are under way, at most 2: what is built then is remembered apart."""
+    """Return how many searches are under way, at most 2; results are cached separately for each
+    number."""
     return min(_nesting, len(_ATTEMPTS) - 1)
 
 
@@ -61,8 +62,8 @@ def nonneg(e: Expr) -> bool:
 
 
 def _searched(e: Expr, level: int) -> bool:
-    """Search for a proof by the laws of blocks at first, with little work, then by what their
-    beginnings are."""
+    """Search for a proof: first by the laws of blocks, with little work, then with the formulas of
+    their beginnings."""
     attempts = _ATTEMPTS[level]
     if e.has_blocks:
         if any(_Search(steps).prove(e, (), depth) for depth, steps in attempts[:2]):
@@ -205,8 +206,8 @@ class _Search:
     def cases(
         self, call: Call, e: Expr, facts: tuple[Expr, ...]
     ) -> list[tuple[Expr, tuple[Expr, ...]]] | None:
-        """Return e without the call in each case, and what holds then; together the cases are
-        everything."""
+        """Return, for each case, e without the call and the facts of that case; one of the cases
+        always holds."""
         x = call.args[0]
         if call.op == "ge0":
             return [
@@ -246,7 +247,7 @@ class _Search:
 
 
 def _elimination_order(a: Atom) -> tuple[int, str]:
-    """Calls first, sizes last: bounds of the former are made of the latter."""
+    """Return a sort key: calls first, sizes last, since bounds of calls mention symbols."""
     return (0, a.order) if isinstance(a, Call) else (1 + KINDS.index(a.kind), a.order)
 
 

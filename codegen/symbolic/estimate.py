@@ -143,7 +143,7 @@ def _reach(e: Expr, away: frozenset[Sym], sign: int, splits: int) -> Expr:
 
 
 def _block(e: Expr, away: frozenset[Sym], sign: int) -> Expr | None:
-    """Return a bound of e that is made of the longest or the shortest block instead of one."""
+    """Return a bound of e in which every block is the longest one, or the shortest one."""
     for call, slope, rest in block_laws.extents(e):
         k, extent, blocks = call.args
         if not (k.symbols() | extent.symbols()) & away or blocks.symbols() & away:
@@ -163,7 +163,7 @@ def _block(e: Expr, away: frozenset[Sym], sign: int) -> Expr | None:
 
 
 def _elimination_order(a: Atom) -> tuple[int, int, str]:
-    """Calls first, then symbols whose bounds mention others."""
+    """Return a sort key: calls first, then symbols that occur in bounds of others."""
     return (0, 0, a.key) if isinstance(a, Call) else (1, -depth(a), a.key)
 
 

@@ -1,4 +1,5 @@
-"""The most that extents may be, on any rank of any mesh: what is worth while is decided by it."""
+"""Upper bounds of extents, on any rank of any mesh, by which passes judge whether something
+pays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of symbols, and small values within it: for claims without a proof.
+"""Facts about symbols, and small values that meet them, to try claims that have no proof.
 
 In: symbols, of which their bounds are known and what they divide; facts, Exprs that are 1 where an
 expression stands. Out: values of symbols, those of the smallest mesh first, and of Exprs there.

@@ -1,4 +1,4 @@
-"""What formulas mean: what their operations do, formulas as rows, and their values in any domain.
+"""The meaning of formulas: operations, formulas as rows, and their values in any domain.
 
 A row is a number, a symbol, or an op and numbers of rows before it; equal rows are one. A domain
 is a function of an op and its arguments' values: integers here; vectors, ranges, texts elsewhere.

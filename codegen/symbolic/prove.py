@@ -23,10 +23,8 @@ _BRANCHES = 128  # cases of one `to`
 
 @dataclass(frozen=True)
 class CounterExample:
-    """Members that send to one target, or one member whose target does not exist.
-
-    values: of the symbols that matter, sizes first; members: how many there are.
-    """
+    """Members that send to one target, or a member that sends to a target that does not exist.
+    values: of the symbols that matter, sizes first; members: their number."""
 
     values: Mapping[str, int]
     members: int
@@ -45,11 +43,9 @@ class CounterExample:
 
 @dataclass(frozen=True)
 class Proof:
-    """A proof says what is known about a `to`.
-
-    always: right for every size. condition: right where `condition` is 1. refuted: see
-    `counter_example`. checked: right up to `checked` members; try the actual size at launch.
-    """
+    """The result of a proof about a map `to`. always: it is right for every size. condition: it is
+    right where `condition` is 1. refuted: see `counter_example`. checked: it is right up to
+    `checked` members; the launch tries its own size."""
 
     verdict: Literal["always", "condition", "refuted", "checked"]
     condition: Expr | None = None
@@ -308,7 +304,7 @@ def proved(to: Expr, sends: Expr, var: Sym, size: Expr) -> bool:
 
 
 def _prove_injective(to: Expr, sends: Expr, var: Sym, size: Expr) -> Expr | None:
-    """Return the condition on sizes under which the map is right; None where it is not known."""
+    """Return the condition on sizes under which the map is right; None where it is unknown."""
     position = Sym(var.name, "var", const(0), size - 1)
     here = {var: symbol(position)}
     to, sends, var = to.subst(here), sends.subst(here), position

@@ -1,4 +1,4 @@
-"""How an Expr is written: for people and for C, as a Python function, in prefix form for manifests.
+"""Write an Expr: for people, in C, as a Python function, and in prefix form for manifests.
 
 A polynomial that chooses (c * a + (1 - c) * b) is written as a choice, 1 - (i - n + 1 >= 0) as
 `i < n - 1`.
@@ -35,7 +35,7 @@ Name = Callable[[Sym], str]
 
 
 class Binds(IntEnum):
-    """How tightly a text binds. C compilers warn of & | ^ and ! beside other operators without
+    """The precedence of a text. C compilers warn of & | ^ and ! beside other operators without
     parentheses: here they bind less tightly than C has it."""
 
     CHOICE = 0
@@ -103,7 +103,7 @@ class _Writer:
         return self.style.choice.format(test, a, b), Binds.CHOICE
 
     def condition(self, e: Expr) -> Text:
-        """Return an Expr whose value is 0 or 1, as a comparison or a combination of them."""
+        """Return an Expr that is 0 or 1 as a comparison, or as a combination of comparisons."""
         if e.is_const:
             return str(e.value), Binds.ATOM
         positive, negative = _as_literal(e)
@@ -238,8 +238,7 @@ def _is_truth(e: Expr, depth: int = 8) -> bool:
 
 
 def _when(e: Expr, call: Call, holds: bool) -> Expr:
-    """Return e where a truth value holds (or does not), without what that excludes (or would imply
-    it)."""
+    """Return e, simplified for a truth value that is 1 (`holds`) or 0."""
     if holds:
         slope, rest = linear_in(e * _literal(call), call)
         assert slope is not None

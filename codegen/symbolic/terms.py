@@ -88,12 +88,12 @@ class Sym:
 
     @cached_property
     def positive(self) -> bool:
-        """At least 1, as its own bound says."""
+        """Return whether its lower bound is a number of at least 1."""
         return self.least is not None and self.least >= 1
 
     @property
     def lays_out(self) -> bool:
-        """Whether memory is laid out by it: where it changes, memory may lie elsewhere."""
+        """Return whether extents of memory depend on it, so that another value moves memory."""
         return self.kind in ("size", "scalar")
 
     def within(self, values: Mapping[str, int]) -> tuple[int | None, int | None]:
@@ -215,12 +215,12 @@ class Expr:
 
     @cached_property
     def has_blocks(self) -> bool:
-        """Whether there is any beginning of a block in it."""
+        """Return whether it calls `begin`, the first element of a block."""
         return any(isinstance(a, Call) and a.op == "begin" for a in self.deep)
 
     @cached_property
     def depth(self) -> int:
-        """How many calls stand in each other."""
+        """Return how deep calls are nested."""
         inner = (a.args for m, _ in self.terms for a in m if isinstance(a, Call))
         return max((1 + max(e.depth for e in args) for args in inner), default=0)
 
@@ -230,7 +230,7 @@ class Expr:
 
     @cached_property
     def has_extents(self) -> bool:
-        """Whether it depends on the extent of a named dim that only a run knows."""
+        """Return whether it depends on the extent of a named dim that only a run knows."""
         return any(s.kind == "extent" for s in self._symbols)
 
     def symbols(self) -> set[Sym]:

@@ -1,1 +1,1 @@
-"""What users write, as the tracer and the oracles read it: neither imports the other."""
+"""Users' declarations and objects, read alike by the tracer and the oracles."""

@@ -1,4 +1,4 @@
-"""What an eager run has not: an optional input that is not given, and what follows from it.
+"""Absent arrays of eager runs: optional inputs that a call leaves out, and their results.
 
 Such an array has a shape and a dtype, and no elements. NumPy's functions and operators give another
 one of the right shape and dtype: they compute with a stand-in, whose elements mean nothing.
@@ -37,9 +37,9 @@ _PYTHON = frozenset(("item", "tolist", "tobytes", "tofile", "dump", "dumps"))
 
 
 class Absent(NDArrayOperatorsMixin):
-    """An array that is not there, since `needs` are not given. stand_in: one of its shape and dtype
-    that NumPy computes with. Once all of it is written, needs is empty, and stand_in is the array.
-    """
+    """An array without elements, since the inputs `needs` were not given. stand_in: an array of its
+    shape and dtype to compute with. Once all elements are written, `needs` is empty and `stand_in`
+    is the array."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -150,7 +150,7 @@ class Absent(NDArrayOperatorsMixin):
         return bool(self._python(lambda x: value in x))
 
     def refused(self, why: str) -> InputError:
-        """Return an error for what is done with Python values."""
+        """Return the error for a use that needs the elements as Python values."""
         names = " and ".join(self.needs)
         are = f"input {names} is" if len(self.needs) == 1 else f"inputs {names} are"
         return InputError(
@@ -167,8 +167,7 @@ class Absent(NDArrayOperatorsMixin):
         return repr(self)
 
     def with_copies(self, of: Callable[[Any], Any]) -> Any:
-        """Return the stand-in that a derivative computes with, and note what it needs; see
-        `meeting`."""
+        """Return the stand-in, for a derivative, and note which inputs it needs; see `meeting`."""
         if _met:
             _met[-1].update(self.needs)
         return of(self.stand_in)
@@ -197,7 +196,7 @@ _met: list[set[str]] = []  # for each derivative that is being captured: what it
 
 
 class meeting:
-    """A context whose value becomes the inputs that a derivative needs, and are not given."""
+    """A context whose value is the set of absent inputs that a derivative reads."""
 
     def __enter__(self) -> set[str]:
         _met.append(set())
@@ -239,7 +238,8 @@ def computed(
 
 
 def absent(x: Any, needs: Needs) -> Any:
-    """Return numbers and arrays as what is not there; else x. needs: none, where they are there."""
+    """Return numbers and arrays as absent ones that need these inputs; x itself if it needs
+    none."""
     is_value = needs and isinstance(x, (np.ndarray, np.generic, bool, int, float, complex))
     return Absent(x if isinstance(x, np.ndarray) else np.asarray(x), needs) if is_value else x
 
@@ -308,8 +308,8 @@ def without(
 
 
 def _asserted(frame: FrameType | None) -> bool | None:
-    """Return the truth value with which the assert goes on whose test is being computed in a frame;
-    None: it is no assert."""
+    """Return the truth value that lets the assert pass in whose test a frame stands; None if it
+    stands in no assert."""
     if frame is None:
         return None
     line, _, column, _ = list(frame.f_code.co_positions())[frame.f_lasti // 2]

@@ -1,4 +1,4 @@
-"""Which values a declared element type takes: of fields of feeds, from workers and from iterables.
+"""Casts to declared element types: which arrays of workers and iterables a field takes.
 
 In: an array as it was given. Out: whether it may be cast. Always holds: a cast changes no integer,
 and a real number only by how exact the float is: one that is too large for it is refused.

@@ -27,7 +27,8 @@ _FIXED: ContextVar[Callable[[BoundedDim], int] | None] = ContextVar("extents", d
 
 @contextmanager
 def fixed(extent_of: Callable[[BoundedDim], int]) -> Iterator[None]:
-    """Let these be the extents in captures too, while it is open: of what an eager run captures."""
+    """Use these extents in captures within the context, so that a capture of an eager run has that
+    run's."""
     token = _FIXED.set(extent_of)
     try:
         yield
@@ -81,7 +82,7 @@ class Dim(int):
 
 
 def _count(extent: Any) -> int:
-    """Return an extent as a user gives it; -1 for what is none."""
+    """Return a user's extent as an integer; -1 for anything that is no extent."""
     try:
         return int(extent)
     except (TypeError, ValueError):
@@ -183,5 +184,5 @@ class BoundedDim:
 
 
 def extent_of(x: Any) -> Any:
-    """Return the extent of a BoundedDim here; anything else as it is."""
+    """Return the extent of a BoundedDim in this capture or run; anything else unchanged."""
     return x.extent() if isinstance(x, BoundedDim) else x

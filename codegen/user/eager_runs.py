@@ -1,4 +1,4 @@
-"""Which eager run is under way in this thread: calls of spmd functions go to its methods."""
+"""The eager run of this thread, if one is under way: spmd functions call its methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RUNTIME: ContextVar[Any] = ContextVar("the eager runtime of this thread", defau
 
 @contextmanager
 def running_eagerly(runtime: Any) -> Iterator[None]:
-    """Let this thread's calls of spmd functions go to the runtime's methods while it is open."""
+    """Let this thread's calls of spmd functions go to the runtime's methods within the context."""
     token = _RUNTIME.set(runtime)
     try:
         yield

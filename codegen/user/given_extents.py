@@ -1,4 +1,4 @@
-"""Extents of named dims that only a run knows: from the shapes of the inputs that it is given."""
+"""Extents of named dims that only a run knows, from the shapes of its inputs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 
 class GivenExtents:
-    """The extents of bounded dims. most: of each dim by name, how many elements it has at most.
-    known: the extents so far, each with the input that said it."""
+    """The extents of bounded dims. most: the upper bound of each dim, by name. known: the extents
+    so far, each with the name of the first input that has it."""
 
     def __init__(self, most: Mapping[str, int]) -> None:
         self.most = most

@@ -37,9 +37,10 @@ def is_half(x: Any) -> bool:
 
 
 def half_type_of(operands: Any, ints: bool = True) -> Any:
-    """Return the half type that a result has whose operands are the arrays in a tree, or None.
+    """Return the half type of a result, if the arrays in a tree of operands are all of it; else
+    None.
 
-    Python's numbers have no say, and neither have bools; ints=False leaves integers out too.
+    Python's numbers and bools do not count; ints=False leaves integers out too.
     """
     ignored = "b" if ints else "biu"
     types = {str(x.dtype): x.dtype for x in leaves(operands)
@@ -88,7 +89,7 @@ def _positions(function: Callable[..., Any]) -> tuple[str, ...]:
 def _by_keyword(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments so that dtype and out, and what stands behind them, are keywords."""
+    """Return arguments so that dtype, out and the parameters after them are passed by keyword."""
     names = _positions(function)
     if len(args) > len(names) or not kwargs.keys().isdisjoint(names[: len(args)]):
         return args, kwargs  # some have no names, or NumPy refuses one that is given twice
@@ -99,10 +100,10 @@ def _by_keyword(
 def adding(
     function: Callable[..., Any], wide: Any = np.float32, like: Any = None
 ) -> Callable[..., Any]:
-    """Return one of ADDING's functions so that it computes half types in a wide one.
+    """Return a function of ADDING that sums half types in a wide type.
 
-    dtype= and out= mean what NumPy says of them: an explicit half type is that of the result. like:
-    the function whose parameters it has, where that is another one.
+    dtype= and out= are NumPy's: an explicit half type is that of the result. like: the function
+    with the parameters, where that is another one.
     """
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Inputs that are state of an entity: what a function declares, and what it finds in their place.
+"""Inputs that are state of an entity: their declarations in functions, and the state in their
+place.
 
 Read by the tracer and by eager runs. Always holds: a declaration has the shape and dtype of the
 state, or ProgramError says what both are.
@@ -19,8 +20,8 @@ Type = tuple[str, tuple[Any, ...]]  # the name of a dtype, and extents
 
 @dataclass(frozen=True)
 class HeldInput:
-    """An array that a function declares as state. shape, dtype, layout, default: as the user says
-    them; type: of what is declared, as it compares."""
+    """An array that a function declares as state. shape, dtype, layout, default: as the user writes
+    them. type: the declared type, in a form that compares."""
 
     shape: Any
     dtype: Any

@@ -1,4 +1,4 @@
-"""Trees of arrays by name: what dicts, lists, tuples and dataclasses hold, as w.blocks.0.query.
+"""Trees of arrays by name: the leaves of dicts, lists, tuples and dataclasses, as w.blocks.0.query.
 
 Always holds: names of leaves have the keys on the way to them, with dots between; the order of the
 leaves is that of the tree.
@@ -18,7 +18,7 @@ MANY = 8  # arrays of one tree, beyond which tables have a line for all of them
 
 
 def held(tree: Any) -> list[tuple[Any, Any]] | None:
-    """Return what a dict, list, tuple, named tuple or dataclass holds, by key; None for anything
+    """Return the items of a dict, list, tuple, named tuple or dataclass, by key; None for anything
     else."""
     if isinstance(tree, dict):
         return list(tree.items())
@@ -93,8 +93,7 @@ def asked(only: Any, known: Sequence[str], option: str = "only") -> list[str]:
 
 
 def roots(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the leaves of each tree, by what stands before their first dot; others by their own
-    name."""
+    """Return the names of the leaves of each tree, by the part before their first dot."""
     leaves: dict[str, list[str]] = {}
     for name in names:
         leaves.setdefault(name.partition(".")[0], []).append(name)

@@ -32,8 +32,8 @@ USER, INSTALLED, STANDARD, FIXED = "user", "installed", "standard", "fixed"
 
 
 def origin(cls: type) -> str:
-    """Return whose a class is: USER, INSTALLED (a package's), STANDARD (the library's, or NumPy's)
-    or FIXED, of whose objects no state is looked at."""
+    """Return the origin of a class: USER, INSTALLED (a package), STANDARD (Python's library or
+    NumPy), or FIXED, a class of objects that hold no state."""
     if cls in _NAMESPACES:
         return USER
     if not cls.__flags__ & _HEAP_TYPE or issubclass(cls, (type, np.ndarray, np.generic)):
@@ -52,13 +52,14 @@ def origin(cls: type) -> str:
 
 
 def is_the_compilers(cls: type) -> bool:
-    """Return whether a class is one of spmd's own, such as that of what spmd.blocks gives."""
+    """Return whether a class is one of spmd's own, such as that of spmd.blocks(...)."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return file is not None and is_ours(file)
 
 
 def whose(file: str) -> str:
-    """Return whose a file is: USER, INSTALLED, STANDARD (NumPy's too) or FIXED (the compiler's)."""
+    """Return the origin of a file: USER, INSTALLED, STANDARD (NumPy too) or FIXED (the
+    compiler)."""
     if is_user_file(file) or (file.startswith("<") and not file.startswith("<frozen")):
         return USER  # also what exec made
     if is_ours(file):
@@ -106,7 +107,7 @@ def raw_bytes(x: object) -> bytes | None:
 
 
 def attributes(x: object) -> dict[str, Any] | None:
-    """Return what an object keeps in its `__dict__` and in its slots, by name; None if it has
+    """Return the attributes in an object's `__dict__` and slots, by name; None if it has
     neither."""
     held: dict[str, Any] = {}
     names = slots(type(x))
@@ -139,8 +140,8 @@ def put_attributes(x: object, held: Mapping[str, Any]) -> None:
 
 
 def put_items(x: dict[Any, Any], held: Mapping[Any, Any]) -> None:
-    """Give a dict, of any class, these items and no others, past what its class makes of it: a
-    Counter would count them."""
+    """Replace the items of a dict without calling methods of its class: those of a Counter would
+    count the items."""
     base: Any = OrderedDict if isinstance(x, OrderedDict) else dict
     base.clear(x)
     for key, value in held.items():

@@ -1,4 +1,4 @@
-"""Pytrees: tuples, lists and dicts (named tuples too) of leaves."""
+"""Pytrees: nested tuples, named tuples, lists and dicts, with arrays as leaves."""
 
 from __future__ import annotations
 

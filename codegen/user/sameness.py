@@ -1,4 +1,4 @@
-"""What a declaration says, in a form that compares: two of one name must say the same.
+"""Compare declarations: two of one name must have the same parts.
 
 Always holds: a form is taken at the declaration, so that what the user changes later, a loop
 variable in a closure or an array, does not change it.
@@ -38,8 +38,8 @@ class _Itself:
 def check_same(
     name: str, role: str, first: tuple[Place | None, Said], now: tuple[Place | None, Said]
 ) -> None:
-    """Raises ProgramError for a second declaration; the first one, met again, is none: a body
-    may be captured several times. first, now: where each stands, and what it says."""
+    """Raise ProgramError for a second declaration of a name; the first one may be captured several
+    times. first, now: the place and the parts of each."""
     (before, then), (place, said) = first, now
     if before != place:
         raise declared_twice(name, role, before, place)
@@ -61,9 +61,8 @@ def declared_twice(name: str, role: str, before: Place | None, place: Place | No
 
 
 def text_and_form(x: Any, simpler: Callable[[Any], Any]) -> tuple[str, Any]:
-    """Return the text that a message shows for a default, and a form that compares. simpler:
-    returns what stands in this form for an array or number of the program, and other things as they
-    are."""
+    """Return the text that a message shows for a default, and a form that compares. simpler: a
+    function that replaces arrays and numbers of the program by something to compare."""
     code = getattr(x, "__code__", None)
     if code is None:
         return repr(x)[:60], _form(x, (), simpler)
@@ -78,8 +77,8 @@ def text_and_form(x: Any, simpler: Callable[[Any], Any]) -> tuple[str, Any]:
 
 
 def _form(x: Any, around: Around, simpler: Callable[[Any], Any]) -> Any:
-    """Return numbers and arrays by value, functions by their code and what they close over, objects
-    by their attributes."""
+    """Return a form that compares: numbers and arrays by value, functions by their code and
+    closures, objects by their attributes."""
     x = simpler(x)
     if x is None or isinstance(x, (bool, int, float, complex, str, bytes, np.generic)):
         return type(x).__name__, repr(x)  # nan is itself, 0.0 is not -0.0
@@ -123,8 +122,8 @@ def _globals(function: types.FunctionType, inner: Callable[[Any], Any]) -> Any:
 
 
 def content(code: types.CodeType, placed: bool = False) -> tuple[Any, ...]:
-    """Return what a function's code does, wherever in a file it stands; placed: and where that
-    is."""
+    """Return the behaviour of a code object in a form that compares, independent of its position in
+    a file; placed: together with its position."""
     constants = [
         content(c, placed) if isinstance(c, types.CodeType)
         else (type(c), sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c))

@@ -1,4 +1,4 @@
-"""Whether a function can be called with given arguments, asked before it is called."""
+"""Check, before a function is called, that its signature takes the arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an object holds, by path: the arrays of a class that is a program, as self.w["in"].
+"""The arrays that an object holds, by path: those of a class that is a program, as self.w["in"].
 
 In: an object. Out: its leaves, in the order in which attributes, keys and items stand. Always
 holds: lists, dicts and objects keep their identity when arrays are put into them.
@@ -18,7 +18,7 @@ _files: list[Callable[[], Any]] = []
 
 
 def give_files(module: Callable[[], Any]) -> None:
-    """Say what gives the module that reads and writes files of states: it is the runtime's."""
+    """Register the module of the runtime that reads and writes files of states."""
     _files[:] = [module]
 
 
@@ -75,8 +75,8 @@ def _placed(x: Any, arrays: Mapping[str, Any], path: str, seen: set[int]) -> Any
 
 
 def _inside(x: Any) -> list[tuple[str, str, Any]] | None:
-    """Return what a container or an object holds: how it is reached, what a name says, and itself;
-    None for anything else."""
+    """Return the items of a container or an object: for each, how it is reached, its part of the
+    name, and the item. None for anything else."""
     if isinstance(x, tuple):
         fields = getattr(x, "_fields", None)
         if fields:
@@ -97,7 +97,7 @@ def _quoted(key: Any) -> str:
 
 
 class Contents:
-    """A copy of what the lists, dicts and objects in an object hold now, to be put back later."""
+    """A copy of the items of all lists, dicts and objects in an object, to restore them later."""
 
     def __init__(self, x: Any) -> None:
         self._held: dict[int, tuple[Any, Any]] = {}
@@ -116,7 +116,7 @@ class Contents:
             work += [item for _, _, item in inside]
 
     def put_back(self) -> None:
-        """Give every list, dict and object what it held."""
+        """Restore the items of every list, dict and object."""
         for thing, held in self._held.values():
             if isinstance(thing, list):
                 thing[:] = held

@@ -1,7 +1,8 @@
-"""Rules of state that entries of a class keep, and what is said where one does not.
+"""Rules of state that the entries of a class keep, and the errors where one breaks them.
 
-Read by the tracer when a class is built, and by eager runs after each call: both say the same.
-Always holds: an error names the path of the state, and the line that binds it where that is known.
+The tracer reads them when a class is built, eager runs after each call, so that both give the same
+errors. Always holds: an error names the path of the state, and the line that binds it where that is
+known.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from codegen.suggest import meant
 
 
 def not_state(path: str, before: Collection[str]) -> ProgramError:
-    """Return the error for an entry that binds what `__init__` did not. before: the paths that
-    there were."""
+    """Return the error for an entry that binds an attribute that `__init__` did not bind. before:
+    the paths after `__init__`."""
     top = attribute_of(path)
     known = {attribute_of(p) for p in before}
     if top in known:
@@ -47,7 +48,8 @@ def not_an_array(path: str, entry: str, was: str, now: str) -> CarryError:
 
 
 def fixed(path: str, entry: str, was: str, now: str) -> ProgramError:
-    """Return the error for an entry that binds anew what is neither array nor number."""
+    """Return the error for an entry that binds an attribute anew that is neither an array nor a
+    number."""
     return ProgramError(f"{entry} binds {path}, which is not state",
                         expected="an array or a number", found=f"{was} before, {now} after",
                         remedy="what is no array is fixed when __init__ has run")

@@ -1,4 +1,4 @@
-"""A kernel's Python function on parts of arrays: whether it gives the same as on the whole.
+"""Try a kernel's Python function on parts of arrays, and compare with its result on the whole.
 
 Goes in: NumPy arrays, of an eager run or made up while building. Comes out: nothing, or a
 KernelError with an element that differs.
@@ -16,8 +16,8 @@ from codegen.user.windows import Box, Form, Start
 
 
 def call(function: Any, form: Form, passed: Mapping[str, Any], box: Box | None = None) -> None:
-    """Call the function once, or for every turn of its loops. box: which part of arrays these
-    are."""
+    """Call the function once, or for every iteration of its loops. box: the part of the arrays that
+    is passed."""
     args = [
         form.first(form.starts[n], box or {}) if isinstance(x, Start) else x
         for n, x in passed.items()
@@ -28,8 +28,8 @@ def call(function: Any, form: Form, passed: Mapping[str, Any], box: Box | None =
 def try_parts(
     kernel: Any, form: Form, passed: Mapping[str, Any], results: Mapping[str, Any], where: str = ""
 ) -> None:
-    """Raises KernelError where the kernel gives another result on halves of its arrays. passed:
-    what it got, with ghost cells, and outputs as they were before."""
+    """Raise KernelError where the kernel gives another result on halves of its arrays. passed: its
+    arguments, with ghost cells, and the outputs before the call."""
     extents = {c: results[form.outputs[0]].shape[form.place(form.outputs[0], c)] for c in form.cut}
     for half in np.ndindex(*[2] * len(form.cut)):
         box = {

@@ -1,4 +1,4 @@
-"""What a feed is, as a user says it, and its batches, whole: for runs as plain Python and oracles.
+"""Declarations of feeds, and whole batches of them, for eager runs and oracles.
 
 In: specs of fields; any iterable of dicts of arrays. Out: batches of those fields.
 Always holds: a batch has all of its rows; what is not there is zeros, and False in the field mask.
@@ -29,8 +29,8 @@ Array = np.ndarray[Any, Any]
 
 
 def declared_fields(name: Any, fields: Mapping[str, Any]) -> dict[str, Spec]:
-    """Return the fields of a feed, those of trees by their paths, as batch.x. Raises UsageError for
-    what cannot be one."""
+    """Return the fields of a feed, those of trees by their paths, as batch.x. Raise UsageError for
+    an invalid one."""
     if not isinstance(name, str) or not name.isidentifier():
         raise UsageError("the name of a feed must be an identifier", place=user_place(),
                          expected='spmd.feed("train", x=spmd.spec(…))', found=repr(name),
@@ -147,8 +147,8 @@ def _is_of_numbers(value: Any) -> bool:
 
 
 def told(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was sent as those who make batches read it: dicts with the trees that were sent,
-    in which tuples stand for lists and tuples, and dicts for all else."""
+    """Return the sent values as makers of batches read them: dicts that mirror the trees, with
+    tuples for lists and tuples, and dicts for all else."""
     trees: dict[str, Any] = {}
     for path, value in values.items():
         *steps, last = path.split(".")
@@ -246,8 +246,8 @@ class Batches:
             return None
 
     def answer(self, taken: int, values: dict[str, Array]) -> None:
-        """Hand what is sent behind the last of `taken` batches to the maker of that batch. Raises
-        InputError without such a batch, UsageError where nobody takes it."""
+        """Send values back to the maker of the last of `taken` batches. Raise InputError if there
+        is no such batch, UsageError if its maker takes no values."""
         if taken == self.answered:
             raise unanswerable(self.feed)
         self.answered = taken
@@ -270,7 +270,8 @@ class Batches:
         return self.batches[number] if self.keeps else self.batches.pop(number)
 
     def _whole(self, values: Any) -> dict[str, Array] | None:
-        """Return all rows of it; None of one that is not full, where no mask says so."""
+        """Return a batch with all of its rows; None for one that is not full, where the feed has no
+        mask."""
         if not isinstance(values, Mapping):
             raise InputError(f'feed "{self.feed}" is given something else than batches',
                              expected="dicts of arrays, by the names of fields",

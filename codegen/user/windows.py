@@ -47,7 +47,7 @@ class Form:
 
     @cached_property
     def cut(self) -> list[Any]:
-        """The labels along which ranks compute their own parts."""
+        """Return the labels along which ranks compute their own parts."""
         pairs = (zip(self.labels[n], halo, strict=True) for n, halo in self.halo.items())
         return list(dict.fromkeys(x for p in pairs for x, sides in p if sides is not None))
 
@@ -56,8 +56,8 @@ class Form:
         return len(self.lead(name)) + self.labels[name].index(label)
 
     def cuts(self, name: str) -> list[tuple[Any, int] | None]:
-        """Return per dim of an array: along which label it is cut, and how many ghost cells it
-        has."""
+        """Return, for each dim of an array, the label along which it is cut, and its number of
+        ghost cells."""
         out: list[tuple[Any, int] | None] = [None] * len(self.lead(name))
         halo = self.halo.get(name, (None,) * len(self.labels[name]))
         for label, sides in zip(self.labels[name], halo, strict=True):

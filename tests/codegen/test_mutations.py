@@ -134,7 +134,8 @@ def with_extent(op, dim, extent):
     shape = list(op.result.type.shape)
     shape[dim] = extent
     t = ArrayType(op.result.type.dtype, tuple(shape))
-    said = {name: x for name, x in (("types", (t,)), ("shape", t.shape)) if name in op.what.said()}
+    stated = op.what.attributes()
+    said = {name: x for name, x in (("types", (t,)), ("shape", t.shape)) if name in stated}
     return replace(op, what=op.what.but(**said), results=(Value(op.result.name, t),))
 
 
@@ -482,7 +483,7 @@ def survivors(broken):
             checked(program)
         except (MatchingError, InternalError, LayoutError):
             continue
-        out.append(f"{op.what.called} at {op.place}: {op.what.said()}")
+        out.append(f"{op.what.called} at {op.place}: {op.what.attributes()}")
     return out
 
 

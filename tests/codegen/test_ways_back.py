@@ -94,7 +94,7 @@ def test_what_a_function_does_is_kept_for_all_its_ways_back():
         return u
 
     every = [op for op in walk(program.capture().body) if isinstance(op.what, Loop)]
-    assert sum(any(o.what.said().get("fn") == "sin" for o in op.regions[-1].ops)
+    assert sum(any(o.what.attributes().get("fn") == "sin" for o in op.regions[-1].ops)
                for op in every) == 1
     assert [len(op.results) for op in every] == [2, 1, 1, 1, 1]
 

@@ -97,8 +97,8 @@ def shard_of_constant(context: Context, data: np.ndarray[Any, Any], layout: Layo
 def _global_extent(
     mesh: Mesh, extent: Expr, entry: LayoutEntry, known: Sequence[Expr]
 ) -> Expr | None:
-    """Return the extent of a dim whose balanced blocks have these local extents; None: there is
-    none."""
+    """Return the extent of a dim whose balanced blocks have these local extents; None
+    where there is none."""
     n, k = mesh.size(entry), mesh.position(entry)
     blocks = {candidate: local_extent(mesh, candidate, entry) for candidate in known}
     for same in (operator.eq, same_extent):  # an extent with the same formula comes first

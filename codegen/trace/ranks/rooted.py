@@ -1,6 +1,6 @@
 """Exchange with a root inside a shard_map: pbroadcast, pgather, pscatter.
 
-Shapes of results are seen from the receiver; whoever gets nothing has an empty array.
+Shapes of results are seen from the receiver; a rank that receives nothing has an empty array.
 Always holds: all members name one root, which exists; what it is may depend on loop counters.
 """
 

@@ -1,7 +1,7 @@
-"""What of a rank's view varies over which axes, while it is captured.
+"""The axes over which values of a rank's view vary, while it is captured.
 
-A loop that is open may carry what becomes another thing in its later turns. What is asked before
-its end counts with what it begins with, and is compared when the shard_map ends.
+A value that an open loop carries may vary over more axes in later iterations. Until the loop ends,
+the axes of its initial value are assumed; they are checked when the shard_map ends.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from codegen.user import pytree
 def pvary(x: Any, axis: Any) -> Any:
     """Return x, marked as different on each rank along the axis (or axes): an array, or a tree.
 
-    It only matters for derivatives. What is the same on all ranks has one gradient, the sum of what
-    ranks find; what varies has one on each rank. So a loop that begins with one w for all, and
-    trains another on each rank, begins with pvary(w, axis). As jax.lax.pvary.
+    It only matters for derivatives. A value that is the same on all ranks has one gradient, a sum
+    over the ranks; one that varies has its own on each rank. So a loop that begins with one w for
+    all, and trains another on each rank, begins with pvary(w, axis). As jax.lax.pvary.
 
     >>> pvary(x, "r")
     [0.], [1.], [2.], [3.]

@@ -20,7 +20,8 @@ def convolve(gives: str, a: Any, b: Any, start: Sequence[int], stride: Sequence[
     gives: which array to return: "y", the convolution, or "x" or "w", its transposes. a, b: the
     other two, in the order x, w, y. start, stride, dilation: integers, one for each spatial dim; o
     and k have such dims, and a channel c of group g meets the channels of its group alone. What is
-    beyond the ends of x is 0. shape: the extents of the result along its spatial dims. """
+    beyond the ends of x is 0. shape: the extents of the result along its spatial dims.
+    """
     x, y = as_array(a), as_array(b)
     kind, context = result_type(x, y), x.context
     convolution = Convolve(gives, tuple(map(as_expr, start)), tuple(stride), tuple(dilation),

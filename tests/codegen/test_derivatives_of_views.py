@@ -255,9 +255,9 @@ def test_a_value_that_was_not_recorded_is_refused():
         context = require_context("the test")
         recording = _Recording(context, "spmd.vjp", [spmd.asarray(X[0])], (0,))
         (y, _), (out,) = recording.run(lambda x: x * x, {}, recording.leaves)
-        recording.back([(out, recording.at.full(1, out))])
+        recording.back([(out, recording.reverse.full(1, out))])
         late = y.T.read()
-        recording.back([(late, recording.at.full(1, late))])
+        recording.back([(late, recording.reverse.full(1, late))])
 
     with pytest.raises(InternalError, match="a value that its recording has not seen"):
         program.capture()

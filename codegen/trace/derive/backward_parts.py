@@ -71,7 +71,8 @@ def backward_parts(halves: Halves) -> BackwardParts:
 
     Where no argument's gradient is wanted, the first part is the ops that the gradients of several
     weights need. A loop is never split: gradients of weights that one finds in the first part
-    cross. """
+    cross.
+    """
     of_weights = halves.gradients[:len(halves.weights)]
     of_arguments = halves.gradients[len(halves.weights):]
     every = {v: op for op in halves.later for v in op.results}

@@ -411,7 +411,7 @@ def _both(args: Sequence[Value], moving: Sequence[int], around: Sequence[Value])
 def _stack_of(context: Context, a: Value, turns: Expr, name: str) -> Value:
     """Return a value for the stack that holds a carried value, with a row for each iteration."""
     layout = None if context.rank_view else ((), *(a.type.layout or ()))
-    return Value(name + "_trip_count", ArrayType(a.type.dtype, (turns, *a.type.shape), layout))
+    return Value(name + "_turns", ArrayType(a.type.dtype, (turns, *a.type.shape), layout))
 
 
 def _row_of(reverse: Reverse, stack: Value, number: Expr, a: Value) -> Value:

@@ -53,7 +53,7 @@ def value_and_grad(
     """Return a function that gives f's value and its gradient; call it as you call f.
 
     - f returns one float, an array of shape (); with has_aux, a pair of that and anything else,
-      which is handed on: `(value, aux), gradient`.
+      which is returned too: `(value, aux), gradient`.
     - argnums: which arguments it is differentiated by: a number, or several. Each is an array of
       floats or complex numbers, or any nest of tuples, lists, dicts and objects of them, and the
       gradient has its structure, with None where that has None. By a complex number it is that by
@@ -171,9 +171,9 @@ def jvp(
 
     `tangents` has one entry for each primal, in the same structure.
 
-    It goes forward with f and keeps nothing for it; where f exchanges in a shard_map, the way back
-    is gone back. Of grad(f) it gives the product of the Hessian with a vector:
-    `jvp(grad(f), (x,), (v,))[1]`.
+    It is computed in forward mode beside f and keeps nothing; where f exchanges in a shard_map, the
+    reverse pass is transposed instead. Of grad(f) it gives the product of the Hessian with a
+    vector: `jvp(grad(f), (x,), (v,))[1]`.
 
     Example::
 

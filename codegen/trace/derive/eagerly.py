@@ -1,7 +1,7 @@
 """Derivatives in eager runs: the derivative alone is captured as a program and interpreted.
 
 A derivative of a rank's arrays is captured with the shard_map around it.
-Always holds: what is differentiated runs once more as plain NumPy, whose value is what is returned;
+Always holds: the differentiated function also runs as plain NumPy, and its value there is returned;
 what it prints while it is captured is not printed again.
 """
 

@@ -137,7 +137,7 @@ def _in_blocks(back: _Back, fold: Fold) -> Value:
     """Return the operand's cotangent of a scan: each member gets a block of all members' operands
     and cotangents, and differentiates the scan of its block along a dim."""
     reverse, x = back.reverse, back.x
-    rows, g = _turned(back, x), _turned(back, back.g)
+    rows, g = _columns_of_members(back, x), _columns_of_members(back, back.g)
     if fold.flow == "before":  # exclusive: each result is the inclusive one of the member before
         zero, unit, (n, columns) = expr.const(0), expr.const(1), g.type.shape
         later = reverse.emit(Slice((unit, zero), (1, 1), (n - 1, columns)), g)
@@ -149,7 +149,7 @@ def _in_blocks(back: _Back, fold: Fold) -> Value:
     return reverse.reshaped(mine, x.type.shape)
 
 
-def _turned(back: _Back, x: Value) -> Value:
+def _columns_of_members(back: _Back, x: Value) -> Value:
     """Return a block of columns of the matrix whose rows are the members' x."""
     shape = (expr.const(1), expr.product(x.type.shape))
     row = wrap(back.reverse.context, back.reverse.reshaped(x, shape))

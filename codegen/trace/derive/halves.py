@@ -1,4 +1,4 @@
-"""A function and its way back as two pieces of code, which may stand in different places.
+"""A function and its derivative as two pieces of code, which may stand in different places.
 
 In: a function, the types of its arguments. Out: a Halves, which emits the forward half, whose
 result has what it keeps as arrays, and the backward half, which reads these. Always holds: the
@@ -180,7 +180,7 @@ def lets_of(ops: Iterable[Op]) -> dict[Sym, Op]:
 
 
 def named_in(op: Op, lets: Mapping[Sym, Op]) -> list[Op]:
-    """Return those of the lets whose symbols stand in formulas of an op."""
+    """Return the Let ops whose symbols stand in formulas of an op."""
     return [lets[s] for s in free_counters(Region((), (op,), ())) if s in lets]
 
 
@@ -226,10 +226,10 @@ def _cut(
     cotangents: Sequence[Value], outs: Sequence[Value], gradients: Sequence[Value],
     moved: set[Value],
 ) -> tuple[list[Op], list[Op], list[Value]]:
-    """Return the ops of both halves, and what the second one reads of the first one.
+    """Return the ops of both halves, and the values of the first one that the second one reads.
 
-    first: ops of the function itself; others are of its way back, even where they follow from its
-    results only. moved: values of which a view is kept in their place.
+    first: the ops of the function itself; others are of its derivative, even where they depend on
+    its results only. moved: values in whose place a view of them is kept.
     """
     producers = {v: op for op in every for v in op.results}
     behind, of_arguments = following(every, cotangents), following(every, names[1])

@@ -1,7 +1,8 @@
 """Matrices of derivatives: jacobian (jacrev), jacfwd, hessian, as jax has them.
 
-A Jacobian is a way back, or forward, mapped by spmd.vmap over the unit vectors of results, or of
-arguments. Always holds: what is differentiated runs once for all unit vectors of a result.
+A Jacobian is a reverse-mode derivative mapped by spmd.vmap over the unit vectors of results, or a
+forward-mode one over those of arguments. Always holds: f runs once for all unit vectors
+of a result.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from codegen.trace.state import fill, flatten, leaf_type
 def jacobian(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False,
 ) -> Callable[..., Any]:
-    """Return a function that gives all derivatives of f's results by its arguments, found from the
-    results back: as jax.jacobian, which is jax.jacrev.
+    """Return a function that gives all derivatives of f's results by its arguments, by
+    reverse-mode derivatives: as jax.jacobian, which is jax.jacrev.
 
     - f returns an array of real floats, or any nest of them; with has_aux, a pair of that and
-      anything else, which is handed on: `jacobian, aux`.
+      anything else, which is returned too: `jacobian, aux`.
     - argnums: which arguments it is differentiated by: a number, or several.
 
     What comes back has the structure of f's result, and in the place of each array of shape s the
@@ -95,7 +96,7 @@ jacrev = jacobian
 def jacfwd(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
     """Return the same function as `jacobian`, computed by forward-mode derivatives: as jax.jacfwd.
 
-    f runs once for each array that it is differentiated by; nothing is kept for a way back.
+    f runs once for each array that it is differentiated by; nothing is kept for a backward pass.
 
     Example::
 

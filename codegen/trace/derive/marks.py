@@ -86,8 +86,8 @@ def _quoted(names: Any) -> str:
 class checkpoint_policies:
     """These policies of spmd.remat say what a gradient keeps, as jax.checkpoint_policies:
 
-    - `nothing_saveable`: its arguments alone; what it did is computed again.
-    - `everything_saveable`: all that it computes and that the way back reads.
+    - `nothing_saveable`: only its arguments; all else is computed again.
+    - `everything_saveable`: all that it computes and that the backward pass reads.
     - `dots_saveable`, `checkpoint_dots`: products of matrices, and convolutions.
     - `save_only_these_names(*names)`: what `spmd.checkpoint_name` has named so.
     - `save_anything_except_these_names(*names)`: all but that.
@@ -122,8 +122,8 @@ def remat(f: Callable[..., Any], *, policy: Policy | None = None) -> Callable[..
 
     As jax.checkpoint.
 
-    - policy: what is kept of it besides, one of `spmd.checkpoint_policies`. Of a function that each
-      turn of a loop calls, that is kept for each turn, beside what the turn begins with.
+    - policy: what is kept of it besides, one of `spmd.checkpoint_policies`. Where a loop calls f,
+    these values are kept for each iteration, beside those that it begins with.
 
     UsageError where f writes into an array from around it, or policy is none of ours.
 

@@ -1,7 +1,7 @@
 """Reverse-mode derivatives: cotangents go backwards through ops, by the rule of each op's kind.
 
-Goes in: ops that were recorded, and cotangents of some of their results. Comes out: more ops in the
-open block, and the cotangents of what the first ones began with.
+In: recorded ops, and cotangents of some of their results. Out: more ops in the open block, and the
+cotangents of the values that the recorded ops began with.
 Always holds: a cotangent has the shape of its value; sums of cotangents are made in the order in
 which the ops are met, last one first. In a rank's view one may be in shares, as shares.py says.
 """

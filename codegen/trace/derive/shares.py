@@ -1,9 +1,9 @@
 """Cotangents in shares: of a value that several ranks have alike, each may hold only a summand.
 
 A value that is the same on ranks along an axis is used by all of them, so its cotangent is a sum
-over them. Goes in: ops, and where their way back begins. Comes out: whose cotangents are in shares
-along which axes, and at which values the shares are summed: with the fewest sums, and of those
-with the fewest bytes (a minimum cut between where shares come to be and where a whole is needed).
+over them. In: ops, and the values at which their reverse pass starts. Out: which cotangents are in
+shares along which axes, and at which values the shares are summed: with the fewest sums, and then
+the fewest bytes (a minimum cut between where shares come to be and where a whole is needed).
 """
 
 from __future__ import annotations

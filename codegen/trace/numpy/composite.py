@@ -1,4 +1,4 @@
-"""Ufuncs that have no function of their own: written with those that have one."""
+"""Ufuncs without a function of their own, written with those that have one."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ def convolve(gives: str, a: Any, b: Any, start: Sequence[int], stride: Sequence[
     """Return sums of x[b, start + stride o + dilation k, g, c] w[g, k, c, f] y[b, o, g, f] of two
     of the three arrays x, w, y: over all dims that the third one does not have.
 
-    gives: "y", which is the convolution, or "x" or "w", its transposes. a, b: the other two, in the
-    order x, w, y. start, stride, dilation: integers, one for each spatial dim; o and k have such
-    dims, and a channel c of group g meets the channels of its group alone. What is beyond the ends
-    of x is 0. shape: the extents of the result along its spatial dims.
+    gives: which array to return: "y", the convolution, or "x" or "w", its transposes. a, b: the
+    other two, in the order x, w, y. start, stride, dilation: integers, one for each spatial dim; o
+    and k have such dims, and a channel c of group g meets the channels of its group alone. What is
+    beyond the ends of x is 0. shape: the extents of the result along its spatial dims.
     """
     x, y = as_array(a), as_array(b)
     kind, context = result_type(x, y), x.context

@@ -1,4 +1,4 @@
-"""np.fft: transforms along one dim, and what NumPy makes of those; sample frequencies.
+"""np.fft: transforms along one dim, those that NumPy makes of them, and sample frequencies.
 
 Always holds: a transform that needs a split dim whole moves the split to another dim, once; an
 array of one split dim is transformed in four steps where its length has two good factors.

@@ -171,7 +171,7 @@ class Joiner:
         return [*leading, *numbers[len(leading) :]]
 
     def _part(self, item: Any, ndim: int, first: int) -> Array:
-        """Return an item with `ndim` dims; those that are added stand behind dim `first`."""
+        """Return an item with `ndim` dims, of which the new ones come after dim `first`."""
         if isinstance(item, slice):
             array = _stretch(item)
         else:

@@ -258,7 +258,7 @@ def _solution(function: str, x: Array, b: Array) -> Array:
 
 
 def _pair(function: str, a: Any, b: Any) -> tuple[Array, Array]:
-    """Return a square matrix, and what it is solved for, of one element type."""
+    """Return the matrix and the right-hand sides of a linear system, in one element type."""
     x, y = _matrix(function, a, square=function == "solve"), as_array(b)
     dtype = dtypes.numpy_dtype(result_type(x, _numbers(function, y)))
     vector = y.ndim == 1

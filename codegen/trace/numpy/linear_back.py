@@ -142,8 +142,8 @@ def eigvals(args: Any, w: Any, cotangents: Any) -> Cotangents:
 
 
 def eig(args: Any, outputs: Any, cotangents: Any) -> Cotangents:
-    """Return the cotangent of the matrix. LAPACK's vectors are of length 1, and their largest
-    elements real, which says all that the equation leaves open."""
+    """Return the cotangent of the matrix. LAPACK's eigenvectors have length 1 and a real largest
+    element, which fixes the factors that the equation leaves open."""
     (w, v), (gw, gv) = outputs, cotangents
     inner = 0 if gw is None else _diagonal(gw)
     if gv is not None:

@@ -33,12 +33,12 @@ def or_(first: Any, *rest: _Later) -> Any:
 
 
 def both(first: Any, *rest: _Later) -> Any:
-    """Compute `and` where its truth alone is asked: operands of any types."""
+    """Compute `and` where only its truth is used: operands may have any types."""
     return _first_deciding(False, first, rest, as_truth=True)
 
 
 def either(first: Any, *rest: _Later) -> Any:
-    """Compute `or` where its truth alone is asked."""
+    """Compute `or` where only its truth is used."""
     return _first_deciding(True, first, rest, as_truth=True)
 
 

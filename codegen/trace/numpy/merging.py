@@ -100,8 +100,7 @@ def lexsort_over_ranks(
 
 
 def _merge_blocks(axes: tuple[str, ...], rows: list[Array], kind: Merge) -> list[Array]:
-    """Turn blocks of one length, sorted on each rank, into blocks that are sorted from rank to
-    rank."""
+    """Merge blocks of one length, each sorted, so that they are sorted from rank to rank."""
     context = rows[0].context
     mesh, n = context.mesh, context.mesh.size(axes)
     p = communicate.member_of(context, axes)

@@ -91,8 +91,7 @@ _STATISTICS: dict[str, Callable[..., Any]] = {
 
 
 def _statistics(array: Array, d: int, widths: Any, lengths: Any, mode: str) -> list[Array]:
-    """Return a statistic of the elements at each end: as many as stat_length= says, all for
-    None."""
+    """Return a statistic of the elements at each end: of stat_length= of them, of all for None."""
     n = constant(array.extents[d], f"np.pad with mode={mode!r}", "np.concatenate")
     of = _STATISTICS[mode]
     out = []

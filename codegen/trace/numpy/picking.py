@@ -73,7 +73,7 @@ def argwhere(a: Any) -> MaskPlaces:
 
 
 def _as_mask(x: Any) -> Array:
-    """Return an array of its own, which says where elements are not 0."""
+    """Return a new bool array: whether each element is not 0."""
     mask = as_array(x, np.bool_)
     return wrap(mask.context, mask.read(), scalar=False)
 
@@ -146,7 +146,8 @@ def take(x: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "r
 
 
 def _by_mode(indices: Any, count: Any, mode: str) -> Any:
-    """Return indices of `count` elements, those beyond the ends moved as mode= says."""
+    """Return indices into `count` elements, with those beyond the ends wrapped or clipped by
+    mode=."""
     if mode == "wrap":
         return as_array(indices) % as_array(count)
     return clip(indices, 0, count - 1) if mode == "clip" else indices

@@ -228,7 +228,8 @@ def _as_text(subscripts: Any, operands: Sequence[Any]) -> tuple[str, list[Any]]:
 
 
 def _path(text: str, arrays: Sequence[Array], optimize: Any) -> list[tuple[int, ...]]:
-    """Return which operands are combined next; results stand behind those that are left."""
+    """Return the order of contraction: the positions of the operands of each step, whose result is
+    appended to the operands that are left."""
     if isinstance(optimize, (list, tuple)) and optimize and optimize[0] == "einsum_path":
         return [tuple(step) for step in optimize[1:]]
     plain = all(e.is_const for a in arrays for e in a.extents)

@@ -248,7 +248,7 @@ def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Array:
 
 
 def _ends(array: Array, limits: Any) -> tuple[Any, Any]:
-    """Return the first and the last edge, apart from each other."""
+    """Return the first and the last edge, which differ."""
     if limits is not None:
         low, high = limits
         if not is_traced(low) and not is_traced(high):

@@ -1,4 +1,4 @@
-"""spmd.numpy's functions whose results are as long as data says: with a length that is given.
+"""spmd.numpy's functions whose results have a length that depends on data, which size= fixes.
 
 size= and fill_value= mean what they mean in JAX: of what there is, the first `size`; behind them
 fill_value. Written in NumPy itself, so that eager runs compute the same.

@@ -139,7 +139,7 @@ def beyond(x: Any, extent: Expr, dim: int, found: str = "") -> ShapeError:
 
 def stays_within(e: Expr, x: Any, extent: Expr, dim: int) -> None:
     """Refuse launches where some rank has no element at an index that is known at launch. In loops
-    and branches, which may never run, nothing is said."""
+    and branches, which may never run, this is not checked."""
     context = Context.current()
     if context is None or not context.in_every_launch:
         return

@@ -132,38 +132,38 @@ def _reduced(ufunc: np.ufunc, x: Any, axis: Any, dtype: Any, initial: Any, where
     first = lanes[0] if initial is None else shaping.broadcast_to(
         as_array(initial, element), lanes.shape[1:])
 
-    def turn(k: Any, total: Any) -> Array:
+    def step(k: Any, total: Any) -> Array:
         return as_array(apply(ufunc, total, lanes[k]), element)
 
     begin = 0 if initial is not None else 1
-    return fori_loop(begin, lanes.shape[0], turn, as_array(first.copy())), d
+    return fori_loop(begin, lanes.shape[0], step, as_array(first.copy())), d
 
 
 def _running(ufunc: np.ufunc, x: Any, d: int, dtype: Any) -> Any:
     lanes = _lanes(ufunc, x, d, dtype)
 
-    def turn(k: Any, totals: Any) -> Any:
+    def step(k: Any, totals: Any) -> Any:
         totals[k] = apply(ufunc, totals[k - 1], lanes[k])
         return totals
 
-    return shaping.moveaxis(fori_loop(1, lanes.shape[0], turn, lanes.copy()), 0, d)
+    return shaping.moveaxis(fori_loop(1, lanes.shape[0], step, lanes.copy()), 0, d)
 
 
 def _of_segments(ufunc: np.ufunc, x: Any, d: int, dtype: Any, begin: Array) -> Any:
-    """Reduce all segments in one loop, which takes an element of each in every turn."""
+    """Reduce all segments in one loop, whose iterations take one element of each."""
     lanes = _lanes(ufunc, x, d, dtype)
     n, wide = lanes.shape[0], (begin.shape[0], *[1] * (lanes.ndim - 1))
     ends = joining.concatenate([begin[1:], as_array([n], dtypes.INT64)])
     counts = apply(np.maximum, ends - begin, 1)
 
-    def turn(state: Any) -> Any:
+    def step(state: Any) -> Any:
         k, totals = state
         more = apply(ufunc, totals, lanes[apply(np.minimum, begin + k, n - 1)])
         return k + 1, as_array(select((k < counts).reshape(wide), more, totals), lanes.type.dtype)
 
     longest = reducing.max_(counts, initial=0)
     first = as_array(1, dtypes.INT64), lanes[begin]
-    return shaping.moveaxis(while_loop(lambda state: state[0] < longest, turn, first)[1], 0, d)
+    return shaping.moveaxis(while_loop(lambda state: state[0] < longest, step, first)[1], 0, d)
 
 
 def _one_by_one(ufunc: np.ufunc, array: Array, key: Any, value: Any) -> None:
@@ -178,12 +178,12 @@ def _one_by_one(ufunc: np.ufunc, array: Array, key: Any, value: Any) -> None:
     more = () if ufunc.nin == 1 else (shaping.broadcast_to(
         value, (*wide[0].shape, *rest)).reshape((places[0].shape[0], *rest)),)
 
-    def turn(k: Any, updated: Any) -> Any:
+    def step(k: Any, updated: Any) -> Any:
         index = tuple(p[k] for p in places)
         updated[index] = apply(ufunc, updated[index], *(v[k] for v in more))
         return updated
 
-    array[...] = fori_loop(0, places[0].shape[0], turn, array.copy())
+    array[...] = fori_loop(0, places[0].shape[0], step, array.copy())
 
 
 def outer(ufunc: np.ufunc, x: Any, y: Any, **options: Any) -> Any:

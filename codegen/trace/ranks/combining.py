@@ -1,4 +1,4 @@
-"""What ranks combine inside a shard_map: the psum family, psum_scatter, preduce, scans, flags.
+"""Reductions over ranks inside a shard_map: the psum family, psum_scatter, preduce, scans, flags.
 
 In: arrays of one shape on all members. Out: where all members get a result, it has the same bits.
 Always holds: COMBINE names what is combined with; types for which it means nothing are refused.
@@ -30,24 +30,24 @@ __all__ = [  # that users import from spmd
 ]
 
 
-def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
-    context, axes = members(axis, what)
+def _all_reduce(x: Any, axis: Any, fn: str, function: str) -> Any:
+    context, axes = members(axis, function)
 
-    def one(leaf: Any) -> Any:
+    def reduce_leaf(leaf: Any) -> Any:
         if fn == "add" and isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
             return leaf * number(context.mesh.size(axes))  # psum(1, axis): the number of members
-        value = contributed(as_array(leaf), fn, what)
-        independent(context, axes, value.type.shape, what)
+        value = contributed(as_array(leaf), fn, function)
+        independent(context, axes, value.type.shape, function)
         return combined(context, Fold(axes, fn), value)
 
-    return pytree.map_tree(one, x)
+    return pytree.map_tree(reduce_leaf, x)
 
 
-def combined(context: Context, what: Kind, value: Value) -> Array:
+def combined(context: Context, kind: Kind, value: Value) -> Array:
     """Emit an exchange that combines the members' values, half types in float32, and round the
     result once."""
     stored = value.type.dtype
-    total = context.emit_one(what, widened(context, value))
+    total = context.emit_one(kind, widened(context, value))
     return wrap(context, cast_value(context, total, stored))
 
 
@@ -55,14 +55,14 @@ def widened(context: Context, value: Value) -> Value:
     return cast_value(context, value, dtypes.folded_in(value.type.dtype))
 
 
-def contributed(array: Array, fn: str, what: str) -> Value:
-    """Return what a rank contributes: sums and products count bools, as NumPy's do; all else keeps
-    them bools."""
+def contributed(array: Array, fn: str, function: str) -> Value:
+    """Return the value that a rank contributes: bools as int64 in sums and products, as in NumPy.
+    Raise DtypeError for bitwise functions of floats."""
     value = array.read()
     kind = value.type.dtype.kind
     if fn.startswith("bit_") and kind in "fc":
         raise DtypeError(
-            f"{what} of {value.type.dtype}: its bits are not truth values",
+            f"{function} of {value.type.dtype}: its bits are not truth values",
             expected="bools, which it combines as truth values, or integers, bit by bit",
             found=str(value.type), remedy="compare first: x != 0",
         )
@@ -122,12 +122,12 @@ def pmean(x: Any, axis: Any) -> Any:
     context, axes = members(axis, "pmean")
     size = number(context.mesh.size(axes))
 
-    def one(leaf: Any) -> Any:
+    def mean_of_leaf(leaf: Any) -> Any:
         half = half_types.half_type_of(array := as_array(leaf))
         total = psum(half_types.widened(array), axis)  # it may be beyond what half types can hold
         return half_types.narrowed(total / size, half)
 
-    return pytree.map_tree(one, x)
+    return pytree.map_tree(mean_of_leaf, x)
 
 
 def pand(x: Any, axis: Any) -> Any:
@@ -158,11 +158,11 @@ def pxor(x: Any, axis: Any) -> Any:
     return _all_reduce(x, axis, "bit_xor", "pxor")
 
 
-def _flag(flag: Any, axis: Any, fn: str, what: str) -> Array:
-    context = inside(what)
-    axes = context.mesh.names if axis is None else axes_of(context, axis, what)
+def _flag(flag: Any, axis: Any, fn: str, function: str) -> Array:
+    context = inside(function)
+    axes = context.mesh.names if axis is None else axes_of(context, axis, function)
     array = as_array(flag, dtypes.BOOL)
-    independent(context, axes, array.extents, what)
+    independent(context, axes, array.extents, function)
     return wrap(context, context.emit_one(Fold(axes, fn), array.read()))
 
 
@@ -197,7 +197,7 @@ def psum_scatter(
     context, axes = members(axis, "psum_scatter")
     dim = dim if scatter_dimension is None else scatter_dimension
 
-    def one(leaf: Any) -> Array:
+    def scatter_leaf(leaf: Any) -> Array:
         value = contributed(as_array(leaf), "add", "psum_scatter")
         shape = value.type.shape
         d = dim_of(dim, len(shape), "psum_scatter")
@@ -208,7 +208,7 @@ def psum_scatter(
         part = part if tiled else part.squeeze(d)
         return as_array(part, value.type.dtype)
 
-    return pytree.map_tree(one, x)
+    return pytree.map_tree(scatter_leaf, x)
 
 
 def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
@@ -235,9 +235,9 @@ def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
     [123.], [123.], [123.], [123.]
     """
     context, axes = members(axis, "preduce")
-    at = None if root is None else root_of(context, axes, root, "preduce")
+    position = None if root is None else root_of(context, axes, root, "preduce")
     if callable(op):
-        here = expr.const(1) if at is None else expr.eq(context.mesh.position(axes), at)
+        here = expr.const(1) if position is None else expr.eq(context.mesh.position(axes), position)
 
         def mine(leaf: Any) -> Any:
             total = _folded(context, axes, leaf, op, "preduce", False)
@@ -246,40 +246,40 @@ def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
         return pytree.map_tree(mine, x)
     fn = fn_of(op, "preduce")
 
-    def one(leaf: Any) -> Array:
+    def reduce_leaf(leaf: Any) -> Array:
         value = contributed(as_array(leaf), fn, "preduce")
         independent(context, axes, value.type.shape, "preduce")
-        if at is None:
+        if position is None:
             return combined(context, Fold(axes, fn), value)
-        return combined(context, Fold(axes, fn, "to_root", at), value)
+        return combined(context, Fold(axes, fn, "to_root", position), value)
 
-    return pytree.map_tree(one, x)
+    return pytree.map_tree(reduce_leaf, x)
 
 
-def _folded(context: Context, axes: Axes, leaf: Any, op: Any, what: str, prefix: bool) -> Array:
+def _folded(context: Context, axes: Axes, leaf: Any, op: Any, function: str, prefix: bool) -> Array:
     array = as_array(leaf)
-    independent(context, axes, array.extents, what)
-    return folded(context, axes, array, op, what, prefix)
+    independent(context, axes, array.extents, function)
+    return folded(context, axes, array, op, function, prefix)
 
 
-def _prefix(x: Any, axis: Any, op: Any, exclusive: bool, what: str) -> Any:
-    context, axes = members(axis, what)
+def _prefix(x: Any, axis: Any, op: Any, exclusive: bool, function: str) -> Any:
+    context, axes = members(axis, function)
     if callable(op) and not exclusive:
-        return pytree.map_tree(lambda leaf: _folded(context, axes, leaf, op, what, True), x)
-    fn = fn_of(op, what)
+        return pytree.map_tree(lambda leaf: _folded(context, axes, leaf, op, function, True), x)
+    fn = fn_of(op, function)
 
-    def one(leaf: Any) -> Array:
-        value = contributed(as_array(leaf), fn, what)
+    def scan_leaf(leaf: Any) -> Array:
+        value = contributed(as_array(leaf), fn, function)
         if exclusive and value.type.dtype.kind == "c" and fn in ("min", "max"):
             raise DtypeError(
-                f"{what} of {value.type.dtype}: no complex number is the largest or smallest",
+                f"{function} of {value.type.dtype}: no complex number is the largest or smallest",
                 expected="an op for which the first rank has something to begin with",
                 found=f"op={op!r} of {value.type}", remedy="pscan, or the real and imaginary parts",
             )
-        independent(context, axes, value.type.shape, what)
+        independent(context, axes, value.type.shape, function)
         return combined(context, Fold(axes, fn, "before" if exclusive else "up_to"), value)
 
-    return pytree.map_tree(one, x)
+    return pytree.map_tree(scan_leaf, x)
 
 
 def pscan(x: Any, axis: Any, op: Any = "sum") -> Any:
@@ -335,17 +335,17 @@ def pargmin(x: Any, axis: Any) -> Any:
     return _located(x, axis, "min", "pargmin")
 
 
-def _located(x: Any, axis: Any, fn: str, what: str) -> Any:
-    """Find the best value and who has it by two all-reduces: of the values, then of the positions
-    of those who have the best."""
-    context, axes = members(axis, what)
+def _located(x: Any, axis: Any, fn: str, function: str) -> Any:
+    """Return the best values and the positions of the ranks that have them, by two all-reduces: of
+    the values, then of the positions of the ranks with the best one."""
+    context, axes = members(axis, function)
     size, own = (number(e) for e in (context.mesh.size(axes), context.mesh.position(axes)))
-    values = _all_reduce(x, axis, fn, what)
+    values = _all_reduce(x, axis, fn, function)
     bests = (leaf for leaf in pytree.leaves(values) if leaf is not None)
 
     def where(leaf: Any) -> Any:
         mine, best = as_array(leaf), next(bests)
         has = (mine == best) | ((mine != mine) & (best != best))
-        return _all_reduce(np.where(has, own, size), axis, "min", what)
+        return _all_reduce(np.where(has, own, size), axis, "min", function)
 
     return values, pytree.map_tree(where, x)

@@ -30,24 +30,24 @@ from codegen.user import pytree
 Axes = tuple[str, ...]
 
 
-def inside(what: str) -> Context:
+def inside(function: str) -> Context:
     """Return the context, which must be in a rank's view."""
-    context = require_context(what)
+    context = require_context(function)
     if not context.rank_view:
-        raise ProgramError(f"{what} stands outside a shard_map",
+        raise ProgramError(f"{function} stands outside a shard_map",
                            expected="one rank's view, where the index can be read",
                            remedy="write it inside a function given to spmd.shard_map")
     return context
 
 
-def members(axis: Any, what: str) -> tuple[Context, Axes]:
+def members(axis: Any, function: str) -> tuple[Context, Axes]:
     """Return the context, in a rank's view, and the axes along which ranks exchange."""
-    context = inside(what)
-    return context, axes_of(context, axis, what)
+    context = inside(function)
+    return context, axes_of(context, axis, function)
 
 
 def member_of(context: Context, axes: Axes) -> Sym:
-    """Return the position of a member along these axes."""
+    """Return a symbol for the position of any member along these axes."""
     return Sym("p", "var", expr.const(0), context.mesh.size(axes) - 1)
 
 
@@ -57,13 +57,14 @@ def at_member(context: Context, axes: Axes, e: Expr, position: Expr) -> Expr:
 
 
 def independent(
-    context: Context, axes: Axes, shape: Shape, what: str, but: int | None = None, remedy: str = ""
+    context: Context, axes: Axes, shape: Shape, function: str, but: int | None = None,
+    remedy: str = "",
 ) -> None:
-    """Raises ShapeError where an extent, except that of dim `but`, differs between the members."""
+    """Raise ShapeError where an extent, except that of dim `but`, differs between the members."""
     var = expr.symbol(member_of(context, axes))
     for d in range(len(shape)):
         if d != but and not same_extent(shape[d], at_member(context, axes, shape[d], var)):
-            raise ShapeError(f"{what}: dim {d} has different extents on different ranks",
+            raise ShapeError(f"{function}: dim {d} has different extents on different ranks",
                              expected=f"one shape on all ranks along {', '.join(axes)}",
                              found=f"{shape_text(shape)}, in which {shape[d]} depends on the index",
                              remedy=remedy or
@@ -98,7 +99,7 @@ def ppermute(
     [1.], [2.], [3.], [0.]
     """
     context, axes = members(axis, "ppermute")
-    if sum(given is not None for given in (perm, shift, to)) != 1:
+    if sum(choice is not None for choice in (perm, shift, to)) != 1:
         raise UsageError(
             "ppermute needs one of shift=, to= and perm=",
             expected="shift=k, to=lambda i, n: ..., or perm=[(source, destination), ...]",
@@ -117,10 +118,11 @@ Route = tuple[Expr, Expr, "Expr | None", "Expr | None"]
 
 
 def _sources(to: Expr, sends: Expr, p: Sym, n: Expr) -> tuple[Expr | None, Expr | None]:
-    """Return who sends to p, and whether anybody does; None where members find out while they run.
+    """Return the position of the sender to p, and 1 where there is one; None for both where members
+    find out while they run.
 
-    They do where a counter or a computed integer decides and nothing is proved: then two that send
-    to one are seen.
+    They do where a counter or a computed integer decides and nothing is proved: then the run ends
+    with an error where two members send to one.
     """
     decided = any(s.kind == "counter" for s in to.symbols() | sends.symbols())
     if decided and not prove.proved(to, sends, p, n):
@@ -134,16 +136,17 @@ def _shifted(context: Context, p: Sym, n: Expr, shift: Any) -> Route:
         raise UsageError("the shift of a ppermute must be an integer",
                          expected="an integer on which all ranks agree",
                          found=repr(shift))
-    at = expr.symbol(p)
+    member = expr.symbol(p)
     same_on_all(context, k, "shift")
-    return (at + k) % n, expr.const(1), (at - k) % n, expr.const(1)
+    return (member + k) % n, expr.const(1), (member - k) % n, expr.const(1)
 
 
-def same_on_all(context: Context, e: Expr, what: str) -> None:
+def same_on_all(context: Context, e: Expr, subject: str) -> None:
+    """Raise MatchingError where an integer depends on this rank's position."""
     coords = [s for s in e.symbols() if s.kind == "coord"]
     if coords:
         raise MatchingError(
-            f"{what} differs between the ranks, so two ranks may send to the same one",
+            f"{subject} differs between the ranks, so two ranks may send to the same one",
             expected="one value on all ranks", found=str(e),
             remedy="ppermute(..., to=lambda i, n: ...) gives each rank's destination",
         )
@@ -161,15 +164,15 @@ def _destination(context: Context, axes: Axes, p: Sym, to: Callable[..., Any]) -
         raise _no_destination("a choice by a value that is known at run time only") from None
     finally:
         context.selecting = 0
-    found = maybe(as_symbol(result))
-    made = [op for block, n in zip(context.blocks, before) for op in block.ops[n:]]
-    if any(isinstance(op.what, Symbolic) and p in op.what.value.symbols() for op in made):
+    destination = maybe(as_symbol(result))
+    emitted = [op for block, n in zip(context.blocks, before) for op in block.ops[n:]]
+    if any(isinstance(op.what, Symbolic) and p in op.what.value.symbols() for op in emitted):
         raise _no_destination("an array that is computed of i")
-    if found is None:
+    if destination is None:
         raise _no_destination(f"{type(result).__name__}: {result!r}"[:80])
     # the function may have read this rank's own coordinates: they are member p's
     own = context.mesh.coordinates(axes, expr.symbol(p))
-    return found.value.subst(own), found.holds.subst(own)
+    return destination.value.subst(own), destination.holds.subst(own)
 
 
 def _no_destination(found: str) -> UsageError:
@@ -187,12 +190,12 @@ def _pairs(p: Sym, perm: Any) -> tuple[Expr, Expr]:
     source."""
     perm = _integers(perm)
     to, sends = expr.const(0), expr.const(0)
-    for k, what in enumerate(("source", "destination")):
+    for k, role in enumerate(("source", "destination")):
         ends = [pair[k] for pair in perm]
         twice = next((e for j, e in enumerate(ends) if e in ends[:j]), None)
         if twice is not None:
-            raise MatchingError(f"rank {twice} stands twice as a {what} in perm",
-                                expected=f"each {what} once",
+            raise MatchingError(f"rank {twice} stands twice as a {role} in perm",
+                                expected=f"each {role} once",
                                 found=repr(list(perm))[:80])
     for source, destination in perm:
         here = expr.eq(expr.symbol(p), source)
@@ -251,15 +254,17 @@ def barrier(axis: Any = None) -> None:
 # ---- gathers ---------------------------------------------------------------------------------
 
 
-def dim_of(d: Any, ndim: int, what: str) -> int:
+def dim_of(d: Any, ndim: int, function: str) -> int:
+    """Return the dim that an argument names, counted from 0; raise ShapeError where there is
+    none."""
     value = expr_of(d)
     if value is None or not value.is_const or not -ndim <= value.value < ndim:
-        raise ShapeError(f"{what}: no dim {d}", expected=f"a dim from {-ndim} to {ndim - 1}",
+        raise ShapeError(f"{function}: no dim {d}", expected=f"a dim from {-ndim} to {ndim - 1}",
                          found=str(d))
     return value.value % ndim
 
 
-def pieces(context: Context, axes: Axes, extent: Expr, what: str) -> tuple[Span, Expr]:
+def pieces(context: Context, axes: Axes, extent: Expr, function: str) -> tuple[Span, Expr]:
     """Return where this rank's piece lies when all members' pieces are joined, as (begin, end), and
     the whole extent. Raise ShapeError where no formula gives the sum."""
     n = context.mesh.size(axes)
@@ -268,7 +273,7 @@ def pieces(context: Context, axes: Axes, extent: Expr, what: str) -> tuple[Span,
     offset = estimate.prefix_sum(each, k, context.mesh.position(axes))
     total = estimate.prefix_sum(each, k, n)
     if offset is None or total is None:
-        raise ShapeError(f"{what}: there is no formula for the sum of the extents on all ranks",
+        raise ShapeError(f"{function}: there is no formula for the sum of the extents on all ranks",
                          expected="equal extents, balanced blocks, or extents linear in the index",
                          found=str(extent), remedy="pad to one extent")
     return (offset, offset + extent), total
@@ -290,49 +295,49 @@ def all_gather(
     context, axes = members(axis, "all_gather")
     dim = dim if gather_axis is None else gather_axis
 
-    def one(leaf: Any) -> Array:
+    def gather_leaf(leaf: Any) -> Array:
         value, d, part, shape = joined(context, axes, leaf, dim, tiled, "all_gather")
         types = (ArrayType(value.type.dtype, shape),)
         gather = Move(axes, along(len(shape), {d: part}), types=types)
         return wrap(context, context.emit_one(gather, value))
 
-    return pytree.map_tree(one, x)
+    return pytree.map_tree(gather_leaf, x)
 
 
 def joined(
-    context: Context, axes: Axes, leaf: Any, dim: int, tiled: bool, what: str
+    context: Context, axes: Axes, leaf: Any, dim: int, tiled: bool, function: str
 ) -> tuple[Value, int, Span, Shape]:
-    """Return the operand of a gather, the dim it grows along, this rank's part of that, the shape
-    of the whole."""
+    """Return the operand of a gather, the dim along which parts are joined, where this rank's part
+    begins and ends in it, and the shape of the result."""
     array = as_array(leaf)
-    d = dim_of(dim, array.ndim + (not tiled), what)
+    d = dim_of(dim, array.ndim + (not tiled), function)
     if not tiled:
         array = array.reshape((*array.shape[:d], 1, *array.shape[d:]))
     value = array.read()
     shape = value.type.shape
-    independent(context, axes, shape, what, d,
+    independent(context, axes, shape, function, d,
                 "" if tiled else "tiled=True joins parts of different extents")
-    part, total = pieces(context, axes, shape[d], what)
+    part, total = pieces(context, axes, shape[d], function)
     return value, d, part, (*shape[:d], total, *shape[d + 1 :])
 
 
 def kept_part(
-    context: Context, axes: Axes, shape: Shape, d: int, tiled: bool, what: str
+    context: Context, axes: Axes, shape: Shape, d: int, tiled: bool, function: str
 ) -> tuple[Bounds, Shape]:
     """Return the bounds of this rank's part of dim d in an array of this shape, and the shape of
     that part."""
     n, k = context.mesh.size(axes), context.mesh.position(axes)
     if not tiled:
-        _one_per_member(shape, d, n, what)
+        _one_per_member(shape, d, n, function)
     first = block_offset(shape[d], n, k) if tiled else k
     own = block_extent(shape[d], n, k) if tiled else expr.const(1)
     return along(len(shape), {d: (first, first + own)}), (*shape[:d], own, *shape[d + 1 :])
 
 
-def _one_per_member(shape: Shape, d: int, n: Expr, what: str) -> None:
+def _one_per_member(shape: Shape, d: int, n: Expr, function: str) -> None:
     if not same_extent(shape[d], n):
         raise ShapeError(
-            f"{what}: without tiled=True, the extent of dim {d} must be the number of ranks",
+            f"{function}: without tiled=True, the extent of dim {d} must be the number of ranks",
             expected=f"extent {n}", found=f"{shape[d]} in shape {shape_text(shape)}",
             remedy="tiled=True cuts any extent into balanced blocks",
         )
@@ -357,21 +362,21 @@ def all_to_all(
     if split is None or concat is None:
         raise UsageError("all_to_all needs split_dim and concat_dim")
 
-    def one(leaf: Any) -> Any:
+    def exchange_leaf(leaf: Any) -> Any:
         array = as_array(leaf)
         s, c = (dim_of(d, array.ndim, "all_to_all") for d in (split, concat))
         if not tiled:
             _one_per_member(array.extents, s, context.mesh.size(axes), "all_to_all")
         elif s != c:
             return _exchange_blocks(context, axes, array, s, c)
-        at = c if c <= s else c + 1  # a new dim, along which the blocks are joined
-        wide = array.reshape((*array.shape[:at], 1, *array.shape[at:]))
-        blocks = _exchange_blocks(context, axes, wide, s + 1 if at <= s else s, at)
+        new_dim = c if c <= s else c + 1  # a new dim, along which the blocks are joined
+        wide = array.reshape((*array.shape[:new_dim], 1, *array.shape[new_dim:]))
+        blocks = _exchange_blocks(context, axes, wide, s + 1 if new_dim <= s else s, new_dim)
         if not tiled:
-            return blocks.squeeze(s + 1 if at <= s else s)
+            return blocks.squeeze(s + 1 if new_dim <= s else s)
         return blocks.reshape((*array.shape[:s], -1, *array.shape[s + 1 :]))
 
-    return pytree.map_tree(one, x)
+    return pytree.map_tree(exchange_leaf, x)
 
 
 def _exchange_blocks(context: Context, axes: Axes, array: Array, s: int, c: int) -> Array:
@@ -379,8 +384,8 @@ def _exchange_blocks(context: Context, axes: Axes, array: Array, s: int, c: int)
     shape = list(value.type.shape)
     independent(context, axes, tuple(shape), "all_to_all", c)
     part, shape[c] = pieces(context, axes, shape[c], "all_to_all")
-    block, made = kept_part(context, axes, tuple(shape), s, True, "all_to_all")
-    types = (ArrayType(value.type.dtype, made),)
+    block, part_shape = kept_part(context, axes, tuple(shape), s, True, "all_to_all")
+    types = (ArrayType(value.type.dtype, part_shape),)
     move = Move(axes, along(len(shape), {c: part}), block, types)
     return wrap(context, context.emit_one(move, value))
 

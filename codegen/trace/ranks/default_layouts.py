@@ -33,10 +33,10 @@ def computed_layouts(
     cuts = _Cuts(context.mesh, [*((v.type.shape, v.type.layout or ()) for v in operands),
                                 *fields_in(body)])
     fitting = [cuts.fitting(v.type.shape, known.varies(v)) for v in body.results]
-    for k, found in enumerate(fitting):
-        if len(found) != 1:
+    for k, candidates in enumerate(fitting):
+        if len(candidates) != 1:
             raise _Refused(cuts, returned, known, fitting, k).error()
-    return [found[0] for found in fitting]
+    return [candidates[0] for candidates in fitting]
 
 
 def fields_in(body: Region) -> list[tuple[Shape, Layout]]:
@@ -80,12 +80,13 @@ class _Cuts:
         """Return the layout entries that may cut a dim within these axes: one axis, or as a dim of
         an argument is cut."""
         single: list[LayoutEntry] = [(a,) for a in self.mesh.names if a in axes]
-        given = [self.real(entry) for _, layout in self.arguments for entry in layout]
-        return [e for e in dict.fromkeys([*single, *given]) if e and axes.issuperset(e)]
+        argument_entries = [self.real(entry) for _, layout in self.arguments for entry in layout]
+        return [e for e in dict.fromkeys([*single, *argument_entries]) if e and axes.issuperset(e)]
 
     def cut(self, extent: Expr, entry: LayoutEntry) -> bool:
-        """Return whether a dim of an argument is cut over these axes into parts of this extent; or
-        would be, where the extent differs between ranks: that is no coincidence."""
+        """Return whether a dim of an argument is cut over these axes into parts of this extent.
+        Where the extent differs between ranks, it is enough that a dim could be cut so: equal
+        formulas are no coincidence."""
         uneven = bool(_coords(extent))
         return any(self.is_part(extent, n, entry) for wide, layout in self.arguments
                    for n, its in zip(wide, layout)
@@ -105,13 +106,12 @@ def _coords(extent: Expr) -> list[str]:
     return [s.name for s in extent.symbols() if s.kind == "coord"]
 
 
-# ---- what is said where they do not follow -------------------------------------------------------
+# ---- the error where they do not follow ----------------------------------------------------------
 
 
 class _Refused:
-    """Result k of a shard_map, whose layout does not follow; fitting: the layouts that fit, of all.
-
-    axis: the one because of which none fits, as far as that is known.
+    """Result k of a shard_map, whose layout does not follow. fitting: for each result, the layouts
+    that fit. axis: the axis because of which none fits, as far as that is known.
     """
 
     def __init__(
@@ -175,8 +175,7 @@ class _Refused:
             yield "out_layouts=spmd.replicated where you know that they have the same"
 
     def even(self) -> str:
-        """Return the text of a condition: the number of ranks divides the dims that this axis
-        cuts."""
+        """Return a condition as text: the number of ranks divides the dims that this axis cuts."""
         dims = [n for wide, layout in self.cuts.arguments
                 for n, entry in zip(wide, layout) if self.axis in entry]
         n = str(dims[0]) if dims and dims[0].is_const else "n"
@@ -196,8 +195,8 @@ class _Refused:
 
     def written(self, layout: Layout) -> str:
         """Return out_layouts=, with this layout for result k, and a place for each other."""
-        layouts = [found[0] if found else self.suggested(v, self.known.varies(v))
-                   for v, found in zip(self.known.body.results, self.fitting)]
+        layouts = [candidates[0] if candidates else self.suggested(v, self.known.varies(v))
+                   for v, candidates in zip(self.known.body.results, self.fitting)]
         layouts[self.k] = layout
         return _written(self.returned, layouts)
 

@@ -1,9 +1,9 @@
-"""What ranks have, combined by a function of the user's own: op= of preduce and of pscan.
+"""Reductions and scans over ranks by a function of the user's own: op= of preduce and of pscan.
 
-Comes in: a Python function of two arrays, or a kernel of two arrays and an output. Comes out: the
-operands of all members, or of those up to each, combined one after the other.
-Always holds: they are combined in the order of the members, whole: who takes only a block of them
-has seen that op does the same with every element.
+In: a Python function of two arrays, or a kernel of two arrays and an output. Out: the operands of
+all members, or of those up to each, combined one after the other. Always holds: operands are
+combined in the order of the members; they are cut into blocks only where op works element by
+element.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from codegen.trace.ranks.rooted import pbroadcast
 
 Axes = tuple[str, ...]
 Op = Callable[[Any, Any], Any]
-SHORT = 48  # bytes: what all can have of all, on many ranks too, and what costs no more to move
+SHORT = 48  # bytes: so short an x costs no more when all members gather it, also on many ranks
 
 
-def folded(context: Context, axes: Axes, x: Array, op: Any, what: str, prefix: bool) -> Array:
+def folded(context: Context, axes: Axes, x: Array, op: Any, function: str, prefix: bool) -> Array:
     """Combine x of all members by op; prefix: of those up to this one.
 
-    A short x all get from all at once. Where op works element by element, each member combines a
-    block of everybody's x; else all combine all, in as many steps as there are members, in each of
-    which they get the next one's x. Raises CarryError where op gives another shape or element type
-    than it is given.
+    A short x is gathered on all members. Where op works element by element, each member combines
+    one block of all members' x; else each combines all of them, in as many steps as there are
+    members, each of which broadcasts the next x. Raise CarryError where op changes the shape or the
+    element type.
     """
-    combined = op.combining(what, empty_like) if isinstance(op, Kernel) else (
-        checked_callback(op, f"op= of {what}", "a", "b"))
-    called = _checked(combined, what)
+    combined = op.combining(function, empty_like) if isinstance(op, Kernel) else (
+        checked_callback(op, f"op= of {function}", "a", "b"))
+    called = _checked(combined, function)
     size, own = (number(e) for e in (context.mesh.size(axes), context.mesh.position(axes)))
     bytes_ = expr.product(x.type.shape) * x.type.dtype.size
     every = all_gather(x, axes) if bytes_.is_const and bytes_.value <= SHORT else None
@@ -61,12 +61,12 @@ def folded(context: Context, axes: Axes, x: Array, op: Any, what: str, prefix: b
     return whole
 
 
-def _checked(op: Op, what: str) -> Op:
+def _checked(op: Op, function: str) -> Op:
     def called(a: Any, b: Any) -> Array:
         new, old = as_array(op(a, b)), as_array(a)
         if new.type.dtype != old.type.dtype or new.extents != old.extents:
             raise CarryError(
-                f"the function op= of {what} returns another type than its arguments have",
+                f"the function op= of {function} returns another type than its arguments have",
                 expected=f"{old.type}, as of its two arguments", found=str(new.type),
                 remedy="combine element by element; .astype(a.dtype) converts",
             )
@@ -79,14 +79,14 @@ def _checked(op: Op, what: str) -> Op:
 
 
 def _element_by_element(context: Context, called: Op, x: Array) -> Region | None:
-    """Return op as a region, if it does the same with every element and needs and leaves nothing
-    else; else None.
+    """Return op as a region, if it does the same with every element and neither reads nor writes
+    anything else; else None.
 
-    It is captured once, and nothing of that is kept.
+    Op is captured for that, and the capture is undone.
     """
     mark, around = Mark.of(context), context.blocks
     block = Block(tuple(Value(name, x.type) for name in "ab"))
-    context.blocks = [block]  # what was computed outside is not reused: it would come from there
+    context.blocks = [block]  # no value from outside is used again: it would be read from there
     try:
         with context.watching_writes() as written:
             a, b = (wrap(context, v) for v in block.args)
@@ -102,22 +102,22 @@ def _element_by_element(context: Context, called: Op, x: Array) -> Region | None
 
 
 def _again(context: Context, region: Region, a: Array, b: Array) -> Array:
-    """Return the region on arrays of another shape; whatever it makes has that shape."""
-    made = dict(zip(region.args, (a.read(), b.read())))
+    """Emit the region's ops on arrays of another shape, which all of its values then have."""
+    values = dict(zip(region.args, (a.read(), b.read())))
     for op in region.ops:
-        operands = [made[v] for v in op.operands]
+        operands = [values[v] for v in op.operands]
         if isinstance(op.what, Map):
-            made[op.result] = context.emit(op.what, operands, place=op.place)[0]
+            values[op.result] = context.emit(op.what, operands, place=op.place)[0]
         elif isinstance(op.what, Full):
-            made[op.result] = full_value(context, op.what.value, op.what.dtype, a.extents)
+            values[op.result] = full_value(context, op.what.value, op.what.dtype, a.extents)
         else:  # broadcast: of what has this shape already
-            (made[op.result],) = operands
-    return wrap(context, made[region.results[0]], scalar=False)
+            (values[op.result],) = operands
+    return wrap(context, values[region.results[0]], scalar=False)
 
 
 def _in_blocks(context: Context, axes: Axes, x: Array, each: Region, prefix: bool) -> Array:
-    """Combine x in blocks: member k gets block k of everybody's x, combines, and gives back what
-    others want of it."""
+    """Combine x in blocks: member k gets block k of all members' x, combines these, and sends the
+    results to the members."""
     size = number(context.mesh.size(axes))
     rows = all_to_all(x.reshape((1, -1)), axes, 1, 0, tiled=True)
 

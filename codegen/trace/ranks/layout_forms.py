@@ -33,7 +33,7 @@ def by_rules(context: Context, shape: Any, spec: Any) -> Any:
     return tuple(context.rules.get(i.name) if isinstance(i, _NAMED) else None for i in items)
 
 
-def axes_of(context: Context, axis: Any, what: str) -> tuple[str, ...]:
+def axes_of(context: Context, axis: Any, function: str) -> tuple[str, ...]:
     """Return the program's mesh axes that an axis argument means, in the order given."""
     if isinstance(axis, MeshName):
         return axis.axes
@@ -43,19 +43,19 @@ def axes_of(context: Context, axis: Any, what: str) -> tuple[str, ...]:
         if axis in context.mesh_names:
             return context.mesh_names[axis]
     elif isinstance(axis, (tuple, list)) and axis:
-        out = tuple(n for a in axis for n in axes_of(context, a, what))
+        out = tuple(n for a in axis for n in axes_of(context, a, function))
         if len(set(out)) == len(out):
             return out
-        raise LayoutError(f"{what}: an axis stands twice in {axis!r}", expected="each axis once",
-                          found=repr(axis))
+        raise LayoutError(f"{function}: an axis stands twice in {axis!r}",
+                          expected="each axis once", found=repr(axis))
     named = "".join(f', "{n}"' for n in context.mesh_names)
-    raise LayoutError(f"{what}: {axis!r} is not an axis of this program's mesh",
+    raise LayoutError(f"{function}: {axis!r} is not an axis of this program's mesh",
                       expected=f"one of {axes_text(context.mesh.names)}{named}, or a tuple of them",
                       found=repr(axis),
                       remedy='mesh=("x", "y") of @spmd.program, or of spmd.entity, names the axes')
 
 
-def layout_of(context: Context, spec: Any, ndim: int, what: str, pad: bool = False) -> Layout:
+def layout_of(context: Context, spec: Any, ndim: int, subject: str, pad: bool = False) -> Layout:
     """Return a layout for an array of so many dims. None, "auto" and spmd.replicated: replicated.
 
     pad: missing entries at the end are None, as in JAX's partition specs.
@@ -65,28 +65,28 @@ def layout_of(context: Context, spec: Any, ndim: int, what: str, pad: bool = Fal
     if isinstance(spec, (str, MeshName)):
         spec = (spec,)
     if not is_layout(spec):
-        raise LayoutError(f"{what}: {spec!r} is not a layout",
+        raise LayoutError(f"{subject}: {spec!r} is not a layout",
                           expected="one entry per dim: a mesh axis, None, or a tuple of mesh axes",
                           found=repr(spec),
                           remedy=f"axes are {axes_text(context.mesh.names)}")
-    entries = [e or () if e is None or isinstance(e, Owned) else axes_of(context, e, what)
+    entries = [e or () if e is None or isinstance(e, Owned) else axes_of(context, e, subject)
                for e in spec]
     if all(not e for e in entries):
         return ((),) * ndim
     if pad and len(entries) < ndim:
         entries += [()] * (ndim - len(entries))
-    _check(context.mesh, entries, ndim, spec, what)
+    _check(context.mesh, entries, ndim, spec, subject)
     return tuple(entries)
 
 
-def _check(mesh: Mesh, entries: Sequence[LayoutEntry], ndim: int, spec: Any, what: str) -> None:
+def _check(mesh: Mesh, entries: Sequence[LayoutEntry], ndim: int, spec: Any, subject: str) -> None:
     if len(entries) != ndim:
         nearest = (*entries, *[()] * ndim)[:ndim]
         raise LayoutError(
-            f"{what}: a layout has one entry per dim",
+            f"{subject}: a layout has one entry per dim",
             expected=f"{ndim} entries for an array of {ndim} dims",
             found=f"{len(entries)} in {spec!r}",
-            remedy=f"layout={layout_text(tuple(nearest))}" if ndim or what != "out_layouts" else
+            remedy=f"layout={layout_text(tuple(nearest))}" if ndim or subject != "out_layouts" else
             "return value[None] to join one number of each rank; out_layouts=() is for one number "
             "that is the same on all of them",
         )
@@ -100,8 +100,8 @@ def _check(mesh: Mesh, entries: Sequence[LayoutEntry], ndim: int, spec: Any, wha
         seen.update(entry)
     if double:
         raise LayoutError(
-            f'{what}: axis "{double}" splits two dims, so each rank would hold only the blocks on '
-            "the diagonal and the others would be lost",
+            f'{subject}: axis "{double}" splits two dims, so each rank would hold only the blocks '
+            "on the diagonal and the others would be lost",
             expected="each mesh axis in one place at most", found=repr(spec),
             remedy=f"layout={layout_text(tuple(nearest_legal))}",
         )

@@ -44,7 +44,8 @@ def coords_of(e: Expr) -> set[Sym]:
 
 
 class _Arguments:
-    """Operands, their layouts, and the arrays that the function is called with."""
+    """The operands of a shard_map, their layouts, and the arrays that the function is called
+    with."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -52,14 +53,14 @@ class _Arguments:
         self.layouts: list[Layout] = []
         self.makers: list[Callable[[Sequence[Value]], Any]] = []
 
-    def add(self, x: Any, spec: Any, given: bool, pad: bool) -> None:
-        """Add one leaf as an operand. given: the user named a layout for it."""
+    def add(self, x: Any, spec: Any, has_layout: bool, pad: bool) -> None:
+        """Add one leaf as an operand. has_layout: whether the user names a layout for it."""
         context = self.context
         if isinstance(x, Array) and (x.is_global or x.ndim):  # of a 0-d array there are views, too
             value = x.read()
             layout = value.type.layout
             assert layout is not None
-            if given:
+            if has_layout:
                 wanted = layout_of(context, spec, x.ndim, "in_layouts", pad)
                 if wanted != layout:
                     value = context.emit_one(Relayout(to=wanted), value)
@@ -71,7 +72,7 @@ class _Arguments:
         elif isinstance(x, Array):
             self.makers.append(lambda _: wrap(context, x.read(), x.weak, x.scalar))
         elif isinstance(x, np.ndarray):
-            spec = spec if given else getattr(x, "layout", None)  # of an eager run
+            spec = spec if has_layout else getattr(x, "layout", None)  # of an eager run
             layout = layout_of(context, spec, x.ndim, "in_layouts", pad)
             self.makers.append(lambda _: shard_of_constant(context, x, layout))
         else:
@@ -96,11 +97,11 @@ def shard_of_constant(context: Context, data: np.ndarray[Any, Any], layout: Layo
 def _global_extent(
     mesh: Mesh, extent: Expr, entry: LayoutEntry, known: Sequence[Expr]
 ) -> Expr | None:
-    """Return the extent of a dim whose balanced blocks have these local extents; None: there is
-    none."""
+    """Return the extent of a dim whose balanced blocks have these local extents; None
+    where there is none."""
     n, k = mesh.size(entry), mesh.position(entry)
     blocks = {candidate: local_extent(mesh, candidate, entry) for candidate in known}
-    for same in (operator.eq, same_extent):  # one that is said with the same formula comes first
+    for same in (operator.eq, same_extent):  # an extent with the same formula comes first
         for candidate, own in blocks.items():
             if same(own, extent):
                 return candidate
@@ -113,28 +114,28 @@ def _global_extent(
 
 
 def global_shape(
-    context: Context, local: Shape, layout: Layout, known: Sequence[Expr], what: str
+    context: Context, local: Shape, layout: Layout, known: Sequence[Expr], subject: str
 ) -> Shape:
-    """Return the shape of the global array whose shards have this local shape. Raises
-    ShapeError."""
+    """Return the shape of the global array whose shards have this local shape. Raise ShapeError
+    where the shards are no balanced blocks of one. subject: the result, for messages."""
     mesh = context.mesh
     out = []
     for d, (extent, entry) in enumerate(zip(local, layout)):
         if not entry:
-            if (found := coords_of(extent)):
+            if (coords := coords_of(extent)):
                 raise ShapeError(
-                    f"{what}: dim {d} is not split, and its extent differs between ranks",
+                    f"{subject}: dim {d} is not split, and its extent differs between ranks",
                     expected="one extent on all ranks",
                     found=f"{extent} in shape {shape_text(local)}",
                     remedy=f"out_layouts with an axis for dim {d}, or an all_gather" +
-                    (f" over {', '.join(s.name.removeprefix('i_') for s in found)}"),
+                    (f" over {', '.join(s.name.removeprefix('i_') for s in coords)}"),
                 )
             out.append(extent)
             continue
         total = _global_extent(mesh, extent, entry, known)
         if total is None:
             raise ShapeError(
-                f"{what}: dim {d} has extents that are not balanced blocks",
+                f"{subject}: dim {d} has extents that are not balanced blocks",
                 expected="local extents as numpy.array_split cuts, larger ones first",
                 found=f"{extent} in shape {shape_text(local)}",
                 remedy="return a part of the extent of an argument's shard",
@@ -152,7 +153,7 @@ def call(
     sure: bool = False,
 ) -> Any:
     """Capture function(*args) as one rank's view; return its results as global arrays. sure: the
-    user says that they are as their layouts say."""
+    user vouches that results which their layouts replicate are equal on all ranks."""
     if context.rank_view:
         raise ProgramError("a shard_map inside a shard_map",
                            expected="one shard_map at a time: arrays are local already",
@@ -160,9 +161,9 @@ def call(
     if mesh is not None:
         axes_of(context, mesh, "shard_map")
     arguments = _Arguments(context)
-    given = in_layouts is not None
+    has_layouts = in_layouts is not None
     for x, spec in zip(pytree.leaves((args, kwargs)), _argument_specs(in_layouts, args, kwargs)):
-        arguments.add(x, spec, given, pad)
+        arguments.add(x, spec, has_layouts, pad)
     return _capture(context, function, (args, kwargs), arguments, out_layouts, pad, sure)
 
 
@@ -196,8 +197,8 @@ def _capture(
             filled = True  # a cache: then the function is called once more
             while filled:
                 block.forget()
-                made = iter([make(block.args) for make in arguments.makers])
-                args, kwargs = _rebuild(inputs, made)
+                local_arguments = iter([make(block.args) for make in arguments.makers])
+                args, kwargs = _rebuild(inputs, local_arguments)
                 returned = function(*args, **kwargs)
                 filled = outside.check()
             leaves = [x for x in pytree.leaves(returned) if x is not None]
@@ -226,8 +227,8 @@ def _capture(
     return pytree.map_tree(lambda _: next(arrays), returned)
 
 
-def _rebuild(inputs: Any, made: Any) -> Any:
-    """Return the arguments with the leaves in `made`, of which a None has one too."""
+def _rebuild(inputs: Any, leaves: Any) -> Any:
+    """Return the arguments with other leaves; a None counts as a leaf."""
 
     def again(x: Any) -> Any:
         if isinstance(x, tuple) and hasattr(x, "_fields"):
@@ -236,7 +237,7 @@ def _rebuild(inputs: Any, made: Any) -> Any:
             return type(x)(again(i) for i in x)
         if isinstance(x, dict):
             return {k: again(i) for k, i in x.items()}
-        return next(made)
+        return next(leaves)
 
     return again(inputs)
 
@@ -294,8 +295,8 @@ def per_rank(context: Context, shape: Shape, layout: Layout, make: Callable[[], 
         value = as_array(make()).read()
         region = block.close([value])
     result = ArrayType(value.type.dtype, shape, layout)
-    made = ShardMap((), (layout,), (result,))
-    (array,) = context.emit(made, (), (region,), ("made",))
+    shard_map = ShardMap((), (layout,), (result,))
+    (array,) = context.emit(shard_map, (), (region,), ("made",))
     return wrap(context, array, scalar=False)
 
 
@@ -331,7 +332,7 @@ def replicated_constant(context: Context, data: np.ndarray[Any, Any]) -> Array:
 
 @contextmanager
 def rank_view(context: Context) -> Iterator[None]:
-    """Let arrays be local while it is open."""
+    """Make a rank's view: arrays are local inside of this `with`."""
     context.rank_view += 1
     try:
         yield

@@ -1,6 +1,6 @@
 """Exchange with a root inside a shard_map: pbroadcast, pgather, pscatter.
 
-Shapes of results are seen from the receiver; whoever gets nothing has an empty array.
+Shapes of results are seen from the receiver; a rank that receives nothing has an empty array.
 Always holds: all members name one root, which exists; what it is may depend on loop counters.
 """
 
@@ -29,23 +29,24 @@ from codegen.trace.ranks.communicate import (
 from codegen.user import pytree
 
 
-def root_of(context: Context, axes: Axes, root: Any, what: str, word: str = "root") -> Expr:
-    """Return the position of the root along these axes. Raises UsageError or MatchingError."""
-    at = expr_of(root)
+def root_of(context: Context, axes: Axes, root: Any, function: str, word: str = "root") -> Expr:
+    """Return the position of the root along these axes. Raise UsageError where it is not known at
+    launch, MatchingError where it differs between ranks or does not exist."""
+    position = expr_of(root)
     n = context.mesh.size(axes)
-    if at is None:
+    if position is None:
         raise UsageError(
-            f"the {word} of a {what} must be known at launch",
+            f"the {word} of a {function} must be known at launch",
             expected="an integer, or a formula of axis sizes, scalars and loop counters",
             found=repr(root),
         )
-    same_on_all(context, at, f"the {word}")
-    if expr.nonneg(at - n) or expr.nonneg(-at - 1):
+    same_on_all(context, position, f"the {word}")
+    if expr.nonneg(position - n) or expr.nonneg(-position - 1):
         raise MatchingError(
-            f"the {word} of a {what} is rank {at} of the axis, which does not exist",
-            expected=f"a position from 0 to {n - 1}", found=str(at),
+            f"the {word} of a {function} is rank {position} of the axis, which does not exist",
+            expected=f"a position from 0 to {n - 1}", found=str(position),
         )
-    return at
+    return position
 
 
 def pbroadcast(x: Any, axis: Any, source: Any = 0, *, root: Any = None) -> Any:
@@ -55,16 +56,16 @@ def pbroadcast(x: Any, axis: Any, source: Any = 0, *, root: Any = None) -> Any:
     [2.], [2.], [2.], [2.]
     """
     context, axes = members(axis, "pbroadcast")
-    at = root_of(context, axes, source if root is None else root, "pbroadcast", "source")
+    position = root_of(context, axes, source if root is None else root, "pbroadcast", "source")
 
-    def one(leaf: Any) -> Array:
+    def broadcast_leaf(leaf: Any) -> Array:
         value = as_array(leaf).read()
-        shape = tuple(at_member(context, axes, e, at) for e in value.type.shape)
+        shape = tuple(at_member(context, axes, e, position) for e in value.type.shape)
         types = (ArrayType(value.type.dtype, shape),)
-        send = Move(axes, types=types, flow="from_root", root=at)
+        send = Move(axes, types=types, flow="from_root", root=position)
         return wrap(context, context.emit_one(send, value))
 
-    return pytree.map_tree(one, x)
+    return pytree.map_tree(broadcast_leaf, x)
 
 
 def pgather(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False) -> Any:
@@ -80,17 +81,17 @@ def pgather(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False)
     [], [0. 1. 2. 3.], [], []
     """
     context, axes = members(axis, "pgather")
-    at = root_of(context, axes, root, "pgather")
-    here = expr.eq(context.mesh.position(axes), at)
+    position = root_of(context, axes, root, "pgather")
+    here = expr.eq(context.mesh.position(axes), position)
 
-    def one(leaf: Any) -> Array:
+    def gather_leaf(leaf: Any) -> Array:
         value, d, part, shape = joined(context, axes, leaf, dim, tiled, "pgather")
         shape = (*shape[:d], shape[d] * here, *shape[d + 1 :])
         have, types = along(len(shape), {d: part}), (ArrayType(value.type.dtype, shape),)
-        gather = Move(axes, have, types=types, flow="to_root", root=at)
+        gather = Move(axes, have, types=types, flow="to_root", root=position)
         return wrap(context, context.emit_one(gather, value))
 
-    return pytree.map_tree(one, x)
+    return pytree.map_tree(gather_leaf, x)
 
 
 def pscatter(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False) -> Any:
@@ -106,16 +107,16 @@ def pscatter(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False
     [20. 21.], [22. 23.], [24. 25.], [26. 27.]
     """
     context, axes = members(axis, "pscatter")
-    at = root_of(context, axes, root, "pscatter")
+    position = root_of(context, axes, root, "pscatter")
 
-    def one(leaf: Any) -> Array:
+    def scatter_leaf(leaf: Any) -> Array:
         value = as_array(leaf).read()
         d = dim_of(dim, value.type.ndim, "pscatter")
-        shape = tuple(at_member(context, axes, e, at) for e in value.type.shape)
-        kept, made = kept_part(context, axes, shape, d, tiled, "pscatter")
-        types = (ArrayType(value.type.dtype, made),)
-        scatter = Move(axes, want=kept, types=types, flow="from_root", root=at)
+        shape = tuple(at_member(context, axes, e, position) for e in value.type.shape)
+        kept, part_shape = kept_part(context, axes, shape, d, tiled, "pscatter")
+        types = (ArrayType(value.type.dtype, part_shape),)
+        scatter = Move(axes, want=kept, types=types, flow="from_root", root=position)
         part = wrap(context, context.emit_one(scatter, value))
         return part if tiled else part.squeeze(d)
 
-    return pytree.map_tree(one, x)
+    return pytree.map_tree(scatter_leaf, x)

@@ -1,7 +1,7 @@
-"""What of a rank's view varies over which axes, while it is captured.
+"""The axes over which values of a rank's view vary, while it is captured.
 
-A loop that is open may carry what becomes another thing in its later turns. What is asked before
-its end counts with what it begins with, and is compared when the shard_map ends.
+A value that an open loop carries may vary over more axes in later iterations. Until the loop ends,
+the axes of its initial value are assumed; they are checked when the shard_map ends.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from codegen.user import pytree
 def pvary(x: Any, axis: Any) -> Any:
     """Return x, marked as different on each rank along the axis (or axes): an array, or a tree.
 
-    It only matters for derivatives. What is the same on all ranks has one gradient, the sum of what
-    ranks find; what varies has one on each rank. So a loop that begins with one w for all, and
-    trains another on each rank, begins with pvary(w, axis). As jax.lax.pvary.
+    It only matters for derivatives. A value that is the same on all ranks has one gradient, a sum
+    over the ranks; one that varies has its own on each rank. So a loop that begins with one w for
+    all, and trains another on each rank, begins with pvary(w, axis). As jax.lax.pvary.
 
     >>> pvary(x, "r")
     [0.], [1.], [2.], [3.]
     """
     context, axes = members(axis, "pvary")
 
-    def one(leaf: Any) -> Array:
+    def mark_leaf(leaf: Any) -> Array:
         array = as_array(leaf)
         value = array.read()
         own = context.emit_one(Reshape(value.type.shape), value)
         context.varying[own] = frozenset(axes)
         return wrap(context, own, array.weak, array.scalar)
 
-    return pytree.map_tree(one, x)
+    return pytree.map_tree(mark_leaf, x)
 
 
 def axes_in(layout: Layout | None) -> Axes:
@@ -50,33 +50,34 @@ def axes_in(layout: Layout | None) -> Axes:
 
 
 def families(context: Context) -> Families:
-    """Return over which axes the values computed so far in the open regions vary. What was walked
-    for the last call, and still stands so, is not walked again."""
+    """Return the axes over which the values computed so far in the open regions vary. Ops walked in
+    an earlier call, and unchanged since, are not walked again."""
     if context.families is None:
         context.families = _Walked(Families(context.mesh, {}, context.varying))
     walked: _Walked = context.families
     walked.follow(context)
-    return walked.found.copied()
+    return walked.variance.copied()
 
 
 class _Walked:
-    """Which ops of the open blocks are in `found`. said: values of which it was said by then over
-    what they vary."""
+    """The variance of the ops of the open blocks that were walked. annotated: the values whose axes
+    the user had given by then (pvary)."""
 
-    def __init__(self, found: Families) -> None:
-        self.found = found
+    def __init__(self, variance: Families) -> None:
+        self.variance = variance
         self.blocks: list[tuple[Block, list[Op]]] = []
-        self.said: set[Value] = set()
+        self.annotated: set[Value] = set()
 
     def follow(self, context: Context) -> None:
         """Walk the new ops in the open blocks, and the ops behind any that changed."""
-        found, before = self.found, self.blocks
+        variance, before = self.variance, self.blocks
         split: dict[Value, Iterable[str]] = dict(context.split)
         for captured in context.captured:
             split |= {v: axes_in(x.type.layout) for x, v in captured.items()}
-        found.of.update((v, frozenset(axes) - found.alone) for v, axes in split.items())
+        variance.of.update((v, frozenset(axes) - variance.alone) for v, axes in split.items())
         entering = {arg: leaf for loop in context.loops for arg, *leaf in loop.entering()}
-        news, self.said, self.blocks = context.varying.keys() - self.said, {*context.varying}, []
+        news = context.varying.keys() - self.annotated
+        self.annotated, self.blocks = {*context.varying}, []
         same = True
         for k, block in enumerate(context.blocks):
             old = before[k][1] if same and k < len(before) and before[k][0] is block else None
@@ -87,30 +88,30 @@ class _Walked:
                              len(old)) if news else len(old)
                 same = start == len(old)
             for arg in entering.keys() & block.args if not start else ():
-                context.assumed[arg] = found.of[arg] = _begun(found, *entering[arg])
+                context.assumed[arg] = variance.of[arg] = _begun(variance, *entering[arg])
             for op in block.ops[start:]:
-                found.op(op)
+                variance.op(op)
             self.blocks.append((block, list(block.ops)))
 
 
-def _begun(found: Families, content: Any, seen: View) -> Axes:
-    """Return the axes over which a loop's first content varies: of a value and how it is seen, or a
-    number."""
-    steps = found.exprs(e for step in seen if isinstance(step, Kind) for e in step.exprs())
+def _begun(variance: Families, content: Any, seen: View) -> Axes:
+    """Return the axes over which the initial value of a loop's variable varies: a value, seen
+    through a view, or a number."""
+    steps = variance.exprs(e for step in seen if isinstance(step, Kind) for e in step.exprs())
     if isinstance(content, Value):
         layout = content.type.layout
-        return steps | (found.varies(content) if layout is None else axes_in(layout))
+        return steps | (variance.varies(content) if layout is None else axes_in(layout))
     e = expr_of(content)
-    return steps | (NONE if e is None else found.expr(e))
+    return steps | (NONE if e is None else variance.expr(e))
 
 
-def check(context: Context, region: Region, given: Mapping[Value, Iterable[str]]) -> None:
-    """Raises UnsupportedError where a loop of a rank's view that is complete now carries what
-    varies over more axes than was thought when a gradient was taken in it."""
+def check(context: Context, region: Region, argument_axes: Mapping[Value, Iterable[str]]) -> None:
+    """Raise UnsupportedError where a loop of this region carries a value that varies over more axes
+    than was assumed when a gradient was taken in it."""
     if not context.assumed:
         return
-    found = Families(context.mesh, given, context.varying)
-    found.region(region)
+    variance = Families(context.mesh, argument_axes, context.varying)
+    variance.region(region)
     for op in walk(region):
         if not isinstance(op.what, Loop):
             continue
@@ -118,7 +119,7 @@ def check(context: Context, region: Region, given: Mapping[Value, Iterable[str]]
         for arg in op.regions[-1].args:
             if arg not in read:
                 continue
-            if more := found.varies(arg) - context.assumed.get(arg, found.varies(arg)):
+            if more := variance.varies(arg) - context.assumed.get(arg, variance.varies(arg)):
                 axes = ", ".join(sorted(more))
                 raise UnsupportedError(
                     f'"{arg.name}" begins the same on all ranks along {axes}, and differs after a '
@@ -131,8 +132,8 @@ def check(context: Context, region: Region, given: Mapping[Value, Iterable[str]]
 
 
 def _read(regions: Iterable[Region]) -> set[Value]:
-    """Return what the ops of regions read, or hand on in another place: not what is only carried
-    through a loop until something is bound anew."""
+    """Return the values that the ops of regions read, or return in another position; not those that
+    loops only carry until a name is bound anew."""
     read: set[Value] = set()
     for op in (op for region in regions for op in reversed(region.ops)):
         read |= _read(op.regions)

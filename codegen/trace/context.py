@@ -38,7 +38,7 @@ from codegen.ops import Full, Kind
 from codegen.places import user_frame, user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
-from codegen.trace.targets import assigned_name, target_at
+from codegen.trace.assignment_targets import assigned_name, target_at
 from codegen.user import eager_runs
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Context:
     library_calls: dict[Place, None]  # of code of ours that has loops of its own
     states: tuple[StateArray, ...] = ()
     entries: tuple[Entry, ...] = ()
-    outermost: Any = None  # what loops in no other one carried in the capture before: settled.Inner
+    outermost: Any = None  # what loops in no other one carried in the capture before: CarryCache
 
     def __init__(self, name: str, mesh: Mesh, user_files: set[str] | None = None) -> None:
         self.name = name
@@ -128,7 +128,7 @@ class Context:
         self.named_dims: dict[str, None] = {}  # that stand in shapes
         self.layouts: dict[str, Layout] = {}  # by input, what the compiler has chosen so far
         self.auto: list[str] = []  # inputs whose layout is the compiler's choice
-        self.bounds, self.begun_with = dict[str, Any](), dict[str, Any]()  # letting.Bounds, by key
+        self.bounds, self.begun_with = dict[str, Any](), dict[str, Any]()  # by key: known, assumed
         self.rank_view = 0  # how many shard_maps are open; arrays inside are local
         # while > 0, a formula is made: integers are symbols, a conditional expression evaluates
         # both arms (number.choose). So many blocks were open when it began.
@@ -145,7 +145,7 @@ class Context:
         self.families: Any = None  # what varying.families has walked
         # what open bodies must leave as it is, the program first; where a thing was last changed
         self.bodies: list[Any] = []
-        self.loops: list[Any] = []  # whose bodies are being captured: loops.Loop
+        self.loops: list[Any] = []  # whose bodies are being captured: captured_loops.Loop
         self.unrolled: frozenset[Place | None] = frozenset()  # loops that Python runs
         self.to_unroll: list[Place | None] = []
         # whether loops over rows of arrays are run by Python, and whether one is compiled
@@ -153,7 +153,7 @@ class Context:
         self.changed_at: dict[Any, Place | None] = {}
         self.left_early: list[Any] = []  # iterators of loops that the run may end early
         # containers that may be one: two of them, their names, and where that is decided
-        self.twins: list[tuple[Any, Any, str, str, Place | None]] = []
+        self.may_alias: list[tuple[Any, Any, str, str, Place | None]] = []
         self.seeded: set[int] = set()  # ids of random generators that the program gives a seed
         # where a function of the user's last returned a value: its code, and where in it
         self.returned: tuple[types.CodeType, int, int] | None = None

@@ -38,7 +38,7 @@ from codegen.ops import Full, Iota, Map, Reshape, RunScalar
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import LAUNCH, Expr, Sym
-from codegen.trace import constants, known, view
+from codegen.trace import constants, known_arrays, view
 from codegen.trace.array import Array, Number, as_array, is_traced, local_shape, number, wrap
 from codegen.trace.context import Context, extent_unknown, require_context
 from codegen.trace.control.conversion import checked_callback
@@ -71,7 +71,7 @@ def _when_built(text: str) -> str:
 def shape_of(shape: Any, subject: str, scalars: bool = False) -> Shape:
     """Return extents the user gave: Python integers, or formulas in axis sizes (locally: the
     index)."""
-    shape = known.plain(shape)
+    shape = known_arrays.plain(shape)
     items = shape if isinstance(shape, (tuple, list)) else (shape,)
     if isinstance(shape, np.ndarray):
         items = shape.ravel().tolist()
@@ -216,7 +216,7 @@ def _said(
         "dtype": (element, element),
         "shape": (elementwise.shape_text(extents), extents),
         "layout": (repr(layout), (layout is None, where)),
-        "default": text_and_form(_uniform(context, known.plain(default), extents), _simpler),
+        "default": text_and_form(_uniform(context, known_arrays.plain(default), extents), _simpler),
         "optional": (str(bool(optional)), bool(optional)),
     }
 
@@ -230,7 +230,7 @@ def flag_of_call(context: Context, hint: str) -> Sym:
 def _simpler(x: Any) -> Any:
     """Return the type in the place of an array of the program or a counter: these are new in each
     capture of a body."""
-    x = known.plain(x)
+    x = known_arrays.plain(x)
     if isinstance(x, Number):
         passing = any(s.kind == "counter" for s in x.expr.symbols())
         return "a counter" if passing else str(x.expr)
@@ -309,11 +309,10 @@ def input_(
         raise UsageError(f'input "{name}" is declared with an array in place of a shape',
                          expected="spmd.input(name, shape, …)", found=f"an array of {shape.dtype}",
                          remedy=f'spmd.input("{name}", x.shape, x.dtype, default=x)')
-    tree, leaves = spec.declared(name, known.plain(shape), dtype, layout)
+    tree, leaves = spec.declared(name, known_arrays.plain(shape), dtype, layout)
     if name in context.held or name in context.looked_for:
-        types = {leaf: (element_type(leaf_spec.dtype).name,
-                        shape_of(leaf_spec.shape, f'input "{leaf}"'))
-                 for leaf, leaf_spec in leaves.items()}
+        types = {leaf: (element_type(form.dtype).name, shape_of(form.shape, f'input "{leaf}"'))
+                 for leaf, form in leaves.items()}
     if name in context.held:
         return held_inputs.taken(
             context.held[name], name, types, lambda x: (x.type.dtype.name, x.extents),
@@ -325,13 +324,11 @@ def input_(
     defaults = named.spread({name: default}, leaves, "default of") if default is not None else {}
     if name in context.looked_for:
         context.looked_for[name] = tree, {
-            leaf: held_inputs.HeldInput(
-                leaf_spec.shape, leaf_spec.dtype, leaf_spec.layout,
-                defaults.get(leaf, leaf_spec.default), types[leaf], user_place())
-            for leaf, leaf_spec in leaves.items()}
-    return named.renamed(lambda leaf, leaf_spec: _one_input(
-        context, leaf, leaf_spec.shape, leaf_spec.dtype, leaf_spec.layout,
-        defaults.get(leaf, leaf_spec.default), optional
+            leaf: held_inputs.HeldInput(form.shape, form.dtype, form.layout,
+                                        defaults.get(leaf, form.default), types[leaf], user_place())
+            for leaf, form in leaves.items()}
+    return named.renamed(lambda leaf, form: _one_input(
+        context, leaf, form.shape, form.dtype, form.layout, defaults.get(leaf, form.default), optional
     ), tree, name)
 
 
@@ -404,7 +401,7 @@ def _default_region(
     context: Context, name: str, default: Any, extents: Shape, dtype: DType, layout: Layout
 ) -> Region:
     """Return the region of one rank's code that computes its shard."""
-    default = _uniform(context, known.plain(default), extents)
+    default = _uniform(context, known_arrays.plain(default), extents)
     if isinstance(default, (int, float, np.integer, np.floating)):
         rounded(default, dtype)  # of a NaN NumPy makes an integer
     with mapping.rank_view(context), context.block() as block:

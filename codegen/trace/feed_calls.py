@@ -23,7 +23,7 @@ from codegen.trace.array import Array, as_array, local_type, wrap
 from codegen.trace.context import Context, require_context
 from codegen.trace.control.captured_loops import Counter, Later, Loop
 from codegen.trace.control.conversion import in_a_for_statement
-from codegen.trace.control.turns import passes
+from codegen.trace.control.loop_statements import passes
 from codegen.trace.declare import shape_of
 from codegen.trace.numpy.elementwise import same_extent, shape_text
 from codegen.trace.ranks.layout_forms import by_rules, layout_of

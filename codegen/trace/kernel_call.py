@@ -25,9 +25,9 @@ from codegen.symbolic import expr
 from codegen.trace.array import Array, Number
 from codegen.trace.context import eager_current, require_context
 from codegen.trace.control.conversion import find
-from codegen.trace.kernel_back import emit_with_back
 from codegen.trace.kernel_op import emit
-from codegen.trace.kernel_trial import try_made_up
+from codegen.trace.kernel_trial import try_on_random
+from codegen.trace.kernel_vjp import emit_with_back
 from codegen.trace.numpy.elementwise import same_extent, shape_text
 from codegen.user import windows
 from codegen.user.absent import needs_of, stand_in_of, withheld
@@ -116,7 +116,7 @@ class Kernel:
         self.back = back
 
     def read_parts(self) -> tuple[Any, ...]:
-        """Return what the kernel's code depends on: see reads.py."""
+        """Return what the kernel's code depends on: see fingerprint.py."""
         return self.function, self.name, self.signature and self.signature.text
 
     def __call__(self, *args: Any, halo: Any = None, boundary: Any = None, **kwargs: Any) -> Any:
@@ -151,7 +151,7 @@ class Kernel:
 
     def _try_parts(self, form: Form, bound: Mapping[str, Any]) -> None:
         """Raises KernelError where it gives another result on parts of arrays than on the whole."""
-        try_made_up(self, form, bound)
+        try_on_random(self, form, bound)
 
     def _way_back(self, form: Form, bound: Mapping[str, Any]) -> Callable[..., Any] | None:
         """Return what defvjp was given, or None."""

@@ -35,11 +35,11 @@ from codegen.places import place_in, program_files, put_place, user_place
 from codegen.suggest import meant
 from codegen.trace import registration  # noqa: F401  # what those below need of those above
 from codegen.trace.context import CapturedAgain, Context, Limits
+from codegen.trace.control.carry_cache import CarryCache
+from codegen.trace.control.computed_symbols import Bounds, bounds_of
 from codegen.trace.control.conversion import as_called
-from codegen.trace.control.letting import Bounds, bounds_of
-from codegen.trace.control.outside import Outside
-from codegen.trace.control.returned import outputs_of
-from codegen.trace.control.settled import Inner
+from codegen.trace.control.outer_state import OuterState
+from codegen.trace.control.program_outputs import outputs_of
 from codegen.trace.declare import check_dims, flag_of_call
 from codegen.trace.derive.needed import kept_by, opened, pruned
 from codegen.trace.feed_calls import check_feeds
@@ -171,7 +171,7 @@ class Program:
         return f"<spmd program {self.name} over {', '.join(self.mesh.names)}>"
 
     def read_parts(self) -> tuple[Any, ...]:
-        """Return what a capture depends on: see reads.py."""
+        """Return what a capture depends on: see fingerprint.py."""
         axes = [(a.name, a.fixed) for a in self.mesh.axes]
         return (self.function, self.name, self.file, axes, self.rules, self.sync,
                 self.selectable)
@@ -261,7 +261,7 @@ class Program:
         layouts: dict[str, Layout] = {}
         limits: Limits = {}
         unrolled: frozenset[Place | None] = frozenset()
-        outermost, rounds = Inner(), 0
+        outermost, rounds = CarryCache(), 0
         rows_by_python, reserved = False, frozenset[str]()
         facts: dict[str, Any] = {}
         while True:
@@ -278,7 +278,7 @@ class Program:
                 continue
             except Exception as error:
                 if context.has_rows:  # perhaps Python can run the loops that were compiled
-                    rows_by_python, outermost = True, Inner()
+                    rows_by_python, outermost = True, CarryCache()
                     continue
                 if context.reserved != reserved:
                     reserved = context.reserved
@@ -308,7 +308,7 @@ class Program:
         for axis in context.mesh.axes:  # scalars and counters must not be named like these
             context.take_names(axis.size_name, axis.coord_sym.name)
         context.take_names("p", "member", "wrap", "others")  # what formulas of exchanges name
-        outside = Outside("program", [(self.name, self.function), *self.reached(values)])
+        outside = OuterState("program", [(self.name, self.function), *self.reached(values)])
         outside.place = self.place
         context.bodies.append(outside)
         with context.active():
@@ -425,7 +425,7 @@ class Program:
         """Return a function that gives, by id, the memory of arrays that the program finds."""
         def outside() -> Mapping[int, Any]:
             values = self.bind(known)
-            reached = Outside("program", [(self.name, self.function), *self.reached(values)])
+            reached = OuterState("program", [(self.name, self.function), *self.reached(values)])
             return reached.owners()
 
         return functools.cache(outside)

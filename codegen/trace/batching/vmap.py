@@ -32,7 +32,7 @@ from codegen.trace.batching.axes import (
 from codegen.trace.batching.batch import Batch, mapped
 from codegen.trace.context import Context, eager_current
 from codegen.trace.control.conversion import as_called
-from codegen.trace.control.outside import Outside
+from codegen.trace.control.outer_state import OuterState
 from codegen.trace.control.regions import Mark
 from codegen.trace.derive.eagerly import eagerly
 from codegen.trace.number import Number, expr_of
@@ -161,7 +161,7 @@ class _Call:
 
         def member(values: Sequence[Value]) -> list[Value]:
             before, mark = context.next_serial(), Mark.of(context)
-            outside = Outside("member", [(getattr(self.f, "__name__", "the function"), self.f)])
+            outside = OuterState("member", [(getattr(self.f, "__name__", "the function"), self.f)])
             context.bodies.append(outside)
             with context.watching_writes() as log:
                 context.members += 1

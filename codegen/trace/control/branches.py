@@ -24,6 +24,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, is_traced
 from codegen.trace.context import Block, Context
+from codegen.trace.control.container_aliases import BranchAliases
 from codegen.trace.control.exits import RESULT
 from codegen.trace.control.regions import (
     Capture,
@@ -36,7 +37,6 @@ from codegen.trace.control.regions import (
     link,
     value_of,
 )
-from codegen.trace.control.sharing import Merging
 from codegen.trace.number import choose, expr_of, number
 from codegen.trace.state import (
     UNDEFINED,
@@ -73,7 +73,7 @@ class Branch(Capture):
         super().__init__(context, code, "branch")
         self.on = on
         self.arms: list[_Arm] = []
-        self.sharing = Merging(context, self.place, self.outside)
+        self.sharing = BranchAliases(context, self.place, self.outside)
 
     def start_arm(self) -> None:
         self.begin(Block())

@@ -22,8 +22,10 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_value, is_traced
 from codegen.trace.context import Block, Context
+from codegen.trace.control.carry_cache import CarryCache, Key, LoopCarry
+from codegen.trace.control.container_aliases import LoopAliases
 from codegen.trace.control.exits import RESULT
-from codegen.trace.control.guarded import guarded
+from codegen.trace.control.predicated_body import predicated_body
 from codegen.trace.control.regions import (
     Capture,
     Gone,
@@ -35,8 +37,6 @@ from codegen.trace.control.regions import (
     link,
     value_of,
 )
-from codegen.trace.control.settled import Inner, Key, Settled
-from codegen.trace.control.sharing import Turning
 from codegen.trace.number import Number, number
 from codegen.trace.state import (
     UNDEFINED,
@@ -131,14 +131,15 @@ class Loop(Capture):
         self.constants: _Constants = {}
         self.again = False  # the last pass was one more, to compare its constants
         self.passes = 0
-        self.sharing = Turning(context, self.place, _trees(self.entry), code.bound, self.outside)
+        self.sharing = LoopAliases(context, self.place, _trees(self.entry), code.bound,
+                                   self.outside)
         self.types = {(n, j): leaf_type(leaf) for n, h in self.entry.items() if h is not None
                       for j, leaf in enumerate(h.leaves)}
-        self.inner = Inner()
+        self.inner = CarryCache()
         self.changed: set[Key] = set()  # in the last pass
         self.initial_keys: list[Key] = []  # what it began with
         again = None if context.rank_view else context.outermost  # a shard has another shape
-        self.around = context.loops[-1].inner if context.loops else again or Inner()
+        self.around = context.loops[-1].inner if context.loops else again or CarryCache()
         self.number = self.around.number()
         before = self.around.carries.get(self.number)
         if before and (context.loops or self._lies_as(before)):
@@ -146,13 +147,13 @@ class Loop(Capture):
         elif code.changes:
             self.begin_with_all(code.changes == "writes")
 
-    def _lies_as(self, before: Settled) -> bool:
+    def _lies_as(self, before: LoopCarry) -> bool:
         """Return whether all that was carried lies now as it did then: inputs may have other
         layouts."""
         had = ((self.types.get(key), t) for key, t in before.carried.items())
         return all(h is None or (h.shape, h.layout) == (t.shape, t.layout) for h, t in had)
 
-    def begin_with(self, before: Settled) -> None:
+    def begin_with(self, before: LoopCarry) -> None:
         """Begin with what the loop carried when it was captured last, where the types allow it."""
         for key, t in before.carried.items():
             had = self.types.get(key)
@@ -184,13 +185,13 @@ class Loop(Capture):
                 self.carried[name, j] = t
                 self.initial_keys.append((name, j))
 
-    def settled(self) -> Settled:
+    def carry(self) -> LoopCarry:
         """Return what this loop carries, for its next capture."""
         names = memory_of(self.entry)
         aliases = {k: tuple(names.get(o, o) if isinstance(o, Storage) else o for o in others)
                    for k, others in self.aliases.items()}
         stored = {names.get(s, s): t for s, t in self.stored.items()}
-        return Settled(dict(self.carried), stored, aliases, dict(self.later.held))
+        return LoopCarry(dict(self.carried), stored, aliases, dict(self.later.held))
 
     # ---- one pass -------------------------------------------------------------------------------
 
@@ -526,7 +527,7 @@ class Loop(Capture):
         test = self.test(evaluate)
         kind = counter.loop
         if test is not None and context.members and context.recordings:
-            self.body, kind = guarded(context, test, self.body), kind.but(guarded=True)
+            self.body, kind = predicated_body(context, test, self.body), kind.but(guarded=True)
         operands = [self._at_entry(k) for k in keys]
         operands += [laid_as(context, s.value, t.layout) for s, t in self.stored.items()]
         regions = (self.body,) if test is None else (test, self.body)

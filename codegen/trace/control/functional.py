@@ -19,9 +19,9 @@ from codegen.trace.context import Context, require_context
 from codegen.trace.control.branches import captured_switch
 from codegen.trace.control.captured_loops import Counter, Loop
 from codegen.trace.control.conversion import checked_callback
+from codegen.trace.control.loop_statements import captured_for, passes
 from codegen.trace.control.ranges import spmd_range
 from codegen.trace.control.regions import condition
-from codegen.trace.control.turns import captured_for, passes
 from codegen.trace.number import expr_of, number
 from codegen.trace.state import Code, LeafType, Names, Tree, fill, flatten, leaf_type
 

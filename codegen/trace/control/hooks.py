@@ -19,18 +19,18 @@ from codegen.trace.array import Array, is_traced
 from codegen.trace.calls import call
 from codegen.trace.context import Context
 from codegen.trace.control.branches import captured_if
-from codegen.trace.control.outside import is_iterator
-from codegen.trace.control.over_rows import turns_of
+from codegen.trace.control.impure_calls import changed, ordered, refuse_outside
+from codegen.trace.control.loop_statements import captured_for, captured_while
+from codegen.trace.control.outer_state import is_iterator
 from codegen.trace.control.ranges import Range
-from codegen.trace.control.stateful import changed, ordered, refuse_outside
-from codegen.trace.control.turns import captured_for, captured_while
-from codegen.trace.expecting import asserted
+from codegen.trace.control.row_loops import compiled_iteration
 from codegen.trace.feed_calls import Stream, captured_feed
-from codegen.trace.foreign import fresh, indexed, target
+from codegen.trace.library_calls import fresh, indexed, target
 from codegen.trace.number import Number
 from codegen.trace.numpy.logic import and_, both, compare, either, ifexp, known, not_, or_
+from codegen.trace.runtime_checks import asserted
 from codegen.trace.state import Code, Names, inside
-from codegen.trace.text_styles import called, formatted, percent_text
+from codegen.trace.text_formatting import called, formatted, percent_text
 from codegen.trace.traced_text import converted, fstring, percent
 from codegen.user import pytree
 
@@ -98,7 +98,7 @@ def for_(
             return captured_feed(iterable, code)
         return captured_for(iterable, code, hint)
     context = Context.current()
-    if context is not None and (turns := turns_of(context, iterable)) is not None:
+    if context is not None and (turns := compiled_iteration(context, iterable)) is not None:
         code = Code(names, bound, touched, flags, loop_number, kept, fresh)
         return captured_for(turns[0], code, hint, turns[1])
     if isinstance(iterable, Number):

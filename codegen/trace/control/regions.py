@@ -21,7 +21,7 @@ from codegen.places import user_place
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_value, wrap
 from codegen.trace.context import Block, Context
-from codegen.trace.control.outside import of_piece
+from codegen.trace.control.outer_state import outer_state_of
 from codegen.trace.number import condition_of
 from codegen.trace.state import (
     UNDEFINED,
@@ -109,7 +109,7 @@ class Capture:
         self.names = code.names
         self.place = user_place()
         self.entry: Variables = capture(code)
-        self.outside = of_piece(kind, code, self.entry)
+        self.outside = outer_state_of(kind, code, self.entry)
         self.mark = Mark.of(context)
         self.serials = {s for s, *_ in self.mark.storages}
         self.log: dict[Storage, None] = {}

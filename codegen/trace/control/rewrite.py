@@ -21,8 +21,8 @@ from codegen.trace.control.exits import (
     none_of,
     own_nodes,
 )
-from codegen.trace.control.matches import as_ifs
-from codegen.trace.control.variables import annotate, bound_names, chain, loaded_names, nonlocals
+from codegen.trace.control.liveness import annotate, bound_names, chain, loaded_names, nonlocals
+from codegen.trace.control.match_statements import as_ifs
 from codegen.user.sameness import RUNTIME
 
 _NAMES, _ARM, _ITEM, _ERROR = "__names__", "__arm__", "__item__", "__error__"

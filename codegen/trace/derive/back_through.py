@@ -30,7 +30,7 @@ from codegen.trace.control.regions import laid_as, plain_type
 from codegen.trace.derive.needed import pruned
 from codegen.trace.derive.once_more import closure, copier, run_again, saved_by
 from codegen.trace.derive.reverse import Reverse
-from codegen.trace.expecting import expect
+from codegen.trace.runtime_checks import expect
 from codegen.trace.view import index_value
 
 # ---- branches -----------------------------------------------------------------------------------

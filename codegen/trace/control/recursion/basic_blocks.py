@@ -13,7 +13,7 @@ from codegen.errors import UnsupportedError
 from codegen.ir.graph import Op, Region, Value, free_counters, free_values, used_values, walk
 from codegen.ops import Branch
 from codegen.symbolic.expr import Sym
-from codegen.trace.control.recursion.call import RecursiveCall
+from codegen.trace.control.recursion.recursive_call import RecursiveCall
 
 
 @dataclass

@@ -22,10 +22,10 @@ from codegen.trace.array import Array
 from codegen.trace.context import Block, Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.control.recursion import stack_machine
-from codegen.trace.control.recursion.call import RecursiveCall
+from codegen.trace.control.recursion.depth_limit import bound
 from codegen.trace.control.recursion.leaves import Leaves, spelt, with_types
 from codegen.trace.control.recursion.paths import Path
-from codegen.trace.control.recursion.too_deep import bound
+from codegen.trace.control.recursion.recursive_call import RecursiveCall
 from codegen.trace.control.regions import (
     Capture,
     Gone,

@@ -34,11 +34,11 @@ from codegen.trace.control.recursion.basic_blocks import (
     Stretch,
     blocks_of,
 )
-from codegen.trace.control.recursion.call import RecursiveCall
+from codegen.trace.control.recursion.depth_limit import depth_message
 from codegen.trace.control.recursion.leaves import spelt
-from codegen.trace.control.recursion.too_deep import too_deep
+from codegen.trace.control.recursion.recursive_call import RecursiveCall
 from codegen.trace.control.regions import laid_as
-from codegen.trace.expecting import expect
+from codegen.trace.runtime_checks import expect
 from codegen.trace.state import LeafType, describe
 
 Key = Hashable
@@ -361,7 +361,7 @@ class _Machine:
         emit, depth = self.context.emit_one, g.member.function.depth
         top = emit(Map("add"), state["top", g], self._number(1))
         fits = emit(Map("lt"), top, self._number(depth))
-        expect(self.context, fits, *too_deep(g.member.function, self._shown(g, values)))
+        expect(self.context, fits, *depth_message(g.member.function, self._shown(g, values)))
         state["top", g] = top
         self._write(state, g, ("back", g), self._number(self.numbers[id(after)]))
 

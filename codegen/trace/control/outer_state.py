@@ -81,7 +81,7 @@ class _Seen:
     items: dict[Any, Any]
 
 
-class Outside:
+class OuterState:
     """Everything that a body can reach when it begins. what: loop, branch, shard_map, member or
     program.
 
@@ -274,7 +274,7 @@ class Outside:
         return place is not None and place is not self._stored_before.get(id(thing))
 
     def _holds_traced(self, values: Iterable[Any]) -> bool:
-        return Outside(self.kind, [("", v) for v in values]).traced
+        return OuterState(self.kind, [("", v) for v in values]).traced
 
     def _changed(self, seen: _Seen, now: dict[Any, Any]) -> UnsupportedError:
         thing, path = seen.thing, seen.path
@@ -407,14 +407,14 @@ def step(path: str, thing: Any, key: Any) -> str:
     return f"{path}.{key}" if isinstance(key, str) and not is_iterator(thing) else path
 
 
-def of_piece(kind: str, code: Code, entry: Variables) -> Outside:
+def outer_state_of(kind: str, code: Code, entry: Variables) -> OuterState:
     """Return the outside of a loop or a branch: what it can reach beside the variables that it
     carries."""
     names = code.names
     carried = [names.key(name) for name in code.bound]
     carried += [id(x) for held in entry.values() if held for x in held.tree.containers()]
     reached = [(n, names.get(n)) for n in (*code.bound, *code.touched)]
-    return Outside(kind, [*reached, *names.roots], carried)
+    return OuterState(kind, [*reached, *names.roots], carried)
 
 
 # ---- what has changed --------------------------------------------------------------------------

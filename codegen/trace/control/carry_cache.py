@@ -24,7 +24,7 @@ Path = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Settled:
+class LoopCarry:
     """A record of what a loop carries: leaves, memory, what may be one memory, variables bound
     inside."""
 
@@ -35,10 +35,10 @@ class Settled:
 
 
 @dataclass
-class Inner:
+class CarryCache:
     """The loops in a body: what each of them carried when the body was captured last."""
 
-    carries: dict[tuple[Path, int], Settled] = field(default_factory=dict)
+    carries: dict[tuple[Path, int], LoopCarry] = field(default_factory=dict)
     met: dict[Path, int] = field(default_factory=dict)  # how often, in this pass
 
     def number(self) -> tuple[Path, int]:

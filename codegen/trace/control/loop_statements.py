@@ -80,7 +80,7 @@ def passes(loop: Loop, item: Callable[[], Any]) -> Iterator[Any]:
                 tracing.remove(number)
                 loop.context.loops.remove(loop)
             if loop.end_pass():
-                loop.around.carries[loop.number] = loop.settled()
+                loop.around.carries[loop.number] = loop.carry()
                 break
     finally:
         loop.abort()

@@ -21,7 +21,7 @@ from codegen.trace.context import UNROLLED_TURNS, Context
 from codegen.trace.control.ranges import Range
 from codegen.trace.number import Number, expr_of
 
-Turns = tuple[Range, Callable[[Any], Any]]
+Iteration = tuple[Range, Callable[[Any], Any]]
 
 
 class Indices(np.ndindex):
@@ -46,7 +46,7 @@ class Indices(np.ndindex):
         return super().__next__()
 
 
-def turns_of(context: Context, iterable: Any) -> Turns | None:
+def compiled_iteration(context: Context, iterable: Any) -> Iteration | None:
     """Return the turns of a loop that is to be compiled; None of any other, which Python runs."""
     if context.selecting:
         return None
@@ -59,7 +59,7 @@ def turns_of(context: Context, iterable: Any) -> Turns | None:
     return iteration
 
 
-def _of_unknown(array: Any) -> Turns | None:
+def _of_unknown(array: Any) -> Iteration | None:
     """Return the turns over the rows of an array whose number only a run knows, which Python cannot
     loop over; None for any other value."""
     if not isinstance(array, Array) or not array.ndim or not array.extents[0].has_extents:
@@ -67,7 +67,7 @@ def _of_unknown(array: Any) -> Turns | None:
     return Range(0, array.shape[0], 1), lambda turn: array[turn]
 
 
-def _of_places(context: Context, places: Indices) -> Turns | None:
+def _of_places(context: Context, places: Indices) -> Iteration | None:
     count = math.prod(places.shape)
     if places.is_asked or places.is_compiled or count <= UNROLLED_TURNS:
         return None
@@ -81,7 +81,7 @@ def _of_places(context: Context, places: Indices) -> Turns | None:
     return Range(0, count, 1), place
 
 
-def _of_array(array: Any) -> Turns | None:
+def _of_array(array: Any) -> Iteration | None:
     if not isinstance(array, Array) and not _has_plain_rows(array) or not np.ndim(array):
         return None
     count = expr_of(array.shape[0])

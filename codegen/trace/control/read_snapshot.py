@@ -1,6 +1,6 @@
 """What a function can read, watched: whether any of it is another than when the watch began.
 
-Goes in: functions and values. Comes out: WatchedReads, which are asked again and again. Always
+Goes in: functions and values. Comes out: ReadSnapshot, which are asked again and again. Always
 holds: they see what functions of the user's reach by name, and call nothing of the user's. What
 cannot be seen so (a file that their code reads, an attribute under a computed name of a foreign
 object) counts as unchanged. A look compares what each name means, and the bytes of each array.
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from codegen.places import codes_in, module_of
-from codegen.trace.control import reads
+from codegen.trace.control import fingerprint
 
 _MISSING = object()
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype, slice, range)
@@ -30,7 +30,7 @@ _MOST_OBJECTS = 200_000
 _COPIED_BYTES = 1 << 16  # of an array, that are compared as one piece of bytes
 
 
-class WatchedReads:
+class ReadSnapshot:
     """A watch over what some roots can read: it keeps what they could read when it began."""
 
     def __init__(self, *roots: Any) -> None:
@@ -107,7 +107,7 @@ class WatchedReads:
         elif isinstance(x, property):
             self._work += [x.fget, x.fset, x.fdel]
         elif isinstance(x, types.ModuleType):
-            if reads.is_users_module(x):
+            if fingerprint.is_users_module(x):
                 self._holders.append((vars(x), frozenset()))
         elif isinstance(x, type):
             self._class(x)
@@ -130,23 +130,24 @@ class WatchedReads:
             value = _held(cell)
             self._cells.append((cell, value))
             self._work.append(value)
-        if reads.is_known(f.__globals__.get("__name__", "")):
+        if fingerprint.is_known(f.__globals__.get("__name__", "")):
             return  # its globals are the same in any run
         for code in (f.__code__, *codes_in(f.__code__)):
             self._read.update(code.co_names)
             self._said.update(x for x in code.co_consts if type(x) is str and x.isidentifier())
-        for name, chain in reads.uses_of(f.__code__):
+        for name, chain in fingerprint.uses_of(f.__code__):
             if name not in f.__globals__ and hasattr(builtins, name):
                 self._names.append((f.__globals__, name, _MISSING))
                 continue
             value = self._name(f.__globals__, name)
             for attribute in chain:
-                if not isinstance(value, types.ModuleType) or not reads.is_users_module(value):
+                is_module = isinstance(value, types.ModuleType)
+                if not is_module or not fingerprint.is_users_module(value):
                     break
                 value = self._name(vars(value), attribute)
 
     def _class(self, x: type) -> None:
-        if not reads.is_users_class(x):
+        if not fingerprint.is_users_class(x):
             return
         self._holders.append((vars(x), frozenset(name for c in x.__mro__ for name in vars(c))))
         self._work += x.__bases__
@@ -161,7 +162,7 @@ class WatchedReads:
         if module.partition(".")[0] == "numba" and hasattr(x, "py_func"):
             self._work.append(x.py_func)
             return
-        if not reads.is_users_class(type(x)):
+        if not fingerprint.is_users_class(type(x)):
             return
         self._work.append(type(x))
         try:

@@ -25,7 +25,7 @@ MISTAKES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 _LARGE_STAND_IN = 1 << 20  # elements; larger arrays that stand in are read-only and need no memory
 
 
-def asked(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
+def with_numpy_errors(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
     """Return our function, with NumPy's order of arguments, and NumPy's error where NumPy fails
     too."""
 

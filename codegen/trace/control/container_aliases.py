@@ -14,7 +14,7 @@ from typing import Any
 from codegen.errors import CarryError, Place, UnsupportedError
 from codegen.places import is_user_file
 from codegen.trace.context import Context
-from codegen.trace.control.outside import Outside
+from codegen.trace.control.outer_state import OuterState
 from codegen.trace.state import Tree, flatten, same
 
 _COPY = "a copy of {0} for one of them: list, dict or copy.copy makes it"
@@ -59,10 +59,10 @@ def _labels(things: Iterable[Any]) -> list[int]:
 # ---- branches ----------------------------------------------------------------------------------
 
 
-class Merging:
+class BranchAliases:
     """Decides which containers names share after a branch: the arms' own, or copies."""
 
-    def __init__(self, context: Context, place: Place | None, older: Outside) -> None:
+    def __init__(self, context: Context, place: Place | None, older: OuterState) -> None:
         self.context, self.place, self._older = context, place, older
         self._made: dict[tuple[int, ...], tuple[Any, list[Any]]] = {}
 
@@ -93,12 +93,12 @@ class Merging:
     def _twins(self, a: Any, b: Any, path: str, other: str) -> None:
         path = path.replace("__value__", "the value of the expression")
         if not _fixed(a):
-            self.context.twins.append((a, b, path, other, self.place))
+            self.context.may_alias.append((a, b, path, other, self.place))
 
 
-def refuse_twin(context: Context, thing: Any, place: Place | None) -> None:
+def refuse_aliased_store(context: Context, thing: Any, place: Place | None) -> None:
     """Raises UnsupportedError for a store into a container that another name may share."""
-    for a, b, path, other, where in context.twins:
+    for a, b, path, other, where in context.may_alias:
         if thing is a or thing is b:
             raise UnsupportedError(
                 f"{path} and {other} may or may not be one {type(a).__name__} here: "
@@ -113,7 +113,7 @@ def refuse_twin(context: Context, thing: Any, place: Place | None) -> None:
 # ---- loops -------------------------------------------------------------------------------------
 
 
-class Turning:
+class LoopAliases:
     """Decides which containers names share in a loop. entry: what variables hold before it.
 
     bound: variables that it rebinds. outside: what else it can reach.
@@ -121,7 +121,7 @@ class Turning:
 
     def __init__(
         self, context: Context, place: Place | None, entry: dict[str, Tree], bound: Sequence[str],
-        outside: Outside,
+        outside: OuterState,
     ) -> None:
         self.context, self.place, self.entry, self.outside = context, place, entry, outside
         self.known = (*entry, *bound)
@@ -135,7 +135,7 @@ class Turning:
         """Return whether what may be one at the end of a turn was known to; CarryError where what
         is one before the turn is two after it, or the other way round."""
         now = [thing for name in self.entry for _, thing in parts(after[name], name)]
-        twins = {(id(a), id(b)) for a, b, *_ in self.context.twins}
+        twins = {(id(a), id(b)) for a, b, *_ in self.context.may_alias}
         twins |= {(b, a) for a, b in twins}
         settled = True
         plain = not twins and _labels(x for _, x in self.before) == _labels(now)
@@ -147,7 +147,7 @@ class Turning:
                 if (first is thing) != (now[i] is now[j]):
                     self._refuse(other, path, thing, first is thing)
                 if (id(now[i]), id(now[j])) in twins and (id(first), id(thing)) not in twins:
-                    self.context.twins.append((thing, first, path, other, self.place))
+                    self.context.may_alias.append((thing, first, path, other, self.place))
                     settled = False
         return settled
 
@@ -204,7 +204,7 @@ class Turning:
 
     def _remember(self, replacements: dict[int, Any], moved: list[tuple[str, Any, Any]]) -> None:
         """Notes which containers may be one after the loop: copies of each other, or of others."""
-        twins = self.context.twins
+        twins = self.context.may_alias
         for a, b, *rest in list(twins):
             if id(a) in replacements and id(b) in replacements:
                 twins.append((replacements[id(a)], replacements[id(b)], *rest))

@@ -16,7 +16,7 @@ def bound(
     return bound_arguments
 
 
-def too_deep(function: Any, arguments: Sequence[tuple[str, Any]]) -> list[Any]:
+def depth_message(function: Any, arguments: Sequence[tuple[str, Any]]) -> list[Any]:
     """Return the pieces of the message. arguments: of the call that has no room, by name."""
     name, depth = function.name, function.depth
     argument_texts = [piece for k, (argument, value) in enumerate(arguments)

@@ -23,8 +23,8 @@ from codegen.errors import UnsupportedError
 from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.context import Context
-from codegen.trace.control.outside import GENERATORS, is_iterator
-from codegen.trace.control.sharing import refuse_twin
+from codegen.trace.control.container_aliases import refuse_aliased_store
+from codegen.trace.control.outer_state import GENERATORS, is_iterator
 from codegen.trace.number import no_text
 from codegen.trace.numpy.refused import RANDOM
 from codegen.trace.traced_text import is_unknown
@@ -96,8 +96,8 @@ def _logging(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def changed(context: Context, thing: Any) -> None:
     """Notes where the user's code changes a thing, or a variable by its name."""
-    if context.twins:
-        refuse_twin(context, thing, user_place())
+    if context.may_alias:
+        refuse_aliased_store(context, thing, user_place())
     for body in context.bodies:
         body.refuse_unseen(thing, user_place())
     if not isinstance(thing, Array):

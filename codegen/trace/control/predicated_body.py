@@ -13,7 +13,7 @@ from codegen.trace.context import Block, Context
 from codegen.trace.control.regions import laid_as
 
 
-def guarded(context: Context, test: Region, body: Region) -> Region:
+def predicated_body(context: Context, test: Region, body: Region) -> Region:
     """Return a body that changes no carried value if the condition is false as the turn begins."""
     copies = Copier(context.unique, dict(zip(test.args, body.args)), {}, (Print, Expect))
     block = Block(body.args)

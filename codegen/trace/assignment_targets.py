@@ -1,4 +1,4 @@
-"""What a line of the user's source assigns: values are named after it.
+"""Targets of assignments in the user's source: values are named after them.
 
 Goes in: a Place. Comes out: the variable that its line assigns and how, or the keyword argument
 that its line begins with.

@@ -1,7 +1,7 @@
-"""Linear algebra on split matrices, block by block: programs in the language itself.
+"""Blocked linear algebra on split matrices, written as programs in the language itself.
 
-Each block of rows is split over the ranks along one axis: then all have work to the end.
-Always holds: no rank has more than its part, a few blocks of about BLOCK rows, and messages.
+Rows are distributed block-cyclically, as in ScaLAPACK: ranks have equal work to the last block.
+Always holds: a rank stores its part of the matrix, a few blocks of about BLOCK rows, and messages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def axis_of(x: Array, dims: tuple[int, ...] = (0, 1)) -> str | None:
 
 
 def _large(x: Array) -> bool:
-    """Return whether it is worth the messages; its extents are known while building."""
+    """Return whether a matrix is large enough to be worth the messages; extents that are not known
+    while building are not."""
     return all(e.is_const and e.value >= LEAST * BLOCK for e in x.extents)
 
 
@@ -50,8 +51,8 @@ def _by_rows(x: Array) -> bool:
 
 
 class Dealt:
-    """The rows of a matrix in `count` blocks. Each block is split over the ranks along an axis: all
-    of them have the same work from the first block to the last, and a block is gathered from all.
+    """The block-cyclic distribution of a matrix's rows: `count` blocks, each split over the ranks
+    along an axis, so that ranks have equal work from the first block to the last.
     The array has the dims (block, row of a block, column)."""
 
     many = MANY

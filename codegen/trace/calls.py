@@ -1,4 +1,5 @@
-"""What a converted function calls instead: helpers converted, built-ins that know unknown values.
+"""Calls in converted functions: helpers are converted, built-ins take values that only the run
+knows.
 
 Always holds: on plain Python values every function here does what the built-in does.
 """

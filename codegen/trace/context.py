@@ -1,4 +1,4 @@
-"""What one capture of a program keeps while the user's function runs: open regions and storages.
+"""The state of one capture of a program while the user's function runs: open regions and storages.
 
 Always holds: ops are appended to the innermost open block only, in program order.
 """
@@ -110,7 +110,7 @@ class Context:
         self.name = name
         self.mesh = mesh
         self.blocks: list[Block] = [Block()]
-        self.storages: WeakSet[Storage] = WeakSet()  # nobody misses what nobody can reach
+        self.storages: WeakSet[Storage] = WeakSet()  # weak: unreachable ones need no care
         self.epoch = 0  # grows where a piece of code begins that may be undone
         self.place: Place | None = None  # where ops come from, if not from what runs now
         self.write_logs: list[dict[Storage, None]] = []

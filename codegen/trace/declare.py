@@ -327,9 +327,9 @@ def input_(
             leaf: held_inputs.HeldInput(form.shape, form.dtype, form.layout,
                                         defaults.get(leaf, form.default), types[leaf], user_place())
             for leaf, form in leaves.items()}
-    return named.renamed(lambda leaf, form: _one_input(
-        context, leaf, form.shape, form.dtype, form.layout, defaults.get(leaf, form.default), optional
-    ), tree, name)
+    return named.renamed(
+        lambda leaf, form: _one_input(context, leaf, form.shape, form.dtype, form.layout,
+                                      defaults.get(leaf, form.default), optional), tree, name)
 
 
 def _one_input(

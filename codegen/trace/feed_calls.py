@@ -21,7 +21,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, local_type, wrap
 from codegen.trace.context import Context, require_context
-from codegen.trace.control.captured_loops import Counter, Later, Loop
+from codegen.trace.control.captured_loops import Counter, LiveOut, Loop
 from codegen.trace.control.conversion import in_a_for_statement
 from codegen.trace.control.loop_statements import passes
 from codegen.trace.declare import shape_of
@@ -209,9 +209,9 @@ def _field(context: Context, feed: str, name: str, declared: Spec) -> ArrayType:
 
 
 def captured_feed(stream: Stream, code: Code) -> Iterator[Any]:
-    """`for b in feed:`: yields a batch once per pass of the capture, then emits the loop."""
+    """Yield a batch once per pass of the capture of `for b in feed:`, then emit the loop."""
     context = require_context("for b in feed")
-    loop = Loop(context, code, Later(code.kept or ()))
+    loop = Loop(context, code, LiveOut(code.live_out or ()))
     yield from passes(loop, stream.next)
     loop.finish(Counter(context, "pass", expr.const(0), None, expr.const(1)), stream.more)
 

@@ -1,4 +1,4 @@
-"""spmd.entity: functions that exist as the entries of one program over state that stays.
+"""spmd.entity: plain functions as the entries of one program with persistent state.
 
 In: functions, or programs, and names of their inputs that are state. Out: an Entity, as of a class
 whose `__init__` binds the defaults of these inputs. Always holds: an input that is state is one

@@ -1,6 +1,6 @@
-"""Whether a kernel gives the same on parts of arrays as on the whole: tried while building.
+"""A trial of kernels while building: do they give the same on parts of arrays as on the whole?
 
-On small arrays of random numbers; a kernel that cannot run on what is made up passes.
+A trial runs on small arrays of random numbers; a kernel that cannot run on those passes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ STEPS = 100_000  # lines of Python that a trial may take
 
 
 def try_on_random(kernel: Any, form: Form, bound: Mapping[str, Any]) -> None:
-    """Tries the kernel on small arrays of random numbers, while building."""
+    """Try the kernel on small arrays of random numbers. Raise KernelError where it gives other
+    results on parts."""
     passed = _random_arguments(form, bound)
     arguments = ((x.shape, x.dtype) if isinstance(x, np.ndarray) else repr(x)
                  for n, x in passed.items() if n not in form.starts)

@@ -1,7 +1,7 @@
 """Calls of NumPy's functions, and of other libraries', in converted code.
 
 Where all arguments are known they run now: new arrays are arrays of the program, known while
-building, and other libraries get the NumPy arrays themselves. Else NumPy's dispatch comes to ours.
+building, and other libraries get the NumPy arrays themselves. Else NumPy's dispatch calls ours.
 Always holds: an array from outside the program is a constant, and nothing writes into it.
 """
 

@@ -1,8 +1,8 @@
-"""Whose mistake an exception is: where one of our functions fails, NumPy's is asked.
+"""NumPy's own errors for calls that NumPy refuses too, where one of our functions fails.
 
-Goes in: our function, NumPy's of that name, a call that failed. Comes out: NumPy's own
-message, with the user's line, where NumPy refuses the call too, on arrays of the same shapes and
-element types. Always holds: an exception that NumPy does not know stays what it is.
+Goes in: our function, NumPy's of that name, a call that failed. Comes out: NumPy's message, with
+the user's line, if NumPy fails on arrays of the same shapes and element types.
+Always holds: an exception that NumPy does not raise too is passed on unchanged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a program expects while it runs: where it finds otherwise, its run ends with a message.
+"""Run-time checks: where a condition of the program does not hold, its run ends with a message.
 
-In: a truth value of the program, and what to say where it does not hold. Out: an `expect` op.
-Always holds: the text is put together only where something does not hold.
+In: a truth value of the program, and the message for where it is false. Out: an `expect` op.
+Always holds: the text is put together only where a check fails.
 """
 
 from __future__ import annotations

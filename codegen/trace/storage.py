@@ -63,7 +63,7 @@ class Storage:
             log.update(dict.fromkeys(self.shadows))
 
     def lose(self, context: Context, why: Any) -> None:
-        """Makes the content unreadable, and says why; storages that may be the same keep theirs."""
+        """Make the content unreadable, for the reason `why`; possible aliases keep theirs."""
         self.value = why
         for log in context.write_logs:
             log.setdefault(self)

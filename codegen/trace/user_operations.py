@@ -188,7 +188,8 @@ class Operation:
     # ---- where it is called ----------------------------------------------------------------------
 
     def _emitted(self, *operands: Array) -> Any:
-        """The result in a program: an op on global arrays; of one rank's, what compute makes."""
+        """Return the result in a program: that of an op on global arrays, or what `compute` returns
+        for one rank's arrays."""
         context = operands[0].context
         stated = self._result_type(operands)
         along = self._needs(operands, stated)
@@ -347,13 +348,15 @@ def _differ(a: Expr, b: Expr) -> bool:
 
 
 def _place() -> Place | None:
-    """The call of the operation: also while a Program is made, which no line of the user's does."""
+    """Return the place where the operation is called, also while a Program is made, which no line
+    of the user's code does."""
     context = Context.current()
     return (context and context.place) or user_place()
 
 
 def _named_part(x: Array, dims: Sequence[ResultDim | None], result: ArrayType) -> Any:
-    """The elements of one rank's operand that the rule needs names, for all of its result."""
+    """Return the elements of one rank's operand that the rule `needs` names for its whole
+    result."""
     ends = [None if d is None else number(d.elements(result)) for d in dims]
     return x[tuple(slice(0, end) for end in ends)] if any(e is not None for e in ends) else x
 

@@ -1,7 +1,7 @@
-"""spmd.vmap: a function of one member, for all members of a batch at once.
+"""spmd.vmap: a function of one member, applied to all members of a batch.
 
-Always holds: the function is captured once, of one member; what it does becomes ops on all of them.
-In an eager run it is called for each member: that is what it means.
+Always holds: the function is captured once, for one member, and its ops become ops on all of them.
+An eager run calls it for each member, which defines its meaning.
 """
 
 from __future__ import annotations

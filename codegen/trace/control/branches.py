@@ -1,7 +1,7 @@
 """Branches captured as ops: every arm runs in a region of its own, then they are merged.
 
-A leaf that the arms leave different becomes a result of the op; under a condition on numbers,
-integers stay numbers (a formula), so that they may stand in subscripts.
+A leaf that differs between the arms becomes a result of the op; under a condition on symbolic
+numbers, integers stay symbolic, so that they may be used in subscripts.
 Always holds: both arms begin from the same variables and storages.
 """
 
@@ -53,13 +53,13 @@ from codegen.trace.state import (
 )
 from codegen.trace.storage import Storage
 
-_EXTRA = "__value__"  # what an arm gives as an expression
+_EXTRA = "__value__"  # the name of the value of an arm that is an expression
 
 
 @dataclass
 class _Arm:
-    """An arm records what its code left behind. storages: older ones that it wrote, with their new
-    values."""
+    """An arm after its capture. storages: those from before the branch that it wrote, with their
+    new values."""
 
     block: Block
     variables: Variables
@@ -79,8 +79,8 @@ class Branch(Capture):
         self.begin(Block())
 
     def end_arm(self, extra: Any = UNDEFINED) -> bool:
-        """The arm's code has run; `extra` is its value where it is an expression. Return whether
-        the arm is captured: else it has filled a cache, and its code has to run once more."""
+        """End an arm; `extra` is its value where it is an expression. Return whether the arm is
+        captured: if not, it has filled a cache, and its code has to run once more."""
         after = self.after()
         after[_EXTRA] = hold(extra)
         written = {s: s.value for s in self.written()}
@@ -91,7 +91,7 @@ class Branch(Capture):
         return not self.filled
 
     def captured(self, arm: Callable[[], Iterator[int]]) -> Iterator[int]:
-        """Yields what an arm yields, until it is captured."""
+        """Yield what an arm yields, until it is captured."""
         done = False
         while not done:
             self.start_arm()
@@ -101,7 +101,7 @@ class Branch(Capture):
     # ---- merging --------------------------------------------------------------------------------
 
     def finish(self) -> Any:
-        """Emit the op; variables and storages show what the arm that runs leaves."""
+        """Emit the op; afterwards variables and storages have the values of the arm that runs."""
         self.results: list[tuple[str, LeafType, list[Any]]] = []
         merged_variables: dict[str, _Merged] = {}
         for name in self.arms[0].variables | self.entry:
@@ -123,7 +123,7 @@ class Branch(Capture):
         return self._put(merged_variables, arrays)
 
     def _link(self, arrays: Sequence[Array]) -> None:
-        """Notes which memory a result may be: that of an older array, or that of another result."""
+        """Note which memory a result may alias: that of an older array, or of another result."""
         for k in range(len(self.arms)):
             owner: dict[Storage, Storage] = {}
             for array, (_, _, leaves) in zip(arrays, self.results):
@@ -202,8 +202,8 @@ class Branch(Capture):
         )
 
     def _is_over(self, name: str) -> bool:
-        """Return whether nobody reads a variable after the branch: then it has no value any
-        more."""
+        """Return whether no code reads a variable after the branch; it is then left without a
+        value."""
         if self.code.reads_later(name) or name.startswith("__") or name not in self.code.bound:
             return False
         where = f"it is of another type in each arm of the branch at {self.place}"
@@ -335,7 +335,8 @@ class _Result:
 
 @dataclass(frozen=True)
 class _Blank:
-    """A leaf of what an arm does not return: never read, so any value will do."""
+    """A leaf of the result of an arm that returns nothing: it is never read, so any value will
+    do."""
 
 
 def _blank(like: Held) -> Held:
@@ -348,7 +349,7 @@ def _blank(like: Held) -> Held:
 def captured_if(
     test: Any, later: Sequence[Callable[[], Any]], code: Code, k: int = 0
 ) -> Iterator[int]:
-    """Yields the number of each arm to run."""
+    """Yield the number of each arm to run."""
     context = Context.current()
     assert context is not None
     on = condition(test, "if")
@@ -368,7 +369,7 @@ def captured_if(
 
 
 def _followed(path: Any, later: Sequence[Callable[[], Any]], code: Code, k: int) -> Iterator[int]:
-    """Yield the arm that a way through the function takes, without a capture."""
+    """Yield the arm that the current path through the function takes, without a capture."""
     code.names.arms += 1
     try:
         yield from iter((k,)) if path.choose(2) else _chosen_arms(later, code, k + 1)
@@ -377,7 +378,7 @@ def _followed(path: Any, later: Sequence[Callable[[], Any]], code: Code, k: int)
 
 
 def _chosen_arms(later: Sequence[Callable[[], Any]], code: Code, k: int) -> Iterator[int]:
-    """Yield the arms of the tests that are left, the first of them number k."""
+    """Yield the number of the arm that the remaining tests choose; the first of these is arm k."""
     for j, evaluate in enumerate(later):
         test = evaluate()
         if is_traced(test):

@@ -1,8 +1,8 @@
-"""What a user's function can read, as a digest: equal ones mean that a capture would be equal.
+"""A digest of all that a user's function can read: equal digests mean equal captures.
 
 Goes in: functions and values. Comes out: a digest of their code, of the texts of its files, and of
-all that can be reached from them by name; None where something is met whose state cannot be seen.
-Always holds: nothing of the user's is called; what is not understood is never guessed.
+all that can be reached from them by name; None where an object is reached whose state is unknown.
+Always holds: none of the user's code is called; what is not understood is never guessed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from codegen.places import codes_in, is_user_file, module_of
 from codegen.user.objects import origin, whose
 from codegen.user.sameness import content
 
-# Modules of which nothing but the version can differ, and what of them reads the world outside.
+# Modules of which nothing but the version can differ, and the parts of them that read other state.
 _STANDARD = frozenset(
     "builtins math cmath operator functools itertools collections dataclasses enum typing types "
     "abc numbers fractions string contextlib copy bisect __future__ _operator _functools".split()
@@ -63,7 +63,7 @@ _codes: dict[int, tuple[types.CodeType, bytes, _Uses]] = {}
 
 
 class _Unknown(Exception):
-    """Something whose state cannot be seen."""
+    """Raised for an object whose state cannot be read."""
 
 
 def digest(*roots: Any) -> str | None:
@@ -76,12 +76,13 @@ def digest(*roots: Any) -> str | None:
 
 
 class _Walk:
-    """Every object is visited once, in an order that follows from what the objects are."""
+    """A walk over all reachable objects: each is visited once, in an order that depends on their
+    content only."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.hash = hashlib.sha256()
         self.seen: dict[int, int] = {}
-        self.kept: list[Any] = []  # so that no id is used twice
+        self.alive: list[Any] = []  # so that no id is used twice
         self.files: dict[str, None] = {}
         self.modules: dict[str, types.ModuleType] = {}  # in variables: what is read of them?
         self.names: dict[str, None] = {}  # of attributes, in any code that was met
@@ -121,7 +122,7 @@ class _Walk:
             if len(self.seen) == _MOST_OBJECTS:
                 raise _Unknown
             self.seen[id(x)] = len(self.seen)
-            self.kept.append(x)
+            self.alive.append(x)
             self.put(kind.__qualname__)
             for part in self.parts(x):
                 self.visit(part)
@@ -166,8 +167,8 @@ class _Walk:
             yield self.used(f.__globals__, name, chain)
 
     def used(self, namespace: dict[str, Any], name: str, chain: tuple[str, ...]) -> Any:
-        """Return what a function reads under a global name, or through attributes of a module under
-        that name."""
+        """Return the value of a global name, or of a chain of attributes if the name is a
+        module's."""
         if chain[:1] == (_IMPORT,):
             return _imported(name, namespace)
         value = namespace.get(name, getattr(builtins, name, _MISSING))

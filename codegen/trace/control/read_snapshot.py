@@ -1,9 +1,8 @@
-"""What a function can read, watched: whether any of it is another than when the watch began.
+"""A snapshot of all that functions can read, to find out later whether any of it has changed.
 
-Goes in: functions and values. Comes out: ReadSnapshot, which are asked again and again. Always
-holds: they see what functions of the user's reach by name, and call nothing of the user's. What
-cannot be seen so (a file that their code reads, an attribute under a computed name of a foreign
-object) counts as unchanged. A look compares what each name means, and the bytes of each array.
+Goes in: functions and values. Comes out: a ReadSnapshot, which compares objects by name, and arrays
+by their bytes. Always holds: it sees what the user's functions reach by name, and calls none of
+them; what it cannot see, such as a file that they read, counts as unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _COPIED_BYTES = 1 << 16  # of an array, that are compared as one piece of bytes
 
 
 class ReadSnapshot:
-    """A watch over what some roots can read: it keeps what they could read when it began."""
+    """A snapshot of what some functions and values, the roots, can read."""
 
     def __init__(self, *roots: Any) -> None:
         self._names: list[tuple[Any, str, Any]] = []  # a namespace, a name, what it meant
@@ -46,7 +45,7 @@ class ReadSnapshot:
         # Namespaces of objects, classes and modules; of an object, what its classes have too.
         self._holders: list[tuple[Any, frozenset[str]]] = []
         self._read: set[str] = set()  # names of attributes, in any code that was met
-        self._said: set[str] = set()  # texts in it that may name one: hasattr(x, "name")
+        self._texts: set[str] = set()  # texts in it that may name one: hasattr(x, "name")
         self._work = list(roots)
         done: set[tuple[int, str]] = set()
         self._visit_all()
@@ -134,7 +133,7 @@ class ReadSnapshot:
             return  # its globals are the same in any run
         for code in (f.__code__, *codes_in(f.__code__)):
             self._read.update(code.co_names)
-            self._said.update(x for x in code.co_consts if type(x) is str and x.isidentifier())
+            self._texts.update(x for x in code.co_consts if type(x) is str and x.isidentifier())
         for name, chain in fingerprint.uses_of(f.__code__):
             if name not in f.__globals__ and hasattr(builtins, name):
                 self._names.append((f.__globals__, name, _MISSING))
@@ -178,14 +177,14 @@ class ReadSnapshot:
     # ---- whether it is the same
 
     def changed(self) -> bool:
-        """Return whether the roots could now read something that differs from then."""
+        """Return whether the roots would now read anything that differs from the snapshot."""
         for space, name, was in self._names:
             now = space.get(name, _MISSING)
             if now is not was and not _equal(now, was):
                 return True
         for space, names, behind in self._spaces:
             other = names ^ {*space}  # names that came or went
-            if not (other.isdisjoint(self._said) and other.isdisjoint(behind)):
+            if not (other.isdisjoint(self._texts) and other.isdisjoint(behind)):
                 return True
         for cell, was in self._cells:
             now = _held(cell)
@@ -207,7 +206,7 @@ class ReadSnapshot:
 
 
 def _state(path: str) -> tuple[int, int] | None:
-    """Return what tells a file from what it was; None where there is none."""
+    """Return the time of change and the size of a file; None where there is none."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""The syntax tree of a function with its control flow handed to hooks.py.
+"""Rewriting of a function's syntax tree: its control flow becomes calls of hooks.py.
     if c: A else: B    for arm in if_(c, names, …):  if arm == 0: A  else: B
     for x in it: A     for x in for_(it, names, …): A
     while c: A         for _ in while_(lambda: c, names, …): A
@@ -69,7 +69,7 @@ def _copy(node: Any) -> Any:
 
 
 def _bare_arguments(args: ast.arguments) -> None:
-    """Removes defaults and annotations, which the original function has evaluated already."""
+    """Remove defaults and annotations, which the original function has evaluated already."""
     args.defaults, args.kw_defaults = [], [None] * len(args.kwonlyargs)
     for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg):
         if arg is not None:
@@ -78,8 +78,7 @@ def _bare_arguments(args: ast.arguments) -> None:
 
 def _rewrite_function(node: Any, class_name: str | None, outer: bool = False) -> Any:
     """Return a def with its body rewritten; decorators, defaults and annotations are the caller's.
-    outer: it stands in no other that is rewritten, so that it may be a program, and no helper of a
-    kernel."""
+    outer: no function around it is rewritten, so that it may be a program."""
     if any(_last_name(d) in _COMPILED_ELSEWHERE for d in node.decorator_list):
         return node
     reason = cannot_lower(node.body)
@@ -251,7 +250,7 @@ class _Rewriter(ast.NodeTransformer):
             node.body, node.orelse = self.block(node.body), self.block(node.orelse)
             return node
         bound, touched = self._names(node)
-        kept = self._kept(node) if hasattr(node, "kept") else bound
+        live_out = self._live_out(node) if hasattr(node, "live_out") else bound
         tests, arms, rest = [node.test], [node.body], node.orelse
         while len(rest) == 1 and isinstance(rest[0], ast.If):  # elif: no deeper nesting
             if _stays(rest[0].test):
@@ -267,7 +266,7 @@ class _Rewriter(ast.NodeTransformer):
         self.conditional -= 1
         first, *others = [self._test(t) for t in tests]
         call = _runtime(
-            "if_", first, _load(_NAMES), bound, touched, kept, *map(_later, others))
+            "if_", first, _load(_NAMES), bound, touched, live_out, *map(_later, others))
         return located(node, ast.For(_store(_ARM), located(first, call), chosen, []))
 
     def visit_For(self, node: ast.For) -> Any:
@@ -281,8 +280,8 @@ class _Rewriter(ast.NodeTransformer):
             item = f"__item{node.number}__"  # type: ignore[attr-defined]
             bind = ast.Assign([node.target], _load(item))
             guarded = ast.If(none_of(flags), [located(node.target, bind), *node.body], [])
-            if hasattr(node, "lasting"):
-                guarded.kept = node.lasting  # type: ignore[attr-defined]
+            if hasattr(node, "live"):
+                guarded.live_out = node.live  # type: ignore[attr-defined]
             node.body = [self.visit(located(node.target, guarded))]
             node.target = located(node.target, _store(item))
         else:
@@ -295,7 +294,7 @@ class _Rewriter(ast.NodeTransformer):
             "for_", self.visit(node.iter), _load(_NAMES), bound, touched,
             _constant(flags),
             ast.Constant(node.number),  # type: ignore[attr-defined]
-            ast.Constant(hint), self._kept(node), self._fresh(node),
+            ast.Constant(hint), self._live_out(node), self._private(node),
         )
         node.iter = located(place, call)
         return located(node, node)
@@ -317,20 +316,20 @@ class _Rewriter(ast.NodeTransformer):
         call = _runtime(
             "while_", test, _load(_NAMES), bound, touched, _constant(flags),
             ast.Constant(node.number),  # type: ignore[attr-defined]
-            self._kept(node), self._fresh(node),
+            self._live_out(node), self._private(node),
         )
         loop = ast.For(_store(_ITEM), located(node.test, call), body + self._leave(node, flags), [])
         return located(node, loop)
 
-    def _kept(self, node: Any) -> ast.expr:
-        return _constant(tuple(self._spelt(n) for n in getattr(node, "kept", ())))
+    def _live_out(self, node: Any) -> ast.expr:
+        return _constant(tuple(self._spelt(n) for n in getattr(node, "live_out", ())))
 
-    def _fresh(self, node: Any) -> ast.expr:
-        """Return the variables that no turn reads from the turn before; without those that code
-        behind the loop may read after an early exit."""
-        lasts = node.kept if getattr(node, "flags", ()) else ()
+    def _private(self, node: Any) -> ast.expr:
+        """Return the variables that each iteration binds before it reads them; without those that
+        code after the loop may read after an early exit."""
+        lasts = node.live_out if getattr(node, "flags", ()) else ()
         return _constant(tuple(
-            self._spelt(n) for n in getattr(node, "fresh", ()) if n not in lasts))
+            self._spelt(n) for n in getattr(node, "private", ()) if n not in lasts))
 
     def _leave(self, node: Any, flags: Sequence[str]) -> Stmts:
         """Return a break under an `if` that asks for the flags; a capture of the body never takes
@@ -387,8 +386,8 @@ class _Rewriter(ast.NodeTransformer):
         return [new, *(located(node, ast.Expr(_runtime("stored", *x))) for x in changed.values())]
 
     def visit_Match(self, node: ast.Match) -> Any:
-        """Rewrite a match statement. Python itself compares types, and True and False: it does not
-        know ours."""
+        """Rewrite a match statement. Python itself matches patterns of types, and True and False,
+        so that a traced subject is refused there."""
         patterns = [p for case in node.cases for p in ast.walk(case.pattern)]
         asks = any(isinstance(p, ast.MatchClass) or (
             isinstance(p, ast.MatchSingleton) and p.value is not None) for p in patterns
@@ -561,7 +560,7 @@ def _as_if(node: ast.BoolOp) -> ast.If:
 
 
 def _known(node: ast.expr, operator: str) -> ast.expr:
-    """Wraps a value that must be known, because the operand after it cannot be put in a lambda."""
+    """Wrap a value that must be known, because the operand after it cannot be put in a lambda."""
     return located(node, _runtime("known", node, ast.Constant(operator)))
 
 

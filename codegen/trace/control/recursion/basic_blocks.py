@@ -26,11 +26,11 @@ class Stretch:
 
 @dataclass
 class BasicBlock:
-    """A stretch that control comes to from elsewhere. incoming: the values that it is given: the
-    results of the call that has returned, or of the branch whose arms meet here."""
+    """A stretch that control jumps to. incoming: its arguments: the results of the call that has
+    returned, or of the branch whose arms join here."""
 
     incoming: tuple[Value, ...]
-    returned: bool  # whether a call has
+    returned: bool  # whether it follows a call
     stretch: Stretch = field(default_factory=lambda: Stretch([], Return(())))
 
     @property

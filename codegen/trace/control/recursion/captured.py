@@ -1,4 +1,4 @@
-"""Recursive functions captured as regions: their bodies are run until all types are settled.
+"""Recursive functions captured as regions: their bodies are run until all types are stable.
 
 A call of the function inside its own body is a placeholder op, `RecursiveCall`; stack_machine.py
 makes a loop of the regions. What all calls pass on unchanged, and what is no number or array in all
@@ -39,22 +39,21 @@ from codegen.trace.control.regions import (
 from codegen.trace.state import Code, LeafType, Names, Tree, flatten, leaf_type, same
 from codegen.trace.storage import Storage
 
-_PASSES = 40  # more never settle: every pass makes some type wider
-_Returned = Callable[[Any, Capture, Sequence[Array]], None]  # given what the arguments are
-_WAYS = 500  # through a function, of which one should return without a call of itself
+_PASSES = 40  # a recursion that needs more has no fixed point: every pass widens some type
+_Returned = Callable[[Any, Capture, Sequence[Array]], None]  # of the result, and the arguments
+_MOST_PATHS = 500  # through a function, of which one should return without a recursive call
 
 
 class _Again(BaseException):
-    """Raised where a call shows that a type is wider: what was captured with the other one is
-    dropped."""
+    """Raised where a call widens a type: what was captured with the narrower one is dropped."""
 
 
 class _NothingKnown(BaseException):
-    """A call of whose results nothing is known yet, on a way through the function."""
+    """Raised on a path through the function by a call whose result types are not known yet."""
 
 
 class _Member(BaseException):
-    """Raised where a function calls one whose recursion is open outside: both are of that
+    """Raised where a function calls one whose recursion is open outside: both belong to the outer
     recursion."""
 
     def __init__(self, recursion: Recursion, members: list[Any]) -> None:
@@ -64,11 +63,11 @@ class _Member(BaseException):
 
 @dataclass
 class Member:
-    """A function of a recursion: what is known of it so far."""
+    """A function of a recursion, with the types that are known so far."""
 
     function: Any
     first: dict[str, Any] = field(default_factory=dict)  # what its first call passes
-    whole: set[str] = field(default_factory=set)  # arguments that are one thing in all calls
+    whole: set[str] = field(default_factory=set)  # arguments that are one object in all calls
     arguments: Leaves | None = None
     results: Leaves | None = None
     region: Region = field(default_factory=lambda: Region((), (), ()))
@@ -84,8 +83,8 @@ class Member:
         return tree, [x for _, leaves in each for x in leaves]
 
     def take(self, arguments: Mapping[str, Any], serial: int) -> bool:
-        """Learn what a call passes; whether that is of another type than what is known. serial: of
-        the newest memory from before the recursion."""
+        """Widen the argument types by those of a call; return whether that changes one. serial:
+        that of the newest memory from before the recursion."""
         now = dict(arguments)
         if self.arguments is None:
             self.first = {n: with_types(x, serial) for n, x in now.items()}
@@ -163,8 +162,8 @@ class Recursion:
         return any(self._captured(m) for m in list(self.members.values()) if m.arguments)
 
     def _explored(self, member: Member) -> bool:
-        """Find what the function returns where it does not call itself; whether there is such a
-        way, or something else is known now."""
+        """Follow paths through the function until one returns without a recursive call; return
+        whether there is one, or a type was widened on the way."""
         context = self.context
         path, learned = Path(len(context.loops)), False
 
@@ -172,7 +171,7 @@ class Recursion:
             tree, leaves = flatten(result)
             member.results = Leaves(tree, [leaf_type(x) or x for x in leaves])
 
-        for _ in path.each(_WAYS):
+        for _ in path.each(_MOST_PATHS):
             context.path = path
             try:
                 said = self._body(member, returned)
@@ -184,7 +183,7 @@ class Recursion:
         return learned or member.results is not None
 
     def _captured(self, member: Member) -> bool:
-        """Capture the body of a function; whether that shows something new."""
+        """Capture the body of a function; return whether that changes a type or an alias."""
         news: list[bool] = []
 
         def returned(result: Any, capture: Capture, arrays: Sequence[Array]) -> None:

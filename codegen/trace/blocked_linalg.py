@@ -50,7 +50,7 @@ def _by_rows(x: Array) -> bool:
     return axis_of(x, (0,)) is not None
 
 
-class Dealt:
+class BlockCyclic:
     """The block-cyclic distribution of a matrix's rows: `count` blocks, each split over the ranks
     along an axis, so that ranks have equal work from the first block to the last.
     The array has the dims (block, row of a block, column)."""
@@ -133,7 +133,7 @@ def cholesky(x: Array, upper: bool) -> Array | None:
     return as_array(factor)
 
 
-class Lower(Dealt):
+class Lower(BlockCyclic):
     """A matrix of which a rank has some rows, x, and its lower triangle, dealt. A row lies as a
     column: products with few rows are faster so, and what solves with a triangle. Behind the last
     row stand those of a unit matrix."""
@@ -237,7 +237,7 @@ class Elimination:
     in which a pivot is chosen."""
 
     def __init__(self, x: Array, axis: str) -> None:
-        self.dealt = Dealt(x.shape[0], x.shape[1], axis)
+        self.dealt = BlockCyclic(x.shape[0], x.shape[1], axis)
         self.dealt_columns = self.dealt.deal_turned(x)
 
     def down(self, k: Any, cols: Array, *sides: Array) -> tuple[list[Array], list[Array]]:
@@ -332,7 +332,7 @@ class Reflections:
 
     def __init__(self, x: Array, axis: str) -> None:
         self.rows, self.columns = x.shape
-        self.dealt = Dealt(self.columns, self.rows, axis)
+        self.dealt = BlockCyclic(self.columns, self.rows, axis)
         self.dealt_columns = self.dealt.deal_turned(x)
         self.blocks = -(-min(x.shape) // self.dealt.block)
 

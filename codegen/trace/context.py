@@ -98,7 +98,7 @@ class Context:
     own_scalars: dict[str, Place | None]  # that it, or the program, has declared, and where
     held: Mapping[str, Any] = types.MappingProxyType({})  # states in the place of inputs, by name
     # states that are looked for, by name: the tree that is declared, and its leaves
-    looked_for: dict[str, Any]
+    declared_states: dict[str, Any]
     facts: dict[str, Any]  # what earlier captures of the program have found
     notes: dict[str, list[dict[str, Any]]]  # what libraries say to people
     library_calls: dict[Place, None]  # of code of ours that has loops of its own
@@ -114,12 +114,12 @@ class Context:
         self.epoch = 0  # grows where a piece of code begins that may be undone
         self.place: Place | None = None  # where ops come from, if not from what runs now
         self.write_logs: list[dict[Storage, None]] = []
-        self.own_scalars, self.looked_for, self.facts = {}, {}, {}
+        self.own_scalars, self.declared_states, self.facts = {}, {}, {}
         self.scalars: dict[str, Scalar] = {}
         self.inputs: dict[str, Input] = {}
         self.feeds: dict[str, Feed] = {}
         self.numbers: dict[Value, Any] = {}  # of those that are one number everywhere
-        self.said: dict[str, dict[str, Any]] = {}  # of inputs and scalars: sameness.check_same
+        self.declarations: dict[str, dict[str, Any]] = {}  # of inputs, scalars: check_same
         self.conditions: list[Condition] = []
         self.learned: dict[str, Axis] = {}  # axes of which a condition says more
         self.limits: Limits = {}  # by run-time scalar, the least and the most that it can be
@@ -128,7 +128,7 @@ class Context:
         self.named_dims: dict[str, None] = {}  # that stand in shapes
         self.layouts: dict[str, Layout] = {}  # by input, what the compiler has chosen so far
         self.auto: list[str] = []  # inputs whose layout is the compiler's choice
-        self.bounds, self.begun_with = dict[str, Any](), dict[str, Any]()  # by key: known, assumed
+        self.bounds, self.assumed_bounds = dict[str, Any](), dict[str, Any]()  # by key
         self.rank_view = 0  # how many shard_maps are open; arrays inside are local
         # while > 0, a formula is made: integers are symbols, a conditional expression evaluates
         # both arms (number.choose). So many blocks were open when it began.
@@ -203,7 +203,7 @@ class Context:
                     self.narrower[scalar.name] = new
         for axis in self.mesh.axes:
             now = self.learned.get(axis.name, axis)
-            told = replace(now, **_told(axis, holds, self.mesh))
+            told = replace(now, **_axis_facts(axis, holds, self.mesh))
             if told != now:
                 self.learned[axis.name] = told
 
@@ -218,7 +218,7 @@ class Context:
             clash = (f"{name}, of a loop, of the mesh, or of the members of exchanges"
                      if taken is None else
                      f"{taken.place}: {name!r} is "
-                     f"{'an input' if known is None else _said_of(known)}")
+                     f"{'an input' if known is None else _scalar_text(known)}")
             raise UsageError(f"the dim {name!r} has the name of something else", found=clash,
                              place=user_place(), expected="a name that nothing before it has",
                              remedy=f'spmd.Dim("{name}_rows", at_most={at_most})')
@@ -350,7 +350,7 @@ class Context:
             self.write_logs = [kept for kept in self.write_logs if kept is not log]
 
 
-def _said_of(scalar: Scalar) -> str:
+def _scalar_text(scalar: Scalar) -> str:
     return "a scalar" if scalar.at_most is None else f"a dim of at most {scalar.at_most}"
 
 
@@ -401,7 +401,7 @@ def eager_current() -> Any:
     return eager_runs.runtime() if Context.current() is None else None
 
 
-def _told(axis: Axis, holds: Expr, mesh: Mesh) -> dict[str, Any]:
+def _axis_facts(axis: Axis, holds: Expr, mesh: Mesh) -> dict[str, Any]:
     """Return the fields of an axis that a condition decides."""
     if axis.fixed is not None or axis.size_sym not in holds.symbols():
         return {}

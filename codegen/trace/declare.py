@@ -134,9 +134,9 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
     known, here = context.scalars.get(name), user_place()
     if name not in context.own_scalars:
         _check_name(context, name, "scalar")
-    said = {"dtype": (element.name, element.name), "default": text_and_form(default, _simpler)}
+    said = {"dtype": (element.name, element.name), "default": text_and_form(default, _comparable)}
     if known is None:
-        context.said[name] = said
+        context.declarations[name] = said
         low, high = context.limits.get(name, (None, None))
         plain_int = element is dtypes.INT64
         sym = Sym(_own_name(context, name), "scalar", low, high) if plain_int else None
@@ -146,7 +146,7 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
         raise declared_twice(name, "scalar", known.place, here)
     else:  # entries of a class may declare one scalar alike
         before = context.own_scalars.get(name, here)
-        check_same(name, "scalar", (before, context.said[name]), (here, said))
+        check_same(name, "scalar", (before, context.declarations[name]), (here, said))
     context.own_scalars.setdefault(name, here)
     if known.sym is not None:
         plain = Number(expr.symbol(known.sym))
@@ -205,7 +205,7 @@ def _check_default(default: Any, dtype: DType, name: Any) -> None:
                          "a float scalar: dtype=np.float64")
 
 
-def _said(
+def _declaration_texts(
     context: Context, name: str, shape: Any, dtype: Any, layout: Any, default: Any, optional: bool
 ) -> dict[str, tuple[str, Any]]:
     """Return, by part of an input's declaration, its text in messages, and a form that compares."""
@@ -216,7 +216,8 @@ def _said(
         "dtype": (element, element),
         "shape": (elementwise.shape_text(extents), extents),
         "layout": (repr(layout), (layout is None, where)),
-        "default": text_and_form(_uniform(context, known_arrays.plain(default), extents), _simpler),
+        "default": text_and_form(
+            _uniform(context, known_arrays.plain(default), extents), _comparable),
         "optional": (str(bool(optional)), bool(optional)),
     }
 
@@ -227,7 +228,7 @@ def flag_of_call(context: Context, hint: str) -> Sym:
     return Sym(name, "flag", expr.const(0), expr.const(1))
 
 
-def _simpler(x: Any) -> Any:
+def _comparable(x: Any) -> Any:
     """Return the type in the place of an array of the program or a counter: these are new in each
     capture of a body."""
     x = known_arrays.plain(x)
@@ -310,7 +311,7 @@ def input_(
                          expected="spmd.input(name, shape, …)", found=f"an array of {shape.dtype}",
                          remedy=f'spmd.input("{name}", x.shape, x.dtype, default=x)')
     tree, leaves = spec.declared(name, known_arrays.plain(shape), dtype, layout)
-    if name in context.held or name in context.looked_for:
+    if name in context.held or name in context.declared_states:
         types = {leaf: (element_type(form.dtype).name, shape_of(form.shape, f'input "{leaf}"'))
                  for leaf, form in leaves.items()}
     if name in context.held:
@@ -322,8 +323,8 @@ def input_(
     ):
         _check_name(context, name, "input")
     defaults = named.spread({name: default}, leaves, "default of") if default is not None else {}
-    if name in context.looked_for:
-        context.looked_for[name] = tree, {
+    if name in context.declared_states:
+        context.declared_states[name] = tree, {
             leaf: held_inputs.HeldInput(form.shape, form.dtype, form.layout,
                                         defaults.get(leaf, form.default), types[leaf], user_place())
             for leaf, form in leaves.items()}
@@ -338,8 +339,8 @@ def _one_input(
 ) -> Array:
     before = context.inputs.get(name)
     if before is not None:
-        said = _said(context, name, shape, dtype, layout, default, optional)
-        check_same(name, "input", (before.place, context.said[name]), (user_place(), said))
+        said = _declaration_texts(context, name, shape, dtype, layout, default, optional)
+        check_same(name, "input", (before.place, context.declarations[name]), (user_place(), said))
         return wrap(context, before.value, scalar=False)
     if context.rank_view:
         raise ProgramError("spmd.input stands inside a shard_map",
@@ -364,7 +365,8 @@ def _one_input(
     if default is not None:
         region = _default_region(context, name, default, extents, element, chosen)
     origin = "chosen" if layout is None else "given" if layout is declared_layout else "rules"
-    context.said[name] = _said(context, name, shape, dtype, declared_layout, default, optional)
+    context.declarations[name] = _declaration_texts(
+        context, name, shape, dtype, declared_layout, default, optional)
     flag, root = None, ""
     if optional:
         spec.check_optional(name, default)

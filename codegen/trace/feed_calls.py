@@ -186,9 +186,10 @@ def feed(name: str = "feed", /, **fields: Any) -> Stream:
     now = Feed(name, tuple(types.items()), user_place())
     before = context.feeds.get(name)
     if before is not None:
-        check_same(name, "feed", (before.place, context.said[f"feed {name}"]), (now.place, said))
+        declaration = context.declarations[f"feed {name}"]
+        check_same(name, "feed", (before.place, declaration), (now.place, said))
         return Stream(before, fields)
-    context.said[f"feed {name}"] = said
+    context.declarations[f"feed {name}"] = said
     context.feeds[name] = now
     return Stream(now, fields)
 

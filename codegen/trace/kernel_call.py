@@ -138,13 +138,13 @@ class Kernel:
         if runtime is not None:
             form = self._form(bound, outputs, halo, boundary, lambda a, b: bool(a == b))
             if needs:
-                return _alone([withheld(called[name], needs) for name in outputs])
+                return _one_or_tuple([withheld(called[name], needs) for name in outputs])
             return runtime.kernel(self, form, bound)
         form = self._form(bound, outputs, halo, boundary, _same)
         assert context is not None
         if form.cut:
             self._try_parts(form, bound)
-        back = self._way_back(form, bound) if context.recordings else None
+        back = self._vjp_rule(form, bound) if context.recordings else None
         if back is not None:
             return emit_with_back(self, back, context, form, bound)
         return emit(self, context, form, bound)
@@ -153,7 +153,7 @@ class Kernel:
         """Raises KernelError where it gives another result on parts of arrays than on the whole."""
         try_on_random(self, form, bound)
 
-    def _way_back(self, form: Form, bound: Mapping[str, Any]) -> Callable[..., Any] | None:
+    def _vjp_rule(self, form: Form, bound: Mapping[str, Any]) -> Callable[..., Any] | None:
         """Return what defvjp was given, or None."""
         return self.back
 
@@ -298,7 +298,7 @@ def in_place_of(called: dict[str, Any]) -> dict[str, Any]:
             for name, x in called.items()}
 
 
-def _alone(outputs: list[Any]) -> Any:
+def _one_or_tuple(outputs: list[Any]) -> Any:
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 

@@ -258,7 +258,7 @@ def library(function: Function, ours: Function | None = None) -> Function:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_unknown(args, kwargs):
-            return ours(*args, **kwargs) if ours else _tried(function, args, kwargs)
+            return ours(*args, **kwargs) if ours else _call_with_traced(function, args, kwargs)
         positional, options = known_arrays.plain(args, True), known_arrays.plain(kwargs, True)
         leaves = pytree.leaves((positional, options, _arrays_of(function)))
         held = {id(known_arrays.root(x)) for x in leaves if isinstance(x, np.ndarray)}
@@ -267,7 +267,7 @@ def library(function: Function, ours: Function | None = None) -> Function:
     return call
 
 
-def _tried(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _call_with_traced(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call a library's function with arrays of the program: it works where all that it does is
     NumPy's."""
     try:

@@ -29,7 +29,7 @@ def with_numpy_errors(name: str, ours: Callable[..., Any], theirs: Any) -> Calla
     """Return our function, with NumPy's order of arguments, and NumPy's error where NumPy fails
     too."""
 
-    known = _swallowed(ours, theirs)
+    known = _allowed_keywords(ours, theirs)
 
     @functools.wraps(ours)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -46,7 +46,7 @@ def with_numpy_errors(name: str, ours: Callable[..., Any], theirs: Any) -> Calla
                 raise numpy_error from error
             if not isinstance(error, TypeError) or _binds(ours, args, kwargs):
                 raise
-            reordered = _in_order(theirs, args, kwargs)
+            reordered = _reordered(theirs, args, kwargs)
             if reordered is None:
                 raise UnsupportedError(
                     f"np.{name} does not take this argument here",
@@ -58,7 +58,7 @@ def with_numpy_errors(name: str, ours: Callable[..., Any], theirs: Any) -> Calla
     return call
 
 
-def _swallowed(ours: Callable[..., Any], theirs: Any) -> frozenset[str]:
+def _allowed_keywords(ours: Callable[..., Any], theirs: Any) -> frozenset[str]:
     """Return the keywords that a call may have, where our function takes any and NumPy's does not;
     else nothing."""
     takes_any = [p for p in inspect.signature(ours).parameters.values() if p.kind == p.VAR_KEYWORD]
@@ -109,7 +109,7 @@ def _extent(e: Expr) -> int:
     raise ValueError
 
 
-def _in_order(theirs: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+def _reordered(theirs: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
     """Return the arguments with those in front that were given by NumPy's names; None: there are
     none."""
     names = _parameters(theirs)

@@ -294,7 +294,8 @@ class Program:
                 settled = chosen == layouts
                 layouts, rounds = chosen, rounds + 1
                 learned_more = context.learned or context.narrower
-                assumed = {key: context.begun_with.get(key, bounds.get(key)) for key in new_bounds}
+                assumed = {key: context.assumed_bounds.get(key, bounds.get(key))
+                           for key in new_bounds}
                 if not learned_more and new_bounds == assumed and settled:
                     # a bound that is known proves the condition it came from: keep that one
                     kept = stated | {(c.text, c.place): c for c in module.conditions}

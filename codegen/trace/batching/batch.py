@@ -26,7 +26,7 @@ from codegen.trace.control.regions import laid_as
 from codegen.trace.derive.reverse import read_by
 from codegen.trace.view import index_value
 
-_SEEN = (ops.Print, ops.Expect, ops.Feeding)  # effects, which a member that is not active skips
+_EFFECTS = (ops.Print, ops.Expect, ops.Feeding)  # effects, which a member that is not active skips
 
 
 class Batch:
@@ -75,8 +75,8 @@ class Batch:
         every = [op, *(inner for region in op.regions for inner in walk(region))]
         if self.active is None:
             return any(isinstance(o.what, ops.Save) for o in every)
-        return any(isinstance(o.what, _SEEN) or (isinstance(o.what, ops.Loop)
-                                                 and len(o.regions) == 2) for o in every)
+        return any(isinstance(o.what, _EFFECTS) or (isinstance(o.what, ops.Loop)
+                                                    and len(o.regions) == 2) for o in every)
 
     # ---- values of members ---------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ def mapped(
 
     Arguments and results are pairs: a value, and whether it is stacked (dim 0 counts members).
     """
-    args = [Value(v.name, _of_one(context, v.type)) if own else v for v, own in arguments]
+    args = [Value(v.name, _member_type(context, v.type)) if own else v for v, own in arguments]
     first = len(context.keeps)
     block = Block(tuple(a for a, (_, own) in zip(args, arguments) if own))
     context.blocks.append(block)
@@ -298,7 +298,7 @@ def mapped(
     return [(batch.of[v], True) if v in batch.of else (v, False) for v in results]
 
 
-def _of_one(context: Context, t: ArrayType) -> ArrayType:
+def _member_type(context: Context, t: ArrayType) -> ArrayType:
     """Return the type of one member's part, from the type of the stacked value."""
     layout = None if t.layout is None or t.ndim == 1 else t.layout[1:]
     return replace(t, shape=t.shape[1:], layout=layout)

@@ -60,7 +60,7 @@ def loop(batch: Batch, op: Op, stacked: Stacked) -> Sequence[Value | None]:
     if an iteration makes it so: the body is batched until no more values become stacked."""
     own = {k for k, g in enumerate(stacked) if g is not None}
     while True:
-        regions, more = _turn(batch, op, own)
+        regions, more = _batched_body(batch, op, own)
         if more <= own:
             break
         own |= more
@@ -73,7 +73,7 @@ def loop(batch: Batch, op: Op, stacked: Stacked) -> Sequence[Value | None]:
     return _emit(batch, op, begins, _results(batch, op, own), regions)
 
 
-def _turn(batch: Batch, op: Op, own: set[int]) -> tuple[list[Region], set[int]]:
+def _batched_body(batch: Batch, op: Op, own: set[int]) -> tuple[list[Region], set[int]]:
     """Return the regions of a loop whose carried values in `own` are stacked, and the carried
     values that are stacked at the end of an iteration."""
     *tests, body = op.regions

@@ -120,7 +120,7 @@ class Branch(Capture):
         for storage, why in gone.items():
             storage.lose(self.context, why)
         self._link(arrays)
-        return self._put(merged_variables, arrays)
+        return self._bind_results(merged_variables, arrays)
 
     def _link(self, arrays: Sequence[Array]) -> None:
         """Note which memory a result may alias: that of an older array, or of another result."""
@@ -134,7 +134,7 @@ class Branch(Capture):
                 twin = old if old in self.serials else owner.setdefault(old, array.storage)
                 link(array.storage, twin, "branch", self.place)
 
-    def _put(self, merged_variables: dict[str, _Merged], arrays: list[Array]) -> Any:
+    def _bind_results(self, merged_variables: dict[str, _Merged], arrays: list[Array]) -> Any:
         extra = None
         for name, merged in merged_variables.items():
             leaves = [arrays[x.position] if isinstance(x, _Result) else x for x in merged.leaves]
@@ -163,11 +163,11 @@ class Branch(Capture):
         for h in defined[1:]:
             if not first.tree.like(h.tree):
                 if self._selecting():
-                    return self._chosen(first, h)
-                if self._is_over(name):
+                    return self._merge_by_formula(first, h)
+                if self._is_dead(name):
                     return None
                 if first.tree.kind == h.tree.kind in ("list", "dict"):
-                    raise self._grown(name, first, h)
+                    raise self._structure_error(name, first, h)
                 a, b = (leaf_type(x.value) or x.value for x in (h, first))
                 raise carry_error("branch", name, "", self.place, a, b)
         if self._unchanged(name, helds):
@@ -181,13 +181,13 @@ class Branch(Capture):
             ]
         except CarryError:
             del self.results[before:]
-            if self._is_over(name):
+            if self._is_dead(name):
                 return None
             raise
         things = self.sharing.things(name, [h.tree for h in helds if h is not None])
         return _Merged(first, leaves, things)
 
-    def _grown(self, name: str, first: Held, other: Held) -> CarryError:
+    def _structure_error(self, name: str, first: Held, other: Held) -> CarryError:
         kind, sizes = first.tree.kind, sorted({len(h.tree.keys) for h in (first, other)})
         difference = f"{sizes[0]} items in one arm, {sizes[-1]} in another" if len(sizes) > 1 else (
             "other keys in each arm, or items of other types")
@@ -201,7 +201,7 @@ class Branch(Capture):
             found=difference, remedy=remedy,
         )
 
-    def _is_over(self, name: str) -> bool:
+    def _is_dead(self, name: str) -> bool:
         """Return whether no code reads a variable after the branch; it is then left without a
         value."""
         if self.code.reads_later(name) or name.startswith("__") or name not in self.code.bound:
@@ -213,7 +213,7 @@ class Branch(Capture):
     def _selecting(self) -> bool:
         return bool(self.context.selecting) and isinstance(self.on, Expr) and len(self.arms) == 2
 
-    def _chosen(self, other: Held, then: Held) -> _Merged:
+    def _merge_by_formula(self, other: Held, then: Held) -> _Merged:
         """Return the choice of a number or None in a `to` function, as a formula."""
         value = choose(number(self.on, True), then.value, other.value)  # type: ignore[arg-type]
         held = hold(value)
@@ -354,7 +354,7 @@ def captured_if(
     assert context is not None
     on = condition(test, "if")
     if (path := context.following) is not None:
-        yield from _followed(path, later, code, k)
+        yield from _follow_path(path, later, code, k)
         return
     branch = Branch(context, code, on)
     code.names.arms += 1
@@ -368,7 +368,9 @@ def captured_if(
     branch.finish()
 
 
-def _followed(path: Any, later: Sequence[Callable[[], Any]], code: Code, k: int) -> Iterator[int]:
+def _follow_path(
+    path: Any, later: Sequence[Callable[[], Any]], code: Code, k: int
+) -> Iterator[int]:
     """Yield the arm that the current path through the function takes, without a capture."""
     code.names.arms += 1
     try:

@@ -145,12 +145,12 @@ class Loop(Capture):
                               else again or CarryCache())
         self.number = self.outer_carries.number()
         before = self.outer_carries.carries.get(self.number)
-        if before and (context.loops or self._lies_as(before)):
+        if before and (context.loops or self._has_layouts_of(before)):
             self.begin_with(before)
         elif code.changes:
             self.begin_with_all(code.changes == "writes")
 
-    def _lies_as(self, before: LoopCarry) -> bool:
+    def _has_layouts_of(self, before: LoopCarry) -> bool:
         """Return whether all carried arrays have the layouts that they had in the last capture.
         They differ where inputs have other layouts now."""
         had = ((self.types.get(key), t) for key, t in before.carried.items())
@@ -283,7 +283,7 @@ class Loop(Capture):
             had = self.stored.get(storage) or before[storage].type
             stored[storage] = layout_propagation.met(had, storage.value.type)
         stable = self._find_aliases(after) and stable and stored == self.stored
-        stable = self._repeats(stable) and stable
+        stable = self._constants_repeat(stable) and stable
         if stable and not self.changed.issuperset(self.initial_keys):  # it carries too much
             self.carried, stored, self.aliases, self.initial_keys = {}, {}, {}, []
             self.live_out.held.clear()
@@ -291,7 +291,7 @@ class Loop(Capture):
         if stable:
             values = [value_of(self.context, self._leaf(after, k), t)
                       for k, t in self.carried.items()]
-            stable = self._laid(values)
+            stable = self._layouts_known(values)
         if stable:
             self.stale = stale
             self._after = after
@@ -308,7 +308,7 @@ class Loop(Capture):
             self.mark.restore_declared(self.context)
         return stable
 
-    def _repeats(self, stable: bool) -> bool:
+    def _constants_repeat(self, stable: bool) -> bool:
         """Return whether this pass made the same constants as the one before. Raise
         UnsupportedError where two passes that carry the same values make different constants: then
         the body calls something whose state the capture cannot see."""
@@ -346,7 +346,7 @@ class Loop(Capture):
         self.changed, stable = set(), True
         for name, before in self.entry.items():
             if before is None:  # first bound in the body
-                stable = self._bound_inside(name, after.get(name)) and stable
+                stable = self._carry_out(name, after.get(name)) and stable
                 continue
             now = after.get(name)
             if now is None:
@@ -363,7 +363,7 @@ class Loop(Capture):
                     stable = False
         return stable
 
-    def _bound_inside(self, name: str, now: Held | None) -> bool:
+    def _carry_out(self, name: str, now: Held | None) -> bool:
         """Carry a variable that is bound in the body and read after the loop; return whether it was
         carried already. Variables that nothing reads after the loop are local to the body."""
         if not self.live_out.has(name, self.entry[name]) or now is None:
@@ -391,7 +391,7 @@ class Loop(Capture):
             self.carried[name, j] = joint
         return stable
 
-    def _laid(self, values: Sequence[Value]) -> bool:
+    def _layouts_known(self, values: Sequence[Value]) -> bool:
         """Return whether the layouts of all carried arrays are known. A layout becomes known where
         a carried array is a view, which has to be read first."""
         stable = True
@@ -481,7 +481,7 @@ class Loop(Capture):
             self.begin(block)
             try:
                 self.enter(block.args)
-                holds = self._holds(evaluate, [self._flag(block, f) for f in flags])
+                holds = self._condition_value(evaluate, [self._flag(block, f) for f in flags])
                 changed = self.written()
                 filled = self.outside.check()
             except BaseException:
@@ -495,7 +495,7 @@ class Loop(Capture):
                                    remedy="do it in the body")
         return region
 
-    def _holds(self, evaluate: Callable[[], Any] | None, flags: Sequence[Value]) -> Value:
+    def _condition_value(self, evaluate: Callable[[], Any] | None, flags: Sequence[Value]) -> Value:
         context = self.context
         parts = [context.emit_one(ops.Map("logical_not"), f) for f in flags]
         first = len(context.blocks[-1].ops)
@@ -508,11 +508,11 @@ class Loop(Capture):
             if parts and any(isinstance(o.what, ops.Feeding) for o in walk(Region((), tuple(asked),
                                                                                   ()))):
                 del context.blocks[-1].ops[first:]
-                return self._unless(parts, Region((), tuple(asked), (on,)))
+                return self._guarded_test(parts, Region((), tuple(asked), (on,)))
             parts.insert(0, on)
         return reduce(lambda a, b: context.emit_one(ops.Map("logical_and"), a, b), parts)
 
-    def _unless(self, parts: Sequence[Value], asks: Region) -> Value:
+    def _guarded_test(self, parts: Sequence[Value], asks: Region) -> Value:
         """Return a condition that asks for a batch of a feed only if no flag has ended the loop."""
         context = self.context
         on = reduce(lambda a, b: context.emit_one(ops.Map("logical_and"), a, b), parts)

@@ -86,7 +86,7 @@ def _let(context: Context, value: Value, power: bool) -> Sym:
         place = user_place()
         key = f"{value.name} {place}"
         # what this capture assumes: program.graph captures again if it turns out wrong
-        known = context.begun_with[key] = context.bounds.get(key, Bounds(power=power))
+        known = context.assumed_bounds[key] = context.bounds.get(key, Bounds(power=power))
         least = None if known.least is None else expr.const(known.least)
         defining_op = next((op for block in reversed(context.blocks) for op in reversed(block.ops)
                             if value in op.results), None)
@@ -118,11 +118,11 @@ def bounds_of(module: Module) -> dict[str, Bounds]:
             continue
         new = work.of(value)
         new = Bounds(new.least, work.most.get(value), new.power)
-        out[key] = _either(out[key], new) if key in out else new
+        out[key] = _weakest(out[key], new) if key in out else new
     return out
 
 
-def _either(a: Bounds, b: Bounds) -> Bounds:
+def _weakest(a: Bounds, b: Bounds) -> Bounds:
     """Return the bounds that hold for both integers."""
     least = None if a.least is None or b.least is None else min(a.least, b.least)
     return Bounds(least, a.most if a.most == b.most else None, a.power and b.power)
@@ -157,9 +157,9 @@ class _Induction:
                         self.carried[row[0]] = row[1:]
                 self.region(inner)
             if isinstance(op.what, Loop) and len(op.regions) == 2:
-                self._tested(*op.regions)
+                self._note_test_bounds(*op.regions)
 
-    def _tested(self, test: Region, body: Region) -> None:
+    def _note_test_bounds(self, test: Region, body: Region) -> None:
         """Note upper bounds of the body's arguments from a loop's test, such as `d < n` of a size
         n."""
         todo = list(test.results)
@@ -254,7 +254,7 @@ def _number(n: int) -> Bounds:
 def _all(values: list[Bounds]) -> Bounds:
     out = values[0]
     for value in values[1:]:
-        out = _either(out, value)
+        out = _weakest(out, value)
     return out
 
 

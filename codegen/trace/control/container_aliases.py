@@ -30,7 +30,7 @@ def parts(tree: Tree, path: str) -> Iterator[tuple[str, Any]]:
         yield path, tree.value
 
 
-def _fixed(thing: Any) -> bool:
+def _is_immutable(thing: Any) -> bool:
     """Return whether an object is immutable: a frozen dataclass."""
     return bool(getattr(getattr(type(thing), "__dataclass_params__", None), "frozen", False))
 
@@ -66,35 +66,35 @@ class BranchAliases:
 
     def __init__(self, context: Context, place: Place | None, older: OuterState) -> None:
         self.context, self.place, self._older = context, place, older
-        self._made: dict[tuple[int, ...], tuple[Any, list[Any]]] = {}
+        self._merged: dict[tuple[int, ...], tuple[Any, list[Any]]] = {}
 
     def things(self, name: str, trees: Sequence[Tree]) -> list[Any]:
         out = []
         for arms in zip(*(parts(t, name) for t in trees)):
             path, values = arms[0][0], [value for _, value in arms]
-            out.append(self._one(name, path, values))
+            out.append(self._merged_container(name, path, values))
         return out
 
-    def _one(self, name: str, path: str, values: list[Any]) -> Any:
+    def _merged_container(self, name: str, path: str, values: list[Any]) -> Any:
         if all(v is values[0] for v in values):
             return values[0]
         key = tuple(map(id, values))
-        if key in self._made:
-            return self._made[key][0]
+        if key in self._merged:
+            return self._merged[key][0]
         merged = copy.copy(values[0])
-        for other, theirs in self._made.values():
+        for other, theirs in self._merged.values():
             if any(a is b for a, b in zip(values, theirs)):
-                self._twins(merged, other, path, "another name")
-        self._made[key] = merged, values
+                self._note_alias(merged, other, path, "another name")
+        self._merged[key] = merged, values
         for value in values:
             other_path = holder(value, (name,)) if value in self._older else ""
             if other_path:
-                self._twins(merged, value, path, other_path)
+                self._note_alias(merged, value, path, other_path)
         return merged
 
-    def _twins(self, a: Any, b: Any, path: str, other: str) -> None:
+    def _note_alias(self, a: Any, b: Any, path: str, other: str) -> None:
         path = path.replace("__value__", "the value of the expression")
-        if not _fixed(a):
+        if not _is_immutable(a):
             self.context.may_alias.append((a, b, path, other, self.place))
 
 
@@ -143,8 +143,8 @@ class LoopAliases:
         stable = True
         plain = not twins and _labels(x for _, x in self.before) == _labels(now)
         for j, (path, thing) in enumerate(self.before):
-            self._refuse_kept(path, thing, now[j], self.began[j])
-            if plain or _fixed(thing):
+            self._refuse_stale_name(path, thing, now[j], self.began[j])
+            if plain or _is_immutable(thing):
                 continue
             for i, (other, first) in enumerate(self.before[:j]):
                 if (first is thing) != (now[i] is now[j]):
@@ -165,11 +165,11 @@ class LoopAliases:
             remedy=f"{_COPY.format(first)}, {'before' if shared_before else 'in'} the loop",
         )
 
-    def _refuse_kept(self, path: str, thing: Any, now: Any, began: list[Any]) -> None:
+    def _refuse_stale_name(self, path: str, thing: Any, now: Any, began: list[Any]) -> None:
         """Raise CarryError if the first iteration has an object that later ones do not have, and
         another name still reaches it: a name that the body reads, or one through which code after
         the loop would see a store of that iteration."""
-        if now is thing or _fixed(thing):
+        if now is thing or _is_immutable(thing):
             return
         other = self.outside.holder(thing, self.known)  # the body may read it by this name
         if not other and not all(map(same, began, flatten(thing)[1])):

@@ -109,11 +109,11 @@ def for_(
     if context is not None and is_iterator(iterable):
         refuse_outside(iterable)
         if flags:
-            return _unrolled(_leaving(context, each(iterable), names, flags))
+            return _unrolled(_noting_early_exit(context, each(iterable), names, flags))
     return _unrolled(each(iterable))
 
 
-def _leaving(
+def _noting_early_exit(
     context: Context, iterator: Iterator[Any], names: Names, flags: Sequence[str]
 ) -> Iterator[Any]:
     """Yield all items of an iterator, and note it in the context where only the run knows whether
@@ -129,10 +129,10 @@ def _leaving(
 def _unrolled(turns: Iterable[Any]) -> Iterable[Any]:
     """Return the items of a loop that Python runs; where progress is shown, many of them are
     reported."""
-    return turns if Context.current() is None or not is_heard() else _told_of(turns)
+    return turns if Context.current() is None or not is_heard() else _reporting(turns)
 
 
-def _told_of(turns: Iterable[Any]) -> Iterator[Any]:
+def _reporting(turns: Iterable[Any]) -> Iterator[Any]:
     where = user_place()
     for k, turn in enumerate(turns, 1):
         if k >= _MANY_TURNS:

@@ -55,12 +55,12 @@ def watched(context: Context, function: Any) -> Any:
     for a call whose value differs between builds."""
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     if isinstance(owner, GENERATORS):
-        return _of_generator(context, function, owner)
+        return _checked_generator(context, function, owner)
     if isinstance(owner, _CHANGEABLE):
         if name in _CHANGING:
             changed(context, owner)
         if isinstance(owner, set) and name == "pop":
-            return _popped(owner)
+            return _set_pop(owner)
         return iterating(function) if name == "extend" else function
     if isinstance(owner, str) and name == "join":
         return iterating(function)
@@ -69,16 +69,16 @@ def watched(context: Context, function: Any) -> Any:
     if is_iterator(owner):
         refuse_outside(owner)
     if isinstance(owner, type) and issubclass(owner, datetime.date) and name in _TODAY:
-        raise _frozen(f"{owner.__name__}.{name}()", _CLOCK)
+        raise _impure_error(f"{owner.__name__}.{name}()", _CLOCK)
     module = getattr(function, "__module__", "")
     if module == "logging":
         return _logging(function)
     if f"{module}.{name}" in _VOLATILE_CALLS:
-        raise _frozen(*_VOLATILE_CALLS[f"{module}.{name}"])
+        raise _impure_error(*_VOLATILE_CALLS[f"{module}.{name}"])
     if module == "secrets":
-        raise _frozen(f"{name}()", _SEED)
+        raise _impure_error(f"{name}()", _SEED)
     if function is np.random.seed:
-        return _of_generator(context, function, np.random.mtrand._rand)
+        return _checked_generator(context, function, np.random.mtrand._rand)
     instead = _REPLACEMENTS.get(id(function))
     return function if instead is None else instead(function)
 
@@ -105,7 +105,7 @@ def changed(context: Context, thing: Any) -> None:
         context.changed_at[thing if isinstance(thing, str) else id(thing)] = user_place()
 
 
-def _noted(function: Any) -> Any:
+def _noting_store(function: Any) -> Any:
     """Return setattr or delattr, made to note what it changes."""
     def call(thing: Any, *args: Any) -> Any:
         if (context := Context.current()) is not None:
@@ -124,7 +124,7 @@ def refuse_outside(thing: Any, method: str = "") -> None:
     refuse_left_early(thing)
     for body in reversed(context.bodies):
         if thing in body and not (body.kind == "program" and id(thing) in context.seeded):
-            raise body.drawn(thing, user_place(), RANDOM.get(method, ""))
+            raise body.drawn_error(thing, user_place(), RANDOM.get(method, ""))
 
 
 def refuse_left_early(iterator: Any) -> None:
@@ -144,11 +144,11 @@ def _next(iterator: Any, *default: Any) -> Any:
     return next(iterator, *default)
 
 
-def _of_generator(context: Context, function: Any, generator: Any) -> Any:
+def _checked_generator(context: Context, function: Any, generator: Any) -> Any:
     """Return a method of a random generator, if the program may call it: a generator that gets a
     seed in the program gives the same numbers in every build."""
     if isinstance(generator, random.SystemRandom):
-        raise _frozen("random.SystemRandom", _SEED)
+        raise _impure_error("random.SystemRandom", _SEED)
     if function.__name__ == "seed":
         seeding = _with_seed(function)
         context.seeded.add(id(generator))
@@ -160,7 +160,7 @@ def _of_generator(context: Context, function: Any, generator: Any) -> Any:
 def _with_seed(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if all(x is None for x in (*args, *kwargs.values())):
-            raise _frozen(f"{function.__name__}() without a seed", _SEED)
+            raise _impure_error(f"{function.__name__}() without a seed", _SEED)
         return function(*args, **kwargs)
 
     return call
@@ -172,7 +172,7 @@ _HOST = "a parameter of the program, spmd build --set …; or spmd.scalar, run -
 _SEED = "a seed: rng = np.random.default_rng(0); or spmd.random, whose seed may come at launch"
 
 
-def _frozen(name: str, remedy: str) -> UnsupportedError:
+def _impure_error(name: str, remedy: str) -> UnsupportedError:
     varies = "on every machine" if remedy is _HOST else "in every build"
     return UnsupportedError(
         f"{name} gives another value {varies}",
@@ -197,13 +197,13 @@ _VOLATILE_CALLS = {
 }
 
 
-def _of_calendar(function: Callable[..., Any]) -> Callable[..., Any]:
+def _checked_calendar(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return time.localtime or its kin, which refuses a call without a time: that means now."""
     needed = 2 if function is time.strftime else 1
 
     def call(*args: Any) -> Any:
         if len(args) < needed or args[-1] is None:
-            raise _frozen(f"time.{function.__name__}()", _CLOCK)
+            raise _impure_error(f"time.{function.__name__}()", _CLOCK)
         return function(*args)
 
     return call
@@ -211,27 +211,27 @@ def _of_calendar(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _date(*args: Any) -> Any:
     if args and args[0] in ("now", "today"):
-        raise _frozen(f'np.datetime64("{args[0]}")', _CLOCK)
+        raise _impure_error(f'np.datetime64("{args[0]}")', _CLOCK)
     return np.datetime64(*args)
 
 
-def _of_clock(function: Callable[..., Any]) -> NoReturn:
+def _refuse_clock(function: Callable[..., Any]) -> NoReturn:
     module = "os" if function in (os.times, os.getloadavg) else "time"
-    raise _frozen(f"{module}.{function.__name__}()", _CLOCK)
+    raise _impure_error(f"{module}.{function.__name__}()", _CLOCK)
 
 
-def _of_entropy(function: Callable[..., Any]) -> NoReturn:
-    raise _frozen(f"{function.__name__}()", _SEED)
+def _refuse_entropy(function: Callable[..., Any]) -> NoReturn:
+    raise _impure_error(f"{function.__name__}()", _SEED)
 
 
 # By id, since a callable need not be hashable: how to replace a function, or to refuse it.
 _REPLACEMENTS: dict[int, Callable[[Any], Any]] = {
     id(next): lambda _: _next,
     id(np.datetime64): lambda _: _date,
-    **{id(f): _noted for f in (setattr, delattr, object.__setattr__, object.__delattr__)},
-    **{id(f): _of_clock for f in _CLOCKS},
-    **{id(f): _of_entropy for f in _ENTROPY},
-    **{id(f): _of_calendar for f in _CALENDAR},
+    **{id(f): _noting_store for f in (setattr, delattr, object.__setattr__, object.__delattr__)},
+    **{id(f): _refuse_clock for f in _CLOCKS},
+    **{id(f): _refuse_entropy for f in _ENTROPY},
+    **{id(f): _checked_calendar for f in _CALENDAR},
     **{id(f): _with_seed for f in _SEEDED},
 }
 
@@ -321,7 +321,7 @@ def _text(x: Any) -> Any:
     return type(x).__name__, repr(x)
 
 
-def _popped(owner: set[Any]) -> Callable[[], Any]:
+def _set_pop(owner: set[Any]) -> Callable[[], Any]:
     """Return the method pop of a set, which takes the first element in the order of `ordered`."""
 
     def pop() -> Any:

@@ -106,7 +106,7 @@ class OuterState:
         self.traced = False  # whether an array or a number of a program can be reached
         self._work = collections.deque(roots)
         self._work += (("random", random._inst), ("np.random", np.random.mtrand._rand))
-        while self._work or self._of_packages():
+        while self._work or self._visit_packages():
             while self._work:
                 self._visit(*self._work.popleft())
 
@@ -203,7 +203,7 @@ class OuterState:
             self._visited[variable.key] = variable.held
             self._note(variable, path or variable.name, variable.read)
 
-    def _of_packages(self) -> bool:
+    def _visit_packages(self) -> bool:
         """Visit the attributes of installed modules whose names occur in code that was reached;
         return whether one of them is new."""
         pairs = [(m, n) for m in self._modules for n in self._names
@@ -222,40 +222,40 @@ class OuterState:
         seeded: ids of random generators that the body gave a seed.
         """
         filled = []
-        for seen, now in self._others():
+        for seen, now in self._changes():
             free = isinstance(seen.thing, GENERATORS) and id(seen.thing) in seeded
-            if not free and not self._filled(seen, now):
-                raise self._changed(seen, now)
+            if not free and not self._is_cache_fill(seen, now):
+                raise self._change_error(seen, now)
             filled += [] if free else [(seen, now)]
         if self.kind == "program" or not filled:
             return False
         self._fills += 1
         if self._fills > _MOST_FILLS:
-            raise self._changed(*filled[0])
+            raise self._change_error(*filled[0])
         for seen, now in filled:
             seen.items.update(now)
         return True
 
     def put_back(self) -> None:
         """Restore, after a failure, every object that would keep an array of the program alive."""
-        for seen, now in self._others():
-            if self._holds_traced(_new(seen, now).values()):
+        for seen, now in self._changes():
+            if self._holds_traced(_new_items(seen, now).values()):
                 _restore(seen.thing, seen.items, now)
 
-    def _others(self) -> Iterator[tuple[_Snapshot, dict[Any, Any]]]:
+    def _changes(self) -> Iterator[tuple[_Snapshot, dict[Any, Any]]]:
         """Yield the things that have changed, each with what it holds now."""
         for seen in self._seen:
             now = seen.read() or {}
             if now.keys() != seen.items.keys() or not all(
-                _alike(now[k], v) for k, v in seen.items.items()
+                _is_unchanged(now[k], v) for k, v in seen.items.items()
             ):
                 yield seen, now
 
-    def _filled(self, seen: _Snapshot, now: dict[Any, Any]) -> bool:
+    def _is_cache_fill(self, seen: _Snapshot, now: dict[Any, Any]) -> bool:
         """Return whether the change is only new keys in a dict or a namespace, as a cache makes. In
         a program, new attributes are allowed too, and values in place of None. An array of the
         program is never allowed."""
-        thing, new = seen.thing, _new(seen, now)
+        thing, new = seen.thing, _new_items(seen, now)
         if self.kind == "branch" and (id(thing) in self._contents or self._stored(thing)):
             return False
         if self.kind == "program":
@@ -277,17 +277,17 @@ class OuterState:
     def _holds_traced(self, values: Iterable[Any]) -> bool:
         return OuterState(self.kind, [("", v) for v in values]).traced
 
-    def _changed(self, seen: _Snapshot, now: dict[Any, Any]) -> UnsupportedError:
+    def _change_error(self, seen: _Snapshot, now: dict[Any, Any]) -> UnsupportedError:
         thing, path = seen.thing, seen.path
         context = Context.current()
         variable = isinstance(thing, Variable)
         where = context.changed_at.get(path if variable else id(thing)) if context else None
         if isinstance(thing, GENERATORS) or is_iterator(thing):
-            return self.drawn(thing, where or self.place)
+            return self.drawn_error(thing, where or self.place)
         shown = path
         if not variable and not isinstance(thing, (*_CONTAINERS, np.ndarray)):
             both = {**seen.items, **now}
-            k = next(k for k in both if not _alike(now.get(k), seen.items.get(k)))
+            k = next(k for k in both if not _is_unchanged(now.get(k), seen.items.get(k)))
             shown = step(path, thing, k)
         remedy = _REMEDIES[self.kind]
         if self.kind == "branch" and isinstance(thing, dict):
@@ -295,7 +295,7 @@ class OuterState:
         if isinstance(thing, np.ndarray):
             remedy = f"{path} = spmd.asarray({path}) before it makes an array of the program"
         shown_change = f"{shown}, {kind_of(thing)} from outside of it" if shown == path else shown
-        if self.kind == "program" and self._holds_traced(_new(seen, now).values()):
+        if self.kind == "program" and self._holds_traced(_new_items(seen, now).values()):
             shown_change += ", which would keep an array of the program after the build"
         body = (("the body begins at", self.place),) if where and self.place else ()
         return UnsupportedError(
@@ -304,7 +304,7 @@ class OuterState:
             found=shown_change, remedy=remedy, also=body,
         )
 
-    def drawn(self, thing: Any, place: Place | None, instead: str = "") -> UnsupportedError:
+    def drawn_error(self, thing: Any, place: Place | None, instead: str = "") -> UnsupportedError:
         """Return the error for a generator or an iterator, which gives a new value in each call.
         instead: the function of spmd.random that replaces a generator's method."""
         drawing = isinstance(thing, GENERATORS)
@@ -422,17 +422,18 @@ def outer_state_of(kind: str, code: Code, entry: Variables) -> OuterState:
 # ---- what has changed --------------------------------------------------------------------------
 
 
-def _alike(now: Any, before: Any) -> bool:
+def _is_unchanged(now: Any, before: Any) -> bool:
     if now is before:
         return True
     if isinstance(now, tuple) and type(now) is type(before) and len(now) == len(before):
-        return all(_alike(a, b) for a, b in zip(now, before))
+        return all(_is_unchanged(a, b) for a, b in zip(now, before))
     return same(now, before)
 
 
-def _new(seen: _Snapshot, now: dict[Any, Any]) -> dict[Any, Any]:
+def _new_items(seen: _Snapshot, now: dict[Any, Any]) -> dict[Any, Any]:
     """Return the items of an object that it did not hold when the body began."""
-    return {k: v for k, v in now.items() if k not in seen.items or not _alike(v, seen.items[k])}
+    before = seen.items
+    return {k: v for k, v in now.items() if k not in before or not _is_unchanged(v, before[k])}
 
 
 def _is_cached(thing: Any, key: Any) -> bool:
@@ -476,7 +477,7 @@ def items_of(thing: Any) -> dict[Any, Any] | None:
     if isinstance(thing, np.ndarray) and thing.dtype.hasobject and thing.dtype.names is None:
         return dict(enumerate(islice(thing.flat, _COMPARED_ITEMS)))
     if isinstance(thing, np.ndarray):
-        return {"data": _print(thing)}
+        return {"data": _array_digest(thing)}
     if isinstance(thing, GENERATORS):
         return {"state": _state_of(thing)}
     if isinstance(thing, dict):
@@ -496,14 +497,14 @@ def items_of(thing: Any) -> dict[Any, Any] | None:
             thing.__name__.partition(".")[0] not in sys.stdlib_module_names)
         return _public(vars(thing)) if ours else None
     if is_iterator(thing):
-        return _left_in(thing)
+        return _iterator_position(thing)
     if isinstance(thing, BaseException):
         return {"args": thing.args, **(attributes(thing) or {})}
     items = None if origin(type(thing)) == FIXED else attributes(thing)
-    return items or _of_extension(thing) or items
+    return items or _extension_state(thing) or items
 
 
-def _of_extension(thing: Any) -> dict[Any, Any] | None:
+def _extension_state(thing: Any) -> dict[Any, Any] | None:
     """Return the state of an object whose class is written in C: the value of a ContextVar, the
     size of a queue, the digest of a hash, the bytes of memory; None of any other."""
     if isinstance(thing, contextvars.ContextVar):
@@ -543,7 +544,7 @@ def _called_by(thing: Any) -> list[Any]:
     return [thing.__wrapped__] if isinstance(thing, functools._lru_cache_wrapper) else []
 
 
-def _print(array: np.ndarray[Any, Any]) -> Any:
+def _array_digest(array: np.ndarray[Any, Any]) -> Any:
     if array.dtype.hasobject:
         return array.shape
     if array.nbytes > _COMPARED_BYTES:
@@ -557,17 +558,17 @@ def _state_of(generator: Any) -> Any:
     if isinstance(generator, random.Random):
         return hash(generator.getstate())
     if isinstance(generator, np.random.RandomState):
-        return _flat(generator.get_state(legacy=False))
-    return _flat(getattr(generator, "bit_generator", generator).state)
+        return _hashable(generator.get_state(legacy=False))
+    return _hashable(getattr(generator, "bit_generator", generator).state)
 
 
-def _flat(state: Any) -> Any:
+def _hashable(state: Any) -> Any:
     if isinstance(state, dict):
-        return tuple((k, _flat(v)) for k, v in state.items())
+        return tuple((k, _hashable(v)) for k, v in state.items())
     return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
-def _left_in(iterator: Any) -> dict[Any, Any]:
+def _iterator_position(iterator: Any) -> dict[Any, Any]:
     """Return the position of an iterator, as far as Python shows it without taking an item."""
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame

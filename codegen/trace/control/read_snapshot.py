@@ -126,7 +126,7 @@ class ReadSnapshot:
         self._functions.append((f, (f.__code__, f.__defaults__, f.__kwdefaults__)))
         self._work += [f.__defaults__, f.__kwdefaults__, *vars(f).values()]
         for cell in f.__closure__ or ():
-            value = _held(cell)
+            value = _cell_value(cell)
             self._cells.append((cell, value))
             self._work.append(value)
         if fingerprint.is_known(f.__globals__.get("__name__", "")):
@@ -156,7 +156,7 @@ class ReadSnapshot:
         if hasattr(type(x), "read_parts") and module.startswith(("codegen.", "spmd.")):
             self._work += x.read_parts()
             files = x.read_files() if hasattr(x, "read_files") else ()
-            self._files += [(path, _state(path)) for path in files]
+            self._files += [(path, _file_state(path)) for path in files]
             return
         if module.partition(".")[0] == "numba" and hasattr(x, "py_func"):
             self._work.append(x.py_func)
@@ -187,7 +187,7 @@ class ReadSnapshot:
             if not (other.isdisjoint(self._texts) and other.isdisjoint(behind)):
                 return True
         for cell, was in self._cells:
-            now = _held(cell)
+            now = _cell_value(cell)
             if now is not was and not _equal(now, was):
                 return True
         for f, parts in self._functions:
@@ -199,13 +199,13 @@ class ReadSnapshot:
             or any(len(now) != len(was) or not _same_items(now, was)
                    or not _same_items(now.values(), was.values()) for now, was in self._dicts)
             or any(now != was for now, was in self._sets)
-            or any(_state(path) != was for path, was in self._files)
+            or any(_file_state(path) != was for path, was in self._files)
             or any((x.shape, x.strides, x.dtype) != form or not _same_bytes(x, was)
                    for x, was, form in self._arrays)
         )
 
 
-def _state(path: str) -> tuple[int, int] | None:
+def _file_state(path: str) -> tuple[int, int] | None:
     """Return the time of change and the size of a file; None where there is none."""
     try:
         status = os.stat(path)
@@ -232,7 +232,7 @@ class _Slots:
             return default
 
 
-def _held(cell: types.CellType) -> Any:
+def _cell_value(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:

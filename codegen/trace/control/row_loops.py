@@ -50,16 +50,16 @@ def compiled_iteration(context: Context, iterable: Any) -> Iteration | None:
     """Return the iterations of a loop that is to be compiled; None for a loop that Python runs."""
     if context.selecting:
         return None
-    if (unknown := _of_unknown(iterable)) is not None or context.rows_by_python:
+    if (unknown := _over_unknown_rows(iterable)) is not None or context.rows_by_python:
         return unknown
-    iteration = (_of_places(context, iterable) if isinstance(iterable, Indices)
-                 else _of_array(iterable))
+    iteration = (_over_ndindex(context, iterable) if isinstance(iterable, Indices)
+                 else _over_array(iterable))
     if iteration is not None:
         context.has_rows = True
     return iteration
 
 
-def _of_unknown(array: Any) -> Iteration | None:
+def _over_unknown_rows(array: Any) -> Iteration | None:
     """Return the iterations over an array whose number of rows only a run knows, which Python
     cannot loop over; None for any other value."""
     if not isinstance(array, Array) or not array.ndim or not array.extents[0].has_extents:
@@ -67,7 +67,7 @@ def _of_unknown(array: Any) -> Iteration | None:
     return Range(0, array.shape[0], 1), lambda turn: array[turn]
 
 
-def _of_places(context: Context, places: Indices) -> Iteration | None:
+def _over_ndindex(context: Context, places: Indices) -> Iteration | None:
     count = math.prod(places.shape)
     if places.is_started or places.is_compiled or count <= UNROLLED_TURNS:
         return None
@@ -81,7 +81,7 @@ def _of_places(context: Context, places: Indices) -> Iteration | None:
     return Range(0, count, 1), place
 
 
-def _of_array(array: Any) -> Iteration | None:
+def _over_array(array: Any) -> Iteration | None:
     if not isinstance(array, Array) and not _has_plain_rows(array) or not np.ndim(array):
         return None
     count = expr_of(array.shape[0])

@@ -44,15 +44,15 @@ _Returned = Callable[[Any, Capture, Sequence[Array]], None]  # of the result, an
 _MOST_PATHS = 500  # through a function, of which one should return without a recursive call
 
 
-class _Again(BaseException):
+class _TypesWidened(BaseException):
     """Raised where a call widens a type: what was captured with the narrower one is dropped."""
 
 
-class _NothingKnown(BaseException):
+class _ResultsUnknown(BaseException):
     """Raised on a path through the function by a call whose result types are not known yet."""
 
 
-class _Member(BaseException):
+class _JoinRecursion(BaseException):
     """Raised where a function calls one whose recursion is open outside: both belong to the outer
     recursion."""
 
@@ -106,7 +106,7 @@ def called(context: Context, function: Any, args: Sequence[Any], kwargs: dict[st
     for k, recursion in enumerate(open_now):
         if function in recursion.members:
             if k < len(open_now) - 1:
-                raise _Member(recursion, [f for r in open_now[k + 1 :] for f in r.members])
+                raise _JoinRecursion(recursion, [f for r in open_now[k + 1 :] for f in r.members])
             return recursion.call(function, arguments)
     return Recursion(context).run(function, arguments)
 
@@ -119,7 +119,7 @@ class Recursion:
         self.members: dict[Any, Member] = {}
         self.stored: dict[Storage, ArrayType] = {}  # memory that a body writes
         self.stale: dict[Storage, None] = {}
-        self.around, self.serial = _openings(context), context.next_serial()
+        self.open_before, self.serial = _open_counts(context), context.next_serial()
 
     def run(self, function: Any, arguments: inspect.BoundArguments) -> Any:
         context = self.context
@@ -141,27 +141,27 @@ class Recursion:
         """Capture all functions until nothing new is learned of any of them."""
         for _ in range(_PASSES):
             mark = Mark.of(self.context)
-            if self._learned() is False:
+            if self._pass_widens() is False:
                 return
             mark.restore_declared(self.context)
         names = ", ".join(f.name for f in self.members)
         raise UnsupportedError(f"what {names} takes and returns changes its type in every call",
                                place=self.place, expected="one type for each of them")
 
-    def _learned(self) -> bool:
+    def _pass_widens(self) -> bool:
         """Return whether a pass over all functions shows something new."""
         unknown = [m for m in self.members.values() if m.arguments and m.results is None]
         if unknown:
-            if not any(self._explored(m) for m in unknown):
+            if not any(self._explore(m) for m in unknown):
                 raise ProgramError(
                     f"every way through {unknown[0].function.name} calls it again",
                     place=self.place, expected="an arm that returns without a call of itself",
                     found="none", remedy="if n == 0: return 0, before the call",
                 )
             return True
-        return any(self._captured(m) for m in list(self.members.values()) if m.arguments)
+        return any(self._capture(m) for m in list(self.members.values()) if m.arguments)
 
-    def _explored(self, member: Member) -> bool:
+    def _explore(self, member: Member) -> bool:
         """Follow paths through the function until one returns without a recursive call; return
         whether there is one, or a type was widened on the way."""
         context = self.context
@@ -174,15 +174,15 @@ class Recursion:
         for _ in path.each(_MOST_PATHS):
             context.path = path
             try:
-                said = self._body(member, returned)
+                interrupt = self._body(member, returned)
             finally:
                 context.path = None
-            learned = said is _Again
+            learned = interrupt is _TypesWidened
             if learned or member.results is not None:
                 break
         return learned or member.results is not None
 
-    def _captured(self, member: Member) -> bool:
+    def _capture(self, member: Member) -> bool:
         """Capture the body of a function; return whether that changes a type or an alias."""
         news: list[bool] = []
 
@@ -190,7 +190,7 @@ class Recursion:
             aliased = self._finds_aliases(member, result, capture, arrays)
             news.append(self._returned(member, result, capture) or aliased)
 
-        return self._body(member, returned) is _Again or news[-1]
+        return self._body(member, returned) is _TypesWidened or news[-1]
 
     def _body(self, member: Member, returned: _Returned) -> Any:
         """Run the function once in a block of its own; return the class of what interrupts it."""
@@ -200,21 +200,21 @@ class Recursion:
         body = as_called(member.function.function)
         names.roots.append((member.function.name, body))
         names.roots += [(n, member.first[n]) for n in member.whole]
-        said, filled = None, True
+        interrupt, filled = None, True
         while filled:
             capture = Capture(context, Code(names), "recursion")
             types = [t.array for t in taken.types] + list(self.stored.values())
             hints = [hint(n, "") for n in taken.names] + ["memory"] * len(self.stored)
             block = Block(tuple(Value(n, t) for n, t in zip(hints, types)))
-            with _as_before(context):
+            with _restoring_context(context):
                 capture.begin(block)
-                said = self._run(member, body, block, returned, capture)
+                interrupt = self._run(member, body, block, returned, capture)
                 capture.open = None
             filled = capture.filled
             capture.put_back()
             capture.mark.forget_later(context, "recursion", self.place,
                                       "return it, or write into an array made before the call")
-        return said
+        return interrupt
 
     def _run(
         self, member: Member, function: Callable[..., Any], block: Block,
@@ -241,14 +241,14 @@ class Recursion:
                     place=self.place, expected="arguments are values",
                     remedy="return what is new, or write into an array that is read by closure")
             returned(result, capture, arrays)
-        except (_Again, _NothingKnown) as stop:
+        except (_TypesWidened, _ResultsUnknown) as stop:
             return type(stop)
-        except _Member as met:
+        except _JoinRecursion as met:
             if met.recursion is not self:
                 raise
             for other in met.members:
                 self.members.setdefault(other, Member(other))
-            return _Again
+            return _TypesWidened
         return None
 
     def _refuse_writes(self, member: Member, arrays: Sequence[Array], capture: Capture) -> None:
@@ -309,11 +309,11 @@ class Recursion:
     def call(self, function: Any, arguments: inspect.BoundArguments) -> Any:
         """Return the results of a call inside a body, as values of the op that stands for it."""
         context, member = self.context, self.members[function]
-        self._refuse_where_it_stands(function)
+        self._refuse_nested_call(function)
         if member.take(arguments.arguments, self.serial):
-            raise _Again
+            raise _TypesWidened
         if member.results is None:
-            raise _NothingKnown if context.path is not None else _Again
+            raise _ResultsUnknown if context.path is not None else _TypesWidened
         leaves = member.flat(arguments.arguments)[1]
         types = [t.array for t in member.results.types] + list(self.stored.values())
         names = [function.name] * len(member.results.types) + ["memory"] * len(self.stored)
@@ -321,10 +321,11 @@ class Recursion:
                               names=names)
         return self._results(member, leaves, values)
 
-    def _refuse_where_it_stands(self, function: Any) -> None:
+    def _refuse_nested_call(self, function: Any) -> None:
         """Raise UnsupportedError where a function calls itself in an op that would run the call
         otherwise."""
-        for (construct, remedy), now, before in zip(_APART, _openings(self.context), self.around):
+        counts = _open_counts(self.context)
+        for (construct, remedy), now, before in zip(_NOT_IN, counts, self.open_before):
             if now > before:
                 raise UnsupportedError(
                     f"{function.name} calls itself in {construct}", place=user_place(),
@@ -364,7 +365,7 @@ class Recursion:
         return known.filled(iter(arrays))
 
 
-_APART = (  # where no call of itself may stand, and what to try
+_NOT_IN = (  # where no call of itself may stand, and what to try
     ("a loop of the program", "a call behind the loop, which ends by break; Python's own range, "
      "which unrolls; or a second function under @spmd.recursive in place of the loop"),
     ("a function that is differentiated", "the derivative of a function that calls this one from "
@@ -374,13 +375,13 @@ _APART = (  # where no call of itself may stand, and what to try
 )
 
 
-def _openings(context: Context) -> tuple[int, ...]:
+def _open_counts(context: Context) -> tuple[int, ...]:
     """Return how many of each of these are open now."""
     return len(context.loops), context.recordings, context.members, context.rank_view
 
 
 @contextmanager
-def _as_before(context: Context) -> Iterator[None]:
+def _restoring_context(context: Context) -> Iterator[None]:
     """Leave the same blocks, loops and logs open as before, whatever was interrupted in between."""
     lists = ("blocks", "bodies", "write_logs", "loops", "left_early", "captured")
     before = {name: list(getattr(context, name)) for name in lists}

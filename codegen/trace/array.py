@@ -340,7 +340,8 @@ def shard_of_captured(context: Context, value: Value) -> Value:
 
 
 def not_given(value: Value, place: Place | None = None) -> ProgramError:
-    """Return the error of code that stands apart from a program, and reads a value of it."""
+    """Return the error of separate code, such as a stage of a pipeline, that reads a value of the
+    program."""
     return ProgramError(
         "the code of a stage uses an array of the program that it is not given", place=place,
         expected="a layer of (parameters, h), or an optimizer, that reads nothing else of the "

@@ -203,8 +203,8 @@ class Lower(BlockCyclic):
         return blocks
 
     def result(self, blocks: Array) -> Any:
-        """Return the rows that this rank has of the matrix, a part of a block in each turn, so that
-        all ranks have the same work; and zeros behind the diagonal."""
+        """Return this rank's rows of the factor, with zeros behind the diagonal. Each iteration
+        fetches a part of one block, so that all ranks have the same work."""
         (low, high), (offset, own), zero = self.mine, self.own(), expr.const(0)
         have = ((zero, as_expr(self.width)), (zero, as_expr(self.count)),
                 (_expr(offset), _expr(offset + own)))
@@ -263,8 +263,8 @@ class Elimination:
 
 
 def solve(x: Array, routine: str, b: Array) -> Array | None:
-    """Solve with b split by columns. What is done to A is done to b at once; then x follows from
-    the last block to the first."""
+    """Solve with b split by columns: each elimination step updates A and b, then back substitution
+    goes from the last block to the first. None where the matrix is not split, or too small."""
     axis = axis_of(x)
     if axis is None or not _large(x) or b.ndim != 2:
         return None
@@ -299,8 +299,8 @@ def solve(x: Array, routine: str, b: Array) -> Array | None:
 
 
 def slogdet(x: Array) -> tuple[Array, Array] | None:
-    """Return the sign and the logarithm of the determinant, from the pivots of each block in turn;
-    None where the matrix is not split, or too small for this to pay."""
+    """Return the sign and the logarithm of the determinant, accumulated from the pivots of each
+    block; None where the matrix is not split, or too small for this to pay."""
     axis = axis_of(x)
     if axis is None or not _large(x):
         return None
@@ -446,8 +446,8 @@ def _sign(x: Any) -> Array:
 
 
 def _reflected(top: Array) -> Array:
-    """Return the signs on the diagonal of the R that reflections give of a Q whose upper part this
-    is, as in Ballard et al., Reconstructing Householder vectors from TSQR, 2014: by elimination."""
+    """Return the signs of R's diagonal under Householder reflections, by an elimination of `top`,
+    the upper part of Q (Ballard et al., Reconstructing Householder vectors from TSQR, 2014)."""
 
     def step(k: Any, state: Any) -> Any:
         a, signs = state

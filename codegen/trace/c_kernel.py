@@ -142,7 +142,7 @@ class CKernel(Kernel):
         return {name: bound[name] for name in order if name in bound}
 
     def _check_type(self, p: CParameter, x: Any) -> None:
-        """Raises KernelError where an argument is no array, or none of the prototype's type."""
+        """Raise KernelError where an argument is no array, or none of the prototype's type."""
         said = f"{'const ' * (p.pointer and not p.writes)}{p.c} {'*' * p.pointer}{p.name}"
         if isinstance(x, Start):
             if p.dtype.name != "int64" or p.writes or (
@@ -211,7 +211,7 @@ class CKernel(Kernel):
     # ---- on NumPy arrays -------------------------------------------------------------------------
 
     def _on_arrays(self, *args: Any) -> None:
-        """Calls the reference, or the C function, on whole arrays; outputs are written in place."""
+        """Call the reference, or the C function, on whole arrays; outputs are written in place."""
         arguments = dict(zip(self.passed.names, args, strict=True))
         outputs = {p.name: arguments[p.name] for p in self.in_c.prototype.outputs}
         if self.reference is None:
@@ -267,8 +267,8 @@ class CKernel(Kernel):
     # ---- derivatives -----------------------------------------------------------------------------
 
     def _vjp_rule(self, form: Form, bound: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """Return what defvjp was given, or the way back through the reference, unless the signature
-        has loops around it."""
+        """Return the vjp rule of defvjp; without one, that of the reference, unless the signature
+        has loops around it; else None."""
         if self.back is not None or self.reference is None or any(map(form.lead, bound)):
             return self.back
         reference = convert(self.reference)

@@ -97,11 +97,11 @@ class Entity(Program):
         self, ranks: int = 1, mesh: Mapping[str, int] | None = None,
         save: Mapping[str, Callable[[Any], Any]] | None = None, **parameters: Any,
     ) -> Any:
-        """Runs the class as plain Python on NumPy arrays, in this process. parameters: those
+        """Run the class as plain Python on NumPy arrays, in this process. parameters: those
         of its `__init__`; other arguments as of Program.eager.
 
         Returns an object whose methods are the entries: it is called as an open image is, and its
-        state stays between calls. What an image would refuse it refuses when a call does it.
+        state stays between calls. What an image would refuse, a call refuses when it happens.
         """
         check_takers(save)
         axes, values = self._eager_axes(ranks, mesh), self.bind(parameters)

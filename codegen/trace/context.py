@@ -51,7 +51,7 @@ Limits = dict[str, tuple[Expr | None, Expr | None]]
 @dataclass(eq=False)
 class Block:
     """A block collects the ops of an open region. once: its code runs once, as a part of the code
-    around it. apart: it uses nothing that was computed around it, except its arguments."""
+    around it. apart: it is isolated: it uses no value from around it except its arguments."""
 
     args: tuple[Value, ...] = ()
     ops: list[Op] = field(default_factory=list)
@@ -181,7 +181,7 @@ class Context:
             Context._captures.stack.pop()
 
     def hold(self, holds: Expr, text: str) -> None:
-        """Refuses launches for which a condition fails; the next capture makes use of it. One of
+        """Refuse launches for which a condition fails; the next capture makes use of it. One of
         an entry, of extents that all entries share, is asked of the calls of that entry alone."""
         if holds.has_extents and self.entry_runs != 1:
             holds = expr.or_(1 - self.entry_runs, holds)
@@ -229,7 +229,7 @@ class Context:
 
     @property
     def following(self) -> Any:
-        """The way through a function that branches take here, or None where they are captured."""
+        """The path through a function that branches follow here; None where they are captured."""
         path = self.path
         return path if path is not None and len(self.loops) == path.loops else None
 
@@ -341,7 +341,7 @@ class Context:
 
     @contextmanager
     def watching_writes(self) -> Iterator[dict[Storage, None]]:
-        """Collects the storages written while it is open, in order of the first write."""
+        """Collect the storages written while it is open, in order of the first write."""
         log: dict[Storage, None] = {}
         self.write_logs.append(log)
         try:
@@ -355,7 +355,7 @@ def _scalar_text(scalar: Scalar) -> str:
 
 
 def refuse_constant() -> None:
-    """Raises TracedValueError where the running statement writes into a NumPy array."""
+    """Raise TracedValueError where the running statement writes into a NumPy array."""
     frame, place = user_frame(), user_place()
     if frame is None or place is None:
         return
@@ -371,7 +371,7 @@ def refuse_constant() -> None:
 
 
 def refuse_constant_write(text: str, fields: str = "") -> NoReturn:
-    """Raises ProgramError for a write into an array that the program did not make. fields: of the
+    """Raise ProgramError for a write into an array that the program did not make. fields: of the
     array that it is a field of."""
     if fields:
         raise UnsupportedError(f"{text} is of an array with fields, which programs do not have",
@@ -455,8 +455,8 @@ def _narrowed(
 
 
 def extent_unknown() -> None:
-    """Have the program captured again, with the innermost loop of few turns run by Python, before
-    an extent is refused that only the run knows, perhaps because of a loop's counter."""
+    """Request another capture in which Python unrolls the innermost short loop, before an extent is
+    refused that only the run knows: it may depend on that loop's counter."""
     if (context := Context.current()) is not None:
         loops = reversed(context.loops)
         short = [x.place for x in loops if x.turns is not None and x.turns <= UNROLLED_TURNS]

@@ -191,7 +191,7 @@ def _scalar_dtype(default: Any, dtype: Any) -> DType:
 
 
 def _check_default(default: Any, dtype: DType, name: Any) -> None:
-    """Raises UsageError for a number that no image can hold: a scalar has 64 bits."""
+    """Raise UsageError for a number that no image can hold: a scalar has 64 bits."""
     if default is None or dtype.kind == "f" and isinstance(default, (float, np.floating)):
         return
     low, high = (-(2**63), 2**63 - 1) if dtype is dtypes.INT64 else (-(2**1023), 2**1023)
@@ -431,7 +431,7 @@ def _default_region(
 
 
 def _refuse_computed(name: str, region: Region) -> None:
-    """Raises ProgramError where a default needs what only exists while the program runs."""
+    """Raise ProgramError where a default needs what only exists while the program runs."""
     arrays, counters = free_values(region), free_counters(region)
     if arrays or counters:
         dependency = "arrays of the program" if arrays else "a number that the program computes"
@@ -505,7 +505,7 @@ def _from_array(context: Context, name: str, default: Any, extents: Shape, layou
 
 
 def check_dims(context: Context) -> None:
-    """Raises ProgramError where nothing says to a run how many elements a named dim has."""
+    """Raise ProgramError where nothing says to a run how many elements a named dim has."""
     said = {e for i in context.inputs.values() for e in i.shape}
     for dim in context.scalars.values():
         if dim.at_most is not None and dim.sym is not None and expr.symbol(dim.sym) not in said:

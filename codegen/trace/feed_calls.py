@@ -75,7 +75,7 @@ class Stream:
         return wrap(context, context.emit_one(More(self.name)))
 
     def send(self, *values: Any, **named: Any) -> None:
-        """Hands arrays with a row for each place of the batch that was taken last back to whoever
+        """Send arrays with a row for each place of the batch that was taken last back to whoever
         made it: `feed.send(action)`, `feed.send(action=a, value=v)`. Each may be a tree of dicts,
         lists and tuples: `feed.send({"push": p, "turn": t})`. ShapeError for other shapes.
 
@@ -97,7 +97,7 @@ class Stream:
         context.emit(Send(self.name, tuple(fields), tuple(layouts), tuple(homes)), sent)
 
     def _check_own(self, name: str, shape: Shape, own: Expr) -> None:
-        """Raises ShapeError unless a rank gives a row for each of its own, of one shape on all."""
+        """Raise ShapeError unless a rank gives a row for each of its own, of one shape on all."""
         fits = bool(shape) and same_extent(shape[0], own)
         if fits and not any(s.kind == "coord" for e in shape[1:] for s in e.symbols()):
             return
@@ -218,8 +218,8 @@ def captured_feed(stream: Stream, code: Code) -> Iterator[Any]:
 
 
 def check_feeds(module: Module) -> Module:
-    """Return the module, of whose feeds each is taken from, and is sent the same each time. Raises
-    ProgramError."""
+    """Return the module unchanged. Raise ProgramError for a feed from which nothing is taken, and
+    for one that is sent different values in two places."""
     taken = {op.what.feed for op in walk(module.body) if isinstance(op.what, Take)}
     sent: dict[str, tuple[Op, str]] = {}
     for op in walk(module.body):

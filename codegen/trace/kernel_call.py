@@ -108,7 +108,7 @@ class Kernel:
         return f"<spmd kernel {self.name}>"
 
     def defvjp(self, back: Callable[..., Any]) -> None:
-        """Says the way back: `back` takes what the kernel takes, by its parameters, with
+        """State the vjp rule: `back` takes what the kernel takes, by its parameters, with
         the results in the place of the outputs, then a cotangent of each output. It returns a tuple
         of the cotangents of the inputs, None where there is none; it may call kernels. The page on
         derivatives has an example.
@@ -150,11 +150,11 @@ class Kernel:
         return emit(self, context, form, bound)
 
     def _try_parts(self, form: Form, bound: Mapping[str, Any]) -> None:
-        """Raises KernelError where it gives another result on parts of arrays than on the whole."""
+        """Raise KernelError where it gives another result on parts of arrays than on the whole."""
         try_on_random(self, form, bound)
 
     def _vjp_rule(self, form: Form, bound: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """Return what defvjp was given, or None."""
+        """Return the vjp rule that defvjp set, or None."""
         return self.back
 
     def _is_output(self, name: str, x: Any) -> bool:
@@ -184,7 +184,7 @@ class Kernel:
     def _check(
         self, bound: Mapping[str, Any], outputs: list[str], local: bool, halo: bool, eager: bool
     ) -> None:
-        """Raises KernelError for arguments that are wrong whatever their extents are."""
+        """Raise KernelError for arguments that are wrong whatever their extents are."""
         for name, x in bound.items():
             if not isinstance(x, _ARGUMENTS):
                 raise self.refused(f"{name} is a {type(x).__name__}", "arrays and numbers",

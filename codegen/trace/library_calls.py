@@ -184,8 +184,8 @@ def created(function: Function, ours: Function, args: Any, kwargs: dict[str, Any
 
 
 def _check_fill(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raises DtypeError for a NaN, or another number, that the integers asked for do not have:
-    NumPy makes another number of it, and only warns."""
+    """Raise DtypeError for a fill value, such as NaN, that the integer type does not have: NumPy
+    would only warn, and fill with another number."""
     arguments = inspect.signature(function).bind(*args, **kwargs).arguments
     value, dtype = arguments["fill_value"], arguments.get("dtype")
     if dtype is None and function is np.full_like:
@@ -287,11 +287,11 @@ def _call_with_traced(function: Function, args: Sequence[Any], kwargs: dict[str,
 
 
 def _sparse_class() -> tuple[type, ...]:
-    """Return the classes of scipy's sparse matrices, if somebody has imported them."""
+    """Return the classes of scipy's sparse matrices; none if scipy.sparse is not imported."""
     module = sys.modules.get("scipy.sparse")
     return () if module is None else (module.spmatrix, module.sparray)
 
 
 def _arrays_of(function: Any) -> list[Any]:
-    """Return the arrays that an object holds whose method is called: its results may be these."""
+    """Return the arrays that the object of a method holds, which may be the method's results."""
     return list(getattr(getattr(function, "__self__", None), "__dict__", {}).values())

@@ -76,7 +76,7 @@ def make_mesh(spec: Any) -> Mesh:
 
 
 def _check_function(function: Any) -> None:
-    """Raises UsageError for what @spmd.program cannot stand on."""
+    """Raise UsageError for what @spmd.program cannot stand on."""
     kind = type(function).__name__
     if isinstance(function, Program):
         kind = "a function that is a program already"
@@ -378,7 +378,7 @@ class Program:
         self, ranks: int = 1, mesh: Mapping[str, int] | None = None,
         save: Mapping[str, Callable[[Any], Any]] | None = None, **arguments: Any,
     ) -> Any:
-        """Runs the function as plain Python on NumPy arrays, in this process: the simplest
+        """Run the function as plain Python on NumPy arrays, in this process: the simplest
         debugger.
 
         - ranks, mesh: what `spmd.ranks()` and axis sizes say, and how many times the function of a
@@ -456,7 +456,7 @@ class Program:
 
 
 def check_takers(save: Mapping[str, Any] | None) -> None:
-    """Raises UsageError for what cannot take the frames of a save."""
+    """Raise UsageError for what cannot take the frames of a save."""
     for name, take in (save or {}).items():
         if not callable(take):
             raise UsageError(f"save={{{name!r}: …}} of an eager run is no function",

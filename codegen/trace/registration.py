@@ -1,4 +1,4 @@
-"""What modules of the tracer need of modules above them: every late binding, made here alone.
+"""Every late binding of the tracer: functions that modules need from modules above them.
 
 Modules import downwards only. Where one below has to call one above, it keeps a table, which this
 file fills: who needs what stands on the left, who has it on the right. Importing it is enough;

@@ -96,7 +96,7 @@ def aligned(pieces: Iterable[Piece], spec: str) -> Iterator[Piece]:
 
 
 def _check(value: Any, spec: str) -> None:
-    """Raises UsageError for a format that Python's numbers of this type do not have."""
+    """Raise UsageError for a format that Python's numbers of this type do not have."""
     _try_format(np.zeros((), as_array(value).dtype)[()].item(), spec)
 
 
@@ -190,7 +190,7 @@ def known_text(value: Any, text: str) -> str:
 
 
 def refuse(text: str) -> NoReturn:
-    """Raises the error of a text that is made while building, of what only the run knows."""
+    """Raise the error of a text that is made while building, of what only the run knows."""
     raise no_text(text)
 
 

@@ -295,7 +295,7 @@ class Operation:
 
     def _check(self, shape: Any, dtype: Any, stated: Any, stated_dtype: Any, rule: str,
                whose: str) -> None:
-        """Raises ShapeError or DtypeError where two rules do not agree."""
+        """Raise ShapeError or DtypeError where two rules do not agree."""
         have, expected = _exprs(shape), _exprs(stated)
         if len(have) != len(expected) or any(map(_differ, have, expected)):
             raise ShapeError(
@@ -312,7 +312,7 @@ class Operation:
     def _check_whole(
         self, context: Context, operands: Sequence[Array], stated: ArrayType
     ) -> None:
-        """Raises ShapeError or DtypeError where `numpy`, captured of all of the operands, does not
+        """Raise ShapeError or DtypeError where `numpy`, captured of all of the operands, does not
         return what `result` says."""
         apart = _RanksPart(context.name, context.mesh)
         apart.rank_view = 1

@@ -30,7 +30,7 @@ _EFFECTS = (ops.Print, ops.Expect, ops.Feeding)  # effects, which a member that 
 
 
 class Batch:
-    """Turns the ops of one member into ops on all members.
+    """Converts the ops of one member into ops on all members.
 
     n: the number of members. entry: the mesh axes that split them. of: for a value of one member
     the value that stacks those of all members; all members share a value that is not a key.

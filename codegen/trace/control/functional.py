@@ -43,8 +43,8 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any
 def changing_loop(
     lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any, changes: str,
 ) -> Any:
-    """Return the state after a loop, as fori_loop does, whose first capture takes for granted how
-    turns change the state. changes: as of Code: how each turn changes all of it."""
+    """Return the state after a loop, as fori_loop does. changes, as of Code, is a guess how each
+    iteration changes the whole state, which saves passes of the capture."""
     require_context("spmd.fori_loop")
     body = checked_callback(body, "the body of spmd.fori_loop", "i", "state")
     names = _state_names(init, body)

@@ -93,7 +93,7 @@ def passes(loop: Loop, item: Callable[[], Any]) -> Iterator[Any]:
 def captured_for(
     bounds: Range, code: Code, hint: str, item_of: Callable[[Any], Any] = lambda counter: counter,
 ) -> Iterator[Any]:
-    """Yields the counter, or what `item_of` makes of it, once per pass of the capture, then emits
+    """Yield the counter, or what `item_of` makes of it, once per pass of the capture, then emits
     the loop."""
     context, names = require_context("spmd.range"), code.names
     step, sign = step_of(bounds)

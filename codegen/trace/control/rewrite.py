@@ -510,8 +510,8 @@ class _Rewriter(ast.NodeTransformer):
         return self._logic(node, ("and_", "or_"), self.visit)
 
     def _test(self, node: ast.expr) -> Any:
-        """Return an expression whose truth alone is asked: `and`, `or` in it need not give an
-        operand."""
+        """Return an expression of which only the truth value is used: `and` and `or` in it need not
+        return an operand."""
         if isinstance(node, ast.BoolOp):
             return self._logic(node, ("both", "either"), self._test)
         return self.visit(node)
@@ -550,7 +550,7 @@ class _Rewriter(ast.NodeTransformer):
 
 
 def _as_if(node: ast.BoolOp) -> ast.If:
-    """Return the statement `a and b`, whose value nobody reads: `if a: b`; `a or b`: `if not a:
+    """Return the statement `a and b`, whose value is not used, as `if a: b`; `a or b` as `if not a:
     b`."""
     *tests, last = node.values
     test = tests[0] if len(tests) == 1 else located(node, ast.BoolOp(node.op, tests))

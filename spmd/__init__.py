@@ -96,7 +96,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.control.functional import switch as switch
     from codegen.trace.control.functional import while_loop as while_loop
     from codegen.trace.control.ranges import spmd_range as _range
-    from codegen.trace.control.recursion.decorated import recursive as recursive
+    from codegen.trace.control.recursion.decorator import recursive as recursive
     from codegen.trace.declare import input_ as _input
     from codegen.trace.declare import mesh as mesh
     from codegen.trace.declare import number_of_ranks as _ranks

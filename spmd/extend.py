@@ -18,10 +18,10 @@ from codegen.symbolic.expr import Expr
 from codegen.trace.api import convolve
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.control.conversion import checked_callback, convert
-from codegen.trace.expecting import expect as _expect
 from codegen.trace.number import Number, expr_of, number
 from codegen.trace.numpy.elementwise import mapped
 from codegen.trace.ranks.communicate import at_member, members, pieces
+from codegen.trace.runtime_checks import expect as _expect
 from codegen.trace.state import Tree, fill, flatten
 from codegen.trace.user_operations import Operation, Part, ResultDim, Type
 from codegen.user.absent import Absent, computed

@@ -20,9 +20,9 @@ from typing import Any
 from codegen.checks.names import checks_of
 from codegen.errors import LayoutWarning
 from codegen.trace.context import Context
-from codegen.trace.control import reads
+from codegen.trace.control import fingerprint
 from codegen.trace.control.conversion import as_called
-from codegen.trace.control.watching import WatchedReads
+from codegen.trace.control.read_snapshot import ReadSnapshot
 from codegen.trace.jitted import Jitted, Leaf, Static, check_function, finished, is_plain
 from codegen.user import eager_runs
 from spmd import source
@@ -107,7 +107,7 @@ def jit(
 class _Entry:
     """The image for one key. names: its inputs, in the order of leaves."""
 
-    def __init__(self, program: Jitted, names: list[str], data: bytes, watch: WatchedReads,
+    def __init__(self, program: Jitted, names: list[str], data: bytes, watch: ReadSnapshot,
                  digest: str | None) -> None:
         self.names, self.watch, self.digest = names, watch, digest
         self.checked = loader.check(data)
@@ -165,7 +165,7 @@ class Jit:
             weakref.finalize(self, self._jobs.close_all).atexit = False
 
     def read_parts(self) -> tuple[Any, ...]:
-        """Return what a capture depends on that calls this function: see reads.py."""
+        """Return what a capture depends on that calls this function: see fingerprint.py."""
         return (self._function,)
 
     def __repr__(self) -> str:
@@ -274,8 +274,8 @@ class Jit:
         if not changed:
             return key, leaves, self._entries[key]
         program, inputs = self._program(args, kwargs, bound)
-        watch = WatchedReads(program.function, *(x for _, x in program.reached({})))
-        digest, before = reads.digest(program), self._entries.get(key)
+        watch = ReadSnapshot(program.function, *(x for _, x in program.reached({})))
+        digest, before = fingerprint.digest(program), self._entries.get(key)
         if before is not None:
             if digest is not None and digest == before.digest and self._processes is None:
                 before.watch = watch  # another object of the same content

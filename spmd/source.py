@@ -51,7 +51,8 @@ HANDING_ON = tuple(
     for path in (
         "oracle/common.py", "oracle/eager.py", "oracle/local.py", "oracle/ranks.py",
         "oracle/threads.py", "trace/calls.py", "trace/control/hooks.py", "trace/numpy/dispatch.py",
-        "trace/foreign.py", "trace/known.py", "trace/numpy/logic.py", "trace/control/stateful.py",
+        "trace/library_calls.py", "trace/known_arrays.py", "trace/numpy/logic.py",
+        "trace/control/impure_calls.py",
         "user/half_types.py",
     )
 )

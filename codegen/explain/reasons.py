@@ -37,7 +37,7 @@ from codegen.ops import (
 from codegen.ops.rules import Traffic
 from codegen.symbolic import expr
 from codegen.symbolic.expr import to_json
-from codegen.trace.targets import target_at
+from codegen.trace.assignment_targets import target_at
 
 if TYPE_CHECKING:
     from codegen.compile import Levels

@@ -21,7 +21,7 @@ from codegen.image import commands, link
 from codegen.image.c_objects import compile_c
 from codegen.progress import announce
 from codegen.trace.c_kernel import CKernel
-from codegen.trace.control import reads
+from codegen.trace.control import fingerprint
 from codegen.trace.kernel_call import Kernel
 
 
@@ -46,7 +46,7 @@ class Nothing:
 def program_key(program: Any, values: Mapping[str, Any], how: Sequence[str]) -> str:
     """Return the key of a program's image; "" where something that a capture reads cannot be seen
     before it. how: it is built: for which target, with which checks."""
-    read = reads.digest(program, dict(values))
+    read = fingerprint.digest(program, dict(values))
     return _key("program", read, tuple(how), _compiler(), _numba()) if read else ""
 
 
@@ -56,7 +56,7 @@ def kernel(store: BuildStore, kernel: Kernel, signature: Any, symbol: str, targe
         read: Any = (kernel.in_c.prototype, kernel.in_c.texts(), kernel.passed)
         key = _key("kernel in C", read, signature, symbol, target, _compiler())
     else:
-        read = reads.digest(kernel.function)
+        read = fingerprint.digest(kernel.function)
         key = _key("kernel", read, signature, symbol, target, _numba()) if read else ""
     if key and (data := store.get(key)) is not None:
         return data

@@ -21,7 +21,7 @@ from codegen.trace.batching.vmap import vmap
 from codegen.trace.c_kernel import CKernel, c_file
 from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import as_called
-from codegen.trace.control.recursion.decorated import recursive
+from codegen.trace.control.recursion.decorator import recursive
 from codegen.trace.decorator import program
 from codegen.trace.derive.derivatives import (
     custom_vjp,
@@ -39,7 +39,7 @@ from codegen.trace.derive.marks import (
     stop_gradient,
 )
 from codegen.trace.feed_calls import Stream
-from codegen.trace.functions_as_entries import entity
+from codegen.trace.function_entity import entity
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.program import Program, parse_parameter
 from codegen.trace.ranks import mapping

@@ -14,11 +14,11 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import as_array
 from codegen.trace.context import Context
-from codegen.trace.expecting import nonzero
 from codegen.trace.integer_tables import power_of_two
 from codegen.trace.number import DEEPEST, Number, expr_of, is_strong, number
 from codegen.trace.numpy import dispatch
 from codegen.trace.numpy.operators import bitwise, operate
+from codegen.trace.runtime_checks import nonzero
 
 
 def _arithmetic(symbolic: Any, ufunc: str, truth: bool = False, divides: bool = False) -> Any:

@@ -56,7 +56,7 @@ def holds_traced(x: object) -> bool:
     return any(map(holds_traced, x)) if isinstance(x, (list, tuple)) else is_traced(x)
 
 
-def _is_asked_by(package: str) -> bool:
+def _is_called_from(package: str) -> bool:
     """Return whether a function of a package asks, before any of the user's does."""
     frame: Any = sys._getframe(1)
     while frame is not None and not is_user_file(frame.f_code.co_filename):
@@ -66,7 +66,7 @@ def _is_asked_by(package: str) -> bool:
     return False
 
 
-def _asked(convert: Callable[..., Any], needed: str, remedy: str) -> Any:
+def _force(convert: Callable[..., Any], needed: str, remedy: str) -> Any:
     """Return a special method that needs the elements while building, and refuses unknown ones."""
 
     def ask(self: Array, *args: Any, **kwargs: Any) -> Any:
@@ -283,27 +283,27 @@ class Array(ArrayMethods):
 
     # ---- where Python needs a value while building -------------------------------------------
 
-    __bool__ = _asked(bool, "a truth value", "if, while, and, or, not in the program's own source "
+    __bool__ = _force(bool, "a truth value", "if, while, and, or, not in the program's own source "
                       "are compiled (use .any() or .all() of an array); elsewhere np.where or "
                       "spmd.cond")
-    __int__ = _asked(int, "a Python integer", "x.astype(np.int64) converts at run time")
-    __index__ = _asked(operator.index, "a Python integer", "spmd.range for loops; subscripts take "
+    __int__ = _force(int, "a Python integer", "x.astype(np.int64) converts at run time")
+    __index__ = _force(operator.index, "a Python integer", "spmd.range for loops; subscripts take "
                        "the array itself; an extent must be known while building")
-    __float__ = _asked(float, "a Python float", "use the 0-d array as it is, or "
+    __float__ = _force(float, "a Python float", "use the 0-d array as it is, or "
                        "x.astype(np.float64)")
-    __complex__ = _asked(complex, "a Python complex", "a + 1j * b of two parts; x.astype(complex)")
-    __array__ = _asked(np.array, "a NumPy array", "NumPy functions take the array itself; np.stack "
+    __complex__ = _force(complex, "a Python complex", "a + 1j * b of two parts; x.astype(complex)")
+    __array__ = _force(np.array, "a NumPy array", "NumPy functions take the array itself; np.stack "
                        "and np.concatenate make one of several")
-    tolist = _asked(np.ndarray.tolist, "a Python list", "return the array from the program")
-    __hash__ = _asked(hash, "a known key of a dict or set", UNHASHED)
-    __reduce_ex__ = _asked(np.ndarray.__reduce_ex__, "bytes for pickle", "return the array from "
+    tolist = _force(np.ndarray.tolist, "a Python list", "return the array from the program")
+    __hash__ = _force(hash, "a known key of a dict or set", UNHASHED)
+    __reduce_ex__ = _force(np.ndarray.__reduce_ex__, "bytes for pickle", "return the array from "
                            "the program")
-    tobytes = _asked(np.ndarray.tobytes, "bytes", "return the array from the program")
-    __format__ = _asked(format, "text", "")
+    tobytes = _force(np.ndarray.tobytes, "bytes", "return the array from the program")
+    __format__ = _force(format, "text", "")
 
     def _unknown(self, needed: str, remedy: str) -> NoReturn:
         refuse_constant()
-        if _is_asked_by("scipy.sparse"):
+        if _is_called_from("scipy.sparse"):
             remedy = SPARSE
         if needed == "text":
             raise no_text(f"a text of {'the array' if self.ndim else 'a number,'} {self.type}")
@@ -340,7 +340,8 @@ def shard_of_captured(context: Context, value: Value) -> Value:
 
 
 def not_given(value: Value, place: Place | None = None) -> ProgramError:
-    """Return the error of code that stands apart from a program, and reads a value of it."""
+    """Return the error of separate code, such as a stage of a pipeline, that reads a value of the
+    program."""
     return ProgramError(
         "the code of a stage uses an array of the program that it is not given", place=place,
         expected="a layer of (parameters, h), or an optimizer, that reads nothing else of the "

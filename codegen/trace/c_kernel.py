@@ -142,7 +142,7 @@ class CKernel(Kernel):
         return {name: bound[name] for name in order if name in bound}
 
     def _check_type(self, p: CParameter, x: Any) -> None:
-        """Raises KernelError where an argument is no array, or none of the prototype's type."""
+        """Raise KernelError where an argument is no array, or none of the prototype's type."""
         said = f"{'const ' * (p.pointer and not p.writes)}{p.c} {'*' * p.pointer}{p.name}"
         if isinstance(x, Start):
             if p.dtype.name != "int64" or p.writes or (
@@ -211,20 +211,20 @@ class CKernel(Kernel):
     # ---- on NumPy arrays -------------------------------------------------------------------------
 
     def _on_arrays(self, *args: Any) -> None:
-        """Calls the reference, or the C function, on whole arrays; outputs are written in place."""
+        """Call the reference, or the C function, on whole arrays; outputs are written in place."""
         arguments = dict(zip(self.passed.names, args, strict=True))
         outputs = {p.name: arguments[p.name] for p in self.in_c.prototype.outputs}
         if self.reference is None:
-            self._in_memory(list(args))
+            self._call_c(list(args))
             return
-        results = self._referred(self.reference, arguments)
+        results = self._call_reference(self.reference, arguments)
         for (name, out), x in zip(outputs.items(), results, strict=True):
             if np.shape(x) != out.shape and not np.size(x) == out.size == 1:
                 raise self.refused(f"its reference returns another shape for {name}",
                                    str(out.shape), str(np.shape(x)))
             out[...] = x
 
-    def _referred(
+    def _call_reference(
         self, reference: Callable[..., Any], arguments: Mapping[str, Any]
     ) -> Sequence[Any]:
         """Return the outputs that the reference gives for what a call passes."""
@@ -238,7 +238,7 @@ class CKernel(Kernel):
                                ", ".join(outputs), f"{len(several)} arrays")
         return several
 
-    def _in_memory(self, args: list[Any]) -> None:
+    def _call_c(self, args: list[Any]) -> None:
         signature: list[Parameter] = []
         passed: list[Any] = []
         copies: list[tuple[Any, Any, bool]] = []
@@ -266,9 +266,9 @@ class CKernel(Kernel):
 
     # ---- derivatives -----------------------------------------------------------------------------
 
-    def _way_back(self, form: Form, bound: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """Return what defvjp was given, or the way back through the reference, unless the signature
-        has loops around it."""
+    def _vjp_rule(self, form: Form, bound: Mapping[str, Any]) -> Callable[..., Any] | None:
+        """Return the vjp rule of defvjp; without one, that of the reference, unless the signature
+        has loops around it; else None."""
         if self.back is not None or self.reference is None or any(map(form.lead, bound)):
             return self.back
         reference = convert(self.reference)
@@ -288,7 +288,7 @@ class CKernel(Kernel):
                 for name, x in now.items():
                     if isinstance(x, Start):
                         now[name] = form.first(form.starts[name], {})
-                outputs = self._referred(reference, now)
+                outputs = self._call_reference(reference, now)
                 return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
             _, way = vjp(primal, *(known[n] for n in by))

@@ -1,4 +1,5 @@
-"""What a converted function calls instead: helpers converted, built-ins that know unknown values.
+"""Calls in converted functions: helpers are converted, built-ins take values that only the run
+knows.
 
 Always holds: on plain Python values every function here does what the built-in does.
 """
@@ -15,12 +16,11 @@ import numpy as np
 from codegen.errors import ShapeError, TracedValueError
 from codegen.places import user_frame
 from codegen.symbolic import expr
-from codegen.trace import known, traced_text
+from codegen.trace import known_arrays, traced_text
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context
 from codegen.trace.control.conversion import convert
-from codegen.trace.control.over_rows import Indices
-from codegen.trace.control.stateful import (
+from codegen.trace.control.impure_calls import (
     hashed,
     identity,
     iterating,
@@ -28,6 +28,7 @@ from codegen.trace.control.stateful import (
     refuse_left_early,
     watched,
 )
+from codegen.trace.control.row_loops import Indices
 from codegen.trace.messages import printed
 from codegen.trace.number import Number, condition_of, expr_of, number
 from codegen.trace.numpy import mathematics
@@ -89,7 +90,7 @@ def _by_type(function: Any, dispatch: Callable[[type], Any]) -> Callable[..., An
 
 def _new_array(shape: Any, dtype: Any = float, *args: Any, **kwargs: Any) -> Any:
     array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, *args, **kwargs)
-    return known.known_array(np.zeros(shape, dtype)) if array.base is None else array
+    return known_arrays.known_array(np.zeros(shape, dtype)) if array.base is None else array
 
 
 def _constructor(cls: type) -> Callable[..., Any]:

@@ -97,11 +97,11 @@ class Entity(Program):
         self, ranks: int = 1, mesh: Mapping[str, int] | None = None,
         save: Mapping[str, Callable[[Any], Any]] | None = None, **parameters: Any,
     ) -> Any:
-        """Runs the class as plain Python on NumPy arrays, in this process. parameters: those
+        """Run the class as plain Python on NumPy arrays, in this process. parameters: those
         of its `__init__`; other arguments as of Program.eager.
 
         Returns an object whose methods are the entries: it is called as an open image is, and its
-        state stays between calls. What an image would refuse it refuses when a call does it.
+        state stays between calls. What an image would refuse, a call refuses when it happens.
         """
         check_takers(save)
         axes, values = self._eager_axes(ranks, mesh), self.bind(parameters)
@@ -254,7 +254,7 @@ class _Recording:
         context = self.context
         place = place_of_method(name, method)
         mark = Mark.of(context)
-        said = dict(context.said)
+        said = dict(context.declarations)
         # what __init__ declares, entries may name in formulas
         context.entry = name
         context.own_scalars = {n: context.scalars[n].place for n in self.arms[0].scalars}
@@ -273,7 +273,8 @@ class _Recording:
             self.rebind(number, name, method, before, leaves_by_path(instance), return_place)
         arm.inputs = list(context.inputs.values())
         context.inputs.clear()
-        context.said = {k: v for k, v in context.said.items() if k in context.scalars} | said
+        scalars = {k: v for k, v in context.declarations.items() if k in context.scalars}
+        context.declarations = scalars | said
         arm.scalars = tuple(context.own_scalars)
         context.entry, context.entry_runs = "", expr.const(1)
         self.arms.append(arm)

@@ -20,7 +20,7 @@ from codegen.user.numbers import element_type, rounded
 
 
 def full_value(context: Context, value: Any, dtype: DType, shape: Shape = ()) -> Value:
-    """Return a Python number everywhere."""
+    """Return an array of this shape with one number in all elements."""
     kept = rounded(value, dtype)
     return context.remember(
         ("full", repr(kept), dtype, shape),
@@ -29,8 +29,8 @@ def full_value(context: Context, value: Any, dtype: DType, shape: Shape = ()) ->
 
 
 def blank_value(context: Context, dtype: DType, shape: Shape, sparse: bool = False) -> Value:
-    """Return an array whose elements are all replaced by updates before anybody reads them.
-    sparse: a rank replaces, and reads, a part of them only."""
+    """Return an uninitialized array, whose elements are all updated before they are read. sparse: a
+    rank updates, and reads, a part of them only."""
     return context.emit_one(Full(value=0, dtype=dtype, shape=shape, blank=True, sparse=sparse))
 
 

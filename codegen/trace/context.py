@@ -1,4 +1,4 @@
-"""What one capture of a program keeps while the user's function runs: open regions and storages.
+"""The state of one capture of a program while the user's function runs: open regions and storages.
 
 Always holds: ops are appended to the innermost open block only, in program order.
 """
@@ -38,7 +38,7 @@ from codegen.ops import Full, Kind
 from codegen.places import user_frame, user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
-from codegen.trace.targets import assigned_name, target_at
+from codegen.trace.assignment_targets import assigned_name, target_at
 from codegen.user import eager_runs
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ Limits = dict[str, tuple[Expr | None, Expr | None]]
 @dataclass(eq=False)
 class Block:
     """A block collects the ops of an open region. once: its code runs once, as a part of the code
-    around it. apart: it uses nothing that was computed around it, except its arguments."""
+    around it. apart: it is isolated: it uses no value from around it except its arguments."""
 
     args: tuple[Value, ...] = ()
     ops: list[Op] = field(default_factory=list)
@@ -98,28 +98,28 @@ class Context:
     own_scalars: dict[str, Place | None]  # that it, or the program, has declared, and where
     held: Mapping[str, Any] = types.MappingProxyType({})  # states in the place of inputs, by name
     # states that are looked for, by name: the tree that is declared, and its leaves
-    looked_for: dict[str, Any]
+    declared_states: dict[str, Any]
     facts: dict[str, Any]  # what earlier captures of the program have found
     notes: dict[str, list[dict[str, Any]]]  # what libraries say to people
     library_calls: dict[Place, None]  # of code of ours that has loops of its own
     states: tuple[StateArray, ...] = ()
     entries: tuple[Entry, ...] = ()
-    outermost: Any = None  # what loops in no other one carried in the capture before: settled.Inner
+    outermost: Any = None  # what loops in no other one carried in the capture before: CarryCache
 
     def __init__(self, name: str, mesh: Mesh, user_files: set[str] | None = None) -> None:
         self.name = name
         self.mesh = mesh
         self.blocks: list[Block] = [Block()]
-        self.storages: WeakSet[Storage] = WeakSet()  # nobody misses what nobody can reach
+        self.storages: WeakSet[Storage] = WeakSet()  # weak: unreachable ones need no care
         self.epoch = 0  # grows where a piece of code begins that may be undone
         self.place: Place | None = None  # where ops come from, if not from what runs now
         self.write_logs: list[dict[Storage, None]] = []
-        self.own_scalars, self.looked_for, self.facts = {}, {}, {}
+        self.own_scalars, self.declared_states, self.facts = {}, {}, {}
         self.scalars: dict[str, Scalar] = {}
         self.inputs: dict[str, Input] = {}
         self.feeds: dict[str, Feed] = {}
         self.numbers: dict[Value, Any] = {}  # of those that are one number everywhere
-        self.said: dict[str, dict[str, Any]] = {}  # of inputs and scalars: sameness.check_same
+        self.declarations: dict[str, dict[str, Any]] = {}  # of inputs, scalars: check_same
         self.conditions: list[Condition] = []
         self.learned: dict[str, Axis] = {}  # axes of which a condition says more
         self.limits: Limits = {}  # by run-time scalar, the least and the most that it can be
@@ -128,7 +128,7 @@ class Context:
         self.named_dims: dict[str, None] = {}  # that stand in shapes
         self.layouts: dict[str, Layout] = {}  # by input, what the compiler has chosen so far
         self.auto: list[str] = []  # inputs whose layout is the compiler's choice
-        self.bounds, self.begun_with = dict[str, Any](), dict[str, Any]()  # letting.Bounds, by key
+        self.bounds, self.assumed_bounds = dict[str, Any](), dict[str, Any]()  # by key
         self.rank_view = 0  # how many shard_maps are open; arrays inside are local
         # while > 0, a formula is made: integers are symbols, a conditional expression evaluates
         # both arms (number.choose). So many blocks were open when it began.
@@ -145,7 +145,7 @@ class Context:
         self.families: Any = None  # what varying.families has walked
         # what open bodies must leave as it is, the program first; where a thing was last changed
         self.bodies: list[Any] = []
-        self.loops: list[Any] = []  # whose bodies are being captured: loops.Loop
+        self.loops: list[Any] = []  # whose bodies are being captured: captured_loops.Loop
         self.unrolled: frozenset[Place | None] = frozenset()  # loops that Python runs
         self.to_unroll: list[Place | None] = []
         # whether loops over rows of arrays are run by Python, and whether one is compiled
@@ -153,7 +153,7 @@ class Context:
         self.changed_at: dict[Any, Place | None] = {}
         self.left_early: list[Any] = []  # iterators of loops that the run may end early
         # containers that may be one: two of them, their names, and where that is decided
-        self.twins: list[tuple[Any, Any, str, str, Place | None]] = []
+        self.may_alias: list[tuple[Any, Any, str, str, Place | None]] = []
         self.seeded: set[int] = set()  # ids of random generators that the program gives a seed
         # where a function of the user's last returned a value: its code, and where in it
         self.returned: tuple[types.CodeType, int, int] | None = None
@@ -181,7 +181,7 @@ class Context:
             Context._captures.stack.pop()
 
     def hold(self, holds: Expr, text: str) -> None:
-        """Refuses launches for which a condition fails; the next capture makes use of it. One of
+        """Refuse launches for which a condition fails; the next capture makes use of it. One of
         an entry, of extents that all entries share, is asked of the calls of that entry alone."""
         if holds.has_extents and self.entry_runs != 1:
             holds = expr.or_(1 - self.entry_runs, holds)
@@ -203,7 +203,7 @@ class Context:
                     self.narrower[scalar.name] = new
         for axis in self.mesh.axes:
             now = self.learned.get(axis.name, axis)
-            told = replace(now, **_told(axis, holds, self.mesh))
+            told = replace(now, **_axis_facts(axis, holds, self.mesh))
             if told != now:
                 self.learned[axis.name] = told
 
@@ -218,7 +218,7 @@ class Context:
             clash = (f"{name}, of a loop, of the mesh, or of the members of exchanges"
                      if taken is None else
                      f"{taken.place}: {name!r} is "
-                     f"{'an input' if known is None else _said_of(known)}")
+                     f"{'an input' if known is None else _scalar_text(known)}")
             raise UsageError(f"the dim {name!r} has the name of something else", found=clash,
                              place=user_place(), expected="a name that nothing before it has",
                              remedy=f'spmd.Dim("{name}_rows", at_most={at_most})')
@@ -229,7 +229,7 @@ class Context:
 
     @property
     def following(self) -> Any:
-        """The way through a function that branches take here, or None where they are captured."""
+        """The path through a function that branches follow here; None where they are captured."""
         path = self.path
         return path if path is not None and len(self.loops) == path.loops else None
 
@@ -341,7 +341,7 @@ class Context:
 
     @contextmanager
     def watching_writes(self) -> Iterator[dict[Storage, None]]:
-        """Collects the storages written while it is open, in order of the first write."""
+        """Collect the storages written while it is open, in order of the first write."""
         log: dict[Storage, None] = {}
         self.write_logs.append(log)
         try:
@@ -350,12 +350,12 @@ class Context:
             self.write_logs = [kept for kept in self.write_logs if kept is not log]
 
 
-def _said_of(scalar: Scalar) -> str:
+def _scalar_text(scalar: Scalar) -> str:
     return "a scalar" if scalar.at_most is None else f"a dim of at most {scalar.at_most}"
 
 
 def refuse_constant() -> None:
-    """Raises TracedValueError where the running statement writes into a NumPy array."""
+    """Raise TracedValueError where the running statement writes into a NumPy array."""
     frame, place = user_frame(), user_place()
     if frame is None or place is None:
         return
@@ -371,7 +371,7 @@ def refuse_constant() -> None:
 
 
 def refuse_constant_write(text: str, fields: str = "") -> NoReturn:
-    """Raises ProgramError for a write into an array that the program did not make. fields: of the
+    """Raise ProgramError for a write into an array that the program did not make. fields: of the
     array that it is a field of."""
     if fields:
         raise UnsupportedError(f"{text} is of an array with fields, which programs do not have",
@@ -401,7 +401,7 @@ def eager_current() -> Any:
     return eager_runs.runtime() if Context.current() is None else None
 
 
-def _told(axis: Axis, holds: Expr, mesh: Mesh) -> dict[str, Any]:
+def _axis_facts(axis: Axis, holds: Expr, mesh: Mesh) -> dict[str, Any]:
     """Return the fields of an axis that a condition decides."""
     if axis.fixed is not None or axis.size_sym not in holds.symbols():
         return {}
@@ -455,8 +455,8 @@ def _narrowed(
 
 
 def extent_unknown() -> None:
-    """Have the program captured again, with the innermost loop of few turns run by Python, before
-    an extent is refused that only the run knows, perhaps because of a loop's counter."""
+    """Request another capture in which Python unrolls the innermost short loop, before an extent is
+    refused that only the run knows: it may depend on that loop's counter."""
     if (context := Context.current()) is not None:
         loops = reversed(context.loops)
         short = [x.place for x in loops if x.turns is not None and x.turns <= UNROLLED_TURNS]

@@ -38,7 +38,7 @@ from codegen.ops import Full, Iota, Map, Reshape, RunScalar
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import LAUNCH, Expr, Sym
-from codegen.trace import constants, known, view
+from codegen.trace import constants, known_arrays, view
 from codegen.trace.array import Array, Number, as_array, is_traced, local_shape, number, wrap
 from codegen.trace.context import Context, extent_unknown, require_context
 from codegen.trace.control.conversion import checked_callback
@@ -71,7 +71,7 @@ def _when_built(text: str) -> str:
 def shape_of(shape: Any, subject: str, scalars: bool = False) -> Shape:
     """Return extents the user gave: Python integers, or formulas in axis sizes (locally: the
     index)."""
-    shape = known.plain(shape)
+    shape = known_arrays.plain(shape)
     items = shape if isinstance(shape, (tuple, list)) else (shape,)
     if isinstance(shape, np.ndarray):
         items = shape.ravel().tolist()
@@ -134,9 +134,9 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
     known, here = context.scalars.get(name), user_place()
     if name not in context.own_scalars:
         _check_name(context, name, "scalar")
-    said = {"dtype": (element.name, element.name), "default": text_and_form(default, _simpler)}
+    said = {"dtype": (element.name, element.name), "default": text_and_form(default, _comparable)}
     if known is None:
-        context.said[name] = said
+        context.declarations[name] = said
         low, high = context.limits.get(name, (None, None))
         plain_int = element is dtypes.INT64
         sym = Sym(_own_name(context, name), "scalar", low, high) if plain_int else None
@@ -146,7 +146,7 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
         raise declared_twice(name, "scalar", known.place, here)
     else:  # entries of a class may declare one scalar alike
         before = context.own_scalars.get(name, here)
-        check_same(name, "scalar", (before, context.said[name]), (here, said))
+        check_same(name, "scalar", (before, context.declarations[name]), (here, said))
     context.own_scalars.setdefault(name, here)
     if known.sym is not None:
         plain = Number(expr.symbol(known.sym))
@@ -191,7 +191,7 @@ def _scalar_dtype(default: Any, dtype: Any) -> DType:
 
 
 def _check_default(default: Any, dtype: DType, name: Any) -> None:
-    """Raises UsageError for a number that no image can hold: a scalar has 64 bits."""
+    """Raise UsageError for a number that no image can hold: a scalar has 64 bits."""
     if default is None or dtype.kind == "f" and isinstance(default, (float, np.floating)):
         return
     low, high = (-(2**63), 2**63 - 1) if dtype is dtypes.INT64 else (-(2**1023), 2**1023)
@@ -205,7 +205,7 @@ def _check_default(default: Any, dtype: DType, name: Any) -> None:
                          "a float scalar: dtype=np.float64")
 
 
-def _said(
+def _declaration_texts(
     context: Context, name: str, shape: Any, dtype: Any, layout: Any, default: Any, optional: bool
 ) -> dict[str, tuple[str, Any]]:
     """Return, by part of an input's declaration, its text in messages, and a form that compares."""
@@ -216,7 +216,8 @@ def _said(
         "dtype": (element, element),
         "shape": (elementwise.shape_text(extents), extents),
         "layout": (repr(layout), (layout is None, where)),
-        "default": text_and_form(_uniform(context, known.plain(default), extents), _simpler),
+        "default": text_and_form(
+            _uniform(context, known_arrays.plain(default), extents), _comparable),
         "optional": (str(bool(optional)), bool(optional)),
     }
 
@@ -227,10 +228,10 @@ def flag_of_call(context: Context, hint: str) -> Sym:
     return Sym(name, "flag", expr.const(0), expr.const(1))
 
 
-def _simpler(x: Any) -> Any:
+def _comparable(x: Any) -> Any:
     """Return the type in the place of an array of the program or a counter: these are new in each
     capture of a body."""
-    x = known.plain(x)
+    x = known_arrays.plain(x)
     if isinstance(x, Number):
         passing = any(s.kind == "counter" for s in x.expr.symbols())
         return "a counter" if passing else str(x.expr)
@@ -309,11 +310,10 @@ def input_(
         raise UsageError(f'input "{name}" is declared with an array in place of a shape',
                          expected="spmd.input(name, shape, …)", found=f"an array of {shape.dtype}",
                          remedy=f'spmd.input("{name}", x.shape, x.dtype, default=x)')
-    tree, leaves = spec.declared(name, known.plain(shape), dtype, layout)
-    if name in context.held or name in context.looked_for:
-        types = {leaf: (element_type(leaf_spec.dtype).name,
-                        shape_of(leaf_spec.shape, f'input "{leaf}"'))
-                 for leaf, leaf_spec in leaves.items()}
+    tree, leaves = spec.declared(name, known_arrays.plain(shape), dtype, layout)
+    if name in context.held or name in context.declared_states:
+        types = {leaf: (element_type(form.dtype).name, shape_of(form.shape, f'input "{leaf}"'))
+                 for leaf, form in leaves.items()}
     if name in context.held:
         return held_inputs.taken(
             context.held[name], name, types, lambda x: (x.type.dtype.name, x.extents),
@@ -325,8 +325,8 @@ def input_(
     defaults = {leaf: part.default for leaf, part in leaves.items()}
     if default is not None:
         defaults |= named.spread({name: default}, leaves, "default of")
-    if name in context.looked_for:
-        context.looked_for[name] = tree, {
+    if name in context.declared_states:
+        context.declared_states[name] = tree, {
             leaf: held_inputs.HeldInput(part.shape, part.dtype, part.layout, defaults[leaf],
                                         types[leaf], user_place())
             for leaf, part in leaves.items()}
@@ -340,8 +340,8 @@ def _one_input(
 ) -> Array:
     before = context.inputs.get(name)
     if before is not None:
-        said = _said(context, name, shape, dtype, layout, default, optional)
-        check_same(name, "input", (before.place, context.said[name]), (user_place(), said))
+        said = _declaration_texts(context, name, shape, dtype, layout, default, optional)
+        check_same(name, "input", (before.place, context.declarations[name]), (user_place(), said))
         return wrap(context, before.value, scalar=False)
     if context.rank_view:
         raise ProgramError("spmd.input stands inside a shard_map",
@@ -366,7 +366,8 @@ def _one_input(
     if default is not None:
         region = _default_region(context, name, default, extents, element, chosen)
     origin = "chosen" if layout is None else "given" if layout is declared_layout else "rules"
-    context.said[name] = _said(context, name, shape, dtype, declared_layout, default, optional)
+    context.declarations[name] = _declaration_texts(
+        context, name, shape, dtype, declared_layout, default, optional)
     flag, root = None, ""
     if optional:
         spec.check_optional(name, default)
@@ -403,7 +404,7 @@ def _default_region(
     context: Context, name: str, default: Any, extents: Shape, dtype: DType, layout: Layout
 ) -> Region:
     """Return the region of one rank's code that computes its shard."""
-    default = _uniform(context, known.plain(default), extents)
+    default = _uniform(context, known_arrays.plain(default), extents)
     if isinstance(default, (int, float, np.integer, np.floating)):
         rounded(default, dtype)  # of a NaN NumPy makes an integer
     with mapping.rank_view(context), context.block() as block:
@@ -431,7 +432,7 @@ def _default_region(
 
 
 def _refuse_computed(name: str, region: Region) -> None:
-    """Raises ProgramError where a default needs what only exists while the program runs."""
+    """Raise ProgramError where a default needs what only exists while the program runs."""
     arrays, counters = free_values(region), free_counters(region)
     if arrays or counters:
         dependency = "arrays of the program" if arrays else "a number that the program computes"
@@ -505,7 +506,7 @@ def _from_array(context: Context, name: str, default: Any, extents: Shape, layou
 
 
 def check_dims(context: Context) -> None:
-    """Raises ProgramError where nothing says to a run how many elements a named dim has."""
+    """Raise ProgramError where nothing says to a run how many elements a named dim has."""
     said = {e for i in context.inputs.values() for e in i.shape}
     for dim in context.scalars.values():
         if dim.at_most is not None and dim.sym is not None and expr.symbol(dim.sym) not in said:

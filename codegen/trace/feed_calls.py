@@ -21,9 +21,9 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, local_type, wrap
 from codegen.trace.context import Context, require_context
-from codegen.trace.control.captured_loops import Counter, Later, Loop
+from codegen.trace.control.captured_loops import Counter, LiveOut, Loop
 from codegen.trace.control.conversion import in_a_for_statement
-from codegen.trace.control.turns import passes
+from codegen.trace.control.loop_statements import passes
 from codegen.trace.declare import shape_of
 from codegen.trace.numpy.elementwise import same_extent, shape_text
 from codegen.trace.ranks.layout_forms import by_rules, layout_of
@@ -75,7 +75,7 @@ class Stream:
         return wrap(context, context.emit_one(More(self.name)))
 
     def send(self, *values: Any, **named: Any) -> None:
-        """Hands arrays with a row for each place of the batch that was taken last back to whoever
+        """Send arrays with a row for each place of the batch that was taken last back to whoever
         made it: `feed.send(action)`, `feed.send(action=a, value=v)`. Each may be a tree of dicts,
         lists and tuples: `feed.send({"push": p, "turn": t})`. ShapeError for other shapes.
 
@@ -97,7 +97,7 @@ class Stream:
         context.emit(Send(self.name, tuple(fields), tuple(layouts), tuple(homes)), sent)
 
     def _check_own(self, name: str, shape: Shape, own: Expr) -> None:
-        """Raises ShapeError unless a rank gives a row for each of its own, of one shape on all."""
+        """Raise ShapeError unless a rank gives a row for each of its own, of one shape on all."""
         fits = bool(shape) and same_extent(shape[0], own)
         if fits and not any(s.kind == "coord" for e in shape[1:] for s in e.symbols()):
             return
@@ -186,9 +186,10 @@ def feed(name: str = "feed", /, **fields: Any) -> Stream:
     now = Feed(name, tuple(types.items()), user_place())
     before = context.feeds.get(name)
     if before is not None:
-        check_same(name, "feed", (before.place, context.said[f"feed {name}"]), (now.place, said))
+        declaration = context.declarations[f"feed {name}"]
+        check_same(name, "feed", (before.place, declaration), (now.place, said))
         return Stream(before, fields)
-    context.said[f"feed {name}"] = said
+    context.declarations[f"feed {name}"] = said
     context.feeds[name] = now
     return Stream(now, fields)
 
@@ -209,16 +210,16 @@ def _field(context: Context, feed: str, name: str, declared: Spec) -> ArrayType:
 
 
 def captured_feed(stream: Stream, code: Code) -> Iterator[Any]:
-    """`for b in feed:`: yields a batch once per pass of the capture, then emits the loop."""
+    """Yield a batch once per pass of the capture of `for b in feed:`, then emit the loop."""
     context = require_context("for b in feed")
-    loop = Loop(context, code, Later(code.kept or ()))
+    loop = Loop(context, code, LiveOut(code.live_out or ()))
     yield from passes(loop, stream.next)
     loop.finish(Counter(context, "pass", expr.const(0), None, expr.const(1)), stream.more)
 
 
 def check_feeds(module: Module) -> Module:
-    """Return the module, of whose feeds each is taken from, and is sent the same each time. Raises
-    ProgramError."""
+    """Return the module unchanged. Raise ProgramError for a feed from which nothing is taken, and
+    for one that is sent different values in two places."""
     taken = {op.what.feed for op in walk(module.body) if isinstance(op.what, Take)}
     sent: dict[str, tuple[Op, str]] = {}
     for op in walk(module.body):

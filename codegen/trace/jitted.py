@@ -37,7 +37,7 @@ class Leaf:
         self.weak, self.scalar = weak, scalar
 
     def read_parts(self) -> tuple[Any, ...]:
-        """Return what a capture of the function depends on: see reads.py."""
+        """Return what a capture of the function depends on: see fingerprint.py."""
         return (self.name, self.dtype.name, self.shape, repr(self.layout), self.weak, self.scalar)
 
 

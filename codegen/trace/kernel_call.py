@@ -25,9 +25,9 @@ from codegen.symbolic import expr
 from codegen.trace.array import Array, Number
 from codegen.trace.context import eager_current, require_context
 from codegen.trace.control.conversion import find
-from codegen.trace.kernel_back import emit_with_back
 from codegen.trace.kernel_op import emit
-from codegen.trace.kernel_trial import try_made_up
+from codegen.trace.kernel_trial import try_on_random
+from codegen.trace.kernel_vjp import emit_with_back
 from codegen.trace.numpy.elementwise import same_extent, shape_text
 from codegen.user import windows
 from codegen.user.absent import needs_of, stand_in_of, withheld
@@ -108,7 +108,7 @@ class Kernel:
         return f"<spmd kernel {self.name}>"
 
     def defvjp(self, back: Callable[..., Any]) -> None:
-        """Says the way back: `back` takes what the kernel takes, by its parameters, with
+        """State the vjp rule: `back` takes what the kernel takes, by its parameters, with
         the results in the place of the outputs, then a cotangent of each output. It returns a tuple
         of the cotangents of the inputs, None where there is none; it may call kernels. The page on
         derivatives has an example.
@@ -116,7 +116,7 @@ class Kernel:
         self.back = back
 
     def read_parts(self) -> tuple[Any, ...]:
-        """Return what the kernel's code depends on: see reads.py."""
+        """Return what the kernel's code depends on: see fingerprint.py."""
         return self.function, self.name, self.signature and self.signature.text
 
     def __call__(self, *args: Any, halo: Any = None, boundary: Any = None, **kwargs: Any) -> Any:
@@ -138,23 +138,23 @@ class Kernel:
         if runtime is not None:
             form = self._form(bound, outputs, halo, boundary, lambda a, b: bool(a == b))
             if needs:
-                return _alone([withheld(called[name], needs) for name in outputs])
+                return _one_or_tuple([withheld(called[name], needs) for name in outputs])
             return runtime.kernel(self, form, bound)
         form = self._form(bound, outputs, halo, boundary, _same)
         assert context is not None
         if form.cut:
             self._try_parts(form, bound)
-        back = self._way_back(form, bound) if context.recordings else None
+        back = self._vjp_rule(form, bound) if context.recordings else None
         if back is not None:
             return emit_with_back(self, back, context, form, bound)
         return emit(self, context, form, bound)
 
     def _try_parts(self, form: Form, bound: Mapping[str, Any]) -> None:
-        """Raises KernelError where it gives another result on parts of arrays than on the whole."""
-        try_made_up(self, form, bound)
+        """Raise KernelError where it gives another result on parts of arrays than on the whole."""
+        try_on_random(self, form, bound)
 
-    def _way_back(self, form: Form, bound: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """Return what defvjp was given, or None."""
+    def _vjp_rule(self, form: Form, bound: Mapping[str, Any]) -> Callable[..., Any] | None:
+        """Return the vjp rule that defvjp set, or None."""
         return self.back
 
     def _is_output(self, name: str, x: Any) -> bool:
@@ -184,7 +184,7 @@ class Kernel:
     def _check(
         self, bound: Mapping[str, Any], outputs: list[str], local: bool, halo: bool, eager: bool
     ) -> None:
-        """Raises KernelError for arguments that are wrong whatever their extents are."""
+        """Raise KernelError for arguments that are wrong whatever their extents are."""
         for name, x in bound.items():
             if not isinstance(x, _ARGUMENTS):
                 raise self.refused(f"{name} is a {type(x).__name__}", "arrays and numbers",
@@ -298,7 +298,7 @@ def in_place_of(called: dict[str, Any]) -> dict[str, Any]:
             for name, x in called.items()}
 
 
-def _alone(outputs: list[Any]) -> Any:
+def _one_or_tuple(outputs: list[Any]) -> Any:
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 

@@ -27,7 +27,7 @@ Along = tuple[tuple[int, int, int] | None, ...]
 
 
 def emit(kernel: Any, context: Context, form: Form, bound: Mapping[str, Any]) -> Any:
-    """Emits the call; the outputs, which are written."""
+    """Emit the call; return the outputs, which it writes."""
     return _Call(kernel, context, form, bound).emit()
 
 

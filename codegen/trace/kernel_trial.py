@@ -1,6 +1,6 @@
-"""Whether a kernel gives the same on parts of arrays as on the whole: tried while building.
+"""A trial of kernels while building: do they give the same on parts of arrays as on the whole?
 
-On small arrays of random numbers; a kernel that cannot run on what is made up passes.
+A trial runs on small arrays of random numbers; a kernel that cannot run on those passes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from codegen import dtypes
 from codegen.errors import KernelError
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, Number
-from codegen.trace.control.reads import digest
+from codegen.trace.control.fingerprint import digest
 from codegen.user.trial import call, try_parts
 from codegen.user.windows import Form, Start
 
@@ -28,9 +28,10 @@ LONG = 16  # of a dim that is not
 STEPS = 100_000  # lines of Python that a trial may take
 
 
-def try_made_up(kernel: Any, form: Form, bound: Mapping[str, Any]) -> None:
-    """Tries the kernel on small arrays of random numbers, while building."""
-    passed = _made_up(form, bound)
+def try_on_random(kernel: Any, form: Form, bound: Mapping[str, Any]) -> None:
+    """Try the kernel on small arrays of random numbers. Raise KernelError where it gives other
+    results on parts."""
+    passed = _random_arguments(form, bound)
     arguments = ((x.shape, x.dtype) if isinstance(x, np.ndarray) else repr(x)
                  for n, x in passed.items() if n not in form.starts)
     read = digest(kernel.function) or object()  # what cannot be seen may have changed
@@ -67,7 +68,7 @@ class _Budget:
         return self.line
 
 
-def _made_up(form: Form, bound: Mapping[str, Any]) -> Passed:
+def _random_arguments(form: Form, bound: Mapping[str, Any]) -> Passed:
     passed: Passed = {}
     wide = [sum(s) for halo in form.halo.values() for s in halo if s]
     short = max([SHORT, *(w + 1 for w in wide)])

@@ -177,7 +177,7 @@ _NOTHING = object()
 
 
 def _fields(text: str, values: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
-    """Return (literal text, format spec, value) in turn."""
+    """Return (literal text, format spec, value) for each field of a text."""
     out: list[Any] = []
     used = 0
     try:

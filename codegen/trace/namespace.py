@@ -10,7 +10,7 @@ import numpy as np
 from codegen.dtypes import BY_NAME
 from codegen.ops.transforms import FACTOR, FOUR_STEPS
 from codegen.trace import (
-    blocked,
+    blocked_linalg,
     methods,  # noqa: F401  # what Array has
 )
 from codegen.trace.array import Array
@@ -30,11 +30,11 @@ GATHERS = frozenset(
     "ufunc.outer".split()
 ) | {f"linalg.{name}" for name in LINALG.split() if name not in _PARTS}
 
-# Those of them that codegen/trace/blocked.py has, and what is written with each.
+# Those of them that codegen/trace/blocked_linalg.py has, and what is written with each.
 _BLOCKED = {"cholesky": "cholesky", "solve": "solve inv tensorinv tensorsolve",
             "slogdet": "slogdet det", "qr": "qr", "tall": "svd svdvals pinv lstsq matrix_rank cond"}
-_LARGE = f"from {blocked.LEAST * blocked.BLOCK:,} rows on"
-_TALL = f"with at least {blocked.TALL} rows for each column"
+_LARGE = f"from {blocked_linalg.LEAST * blocked_linalg.BLOCK:,} rows on"
+_TALL = f"with at least {blocked_linalg.TALL} rows for each column"
 _WHEN = {"qr": f"{_LARGE.replace('rows', 'rows and columns')}, or {_TALL}",
          "tall": f"{_TALL}, unless U is to be square"}
 _IN_PARTS = {

@@ -1,4 +1,4 @@
-"""Number: a symbolic integer in the user's hands (axis indices, counters, run-time int scalars).
+"""Number: a symbolic integer in the user's code (axis indices, counters, run-time int scalars).
 
 Integer arithmetic and comparisons stay symbolic, so that a Number may stand in subscripts and
 extents; with floats, arrays and NumPy functions it turns into a weak 0-d array.

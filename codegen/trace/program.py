@@ -35,11 +35,11 @@ from codegen.places import place_in, program_files, put_place, user_place
 from codegen.suggest import meant
 from codegen.trace import registration  # noqa: F401  # what those below need of those above
 from codegen.trace.context import CapturedAgain, Context, Limits
+from codegen.trace.control.carry_cache import CarryCache
+from codegen.trace.control.computed_symbols import Bounds, bounds_of
 from codegen.trace.control.conversion import as_called
-from codegen.trace.control.letting import Bounds, bounds_of
-from codegen.trace.control.outside import Outside
-from codegen.trace.control.returned import outputs_of
-from codegen.trace.control.settled import Inner
+from codegen.trace.control.outer_state import OuterState
+from codegen.trace.control.program_outputs import outputs_of
 from codegen.trace.declare import check_dims, flag_of_call
 from codegen.trace.derive.dead_code import kept_by, pruned, without_defined
 from codegen.trace.feed_calls import check_feeds
@@ -76,7 +76,7 @@ def make_mesh(spec: Any) -> Mesh:
 
 
 def _check_function(function: Any) -> None:
-    """Raises UsageError for what @spmd.program cannot stand on."""
+    """Raise UsageError for what @spmd.program cannot stand on."""
     kind = type(function).__name__
     if isinstance(function, Program):
         kind = "a function that is a program already"
@@ -171,7 +171,7 @@ class Program:
         return f"<spmd program {self.name} over {', '.join(self.mesh.names)}>"
 
     def read_parts(self) -> tuple[Any, ...]:
-        """Return what a capture depends on: see reads.py."""
+        """Return what a capture depends on: see fingerprint.py."""
         axes = [(a.name, a.fixed) for a in self.mesh.axes]
         return (self.function, self.name, self.file, axes, self.rules, self.sync,
                 self.selectable)
@@ -261,7 +261,7 @@ class Program:
         layouts: dict[str, Layout] = {}
         limits: Limits = {}
         unrolled: frozenset[Place | None] = frozenset()
-        outermost, rounds = Inner(), 0
+        outermost, rounds = CarryCache(), 0
         rows_by_python, reserved = False, frozenset[str]()
         facts: dict[str, Any] = {}
         while True:
@@ -278,7 +278,7 @@ class Program:
                 continue
             except Exception as error:
                 if context.has_rows:  # perhaps Python can run the loops that were compiled
-                    rows_by_python, outermost = True, Inner()
+                    rows_by_python, outermost = True, CarryCache()
                     continue
                 if context.reserved != reserved:
                     reserved = context.reserved
@@ -294,7 +294,8 @@ class Program:
                 settled = chosen == layouts
                 layouts, rounds = chosen, rounds + 1
                 learned_more = context.learned or context.narrower
-                assumed = {key: context.begun_with.get(key, bounds.get(key)) for key in new_bounds}
+                assumed = {key: context.assumed_bounds.get(key, bounds.get(key))
+                           for key in new_bounds}
                 if not learned_more and new_bounds == assumed and settled:
                     # a bound that is known proves the condition it came from: keep that one
                     kept = stated | {(c.text, c.place): c for c in module.conditions}
@@ -308,7 +309,7 @@ class Program:
         for axis in context.mesh.axes:  # scalars and counters must not be named like these
             context.take_names(axis.size_name, axis.coord_sym.name)
         context.take_names("p", "member", "wrap", "others")  # what formulas of exchanges name
-        outside = Outside("program", [(self.name, self.function), *self.reached(values)])
+        outside = OuterState("program", [(self.name, self.function), *self.reached(values)])
         outside.place = self.place
         context.bodies.append(outside)
         with context.active():
@@ -377,7 +378,7 @@ class Program:
         self, ranks: int = 1, mesh: Mapping[str, int] | None = None,
         save: Mapping[str, Callable[[Any], Any]] | None = None, **arguments: Any,
     ) -> Any:
-        """Runs the function as plain Python on NumPy arrays, in this process: the simplest
+        """Run the function as plain Python on NumPy arrays, in this process: the simplest
         debugger.
 
         - ranks, mesh: what `spmd.ranks()` and axis sizes say, and how many times the function of a
@@ -425,7 +426,7 @@ class Program:
         """Return a function that gives, by id, the memory of arrays that the program finds."""
         def outside() -> Mapping[int, Any]:
             values = self.bind(known)
-            reached = Outside("program", [(self.name, self.function), *self.reached(values)])
+            reached = OuterState("program", [(self.name, self.function), *self.reached(values)])
             return reached.owners()
 
         return functools.cache(outside)
@@ -455,7 +456,7 @@ class Program:
 
 
 def check_takers(save: Mapping[str, Any] | None) -> None:
-    """Raises UsageError for what cannot take the frames of a save."""
+    """Raise UsageError for what cannot take the frames of a save."""
     for name, take in (save or {}).items():
         if not callable(take):
             raise UsageError(f"save={{{name!r}: …}} of an eager run is no function",

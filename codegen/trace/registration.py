@@ -1,4 +1,4 @@
-"""What modules of the tracer need of modules above them: every late binding, made here alone.
+"""Every late binding of the tracer: functions that modules need from modules above them.
 
 Modules import downwards only. Where one below has to call one above, it keeps a table, which this
 file fills: who needs what stands on the left, who has it on the right. Importing it is enough;
@@ -8,7 +8,7 @@ and spmd/__init__.py says who reads files of states, as the compiler knows no fi
 
 from __future__ import annotations
 
-from codegen.trace import blocked, methods
+from codegen.trace import blocked_linalg, methods
 from codegen.trace.arithmetic import NumberMethods
 from codegen.trace.array import Array
 from codegen.trace.control import conversion, hooks
@@ -28,7 +28,7 @@ dims.SYMBOLIC.append(bounded_dim)
 elementwise.COMPOSITE.update(composite.UFUNCS | special.UFUNCS)
 
 # np.linalg's functions of split matrices, which are programs in the language itself.
-linear.BLOCKED.update(blocked.FUNCTIONS)
+linear.BLOCKED.update(blocked_linalg.FUNCTIONS)
 
 # Ways back through ops that have regions or exchange, and what of their results changes with what
 # is differentiated by; all other kinds have the rule `vjp`.

@@ -1,4 +1,4 @@
-"""spmd.save: frames of arrays that a program writes while it runs, every so many turns of a loop.
+"""spmd.save: frames of arrays that a program writes while it runs, in every k-th iteration.
 
 In: a name, an array of the program. Out: a `save` in the body of the loop that is being captured.
 Always holds: a save stands in a loop of the program, outside of shard_map, once under its name.

@@ -1,4 +1,4 @@
-"""What the user's variables hold: read before and after a piece of code, compared, put back.
+"""Values of the user's variables as trees: read before and after a piece of code, and restored.
 
 A variable holds a tree of lists, tuples, dicts and objects, with leaves that are
 arrays, numbers or anything else. Lists, dicts and objects keep their identity when they are filled.
@@ -62,7 +62,7 @@ class Names:
         return (id(self._globals), name) if cell is None else id(cell)
 
     def unbind(self, name: str) -> None:
-        """Takes a variable of the function its value."""
+        """Remove the value of a variable of the function."""
         if name in self._cells and self.get(name) is not UNDEFINED:
             del self._cells[name].cell_contents
 
@@ -88,25 +88,24 @@ class Names:
 class Code:
     """A piece of a user's function that is captured. bound: the variables that it may rebind.
 
-    touched: others, through which it may change data. kept: bound variables that are read after it;
-    None: all. Of a loop: flags, the variables that end it when true; its number in the function;
-    fresh, bound variables of which no turn reads what they held before it; changes, how each turn
-    is thought to change all arrays that the bound ones hold, by which its capture takes less time:
-    "rebinds" or "writes", or "" where nobody knows.
-    """
+    touched: others, through which it may change data. live_out: bound variables that are read after
+    it; None: all. Of a loop: flags, the variables that end it when true; its number in the
+    function; private, bound variables that each iteration binds before it reads them; changes, a
+    guess how each iteration changes all arrays that the bound ones hold, which makes the capture
+    faster: "rebinds" or "writes", or "" for no guess. """
 
     names: Names
     bound: Sequence[str] = ()
     touched: Sequence[str] = ()
     flags: Sequence[str] = ()
     number: int = 0
-    kept: Sequence[str] | None = None
-    fresh: Sequence[str] = ()
+    live_out: Sequence[str] | None = None
+    private: Sequence[str] = ()
     changes: str = ""
 
     def reads_later(self, name: str) -> bool:
         """Return whether code after it may read a variable that it binds."""
-        return self.kept is None or name in self.kept
+        return self.live_out is None or name in self.live_out
 
 
 # ---- trees --------------------------------------------------------------------------------------
@@ -308,7 +307,7 @@ def joined(a: LeafType, b: LeafType) -> LeafType | None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return whether two leaves are one thing, or equal Python values."""
+    """Return whether two leaves are one object, or equal Python values."""
     if a is b:
         return True
     if isinstance(a, Number) and isinstance(b, Number):

@@ -63,14 +63,15 @@ class Storage:
             log.update(dict.fromkeys(self.shadows))
 
     def lose(self, context: Context, why: Any) -> None:
-        """Makes the content unreadable, and says why; storages that may be the same keep theirs."""
+        """Make the content unreadable, for the reason `why`; possible aliases keep theirs."""
         self.value = why
         for log in context.write_logs:
             log.setdefault(self)
 
 
 class Known:
-    """The content of a storage. `make` gives the elements when somebody asks for them."""
+    """The content of a storage whose elements are known. `make` computes them when they are first
+    needed."""
 
     def __init__(
         self, context: Context, shape: tuple[int, ...], dtype: DType,
@@ -127,8 +128,8 @@ class Known:
         return new
 
     def wrote(self, seen: View | None, value: Any) -> None:
-        """Note that elements seen so have been replaced by `value`; None: nobody can say which
-        ones."""
+        """Note that the elements that a view shows have been replaced by `value`. seen: the view;
+        None if it is not known which elements were written."""
         self.version += 1
         most = _MANY_WRITES if self.data.size > _LARGE_DATA else _KEPT_WRITES
         if self.formula is None or seen is None or len(self.writes) >= most or (

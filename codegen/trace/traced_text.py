@@ -77,7 +77,8 @@ def _formatted(value: Any, spec: str, conversion: int) -> Iterator[Piece]:
         yield from aligned(text, spec) if spec else text
     elif spec and (not is_traced(value) or np.ndim(value)):
         raise UsageError(f"the format {spec!r} is for one number", expected="a number",
-                         found=_found(value), remedy="one element, a sum, or the array as it is")
+                         found=_kind_text(value),
+                         remedy="one element, a sum, or the array as it is")
     elif spec:
         _check(value, spec)
         yield as_array(value), spec
@@ -95,7 +96,7 @@ def aligned(pieces: Iterable[Piece], spec: str) -> Iterator[Piece]:
 
 
 def _check(value: Any, spec: str) -> None:
-    """Raises UsageError for a format that Python's numbers of this type do not have."""
+    """Raise UsageError for a format that Python's numbers of this type do not have."""
     _try_format(np.zeros((), as_array(value).dtype)[()].item(), spec)
 
 
@@ -160,7 +161,7 @@ def _container(value: Any) -> Iterator[Piece]:
         yield "}"
         return
     if type(value) not in (list, tuple):
-        refuse(f"a text of {_found(value)}")
+        refuse(f"a text of {_kind_text(value)}")
     yield "[" if type(value) is list else "("
     for k, item in enumerate(value):
         yield ", " * (k > 0)
@@ -181,7 +182,7 @@ def is_unknown(value: Any) -> bool:
 def known_text(value: Any, text: str) -> str:
     """Return the text of a value that is known; refused where it shows what only the run knows."""
     if any(mark in text for mark in _UNKNOWN):
-        refuse(f"a text of {_found(value)}")
+        refuse(f"a text of {_kind_text(value)}")
     return text
 
 
@@ -189,7 +190,7 @@ def known_text(value: Any, text: str) -> str:
 
 
 def refuse(text: str) -> NoReturn:
-    """Raises the error of a text that is made while building, of what only the run knows."""
+    """Raise the error of a text that is made while building, of what only the run knows."""
     raise no_text(text)
 
 
@@ -199,7 +200,7 @@ def of(plain: Any) -> Any:
     def text(*args: Any, **kwargs: Any) -> Any:
         if args and Context.current() is not None:
             if is_unknown(args[0]):
-                refuse(f"{plain.__name__}() of {_found(args[0])}")
+                refuse(f"{plain.__name__}() of {_kind_text(args[0])}")
             return known_text(args[0], plain(*args, **kwargs))
         return plain(*args, **kwargs)
 
@@ -210,18 +211,18 @@ def converted(value: Any) -> Any:
     """Return the value that an f-string writes by !r or !s outside of print and assert; refuse one
     that only the run knows."""
     if Context.current() is not None and is_unknown(value):
-        refuse(f"an f-string with {_found(value)} in it")
+        refuse(f"an f-string with {_kind_text(value)} in it")
     return value
 
 
 def percent(text: str, values: Any) -> str:
     """Return text % values; refuse values that only the run knows."""
     if Context.current() is not None and is_unknown(values):
-        refuse(f"text % {_found(values)}")
+        refuse(f"text % {_kind_text(values)}")
     return known_text(values, text % values)
 
 
-def _found(value: Any) -> str:
+def _kind_text(value: Any) -> str:
     """Return what a value is, in words."""
     if isinstance(value, Number):
         return f"the number {value.expr}"

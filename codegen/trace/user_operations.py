@@ -184,7 +184,8 @@ class Operation:
     # ---- where it is called ----------------------------------------------------------------------
 
     def _emitted(self, *operands: Array) -> Any:
-        """The result in a program: an op on global arrays; of one rank's, what compute makes."""
+        """Return the result in a program: that of an op on global arrays, or what `compute` returns
+        for one rank's arrays."""
         context = operands[0].context
         stated = self._result_type(operands)
         along = self._needs(operands, stated)
@@ -290,7 +291,7 @@ class Operation:
 
     def _check(self, shape: Any, dtype: Any, stated: Any, stated_dtype: Any, rule: str,
                whose: str) -> None:
-        """Raises ShapeError or DtypeError where two rules do not agree."""
+        """Raise ShapeError or DtypeError where two rules do not agree."""
         have, expected = _exprs(shape), _exprs(stated)
         if len(have) != len(expected) or any(map(_differ, have, expected)):
             raise ShapeError(
@@ -307,7 +308,7 @@ class Operation:
     def _check_whole(
         self, context: Context, operands: Sequence[Array], stated: ArrayType
     ) -> None:
-        """Raises ShapeError or DtypeError where `numpy`, captured of all of the operands, does not
+        """Raise ShapeError or DtypeError where `numpy`, captured of all of the operands, does not
         return what `result` says."""
         apart = _RanksPart(context.name, context.mesh)
         apart.rank_view = 1
@@ -343,13 +344,15 @@ def _differ(a: Expr, b: Expr) -> bool:
 
 
 def _place() -> Place | None:
-    """The call of the operation: also while a Program is made, which no line of the user's does."""
+    """Return the place where the operation is called, also while a Program is made, which no line
+    of the user's code does."""
     context = Context.current()
     return (context and context.place) or user_place()
 
 
 def _named_part(x: Array, dims: Sequence[ResultDim | None], result: ArrayType) -> Any:
-    """The elements of one rank's operand that the rule needs names, for all of its result."""
+    """Return the elements of one rank's operand that the rule `needs` names for its whole
+    result."""
     ends = [None if d is None else number(d.elements(result)) for d in dims]
     return x[tuple(slice(0, end) for end in ends)] if any(e is not None for e in ends) else x
 

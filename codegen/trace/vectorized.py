@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from codegen.trace.array import as_array, unsupported
-from codegen.trace.foreign import is_unknown, library
 from codegen.trace.kernel_call import Kernel
+from codegen.trace.library_calls import is_unknown, library
 from codegen.trace.numpy.creation import empty, empty_like
 from codegen.trace.numpy.refused import KERNEL
 from codegen.trace.numpy.shaping import broadcast_arrays

@@ -19,12 +19,12 @@ from codegen.ir.graph import ArrayType, Op, Region, walk
 from codegen.places import is_ours, put_place, user_place
 from codegen.places import last as last_step
 from codegen.trace.array import Array, as_array
-from codegen.trace.blame import MISTAKES
 from codegen.trace.context import Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.derive.backward_parts import BackwardParts, backward_parts
 from codegen.trace.derive.halves import Halves
 from codegen.trace.number import Number
+from codegen.trace.numpy_errors import MISTAKES
 from codegen.trace.state import fill, flatten
 from codegen.user.signatures import check_call
 from spmd.nn.layers import DropoutKey, dropout_key

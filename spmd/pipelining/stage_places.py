@@ -23,9 +23,9 @@ from codegen.suggest import meant
 from codegen.symbolic import expr
 from codegen.trace.array import as_value
 from codegen.trace.context import Context
-from codegen.trace.expecting import expect
 from codegen.trace.number import expr_of, number
 from codegen.trace.numpy.creation import arange, unwritten
+from codegen.trace.runtime_checks import expect
 from spmd.pipelining.stage_rows import handed_on, layout_of_batch, layout_of_rows
 
 PLACES = ("block", "round", "v", "microbatch")

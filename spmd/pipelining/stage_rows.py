@@ -16,8 +16,8 @@ import spmd
 from codegen.mesh import block_offset
 from codegen.symbolic import expr
 from codegen.trace.array import Array
+from codegen.trace.control.computed_symbols import as_symbol
 from codegen.trace.control.functional import changing_loop
-from codegen.trace.control.letting import as_symbol
 from codegen.trace.number import expr_of
 from codegen.trace.ranks.communicate import member_of, send_by
 from codegen.trace.state import fill, flatten

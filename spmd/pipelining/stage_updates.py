@@ -19,7 +19,7 @@ from codegen.ir.graph import ArrayType
 from codegen.places import user_place
 from codegen.trace.array import Array, as_array, as_value, wrap
 from codegen.trace.context import require_context
-from codegen.trace.control.letting import as_symbol
+from codegen.trace.control.computed_symbols import as_symbol
 from codegen.trace.derive.halves import Halves
 from codegen.trace.state import Tree, fill, flatten
 from spmd.optim.transformation import (

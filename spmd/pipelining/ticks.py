@@ -13,9 +13,9 @@ import numpy as np
 
 import spmd
 from codegen.trace.array import as_array, as_value
+from codegen.trace.control.computed_symbols import as_symbol, say_position
 from codegen.trace.control.functional import changing_loop
-from codegen.trace.control.letting import as_symbol, say_position
-from codegen.trace.expecting import expect
+from codegen.trace.runtime_checks import expect
 from codegen.trace.state import flatten
 from spmd.nn.layers import DropoutKey
 from spmd.optim.transformation import map_trees

@@ -30,7 +30,7 @@ import spmd
 from codegen.errors import ProgramError
 from codegen.ir.graph_text import module_text
 from codegen.trace.control import conversion
-from codegen.trace.control.reads import digest
+from codegen.trace.control.fingerprint import digest
 
 TABLE = np.arange(2000.0)
 SETTINGS = {"s": [3.0]}

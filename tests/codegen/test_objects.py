@@ -17,7 +17,7 @@ import pytest
 import spmd
 from codegen.errors import ProgramError
 from codegen.oracle import interpret
-from codegen.trace.control import reads
+from codegen.trace.control import fingerprint
 from codegen.trace.program import Program
 
 CLASSES = '''
@@ -345,6 +345,6 @@ def test_images_of_other_rules_have_other_keys(tmp_path: Path, monkeypatch) -> N
             patched.syspath_prepend(str(tmp_path / folder))
             sys.modules.pop("same_clock", None)
             module = importlib.import_module("same_clock")
-            keys.append(reads.digest(module.Clock()))
+            keys.append(fingerprint.digest(module.Clock()))
     sys.modules.pop("same_clock", None)
     assert None not in keys and len(set(keys)) == 2

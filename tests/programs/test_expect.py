@@ -9,7 +9,7 @@ import spmd
 from codegen.compile import lower
 from codegen.errors import EXIT_DATA, CheckError
 from codegen.oracle.interpret import run
-from codegen.trace.expecting import AT, expect
+from codegen.trace.runtime_checks import AT, expect
 
 
 def positive(x):

@@ -17,7 +17,7 @@ from codegen.ir.plan import LibraryCall, Phase
 from codegen.layouts.partition import partition
 from codegen.ops import Exchange, spectra
 from codegen.oracle import interpret
-from codegen.trace import blocked, namespace
+from codegen.trace import blocked_linalg, namespace
 
 KINDS = ("float32", "float64", "complex64", "complex128")
 _DRAW = np.random.default_rng(5)
@@ -204,8 +204,8 @@ def blocks(n: int = 17) -> Any:
 def test_split_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Block by block, with pivots, and with the signs that LAPACK gives the whole matrix, also of
     more columns than rows, and where columns depend on others; no rank gets a whole one."""
-    monkeypatch.setattr(blocked, "BLOCK", 4)
-    monkeypatch.setattr(blocked, "LEAST", 2)
+    monkeypatch.setattr(blocked_linalg, "BLOCK", 4)
+    monkeypatch.setattr(blocked_linalg, "LEAST", 2)
     arrays = {"a": drawn("float64", 17, 17), "b": drawn("float64", 17, 3),
               "z": drawn("complex128", 17, 17), "tall": drawn("float64", 47, 5),
               "long": drawn("complex128", 47, 4), "wide": drawn("float64", 9, 22),
@@ -269,7 +269,7 @@ def test_the_table_says_what_stays_in_parts() -> None:
             if rows < 1024 and traffic.gathered:
                 assert traffic.result.evaluate({"n_r": 4}) < rows * columns * 8, (name, op.place)
             for ranks in (4, 64) if rows >= 1024 else ():
-                most = (rows // ranks + 2 * blocked.BLOCK) * columns * 8
+                most = (rows // ranks + 2 * blocked_linalg.BLOCK) * columns * 8
                 assert traffic.result.evaluate({"n_r": ranks}) <= most, (name, ranks, op)
 
 

@@ -17,7 +17,7 @@ from codegen.compile import lower
 from codegen.ir.graph import walk
 from codegen.ops import Exchange
 from codegen.oracle import interpret
-from codegen.trace.control.reads import digest
+from codegen.trace.control.fingerprint import digest
 
 
 @spmd.kernel

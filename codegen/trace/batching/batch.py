@@ -1,8 +1,8 @@
-"""Ops of one member of a batch, once more as ops on all members: each kind says how.
+"""Batching of ops: those recorded for one member become ops on all members, by a rule of each kind.
 
-Goes in: ops that were recorded of one member, and what all members have for the values that they
-began with. Comes out: ops in the open block, and what all members have for the results.
-Always holds: members are the first dim of what they have; what all share is computed once.
+Goes in: ops of one member, and for its arguments the values that stack those of all members. Comes
+out: ops in the open block, and stacked values of the results.
+Always holds: members are the first dim of a stacked value; values that all share are computed once.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from codegen.trace.control.regions import laid_as
 from codegen.trace.derive.reverse import read_by
 from codegen.trace.view import index_value
 
-_SEEN = (ops.Print, ops.Expect, ops.Feeding)  # what a member that is not active does not do
+_EFFECTS = (ops.Print, ops.Expect, ops.Feeding)  # effects, which a member that is not active skips
 
 
 class Batch:
-    """Turns the ops of one member into ops on all members.
+    """Converts the ops of one member into ops on all members.
 
     n: the number of members. entry: the mesh axes that split them. of: for a value of one member
     the value that stacks those of all members; all members share a value that is not a key.
@@ -75,10 +75,10 @@ class Batch:
         every = [op, *(inner for region in op.regions for inner in walk(region))]
         if self.active is None:
             return any(isinstance(o.what, ops.Save) for o in every)
-        return any(isinstance(o.what, _SEEN) or (isinstance(o.what, ops.Loop)
-                                                 and len(o.regions) == 2) for o in every)
+        return any(isinstance(o.what, _EFFECTS) or (isinstance(o.what, ops.Loop)
+                                                    and len(o.regions) == 2) for o in every)
 
-    # ---- what members have ---------------------------------------------------------------------
+    # ---- values of members ---------------------------------------------------------------------
 
     def every(self, op: Op, stacked: Sequence[Value | None]) -> list[Value]:
         """Return the operands of an op, each stacked: a shared one is repeated for each member."""
@@ -201,7 +201,7 @@ class Batch:
         return holds if self.active is None else self.map("logical_and", holds, self.active)
 
     def where_active(self, holds: Value) -> Value:
-        """Return `holds`, and true for members that are not active: of them nothing is asked."""
+        """Return `holds`, and true for members that are not active, which need not fulfil it."""
         if self.active is None:
             return holds
         idle = self.along(self.map("logical_not", self.active), holds.type.shape)
@@ -249,7 +249,7 @@ class Batch:
         with self.block(args) as block:
             operands = [v if g is None else self.member(g, number)
                         for v, g in zip(op.operands, stacked)]
-            if self.active is None or op.results:  # what an idle member makes, nobody reads
+            if self.active is None or op.results:  # results of an idle member are never read
                 results = context.emit(op.what, operands)
             else:
                 results = ()
@@ -283,7 +283,7 @@ def mapped(
 
     Arguments and results are pairs: a value, and whether it is stacked (dim 0 counts members).
     """
-    args = [Value(v.name, _of_one(context, v.type)) if own else v for v, own in arguments]
+    args = [Value(v.name, _member_type(context, v.type)) if own else v for v, own in arguments]
     first = len(context.keeps)
     block = Block(tuple(a for a, (_, own) in zip(args, arguments) if own))
     context.blocks.append(block)
@@ -298,7 +298,7 @@ def mapped(
     return [(batch.of[v], True) if v in batch.of else (v, False) for v in results]
 
 
-def _of_one(context: Context, t: ArrayType) -> ArrayType:
+def _member_type(context: Context, t: ArrayType) -> ArrayType:
     """Return the type of one member's part, from the type of the stacked value."""
     layout = None if t.layout is None or t.ndim == 1 else t.layout[1:]
     return replace(t, shape=t.shape[1:], layout=layout)

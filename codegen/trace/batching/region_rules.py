@@ -1,7 +1,7 @@
-"""Loops, branches and other ops with regions, for all members of a batch at once.
+"""Batching rules of loops, branches and other ops with regions.
 
-Always holds: a member that has left a loop keeps what it has; what it would still do there, print
-or expect, it does not do.
+Always holds: a member that has left a loop keeps its values, and has no more effects there: it
+prints nothing and checks nothing.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def _emit(
 
 def loop(batch: Batch, op: Op, stacked: Stacked) -> Sequence[Value | None]:
     """Return the results of a loop for all members. A carried value is stacked if its start is, or
-    if a turn makes it so: turns are captured until no more values become stacked."""
+    if an iteration makes it so: the body is batched until no more values become stacked."""
     own = {k for k, g in enumerate(stacked) if g is not None}
     while True:
-        regions, more = _turn(batch, op, own)
+        regions, more = _batched_body(batch, op, own)
         if more <= own:
             break
         own |= more
@@ -73,9 +73,9 @@ def loop(batch: Batch, op: Op, stacked: Stacked) -> Sequence[Value | None]:
     return _emit(batch, op, begins, _results(batch, op, own), regions)
 
 
-def _turn(batch: Batch, op: Op, own: set[int]) -> tuple[list[Region], set[int]]:
-    """Return the regions of a loop whose carried values in `own` are stacked, and which carried
-    values are stacked after a turn of it."""
+def _batched_body(batch: Batch, op: Op, own: set[int]) -> tuple[list[Region], set[int]]:
+    """Return the regions of a loop whose carried values in `own` are stacked, and the carried
+    values that are stacked at the end of an iteration."""
     *tests, body = op.regions
     regions, apart = list[Region](), False
     for test in tests:

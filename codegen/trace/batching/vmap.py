@@ -1,7 +1,7 @@
-"""spmd.vmap: a function of one member, for all members of a batch at once.
+"""spmd.vmap: a function of one member, applied to all members of a batch.
 
-Always holds: the function is captured once, of one member; what it does becomes ops on all of them.
-In an eager run it is called for each member: that is what it means.
+Always holds: the function is captured once, for one member, and its ops become ops on all of them.
+An eager run calls it for each member, which defines its meaning.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from codegen.trace.batching.axes import (
 from codegen.trace.batching.batch import Batch, mapped
 from codegen.trace.context import Context, eager_current
 from codegen.trace.control.conversion import as_called
-from codegen.trace.control.outside import Outside
+from codegen.trace.control.outer_state import OuterState
 from codegen.trace.control.regions import Mark
 from codegen.trace.derive.eagerly import eagerly
 from codegen.trace.number import Number, expr_of
@@ -161,7 +161,7 @@ class _Call:
 
         def member(values: Sequence[Value]) -> list[Value]:
             before, mark = context.next_serial(), Mark.of(context)
-            outside = Outside("member", [(getattr(self.f, "__name__", "the function"), self.f)])
+            outside = OuterState("member", [(getattr(self.f, "__name__", "the function"), self.f)])
             context.bodies.append(outside)
             with context.watching_writes() as log:
                 context.members += 1

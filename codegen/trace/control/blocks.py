@@ -11,7 +11,7 @@ from codegen.mesh import block_extent, block_offset
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, constant, number
-from codegen.trace.control.letting import as_formula
+from codegen.trace.control.computed_symbols import as_formula
 from codegen.trace.number import expr_of
 from codegen.trace.numpy.elementwise import assign
 

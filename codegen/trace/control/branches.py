@@ -1,7 +1,7 @@
 """Branches captured as ops: every arm runs in a region of its own, then they are merged.
 
-A leaf that the arms leave different becomes a result of the op; under a condition on numbers,
-integers stay numbers (a formula), so that they may stand in subscripts.
+A leaf that differs between the arms becomes a result of the op; under a condition on symbolic
+numbers, integers stay symbolic, so that they may be used in subscripts.
 Always holds: both arms begin from the same variables and storages.
 """
 
@@ -24,6 +24,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, is_traced
 from codegen.trace.context import Block, Context
+from codegen.trace.control.container_aliases import BranchAliases
 from codegen.trace.control.exits import RESULT
 from codegen.trace.control.regions import (
     Capture,
@@ -36,7 +37,6 @@ from codegen.trace.control.regions import (
     link,
     value_of,
 )
-from codegen.trace.control.sharing import Merging
 from codegen.trace.number import choose, expr_of, number
 from codegen.trace.state import (
     UNDEFINED,
@@ -53,13 +53,13 @@ from codegen.trace.state import (
 )
 from codegen.trace.storage import Storage
 
-_EXTRA = "__value__"  # what an arm gives as an expression
+_EXTRA = "__value__"  # the name of the value of an arm that is an expression
 
 
 @dataclass
 class _Arm:
-    """An arm records what its code left behind. storages: older ones that it wrote, with their new
-    values."""
+    """An arm after its capture. storages: those from before the branch that it wrote, with their
+    new values."""
 
     block: Block
     variables: Variables
@@ -73,14 +73,14 @@ class Branch(Capture):
         super().__init__(context, code, "branch")
         self.on = on
         self.arms: list[_Arm] = []
-        self.sharing = Merging(context, self.place, self.outside)
+        self.sharing = BranchAliases(context, self.place, self.outside)
 
     def start_arm(self) -> None:
         self.begin(Block())
 
     def end_arm(self, extra: Any = UNDEFINED) -> bool:
-        """The arm's code has run; `extra` is its value where it is an expression. Return whether
-        the arm is captured: else it has filled a cache, and its code has to run once more."""
+        """End an arm; `extra` is its value where it is an expression. Return whether the arm is
+        captured: if not, it has filled a cache, and its code has to run once more."""
         after = self.after()
         after[_EXTRA] = hold(extra)
         written = {s: s.value for s in self.written()}
@@ -91,7 +91,7 @@ class Branch(Capture):
         return not self.filled
 
     def captured(self, arm: Callable[[], Iterator[int]]) -> Iterator[int]:
-        """Yields what an arm yields, until it is captured."""
+        """Yield what an arm yields, until it is captured."""
         done = False
         while not done:
             self.start_arm()
@@ -101,7 +101,7 @@ class Branch(Capture):
     # ---- merging --------------------------------------------------------------------------------
 
     def finish(self) -> Any:
-        """Emit the op; variables and storages show what the arm that runs leaves."""
+        """Emit the op; afterwards variables and storages have the values of the arm that runs."""
         self.results: list[tuple[str, LeafType, list[Any]]] = []
         merged_variables: dict[str, _Merged] = {}
         for name in self.arms[0].variables | self.entry:
@@ -120,10 +120,10 @@ class Branch(Capture):
         for storage, why in gone.items():
             storage.lose(self.context, why)
         self._link(arrays)
-        return self._put(merged_variables, arrays)
+        return self._bind_results(merged_variables, arrays)
 
     def _link(self, arrays: Sequence[Array]) -> None:
-        """Notes which memory a result may be: that of an older array, or that of another result."""
+        """Note which memory a result may alias: that of an older array, or of another result."""
         for k in range(len(self.arms)):
             owner: dict[Storage, Storage] = {}
             for array, (_, _, leaves) in zip(arrays, self.results):
@@ -134,7 +134,7 @@ class Branch(Capture):
                 twin = old if old in self.serials else owner.setdefault(old, array.storage)
                 link(array.storage, twin, "branch", self.place)
 
-    def _put(self, merged_variables: dict[str, _Merged], arrays: list[Array]) -> Any:
+    def _bind_results(self, merged_variables: dict[str, _Merged], arrays: list[Array]) -> Any:
         extra = None
         for name, merged in merged_variables.items():
             leaves = [arrays[x.position] if isinstance(x, _Result) else x for x in merged.leaves]
@@ -163,11 +163,11 @@ class Branch(Capture):
         for h in defined[1:]:
             if not first.tree.like(h.tree):
                 if self._selecting():
-                    return self._chosen(first, h)
-                if self._is_over(name):
+                    return self._merge_by_formula(first, h)
+                if self._is_dead(name):
                     return None
                 if first.tree.kind == h.tree.kind in ("list", "dict"):
-                    raise self._grown(name, first, h)
+                    raise self._structure_error(name, first, h)
                 a, b = (leaf_type(x.value) or x.value for x in (h, first))
                 raise carry_error("branch", name, "", self.place, a, b)
         if self._unchanged(name, helds):
@@ -181,13 +181,13 @@ class Branch(Capture):
             ]
         except CarryError:
             del self.results[before:]
-            if self._is_over(name):
+            if self._is_dead(name):
                 return None
             raise
         things = self.sharing.things(name, [h.tree for h in helds if h is not None])
         return _Merged(first, leaves, things)
 
-    def _grown(self, name: str, first: Held, other: Held) -> CarryError:
+    def _structure_error(self, name: str, first: Held, other: Held) -> CarryError:
         kind, sizes = first.tree.kind, sorted({len(h.tree.keys) for h in (first, other)})
         difference = f"{sizes[0]} items in one arm, {sizes[-1]} in another" if len(sizes) > 1 else (
             "other keys in each arm, or items of other types")
@@ -201,9 +201,9 @@ class Branch(Capture):
             found=difference, remedy=remedy,
         )
 
-    def _is_over(self, name: str) -> bool:
-        """Return whether nobody reads a variable after the branch: then it has no value any
-        more."""
+    def _is_dead(self, name: str) -> bool:
+        """Return whether no code reads a variable after the branch; it is then left without a
+        value."""
         if self.code.reads_later(name) or name.startswith("__") or name not in self.code.bound:
             return False
         where = f"it is of another type in each arm of the branch at {self.place}"
@@ -213,7 +213,7 @@ class Branch(Capture):
     def _selecting(self) -> bool:
         return bool(self.context.selecting) and isinstance(self.on, Expr) and len(self.arms) == 2
 
-    def _chosen(self, other: Held, then: Held) -> _Merged:
+    def _merge_by_formula(self, other: Held, then: Held) -> _Merged:
         """Return the choice of a number or None in a `to` function, as a formula."""
         value = choose(number(self.on, True), then.value, other.value)  # type: ignore[arg-type]
         held = hold(value)
@@ -335,7 +335,8 @@ class _Result:
 
 @dataclass(frozen=True)
 class _Blank:
-    """A leaf of what an arm does not return: never read, so any value will do."""
+    """A leaf of the result of an arm that returns nothing: it is never read, so any value will
+    do."""
 
 
 def _blank(like: Held) -> Held:
@@ -348,12 +349,12 @@ def _blank(like: Held) -> Held:
 def captured_if(
     test: Any, later: Sequence[Callable[[], Any]], code: Code, k: int = 0
 ) -> Iterator[int]:
-    """Yields the number of each arm to run."""
+    """Yield the number of each arm to run."""
     context = Context.current()
     assert context is not None
     on = condition(test, "if")
     if (path := context.following) is not None:
-        yield from _followed(path, later, code, k)
+        yield from _follow_path(path, later, code, k)
         return
     branch = Branch(context, code, on)
     code.names.arms += 1
@@ -367,8 +368,10 @@ def captured_if(
     branch.finish()
 
 
-def _followed(path: Any, later: Sequence[Callable[[], Any]], code: Code, k: int) -> Iterator[int]:
-    """Yield the arm that a way through the function takes, without a capture."""
+def _follow_path(
+    path: Any, later: Sequence[Callable[[], Any]], code: Code, k: int
+) -> Iterator[int]:
+    """Yield the arm that the current path through the function takes, without a capture."""
     code.names.arms += 1
     try:
         yield from iter((k,)) if path.choose(2) else _chosen_arms(later, code, k + 1)
@@ -377,7 +380,7 @@ def _followed(path: Any, later: Sequence[Callable[[], Any]], code: Code, k: int)
 
 
 def _chosen_arms(later: Sequence[Callable[[], Any]], code: Code, k: int) -> Iterator[int]:
-    """Yield the arms of the tests that are left, the first of them number k."""
+    """Yield the number of the arm that the remaining tests choose; the first of these is arm k."""
     for j, evaluate in enumerate(later):
         test = evaluate()
         if is_traced(test):

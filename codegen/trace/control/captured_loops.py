@@ -1,4 +1,4 @@
-"""Loops captured as ops: the body is run until what it carries, and as what type, is settled.
+"""Loops captured as ops: the body is run until its carried variables and their types are stable.
 
 The first pass carries nothing and only shows what the body changes; from then on changed leaves
 and written storages enter as region arguments.
@@ -22,8 +22,10 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_value, is_traced
 from codegen.trace.context import Block, Context
+from codegen.trace.control.carry_cache import CarryCache, Key, LoopCarry
+from codegen.trace.control.container_aliases import LoopAliases
 from codegen.trace.control.exits import RESULT
-from codegen.trace.control.guarded import guarded
+from codegen.trace.control.predicated_body import predicated_body
 from codegen.trace.control.regions import (
     Capture,
     Gone,
@@ -35,8 +37,6 @@ from codegen.trace.control.regions import (
     link,
     value_of,
 )
-from codegen.trace.control.settled import Inner, Key, Settled
-from codegen.trace.control.sharing import Turning
 from codegen.trace.number import Number, number
 from codegen.trace.state import (
     UNDEFINED,
@@ -56,7 +56,7 @@ from codegen.trace.state import (
 from codegen.trace.storage import Storage
 from codegen.trace.view import View
 
-_PASSES = 24  # more never settle: every pass carries more, or a wider type
+_PASSES = 24  # a loop that needs more has no fixed point: each pass carries more, or widens a type
 
 
 _Constants = dict[Place | None, list[tuple[Any, ...]]]
@@ -74,7 +74,8 @@ def _constants(block: Block) -> _Constants:
 
 
 class Counter:
-    """start, stop and step of a captured `for`; stop None: until the condition fails."""
+    """The counter of a captured loop: its start, stop and step. A loop whose stop is None ends
+    where its condition fails."""
 
     def __init__(self, context: Context, name: str, start: Expr, stop: Expr | None, step: Expr):
         self.start, self.stop, self.step = start, stop, step
@@ -94,31 +95,32 @@ class Counter:
 
 
 @dataclass
-class Later:
-    """Variables that a loop binds and that are read after it. sure: the loop has a turn at least,
-    so that they have a value then. held: what they hold at the end of a turn."""
+class LiveOut:
+    """The live-out variables of a loop: it binds them, and code after it reads them. runs: whether
+    the loop has one iteration at least, so that they have a value then. held: what they hold at the
+    end of an iteration."""
 
-    kept: Sequence[str] = ()
-    sure: bool = False
+    names: Sequence[str] = ()
+    runs: bool = False
     counter: Sym | None = None
     held: dict[str, Held] = field(default_factory=dict)
 
-    def hands_on(self, name: str, before: Held | None) -> bool:
-        """Return whether code after the loop gets this variable, which has no value before it. The
-        result of a return is read only where a flag says that there was one."""
-        return before is None and name in self.kept and (self.sure or name == RESULT)
+    def has(self, name: str, before: Held | None) -> bool:
+        """Return whether the loop carries this variable out, which has no value before it. The
+        result of a return is read only where a flag says that the function has returned."""
+        return before is None and name in self.names and (self.runs or name == RESULT)
 
 
 class Loop(Capture):
     """A loop is captured by passes over its body. Its flags are False when a pass begins."""
 
-    def __init__(self, context: Context, code: Code, later: Later | None = None) -> None:
-        self.later = later or Later()
-        for name in code.fresh:  # what it held, nobody asks any more
-            if self.later.sure or not code.reads_later(name):
+    def __init__(self, context: Context, code: Code, live_out: LiveOut | None = None) -> None:
+        self.live_out = live_out or LiveOut()
+        for name in code.private:  # no iteration reads its old value
+            if self.live_out.runs or not code.reads_later(name):
                 code.names.unbind(name)
         super().__init__(context, code, "loop")
-        self.turns: int | None = None  # where they are known while building
+        self.turns: int | None = None  # the number of iterations where it is known while building
         self.flags = code.flags
         self.carried: dict[Key, LeafType] = {}
         self.stored: dict[Storage, ArrayType] = {}
@@ -131,39 +133,41 @@ class Loop(Capture):
         self.constants: _Constants = {}
         self.again = False  # the last pass was one more, to compare its constants
         self.passes = 0
-        self.sharing = Turning(context, self.place, _trees(self.entry), code.bound, self.outside)
+        self.sharing = LoopAliases(context, self.place, _trees(self.entry), code.bound,
+                                   self.outside)
         self.types = {(n, j): leaf_type(leaf) for n, h in self.entry.items() if h is not None
                       for j, leaf in enumerate(h.leaves)}
-        self.inner = Inner()
+        self.inner_carries = CarryCache()
         self.changed: set[Key] = set()  # in the last pass
         self.initial_keys: list[Key] = []  # what it began with
         again = None if context.rank_view else context.outermost  # a shard has another shape
-        self.around = context.loops[-1].inner if context.loops else again or Inner()
-        self.number = self.around.number()
-        before = self.around.carries.get(self.number)
-        if before and (context.loops or self._lies_as(before)):
+        self.outer_carries = (context.loops[-1].inner_carries if context.loops
+                              else again or CarryCache())
+        self.number = self.outer_carries.number()
+        before = self.outer_carries.carries.get(self.number)
+        if before and (context.loops or self._has_layouts_of(before)):
             self.begin_with(before)
         elif code.changes:
             self.begin_with_all(code.changes == "writes")
 
-    def _lies_as(self, before: Settled) -> bool:
-        """Return whether all that was carried lies now as it did then: inputs may have other
-        layouts."""
+    def _has_layouts_of(self, before: LoopCarry) -> bool:
+        """Return whether all carried arrays have the layouts that they had in the last capture.
+        They differ where inputs have other layouts now."""
         had = ((self.types.get(key), t) for key, t in before.carried.items())
         return all(h is None or (h.shape, h.layout) == (t.shape, t.layout) for h, t in had)
 
-    def begin_with(self, before: Settled) -> None:
+    def begin_with(self, before: LoopCarry) -> None:
         """Begin with what the loop carried when it was captured last, where the types allow it."""
         for key, t in before.carried.items():
             had = self.types.get(key)
             inside = had is None and key[0] in before.held
-            if inside and self.later.hands_on(key[0], self.entry.get(key[0])):
+            if inside and self.live_out.has(key[0], self.entry.get(key[0])):
                 continue
             if had is None or (not had.weak and had.dtype != t.dtype) or joined(had, t) != t:
                 return
             self.initial_keys.append(key)
         self.carried.update(before.carried)
-        self.later.held.update(before.held)
+        self.live_out.held.update(before.held)
         for memory, kind in before.stored.items():
             if (storage := storage_of(self.entry, memory)) in self.serials:
                 self.stored[storage] = kind
@@ -184,13 +188,13 @@ class Loop(Capture):
                 self.carried[name, j] = t
                 self.initial_keys.append((name, j))
 
-    def settled(self) -> Settled:
+    def carry(self) -> LoopCarry:
         """Return what this loop carries, for its next capture."""
         names = memory_of(self.entry)
         aliases = {k: tuple(names.get(o, o) if isinstance(o, Storage) else o for o in others)
                    for k, others in self.aliases.items()}
         stored = {names.get(s, s): t for s, t in self.stored.items()}
-        return Settled(dict(self.carried), stored, aliases, dict(self.later.held))
+        return LoopCarry(dict(self.carried), stored, aliases, dict(self.live_out.held))
 
     # ---- one pass -------------------------------------------------------------------------------
 
@@ -200,7 +204,7 @@ class Loop(Capture):
             names = ", ".join(sorted({name for name, _ in self.carried}))
             raise UnsupportedError("variables of this loop change their type in every turn",
                                    place=self.place, found=f"{names} change")
-        self.inner.met.clear()
+        self.inner_carries.met.clear()
         block = self.block()
         self.begin(block)
         self.enter(block.args)
@@ -209,16 +213,16 @@ class Loop(Capture):
         """Return a new block, with one argument for each value that is carried."""
         paths: dict[str, list[str]] = {}
         for name, _ in self.carried:
-            if name not in paths and (held := self.entry[name] or self.later.held[name]):
+            if name not in paths and (held := self.entry[name] or self.live_out.held[name]):
                 paths[name] = list(held.tree.paths())
         named = [(hint(n, paths[n][j]), t.array) for (n, j), t in self.carried.items()]
         named += [("memory", t) for t in self.stored.values()]
         return Block(tuple(Value(name, t) for name, t in named))
 
     def entering(self) -> Iterator[tuple[Value, Any, View]]:
-        """Yield the arguments of the open pass, with what each is before the loop and how that is
-        seen. Variables without a value before the loop are left out: no turn reads them before it
-        binds them."""
+        """Yield the arguments of the open pass, each with the content and the view that it has
+        before the loop. Variables without a value before the loop are left out: every iteration
+        binds them before it reads them."""
         before = {s: content for s, content, _ in self.mark.storages}
         begun: list[tuple[Any, View] | None] = []
         for name, j in self.carried:
@@ -231,7 +235,7 @@ class Loop(Capture):
             yield from ((a, *b) for a, b in zip(self.open.args, begun) if b is not None)
 
     def _path(self, name: str, j: int) -> str:
-        held = self.entry[name] or self.later.held[name]
+        held = self.entry[name] or self.live_out.held[name]
         return list(held.tree.paths())[j]
 
     def enter(self, args: Sequence[Value]) -> None:
@@ -243,7 +247,7 @@ class Loop(Capture):
         self._link(self.carried_arrays)
         first: dict[Storage, Storage] = {}
         for (name, j), array in self.carried_arrays.items():
-            if name in self.later.held:
+            if name in self.live_out.held:
                 continue  # it has no value when a turn begins
             before = self.start[name][j]
             if isinstance(before, Array) and not before.scalar:
@@ -264,10 +268,11 @@ class Loop(Capture):
         self.sharing.begin()
 
     def end_pass(self) -> bool:
-        """Return whether this pass was the last: nothing new is carried. Else all is put back."""
+        """End a pass; return whether it was the last, as it carries nothing new. Else variables and
+        storages are put back to what they were."""
         after = self.after()
-        settled = self._compare(after) and not self.filled
-        settled = self.sharing.end(_trees(after)) and settled
+        stable = self._compare(after) and not self.filled
+        stable = self.sharing.end(_trees(after)) and stable
         stale: dict[Storage, None] = {}
         stored: dict[Storage, ArrayType] = {}
         before = {s: content for s, content, _ in self.mark.storages}
@@ -277,40 +282,40 @@ class Loop(Capture):
                 continue
             had = self.stored.get(storage) or before[storage].type
             stored[storage] = layout_propagation.met(had, storage.value.type)
-        settled = self._find_aliases(after) and settled and stored == self.stored
-        settled = self._repeats(settled) and settled
-        if settled and not self.changed.issuperset(self.initial_keys):  # it carries too much
+        stable = self._find_aliases(after) and stable and stored == self.stored
+        stable = self._constants_repeat(stable) and stable
+        if stable and not self.changed.issuperset(self.initial_keys):  # it carries too much
             self.carried, stored, self.aliases, self.initial_keys = {}, {}, {}, []
-            self.later.held.clear()
-            settled = False
-        if settled:
+            self.live_out.held.clear()
+            stable = False
+        if stable:
             values = [value_of(self.context, self._leaf(after, k), t)
                       for k, t in self.carried.items()]
-            settled = self._laid(values)
-        if settled:
+            stable = self._layouts_known(values)
+        if stable:
             self.stale = stale
             self._after = after
             values += [laid_as(self.context, s.value, t.layout) for s, t in self.stored.items()]
             self.body = self.close().close(values)
         else:
-            if self.passes > 3:  # only grow, so that it settles
+            if self.passes > 3:  # from now on it only grows, so that a fixed point is reached
                 stored = self.stored | stored
             self.stored = stored
             self.close()
         self.put_back()
         self.mark.forget_later(self.context, "loop", self.place)
-        if not settled:
+        if not stable:
             self.mark.restore_declared(self.context)
-        return settled
+        return stable
 
-    def _repeats(self, settled: bool) -> bool:
-        """Return whether the pass has the constants of the one before, where there are as many;
-        raises where two passes that carry the same do not: something that nobody knows has
-        state."""
+    def _constants_repeat(self, stable: bool) -> bool:
+        """Return whether this pass made the same constants as the one before. Raise
+        UnsupportedError where two passes that carry the same values make different constants: then
+        the body calls something whose state the capture cannot see."""
         assert self.open is not None
         before, self.constants = self.constants, _constants(self.open)
         again, self.again = self.again, False
-        if not settled:
+        if not stable:
             return False
         for place, values in self.constants.items():
             had = before.get(place, values)
@@ -336,11 +341,12 @@ class Loop(Capture):
         return held.leaves[key[1]]
 
     def _compare(self, after: dict[str, Held | None]) -> bool:
-        """Records which variables the pass changed. False where something new must be carried."""
-        self.changed, settled = set(), True
+        """Record which variables the pass changed; return False if something new must be
+        carried."""
+        self.changed, stable = set(), True
         for name, before in self.entry.items():
             if before is None:  # first bound in the body
-                settled = self._bound_inside(name, after.get(name)) and settled
+                stable = self._carry_out(name, after.get(name)) and stable
                 continue
             now = after.get(name)
             if now is None:
@@ -354,50 +360,51 @@ class Loop(Capture):
                 t = self._type(name, j, before.leaves[j], end)
                 if self.carried.get((name, j)) != t:
                     self.carried[name, j] = t
-                    settled = False
-        return settled
+                    stable = False
+        return stable
 
-    def _bound_inside(self, name: str, now: Held | None) -> bool:
-        """Carry what a variable holds that is bound in the body and read after the loop; whether
-        that was known. Others are local to the body."""
-        if not self.later.hands_on(name, self.entry[name]) or now is None:
+    def _carry_out(self, name: str, now: Held | None) -> bool:
+        """Carry a variable that is bound in the body and read after the loop; return whether it was
+        carried already. Variables that nothing reads after the loop are local to the body."""
+        if not self.live_out.has(name, self.entry[name]) or now is None:
             gone = [k for k in self.carried if k[0] == name]
             for key in gone:
                 del self.carried[key]
-            self.later.held.pop(name, None)
+            self.live_out.held.pop(name, None)
             return not gone
         types = [leaf_type(leaf) for leaf in now.leaves]
-        if any(self.later.counter in e.symbols() for t in types if t for e in t.shape):
-            return True  # its shape is another in every turn
-        before = self.later.held.get(name)
+        if any(self.live_out.counter in e.symbols() for t in types if t for e in t.shape):
+            return True  # its shape differs between iterations
+        before = self.live_out.held.get(name)
         if before is not None and not before.tree.like(now.tree):
             self._refuse_structure(name, before, now)
-        self.later.held[name] = now
-        settled = True
+        self.live_out.held[name] = now
+        stable = True
         for j, (leaf, t) in enumerate(zip(now.leaves, types)):
             known = self.carried.get((name, j))
             if t is None or (known is None and not isinstance(leaf, (Array, Number))):
-                continue  # the same Python value in every turn
+                continue  # the same Python value in every iteration
             joint = t if known is None else joined(known, t)
             if joint is None:
                 raise carry_error("loop", name, self._path(name, j), self.place, known, t)
-            settled = settled and joint == known
+            stable = stable and joint == known
             self.carried[name, j] = joint
-        return settled
+        return stable
 
-    def _laid(self, values: Sequence[Value]) -> bool:
-        """Return whether the layouts of what is carried are known; reading a view may show another
-        one."""
-        settled = True
+    def _layouts_known(self, values: Sequence[Value]) -> bool:
+        """Return whether the layouts of all carried arrays are known. A layout becomes known where
+        a carried array is a view, which has to be read first."""
+        stable = True
         for (key, t), value in zip(list(self.carried.items()), values):
             if t.layout is None and value.type.layout:
                 laid = replace(t, layout=value.type.layout, free=value.type.free)
                 self.carried[key] = laid
-                settled = False
-        return settled
+                stable = False
+        return stable
 
     def _find_aliases(self, after: dict[str, Held | None]) -> bool:
-        """Records which memory carried arrays show at the end of a pass. False where it is new."""
+        """Record which memory carried arrays may alias at the end of a pass; return whether all of
+        these aliases were known."""
         owner = {a.storage: key for key, a in self.carried_arrays.items()}
         maker: dict[Storage, Key] = {}
         aliases: dict[Key, dict[Storage | Key, None]] = {}
@@ -474,7 +481,7 @@ class Loop(Capture):
             self.begin(block)
             try:
                 self.enter(block.args)
-                holds = self._holds(evaluate, [self._flag(block, f) for f in flags])
+                holds = self._condition_value(evaluate, [self._flag(block, f) for f in flags])
                 changed = self.written()
                 filled = self.outside.check()
             except BaseException:
@@ -488,7 +495,7 @@ class Loop(Capture):
                                    remedy="do it in the body")
         return region
 
-    def _holds(self, evaluate: Callable[[], Any] | None, flags: Sequence[Value]) -> Value:
+    def _condition_value(self, evaluate: Callable[[], Any] | None, flags: Sequence[Value]) -> Value:
         context = self.context
         parts = [context.emit_one(ops.Map("logical_not"), f) for f in flags]
         first = len(context.blocks[-1].ops)
@@ -501,12 +508,12 @@ class Loop(Capture):
             if parts and any(isinstance(o.what, ops.Feeding) for o in walk(Region((), tuple(asked),
                                                                                   ()))):
                 del context.blocks[-1].ops[first:]
-                return self._unless(parts, Region((), tuple(asked), (on,)))
+                return self._guarded_test(parts, Region((), tuple(asked), (on,)))
             parts.insert(0, on)
         return reduce(lambda a, b: context.emit_one(ops.Map("logical_and"), a, b), parts)
 
-    def _unless(self, parts: Sequence[Value], asks: Region) -> Value:
-        """Return a test that may wait for a feed: it is not made where the loop was left."""
+    def _guarded_test(self, parts: Sequence[Value], asks: Region) -> Value:
+        """Return a condition that asks for a batch of a feed only if no flag has ended the loop."""
         context = self.context
         on = reduce(lambda a, b: context.emit_one(ops.Map("logical_and"), a, b), parts)
         with context.block() as block:
@@ -526,14 +533,14 @@ class Loop(Capture):
         test = self.test(evaluate)
         kind = counter.loop
         if test is not None and context.members and context.recordings:
-            self.body, kind = guarded(context, test, self.body), kind.but(guarded=True)
+            self.body, kind = predicated_body(context, test, self.body), kind.but(guarded=True)
         operands = [self._at_entry(k) for k in keys]
         operands += [laid_as(context, s.value, t.layout) for s, t in self.stored.items()]
         regions = (self.body,) if test is None else (test, self.body)
         names = [a.name for a in self.body.args]
         results = context.emit(kind, operands, regions, names, self.place)
         leaves = {n: list(h.leaves) for n, h in self.entry.items() if h is not None}
-        leaves |= {n: list(h.leaves) for n, h in self.later.held.items()}
+        leaves |= {n: list(h.leaves) for n, h in self.live_out.held.items()}
         arrays = {k: array_of(context, v, self.carried[k]) for k, v in zip(keys, results)}
         for (name, j), array in arrays.items():
             leaves[name][j] = array
@@ -545,10 +552,10 @@ class Loop(Capture):
         for storage in self.stale:
             storage.lose(context, stale)
         self._link(arrays)
-        things = self.sharing.finish(_trees(self._after), _trees(self.later.held))
+        things = self.sharing.finish(_trees(self._after), _trees(self.live_out.held))
         for name, held in self.entry.items():
             filled = iter(things.get(name, ()))
-            if held is None and (now := self.later.held.get(name)) is not None:
+            if held is None and (now := self.live_out.held.get(name)) is not None:
                 self.names.put(name, fill(now.tree, iter(leaves[name]), things=filled))
                 continue
             if held is None:
@@ -558,15 +565,15 @@ class Loop(Capture):
             self.names.put(name, fill(held.tree, iter(leaves[name]), things=filled))
         for flag in self.flags:
             up = self._after[flag]
-            if self.later.sure and up is not None and up.value is True:
-                self.names.put(flag, True)  # the first turn ends it
+            if self.live_out.runs and up is not None and up.value is True:
+                self.names.put(flag, True)  # the first iteration ends the loop
 
 
     def _at_entry(self, key: Key) -> Value:
-        """Return a carried value before the first turn; zeros where the body binds the variable
-        first."""
+        """Return a carried value before the first iteration; zeros where the body binds the
+        variable first."""
         t = self.carried[key]
-        if key[0] not in self.later.held:
+        if key[0] not in self.live_out.held:
             return value_of(self.context, self._leaf(self.entry, key), t)
         value = self.context.emit_one(ops.Full(value=0, dtype=t.dtype, shape=t.shape))
         return laid_as(self.context, value, t.layout)

@@ -1,4 +1,4 @@
-"""From a user's function to the same function with its control flow visible to a capture.
+"""Conversion of a user's function: the same function, with control flow that a capture can see.
 
 `convert` finds the function in its file, rewrites the syntax tree (exits.py, rewrite.py), compiles
 it under the original file name and positions, and binds it to the original closure and globals.
@@ -29,7 +29,7 @@ _FUTURE = functools.reduce(
 )
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
-# Beside each: what of the function it was made of, which Python lets anybody replace.
+# Beside each: the parts of the function that it was made of, which Python lets users replace.
 _converted: weakref.WeakKeyDictionary[
     Callable[..., Any], tuple[types.FunctionType, tuple[Any, ...]]
 ] = weakref.WeakKeyDictionary()
@@ -64,8 +64,9 @@ def convert(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what runs in place of a function that is given to one of ours, such as vmap or jit:
-    what would run if the user's own code called it. It may be a built-in, or another library's."""
+    """Return the function that runs in place of one that a user passes to ours, such as vmap or
+    jit: the one that would run if the user's own code called it. It may be a built-in, or another
+    library's."""
     converted = convert(function)
     return runtime.call(function) if converted is function else converted
 
@@ -99,8 +100,8 @@ def _unread(code: types.CodeType) -> str:
 
 
 def checked_callback(function: Any, role: str, *names: str) -> Callable[..., Any]:
-    """Return as_called(function), for a function that we call with so many arguments, called
-    `names`."""
+    """Return as_called(function) for a function that we call with arguments of these names. Raise
+    UsageError if it takes others. role: names the function in the message."""
     check_call(function, role, *names, expected=f"a function of {', '.join(names) or 'nothing'}")
     return as_called(function)
 

@@ -1,7 +1,7 @@
-"""break, continue and early return as flags, so that the statements around them may be captured.
+"""Lowering of break, continue and early return to flags, so that loops and branches are structured.
 
-`if c: return a` followed by a rest becomes an `if` with the rest in its other arm; where that does
-not reach, the rest is guarded by the flags. Every flag is a plain bool on plain Python values.
+`if c: return a` followed by a rest becomes an `if` with the rest in its other arm; where that is
+not enough, the rest is guarded by the flags. Every flag is a plain bool on plain Python values.
 Always holds: the result runs as the input does; positions are those of the input.
 """
 
@@ -22,7 +22,7 @@ LOOPS = (ast.For, ast.While, ast.AsyncFor)
 
 
 def located(place: ast.AST, new: _Node) -> _Node:
-    """Give nodes of a new tree that have no position the position of an old node; return the
+    """Give the nodes of a new tree that have no source position that of an old node; return the
     tree."""
     for node in ast.walk(new):
         if "lineno" in node._attributes and not hasattr(node, "lineno"):

@@ -19,9 +19,9 @@ from codegen.trace.context import Context, require_context
 from codegen.trace.control.branches import captured_switch
 from codegen.trace.control.captured_loops import Counter, Loop
 from codegen.trace.control.conversion import checked_callback
+from codegen.trace.control.loop_statements import captured_for, passes
 from codegen.trace.control.ranges import spmd_range
 from codegen.trace.control.regions import condition
-from codegen.trace.control.turns import captured_for, passes
 from codegen.trace.number import expr_of, number
 from codegen.trace.state import Code, LeafType, Names, Tree, fill, flatten, leaf_type
 
@@ -43,11 +43,11 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any
 def changing_loop(
     lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any, changes: str,
 ) -> Any:
-    """Return the state after a loop, as fori_loop does, whose first capture takes for granted how
-    turns change the state. changes: as of Code: how each turn changes all of it."""
+    """Return the state after a loop, as fori_loop does. changes, as of Code, is a guess how each
+    iteration changes the whole state, which saves passes of the capture."""
     require_context("spmd.fori_loop")
     body = checked_callback(body, "the body of spmd.fori_loop", "i", "state")
-    names = _holding(init, body)
+    names = _state_names(init, body)
     code = Code(names, (_STATE,), changes=changes)
     for i in captured_for(spmd_range(lower, upper), code, "i"):
         names.put(_STATE, body(i, names.get(_STATE)))
@@ -65,7 +65,7 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
     context = require_context("spmd.while_loop")
     cond = checked_callback(cond, "the condition of spmd.while_loop", "state")
     body = checked_callback(body, "the body of spmd.while_loop", "state")
-    names = _holding(init, cond, body)
+    names = _state_names(init, cond, body)
     loop = Loop(context, Code(names, (_STATE,)))
     for _ in passes(loop, lambda: None):
         names.put(_STATE, body(names.get(_STATE)))
@@ -152,9 +152,9 @@ def scan(
         names.put(_STATE, pair[0])
         return pair[1]
 
-    ys_tree, types = _types_of_rows(context, _holding(init, f), count, step)
+    ys_tree, types = _types_of_rows(context, _state_names(init, f), count, step)
     stacks = [_stack(context, t, count) for t in types]
-    names = _holding(init, f)
+    names = _state_names(init, f)
     for k in captured_for(spmd_range(count), Code(names, (_STATE,)), "k"):
         for stack, y in zip(stacks, flatten(step(names, k))[1]):
             if stack is not None:
@@ -205,7 +205,7 @@ def _length(rows: Sequence[Any], length: Any) -> Any:
     return counts[0]
 
 
-def _holding(init: Any, *functions: Callable[..., Any]) -> Names:
+def _state_names(init: Any, *functions: Callable[..., Any]) -> Names:
     names = Names(lambda: ())
     names.hidden[_STATE] = _by_value(init)
     names.roots += [(getattr(f, "__name__", "a function"), f) for f in functions]

@@ -1,8 +1,8 @@
-"""What rewritten functions call (as `__spmd__`): statements on unknown values.
+"""Functions that rewritten code calls as `__spmd__.NAME` in place of statements and operators.
 
 Operators (logic.py) and calls (calls.py) are here by name.
 Always holds: on plain Python values, and outside a capture, every function here does exactly what
-the statement or operator does that it stands for.
+the statement or operator does that it replaces.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from codegen.trace.array import Array, is_traced
 from codegen.trace.calls import call
 from codegen.trace.context import Context
 from codegen.trace.control.branches import captured_if
-from codegen.trace.control.outside import is_iterator
-from codegen.trace.control.over_rows import turns_of
+from codegen.trace.control.impure_calls import changed, ordered, refuse_outside
+from codegen.trace.control.loop_statements import captured_for, captured_while
+from codegen.trace.control.outer_state import is_iterator
 from codegen.trace.control.ranges import Range
-from codegen.trace.control.stateful import changed, ordered, refuse_outside
-from codegen.trace.control.turns import captured_for, captured_while
-from codegen.trace.expecting import asserted
+from codegen.trace.control.row_loops import compiled_iteration
 from codegen.trace.feed_calls import Stream, captured_feed
-from codegen.trace.foreign import fresh, indexed, target
+from codegen.trace.library_calls import fresh, indexed, target
 from codegen.trace.number import Number
 from codegen.trace.numpy.logic import and_, both, compare, either, ifexp, known, not_, or_
+from codegen.trace.runtime_checks import asserted
 from codegen.trace.state import Code, Names, inside
-from codegen.trace.text_styles import called, formatted, percent_text
+from codegen.trace.text_formatting import called, formatted, percent_text
 from codegen.trace.traced_text import converted, fstring, percent
 from codegen.user import pytree
 
@@ -39,19 +39,20 @@ __all__ = ["Names", "and_", "asserted", "both", "call", "compare", "converted", 
            "percent_text", "target", "text_of"]
 
 NameError = builtins.NameError
-_MANY_TURNS = 200  # of a loop that Python runs: to record them takes a while
+_MANY_TURNS = 200  # iterations of a loop that Python runs: recording as many takes a while
 
 
 def if_(
-    test: Any, names: Names, bound: Sequence[str], touched: Sequence[str], kept: Sequence[str],
-    *later: Callable[[], Any],
+    test: Any, names: Names, bound: Sequence[str], touched: Sequence[str],
+    live_out: Sequence[str], *later: Callable[[], Any],
 ) -> Iterable[int]:
-    """Return the numbers of the arms to run: one where the tests are known, else each in turn."""
+    """Return the numbers of the arms to run: one where the tests are known, else all, one by
+    one."""
     for k, evaluate in enumerate((lambda: test, *later)):
         value = evaluate()
         if is_traced(value):
             return captured_if(
-                value, later[k:], Code(names, bound, touched, kept=kept), k)
+                value, later[k:], Code(names, bound, touched, live_out=live_out), k)
         if value:
             return (k,)
     return (len(later) + 1,)
@@ -64,7 +65,7 @@ def text_of(function: Any, *args: Any, **options: Any) -> Any:
 
 
 def returned(value: Any) -> Any:
-    """Notes where the function returns its value."""
+    """Note where the function returns its value."""
     context = Context.current()
     if context is not None:
         frame = sys._getframe(1)
@@ -89,17 +90,18 @@ def matched(subject: Any) -> Any:
 
 def for_(
     iterable: Any, names: Names, bound: Sequence[str], touched: Sequence[str],
-    flags: Sequence[str], loop_number: int, hint: str, kept: Sequence[str], fresh: Sequence[str],
+    flags: Sequence[str], loop_number: int, hint: str, live_out: Sequence[str],
+    private: Sequence[str],
 ) -> Iterable[Any]:
     """Return the iterable itself, or the passes of a captured loop over an spmd.range or a feed."""
     if isinstance(iterable, (Range, Stream)):
-        code = Code(names, bound, touched, flags, loop_number, kept, fresh)
+        code = Code(names, bound, touched, flags, loop_number, live_out, private)
         if isinstance(iterable, Stream):
             return captured_feed(iterable, code)
         return captured_for(iterable, code, hint)
     context = Context.current()
-    if context is not None and (turns := turns_of(context, iterable)) is not None:
-        code = Code(names, bound, touched, flags, loop_number, kept, fresh)
+    if context is not None and (turns := compiled_iteration(context, iterable)) is not None:
+        code = Code(names, bound, touched, flags, loop_number, live_out, private)
         return captured_for(turns[0], code, hint, turns[1])
     if isinstance(iterable, Number):
         raise TracedValueError("a for loop over a number", expected="something to iterate over",
@@ -107,11 +109,11 @@ def for_(
     if context is not None and is_iterator(iterable):
         refuse_outside(iterable)
         if flags:
-            return _unrolled(_leaving(context, each(iterable), names, flags))
+            return _unrolled(_noting_early_exit(context, each(iterable), names, flags))
     return _unrolled(each(iterable))
 
 
-def _leaving(
+def _noting_early_exit(
     context: Context, iterator: Iterator[Any], names: Names, flags: Sequence[str]
 ) -> Iterator[Any]:
     """Yield all items of an iterator, and note it in the context where only the run knows whether
@@ -125,12 +127,12 @@ def _leaving(
 
 
 def _unrolled(turns: Iterable[Any]) -> Iterable[Any]:
-    """Return the turns of a loop that Python runs; where somebody listens, they report that there
-    are many."""
-    return turns if Context.current() is None or not is_heard() else _told_of(turns)
+    """Return the items of a loop that Python runs; where progress is shown, many of them are
+    reported."""
+    return turns if Context.current() is None or not is_heard() else _reporting(turns)
 
 
-def _told_of(turns: Iterable[Any]) -> Iterator[Any]:
+def _reporting(turns: Iterable[Any]) -> Iterator[Any]:
     where = user_place()
     for k, turn in enumerate(turns, 1):
         if k >= _MANY_TURNS:
@@ -139,18 +141,19 @@ def _told_of(turns: Iterable[Any]) -> Iterator[Any]:
 
 
 def each(iterable: Any) -> Any:
-    """Return what Python iterates over in place of `iterable`: a set in an order that lasts."""
+    """Return what Python iterates over in place of `iterable`: a set in the same order in every
+    build."""
     return iterable if Context.current() is None else ordered(iterable)
 
 
 def while_(
     test: Callable[[], Any], names: Names, bound: Sequence[str], touched: Sequence[str],
-    flags: Sequence[str], loop_number: int, kept: Sequence[str], fresh: Sequence[str],
+    flags: Sequence[str], loop_number: int, live_out: Sequence[str], private: Sequence[str],
 ) -> Iterator[None]:
     context = Context.current()
     if context is None:
         return _plain_while(test)
-    code = Code(names, bound, touched, flags, loop_number, kept, fresh)
+    code = Code(names, bound, touched, flags, loop_number, live_out, private)
     return captured_while(context, test, code)
 
 
@@ -167,7 +170,7 @@ def left(names: Names, loop_number: int, *flags: Any) -> bool:
 
 
 def endless() -> None:
-    """Stands before a loop that has no way out."""
+    """Refuse a loop that has no way out: rewritten code calls this before it."""
     if Context.current() is not None:
         raise UnsupportedError("this loop never ends", expected="a break, a return or a test",
                                found="while True: without one",
@@ -175,7 +178,7 @@ def endless() -> None:
 
 
 def raising(names: Names) -> None:
-    """Stands before a raise under an `if` or in a loop."""
+    """Refuse a raise under an `if`, or in a loop, that only the run decides."""
     if names.arms:
         raise UnsupportedError(
             "raise under a condition known only at run time",
@@ -185,9 +188,9 @@ def raising(names: Names) -> None:
 
 
 def stored(thing: Any, *steps: Any) -> None:
-    """Note that a statement has stored into a thing, or has bound the variable of a name.
+    """Note that a statement has stored into an object, or has bound the variable of a name.
 
-    steps: keys and attributes that lead from the thing to a list, dict or object inside it.
+    steps: keys and attributes that lead from the object to a list, dict or object inside it.
     """
     context = Context.current()
     if context is not None:
@@ -210,7 +213,7 @@ def chosen(test: Any) -> Any:
 
 
 def plain(test: Any, statement: str, reason: str) -> Any:
-    """Return a test that Python itself takes; refuses one that is known only at run time."""
+    """Return a test that Python itself evaluates; refuse one that is known only at run time."""
     if not is_traced(test):
         return test
     raise UnsupportedError(
@@ -220,7 +223,7 @@ def plain(test: Any, statement: str, reason: str) -> Any:
 
 
 def explain(error: builtins.NameError, names: Names) -> None:
-    """Raise what says why a variable has no value, where a loop or branch took it away."""
+    """Raise ProgramError with the reason why a variable has no value, if a loop or branch is it."""
     tb = last(error.__traceback__)
     if tb is None or not names.lost:
         return

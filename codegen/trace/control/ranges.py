@@ -10,11 +10,11 @@ import numpy as np
 from codegen.errors import DtypeError, TracedValueError, UnsupportedError, UsageError
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace import known
+from codegen.trace import known_arrays
 from codegen.trace.array import Array
 from codegen.trace.context import require_context
+from codegen.trace.control.computed_symbols import as_formula
 from codegen.trace.control.conversion import in_a_for_statement
-from codegen.trace.control.letting import as_formula
 from codegen.trace.number import expr_of
 
 
@@ -91,7 +91,7 @@ def step_of(bounds: Range) -> tuple[Expr, int]:
 
 
 def _bound(x: Any) -> Any:
-    x = known.plain(x)
+    x = known_arrays.plain(x)
     if isinstance(x, np.ndarray) and x.ndim == 0 and x.dtype.kind in "iu":
         x = int(x)
     e = expr_of(x)

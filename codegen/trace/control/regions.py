@@ -1,4 +1,4 @@
-"""Capturing a piece of the user's code as a region: begin, run it, end, see what changed.
+"""Capture of a piece of the user's code as a region: begin, run it, end, compare what changed.
 
 A piece is run in a block of its own; variables and storages are put back before the next piece.
 Always holds: after `put_back` variables and storages are as they were at `begin`; arrays made
@@ -21,7 +21,7 @@ from codegen.places import user_place
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_value, wrap
 from codegen.trace.context import Block, Context
-from codegen.trace.control.outside import of_piece
+from codegen.trace.control.outer_state import outer_state_of
 from codegen.trace.number import condition_of
 from codegen.trace.state import (
     UNDEFINED,
@@ -36,7 +36,8 @@ from codegen.trace.storage import Known, Storage
 
 
 class Gone:
-    """Stands for the value of a storage that cannot be read any more; says why."""
+    """Takes the place of the value of a storage that cannot be read any more; has the error's
+    text."""
 
     def __init__(self, message: str, remedy: str, place: Place | None) -> None:
         self.message, self.remedy, self.place = message, remedy, place
@@ -48,7 +49,7 @@ class Gone:
 
 
 def link(a: Storage, b: Storage, construct: str, place: Place | None) -> None:
-    """Notes that two storages may be one memory: after a write to one, the other is unreadable."""
+    """Note that two storages may alias: after a write to one, the other cannot be read."""
     gone = Gone(
         "this array may or may not share memory with one that was written: "
         f"a {construct} decides it",
@@ -102,14 +103,15 @@ class Mark:
 
 
 class Capture:
-    """A region being captured, again and again where needed."""
+    """A region while it is captured, several times where needed. kind: loop, branch or
+    recursion."""
 
     def __init__(self, context: Context, code: Code, kind: str) -> None:
         self.context, self.code, self.kind = context, code, kind
         self.names = code.names
         self.place = user_place()
         self.entry: Variables = capture(code)
-        self.outside = of_piece(kind, code, self.entry)
+        self.outside = outer_state_of(kind, code, self.entry)
         self.mark = Mark.of(context)
         self.serials = {s for s, *_ in self.mark.storages}
         self.log: dict[Storage, None] = {}
@@ -165,17 +167,18 @@ class Capture:
 
 
 def value_of(context: Context, leaf: Any, t: LeafType) -> Value:
-    """Return the value of a leaf in the element type and layout that were agreed."""
+    """Return the value of a leaf in the element type and layout that all passes or arms agree
+    on."""
     return laid_as(context, as_value(context, leaf, t.dtype), t.layout)
 
 
 def plain_type(v: Value) -> ArrayType:
-    """Return the type that a value has where nobody else says how it lies."""
+    """Return the type of a value, whose layout is then fixed."""
     return replace(v.type, free=False)
 
 
 def laid_as(context: Context, value: Value, layout: Layout | None) -> Value:
-    """Return a global value in the layout that was agreed."""
+    """Return a global value in this layout; a relayout op is added where it has another one."""
     if not layout or context.rank_view or value.type.layout == layout:
         return value
     return context.emit_one(Relayout(to=layout), value)

@@ -1,4 +1,4 @@
-"""The syntax tree of a function with its control flow handed to hooks.py.
+"""Rewriting of a function's syntax tree: its control flow becomes calls of hooks.py.
     if c: A else: B    for arm in if_(c, names, …):  if arm == 0: A  else: B
     for x in it: A     for x in for_(it, names, …): A
     while c: A         for _ in while_(lambda: c, names, …): A
@@ -21,8 +21,8 @@ from codegen.trace.control.exits import (
     none_of,
     own_nodes,
 )
-from codegen.trace.control.matches import as_ifs
-from codegen.trace.control.variables import annotate, bound_names, chain, loaded_names, nonlocals
+from codegen.trace.control.liveness import annotate, bound_names, chain, loaded_names, nonlocals
+from codegen.trace.control.match_statements import as_ifs
 from codegen.user.sameness import RUNTIME
 
 _NAMES, _ARM, _ITEM, _ERROR = "__names__", "__arm__", "__item__", "__error__"
@@ -69,7 +69,7 @@ def _copy(node: Any) -> Any:
 
 
 def _bare_arguments(args: ast.arguments) -> None:
-    """Removes defaults and annotations, which the original function has evaluated already."""
+    """Remove defaults and annotations, which the original function has evaluated already."""
     args.defaults, args.kw_defaults = [], [None] * len(args.kwonlyargs)
     for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg):
         if arg is not None:
@@ -78,8 +78,7 @@ def _bare_arguments(args: ast.arguments) -> None:
 
 def _rewrite_function(node: Any, class_name: str | None, outer: bool = False) -> Any:
     """Return a def with its body rewritten; decorators, defaults and annotations are the caller's.
-    outer: it stands in no other that is rewritten, so that it may be a program, and no helper of a
-    kernel."""
+    outer: no function around it is rewritten, so that it may be a program."""
     if any(_last_name(d) in _COMPILED_ELSEWHERE for d in node.decorator_list):
         return node
     reason = cannot_lower(node.body)
@@ -143,17 +142,17 @@ def _no_arguments() -> ast.arguments:
     return ast.arguments([], [], None, [], [], None, [])
 
 
-def _later(value: ast.expr) -> ast.expr:
+def _thunk(value: ast.expr) -> ast.expr:
     return located(value, ast.Lambda(_no_arguments(), value))
 
 
-def _texts(node: ast.expr) -> ast.expr:
+def _with_text_hooks(node: ast.expr) -> ast.expr:
     """Return an expression that is printed, with its f-strings as calls, which take what only the
     run knows."""
     if isinstance(node, ast.IfExp):
-        node.body, node.orelse = _texts(node.body), _texts(node.orelse)
+        node.body, node.orelse = _with_text_hooks(node.body), _with_text_hooks(node.orelse)
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        node.left, node.right = _texts(node.left), _texts(node.right)
+        node.left, node.right = _with_text_hooks(node.left), _with_text_hooks(node.right)
     elif isinstance(node, ast.JoinedStr):
         parts: list[ast.expr] = []
         for part in node.values:
@@ -233,10 +232,10 @@ class _Rewriter(ast.NodeTransformer):
         )
         self.state |= bound | touched
         return tuple(  # type: ignore[return-value]
-            _constant(tuple(self._spelt(n) for n in names)) for names in (bound, touched)
+            _constant(tuple(self._mangled(n) for n in names)) for names in (bound, touched)
         )
 
-    def _spelt(self, name: str) -> str:
+    def _mangled(self, name: str) -> str:
         """Return a private name as the compiler spells it."""
         if self.class_name and name.startswith("__") and not name.endswith("__"):
             stripped = self.class_name.lstrip("_")
@@ -251,10 +250,10 @@ class _Rewriter(ast.NodeTransformer):
             node.body, node.orelse = self.block(node.body), self.block(node.orelse)
             return node
         bound, touched = self._names(node)
-        kept = self._kept(node) if hasattr(node, "kept") else bound
+        live_out = self._live_out(node) if hasattr(node, "live_out") else bound
         tests, arms, rest = [node.test], [node.body], node.orelse
         while len(rest) == 1 and isinstance(rest[0], ast.If):  # elif: no deeper nesting
-            if _stays(rest[0].test):
+            if _binds_or_awaits(rest[0].test):
                 break
             tests.append(rest[0].test)
             arms.append(rest[0].body)
@@ -267,7 +266,7 @@ class _Rewriter(ast.NodeTransformer):
         self.conditional -= 1
         first, *others = [self._test(t) for t in tests]
         call = _runtime(
-            "if_", first, _load(_NAMES), bound, touched, kept, *map(_later, others))
+            "if_", first, _load(_NAMES), bound, touched, live_out, *map(_thunk, others))
         return located(node, ast.For(_store(_ARM), located(first, call), chosen, []))
 
     def visit_For(self, node: ast.For) -> Any:
@@ -281,21 +280,21 @@ class _Rewriter(ast.NodeTransformer):
             item = f"__item{node.number}__"  # type: ignore[attr-defined]
             bind = ast.Assign([node.target], _load(item))
             guarded = ast.If(none_of(flags), [located(node.target, bind), *node.body], [])
-            if hasattr(node, "lasting"):
-                guarded.kept = node.lasting  # type: ignore[attr-defined]
+            if hasattr(node, "live"):
+                guarded.live_out = node.live  # type: ignore[attr-defined]
             node.body = [self.visit(located(node.target, guarded))]
             node.target = located(node.target, _store(item))
         else:
             node.body = self.block(node.body)
             node.target = self.visit(node.target)
         self.conditional -= 1
-        node.body += self._leave(node, flags)
+        node.body += self._early_break(node, flags)
         place = node.iter
         call = _runtime(
             "for_", self.visit(node.iter), _load(_NAMES), bound, touched,
             _constant(flags),
             ast.Constant(node.number),  # type: ignore[attr-defined]
-            ast.Constant(hint), self._kept(node), self._fresh(node),
+            ast.Constant(hint), self._live_out(node), self._private(node),
         )
         node.iter = located(place, call)
         return located(node, node)
@@ -313,26 +312,26 @@ class _Rewriter(ast.NodeTransformer):
         self.conditional += 1
         body = self.block(node.body)
         self.conditional -= 1
-        test = _later(self._test(node.test))
+        test = _thunk(self._test(node.test))
         call = _runtime(
             "while_", test, _load(_NAMES), bound, touched, _constant(flags),
             ast.Constant(node.number),  # type: ignore[attr-defined]
-            self._kept(node), self._fresh(node),
+            self._live_out(node), self._private(node),
         )
-        loop = ast.For(_store(_ITEM), located(node.test, call), body + self._leave(node, flags), [])
-        return located(node, loop)
+        body += self._early_break(node, flags)
+        return located(node, ast.For(_store(_ITEM), located(node.test, call), body, []))
 
-    def _kept(self, node: Any) -> ast.expr:
-        return _constant(tuple(self._spelt(n) for n in getattr(node, "kept", ())))
+    def _live_out(self, node: Any) -> ast.expr:
+        return _constant(tuple(self._mangled(n) for n in getattr(node, "live_out", ())))
 
-    def _fresh(self, node: Any) -> ast.expr:
-        """Return the variables that no turn reads from the turn before; without those that code
-        behind the loop may read after an early exit."""
-        lasts = node.kept if getattr(node, "flags", ()) else ()
+    def _private(self, node: Any) -> ast.expr:
+        """Return the variables that each iteration binds before it reads them; without those that
+        code after the loop may read after an early exit."""
+        lasts = node.live_out if getattr(node, "flags", ()) else ()
         return _constant(tuple(
-            self._spelt(n) for n in getattr(node, "fresh", ()) if n not in lasts))
+            self._mangled(n) for n in getattr(node, "private", ()) if n not in lasts))
 
-    def _leave(self, node: Any, flags: Sequence[str]) -> Stmts:
+    def _early_break(self, node: Any, flags: Sequence[str]) -> Stmts:
         """Return a break under an `if` that asks for the flags; a capture of the body never takes
         it."""
         if not flags:
@@ -382,13 +381,13 @@ class _Rewriter(ast.NodeTransformer):
                 if name and not isinstance(target.ctx, ast.Load):
                     changed[ast.unparse(target.value)] = (_load(name), *map(ast.Constant, steps))
             elif isinstance(target, ast.Name) and target.id in self.elsewhere:
-                changed[target.id] = (ast.Constant(self._spelt(target.id)),)
+                changed[target.id] = (ast.Constant(self._mangled(target.id)),)
         new = self.generic_visit(node)
         return [new, *(located(node, ast.Expr(_runtime("stored", *x))) for x in changed.values())]
 
     def visit_Match(self, node: ast.Match) -> Any:
-        """Rewrite a match statement. Python itself compares types, and True and False: it does not
-        know ours."""
+        """Rewrite a match statement. Python itself matches patterns of types, and True and False,
+        so that a traced subject is refused there."""
         patterns = [p for case in node.cases for p in ast.walk(case.pattern)]
         asks = any(isinstance(p, ast.MatchClass) or (
             isinstance(p, ast.MatchSingleton) and p.value is not None) for p in patterns
@@ -408,8 +407,8 @@ class _Rewriter(ast.NodeTransformer):
         """Rewrite an assert, which is Python's own where the test is known; else a condition of the
         program."""
         source = ast.Constant(ast.unparse(node.test))
-        message = self.visit(_texts(_copy(node.msg))) if node.msg else ast.Constant("")
-        test = _runtime("asserted", self._test(node.test), source, _later(message))
+        message = self.visit(_with_text_hooks(_copy(node.msg))) if node.msg else ast.Constant("")
+        test = _runtime("asserted", self._test(node.test), source, _thunk(message))
         node.test = located(node.test, test)
         node.msg = self.visit(node.msg) if node.msg else None
         return node
@@ -463,7 +462,7 @@ class _Rewriter(ast.NodeTransformer):
             node.args = [self.visit(a) for a in node.args]
             return node
         if _last_name(node.func) == "print":
-            node.args = [_texts(a) for a in node.args]
+            node.args = [_with_text_hooks(a) for a in node.args]
         is_super = isinstance(node.func, ast.Name) and node.func.id == "super"
         if _last_name(node.func) in _COMPILED_ELSEWHERE:  # np.vectorize(lambda a: ...)
             kept, node.args = node.args, [ast.Constant(None) if isinstance(a, ast.Lambda) else a
@@ -511,8 +510,8 @@ class _Rewriter(ast.NodeTransformer):
         return self._logic(node, ("and_", "or_"), self.visit)
 
     def _test(self, node: ast.expr) -> Any:
-        """Return an expression whose truth alone is asked: `and`, `or` in it need not give an
-        operand."""
+        """Return an expression of which only the truth value is used: `and` and `or` in it need not
+        return an operand."""
         if isinstance(node, ast.BoolOp):
             return self._logic(node, ("both", "either"), self._test)
         return self.visit(node)
@@ -522,9 +521,9 @@ class _Rewriter(ast.NodeTransformer):
     ) -> ast.expr:
         is_and = isinstance(node.op, ast.And)
         first, *rest = node.values = [visit(v) for v in node.values]
-        if not any(map(_stays, rest)):
-            return located(node, _runtime(names[not is_and], first, *map(_later, rest)))
-        node.values[:-1] = [_known(v, "and" if is_and else "or") for v in node.values[:-1]]
+        if not any(map(_binds_or_awaits, rest)):
+            return located(node, _runtime(names[not is_and], first, *map(_thunk, rest)))
+        node.values[:-1] = [_require_known(v, "and" if is_and else "or") for v in node.values[:-1]]
         return node
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
@@ -538,20 +537,20 @@ class _Rewriter(ast.NodeTransformer):
         among = any(isinstance(op, (ast.In, ast.NotIn)) for op in node.ops)
         if not (rest or among):
             return located(node, _runtime("fresh", node))
-        if any(map(_stays, rest)):
+        if any(map(_binds_or_awaits, rest)):
             return node
         ops = _constant(tuple(type(op).__name__ for op in node.ops))
-        return located(node, _runtime("compare", ops, node.left, second, *map(_later, rest)))
+        return located(node, _runtime("compare", ops, node.left, second, *map(_thunk, rest)))
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         test, body, orelse = self._test(node.test), self.visit(node.body), self.visit(node.orelse)
-        if _stays(body) or _stays(orelse):
-            return located(node, ast.IfExp(_known(test, "if"), body, orelse))
-        return located(node, _runtime("ifexp", test, _later(body), _later(orelse)))
+        if _binds_or_awaits(body) or _binds_or_awaits(orelse):
+            return located(node, ast.IfExp(_require_known(test, "if"), body, orelse))
+        return located(node, _runtime("ifexp", test, _thunk(body), _thunk(orelse)))
 
 
 def _as_if(node: ast.BoolOp) -> ast.If:
-    """Return the statement `a and b`, whose value nobody reads: `if a: b`; `a or b`: `if not a:
+    """Return the statement `a and b`, whose value is not used, as `if a: b`; `a or b` as `if not a:
     b`."""
     *tests, last = node.values
     test = tests[0] if len(tests) == 1 else located(node, ast.BoolOp(node.op, tests))
@@ -560,11 +559,11 @@ def _as_if(node: ast.BoolOp) -> ast.If:
     return located(node, ast.If(test, [located(last, ast.Expr(last))], []))
 
 
-def _known(node: ast.expr, operator: str) -> ast.expr:
-    """Wraps a value that must be known, because the operand after it cannot be put in a lambda."""
+def _require_known(node: ast.expr, operator: str) -> ast.expr:
+    """Wrap a value that must be known, because the operand after it cannot be put in a lambda."""
     return located(node, _runtime("known", node, ast.Constant(operator)))
 
 
-def _stays(node: ast.expr) -> bool:
+def _binds_or_awaits(node: ast.expr) -> bool:
     """Return whether an expression binds or waits, which a lambda around it would change."""
     return any(isinstance(n, _BINDS) or getattr(n, "is_async", 0) for n in own_nodes([node]))

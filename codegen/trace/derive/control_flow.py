@@ -31,7 +31,7 @@ from codegen.trace.control.regions import laid_as, plain_type
 from codegen.trace.derive.dead_code import pruned
 from codegen.trace.derive.recompute import closure, copier, run_again, saved_by
 from codegen.trace.derive.reverse import Reverse
-from codegen.trace.expecting import expect
+from codegen.trace.runtime_checks import expect
 from codegen.trace.view import index_value
 
 # ---- branches -----------------------------------------------------------------------------------

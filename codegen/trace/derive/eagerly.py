@@ -14,7 +14,7 @@ import numpy as np
 
 from codegen.errors import UnsupportedError
 from codegen.places import user_place
-from codegen.trace import known
+from codegen.trace import known_arrays
 from codegen.trace.derive.snapshots import Copies, sharing
 from codegen.trace.numpy.creation import asarray
 from codegen.trace.state import Tree, fill, flatten
@@ -143,4 +143,4 @@ def _copy(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _in_program(x: np.ndarray[Any, Any]) -> Any:
     """Return an array of an eager run as one of a program, in the layout that it has there."""
     layout = getattr(x, "layout", None)
-    return known.known_array(np.array(x)) if layout is None else asarray(x, layout=layout)
+    return known_arrays.known_array(np.array(x)) if layout is None else asarray(x, layout=layout)

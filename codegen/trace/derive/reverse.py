@@ -22,7 +22,7 @@ from codegen.symbolic.expr import Expr, IntLike
 from codegen.trace.context import Context
 from codegen.trace.control.regions import laid_as
 from codegen.trace.derive.shares import Shares
-from codegen.trace.expecting import expect
+from codegen.trace.runtime_checks import expect
 from codegen.trace.view import index_value
 
 

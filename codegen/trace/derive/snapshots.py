@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from codegen.trace.array import Array, Number
-from codegen.trace.control.outside import GENERATORS
+from codegen.trace.control.outer_state import GENERATORS
 from codegen.user.objects import attributes, is_carried, put_attributes
 
 _ITSELF = (Array, Number, type, enum.Enum, types.ModuleType, np.generic, str, bytes, int, float,

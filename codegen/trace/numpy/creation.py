@@ -31,11 +31,11 @@ from codegen.trace.array import (
 from codegen.trace.constants import blank_value
 from codegen.trace.context import require_context
 from codegen.trace.declare import global_indices, shape_of
-from codegen.trace.expecting import within
 from codegen.trace.number import expr_of, number
 from codegen.trace.numpy import elementwise
 from codegen.trace.ranks import mapping
 from codegen.trace.ranks.layout_forms import by_rules, layout_of
+from codegen.trace.runtime_checks import within
 from codegen.user.numbers import element_type
 
 __all__ = [  # that users import from spmd

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import ShapeError, UnsupportedError
-from codegen.trace import array, foreign
+from codegen.trace import array, library_calls
 from codegen.trace.array import Array, is_traced, unsupported
 from codegen.trace.context import Context, refuse_constant_write
 from codegen.trace.numpy import (
@@ -68,8 +68,8 @@ def ours_of(function: Any) -> Function | None:
 def method(name: str, x: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the ndarray method of this name."""
     unbound = getattr(np.ndarray, name)
-    if foreign.may_run(unbound, (x, *args), kwargs):
-        return foreign.called(unbound, table().get(name), (x, *args), kwargs)
+    if library_calls.may_run(unbound, (x, *args), kwargs):
+        return library_calls.called(unbound, table().get(name), (x, *args), kwargs)
     if name == "copy" and not args:  # row by row, where np.copy keeps the order that x has
         kwargs = {"order": "C", **kwargs}
     return _run(name, by_name(name), (x, *args), kwargs)
@@ -91,13 +91,13 @@ def call_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     Array.__array_function__."""
     if any(isinstance(x, Chosen) for x in args):
         return NotImplemented
-    if foreign.may_run(function, args, kwargs):
-        return foreign.called(function, ours_of(function), args, kwargs)
+    if library_calls.may_run(function, args, kwargs):
+        return library_calls.called(function, ours_of(function), args, kwargs)
     ours = _by_function().get(function)
     if ours is None:
         ours = _refuse(_name_of(function))
-    args = (*args[:1], *foreign.extents_known(args[1:]))
-    kwargs = {k: v if k == "out" else foreign.extents_known(v) for k, v in kwargs.items()}
+    args = (*args[:1], *library_calls.extents_known(args[1:]))
+    kwargs = {k: v if k == "out" else library_calls.extents_known(v) for k, v in kwargs.items()}
     if kwargs.get("like") is not None:
         kwargs = {k: v for k, v in kwargs.items() if k != "like"}
     if getattr(function, "__name__", "") not in _OF_SEQUENCES:
@@ -147,8 +147,8 @@ def call_ufunc(
     if any(isinstance(x, Chosen) for x in inputs):
         return NotImplemented
     function = ufunc if method == "__call__" else getattr(ufunc, method)
-    if foreign.may_run(function, inputs, kwargs):
-        return foreign.called(function, None, inputs, kwargs)
+    if library_calls.may_run(function, inputs, kwargs):
+        return library_calls.called(function, None, inputs, kwargs)
     if method == "__call__":
         return _call(ufunc, inputs, kwargs)
     if isinstance(kwargs.get("out"), tuple):
@@ -171,7 +171,7 @@ def _call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     out: Any = options.pop("out", None)
     out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
     if out is not None and not isinstance(out, (Array, tuple)):
-        refuse_constant_write(foreign.text_of(out))
+        refuse_constant_write(library_calls.text_of(out))
     return elementwise.apply(ufunc, *inputs, out=out, **options)
 
 
@@ -200,11 +200,11 @@ def elsewhere(function: Any) -> Function | None:
     others."""
     if isinstance(getattr(function, "__self__", None), Array):
         return None
-    if foreign.is_numpys(function):
+    if library_calls.is_numpys(function):
         return _of_numpy(function)
-    if not foreign.is_librarys(function):
+    if not library_calls.is_librarys(function):
         return None
-    return foreign.library(function, special.ours_of(function) or fourier.ours_of(function))
+    return library_calls.library(function, special.ours_of(function) or fourier.ours_of(function))
 
 
 def _of_numpy(function: Any) -> Function:
@@ -217,14 +217,14 @@ def _of_numpy(function: Any) -> Function:
         isinstance(function, types.FunctionType) or not name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if foreign.may_run(function, args, kwargs):
-            return foreign.called(function, ours_of(function), args, kwargs)
-        if known_only and remedy and foreign.is_unknown(args, kwargs):
+        if library_calls.may_run(function, args, kwargs):
+            return library_calls.called(function, ours_of(function), args, kwargs)
+        if known_only and remedy and library_calls.is_unknown(args, kwargs):
             raise unsupported(text.replace("numpy", "np", 1), remedy)
         if is_of_polynomials:
             return polynomials.of_library(function)(*args, **kwargs)
         lists = [x for x in (*args, *kwargs.values()) if isinstance(x, (list, tuple))]
-        unknown = foreign.is_unknown(lists)
+        unknown = library_calls.is_unknown(lists)
         return (directly(function) if unknown else function)(*args, **kwargs)
 
     return call
@@ -256,10 +256,10 @@ def _of_random(function: Any) -> Function:
     name = function.__name__
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if foreign.is_unknown(args, kwargs):
+        if library_calls.is_unknown(args, kwargs):
             raise unsupported(f"np.random's {name} of an array of the program", RANDOM.get(
                 name, "spmd.random.permutation(seed, n), then x[order]"))
-        return foreign.library(function)(*args, **kwargs)
+        return library_calls.library(function)(*args, **kwargs)
 
     return call
 
@@ -275,9 +275,9 @@ def _aware_of(function: Function) -> Function:
     ours = by_name(_name_of(function))
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if foreign.is_unknown(args, kwargs):
+        if library_calls.is_unknown(args, kwargs):
             return ours(*args, **kwargs)
-        result = foreign.created(function, ours, args, kwargs)
+        result = library_calls.created(function, ours, args, kwargs)
         if function is np.empty and isinstance(result, Array):
             result.made_empty = True  # an output where a kernel takes it by name
         return result

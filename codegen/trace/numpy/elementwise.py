@@ -36,10 +36,10 @@ from codegen.trace.array import (
 )
 from codegen.trace.constants import broadcast_value
 from codegen.trace.context import Context, require_context
-from codegen.trace.expecting import between, held_by, hold_in
 from codegen.trace.number import expr_of
 from codegen.trace.numpy import memory_order
 from codegen.trace.numpy.refused import KERNEL, REMEDIES, SPARSE
+from codegen.trace.runtime_checks import between, held_by, hold_in
 from codegen.user import dims
 from codegen.user.numbers import element_type
 

@@ -14,8 +14,6 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import ShapeError
 from codegen.trace.array import Array, as_array, unsupported
-from codegen.trace.blame import asked
-from codegen.trace.expecting import expect
 from codegen.trace.numpy import (
     creation,
     elementwise,
@@ -33,6 +31,8 @@ from codegen.trace.numpy import (
     statistics,
 )
 from codegen.trace.numpy.elementwise import apply, store
+from codegen.trace.numpy_errors import with_numpy_errors
+from codegen.trace.runtime_checks import expect
 from codegen.user.half_types import ADDING, PRODUCTS, adding
 
 Function = Callable[..., Any]
@@ -203,7 +203,7 @@ def table() -> dict[str, Function]:
     rows = {n: getattr(module, n) for module, names in _SAME.items() for n in names.split()}
     rows |= {f"linalg.{n}": getattr(linear, n) for n in LINALG.split()} | _OTHER
     rows |= {name: adding(ours) for name, ours in rows.items() if name in ADDING - PRODUCTS}
-    return {name: asked(name, ours, of_numpy_name(name)) for name, ours in rows.items()}
+    return {name: with_numpy_errors(name, ours, of_numpy_name(name)) for name, ours in rows.items()}
 
 
 def of_numpy_name(name: str) -> Any:

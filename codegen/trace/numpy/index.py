@@ -16,10 +16,9 @@ from codegen.functions import COMBINE, FUNCTIONS
 from codegen.ir.graph import Shape, Value
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace import constants, integer_tables, known, view
+from codegen.trace import constants, integer_tables, known_arrays, view
 from codegen.trace.array import Array, Number, as_array, is_traced, wrap
 from codegen.trace.context import Context
-from codegen.trace.expecting import within
 from codegen.trace.numpy import elementwise, progressions
 from codegen.trace.numpy.masks import as_masks, masked
 from codegen.trace.numpy.subscripts import (
@@ -37,6 +36,7 @@ from codegen.trace.numpy.subscripts import (
     parse,
     stays_within,
 )
+from codegen.trace.runtime_checks import within
 from codegen.user import pytree
 
 
@@ -44,13 +44,13 @@ def get(array: Array, key: Any) -> Any:
     """Return what x[key] is in NumPy: a view; a new array for integer arrays and for single
     elements; with a mask, a Chosen."""
     if _is_element(key):
-        known_value = known.element(array, key if isinstance(key, tuple) else (key,))
+        known_value = known_arrays.element(array, key if isinstance(key, tuple) else (key,))
         if known_value is not None:
             return known_value
     if array.context.selecting and array.is_known and (
             formula := integer_tables.in_formula(array.known, key)) is not None:
         return formula
-    key = as_masks(known.plain(key))
+    key = as_masks(known_arrays.plain(key))
     if array.is_known and (known_value := _known_elements(array, key)) is not None:
         return known_value
     if (chosen := masked(array, key)) is not None:
@@ -86,10 +86,12 @@ def _known_elements(array: Array, key: Any) -> Any:
     ):
         return None
     try:
-        elements = known.plain(array)[key]
+        elements = known_arrays.plain(array)[key]
     except (IndexError, TypeError, ValueError):
         return None  # refused below, with its place
-    return known.known_array(elements.copy()) if isinstance(elements, np.ndarray) else elements
+    if isinstance(elements, np.ndarray):
+        return known_arrays.known_array(elements.copy())
+    return elements
 
 
 def _assign_known(x: Array, key: Any, value: Any) -> bool:
@@ -99,7 +101,7 @@ def _assign_known(x: Array, key: Any, value: Any) -> bool:
     if has_formula:
         target = x if key is ... else basic_target(x, key)
     try:
-        known.put(x, key, value)
+        known_arrays.put(x, key, value)
     except (ValueError, TypeError, IndexError):
         return False
     if target is None:
@@ -112,11 +114,11 @@ def _assign_known(x: Array, key: Any, value: Any) -> bool:
 def set_(array: Array, key: Any, value: Any) -> None:
     """Assign x[key] = value."""
     if _is_element(key) and isinstance(value, (int, float, complex, np.generic)):
-        if known.put_element(array, key if isinstance(key, tuple) else (key,), value):
+        if known_arrays.put_element(array, key if isinstance(key, tuple) else (key,), value):
             return
-    key = as_masks(known.plain(key))
-    if known.writable(array) and not _is_unknown((key, value)):
-        if _assign_known(array, key, known.plain(value)):
+    key = as_masks(known_arrays.plain(key))
+    if known_arrays.writable(array) and not _is_unknown((key, value)):
+        if _assign_known(array, key, known_arrays.plain(value)):
             return
     if (chosen := masked(array, key)) is not None:
         chosen.write(value)
@@ -227,7 +229,7 @@ def from_the_end(index: Array, extent: Expr) -> Array:
 def combine_at(array: Array, key: Any, value: Any, fn: str) -> None:
     """Assign array[key] = fn(array[key], value), with duplicates of integer arrays combined one by
     one."""
-    key = as_masks(known.plain(key))
+    key = as_masks(known_arrays.plain(key))
     if fn == "set":
         set_(array, key, value)
         return

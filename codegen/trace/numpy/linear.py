@@ -18,7 +18,6 @@ from codegen.ops import Broadcast, Cholesky, Eig, Eigh, Full, Kind, Lu, LuSolve,
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.constants import broadcast_value
-from codegen.trace.expecting import AT, expect, may_be_empty
 from codegen.trace.numpy import linear_back, ordering, picking, products, reducing, shaping
 from codegen.trace.numpy.creation import arange, eye
 from codegen.trace.numpy.derived import derived
@@ -29,6 +28,7 @@ from codegen.trace.numpy.elementwise import (
     same_extent,
     store,
 )
+from codegen.trace.runtime_checks import AT, expect, may_be_empty
 
 # Functions for split matrices, which registration.py enters: they are written with those below.
 # Each gives None where a matrix is gathered.

@@ -19,9 +19,9 @@ from codegen.errors import UnsupportedError
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import as_array, as_value
-from codegen.trace.expecting import expect
 from codegen.trace.numpy.derived import derived
 from codegen.trace.numpy.elementwise import same_extent
+from codegen.trace.runtime_checks import expect
 
 Cotangents = Sequence[Any]
 _NEAR = 0.75  # a singular matrix is moved by this power of the rounding unit

@@ -17,8 +17,8 @@ from codegen.ir.graph import Value
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, is_traced, wrap
 from codegen.trace.control.branches import captured_switch
+from codegen.trace.control.impure_calls import refuse_left_early
 from codegen.trace.control.regions import condition
-from codegen.trace.control.stateful import refuse_left_early
 from codegen.trace.number import condition_of, number
 
 _Later = Callable[[], Any]

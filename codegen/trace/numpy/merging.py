@@ -17,8 +17,8 @@ from codegen.ops import ArgSort, Merge, Sort
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, as_value, number, wrap
+from codegen.trace.control.computed_symbols import as_symbol
 from codegen.trace.control.functional import while_loop
-from codegen.trace.control.letting import as_symbol
 from codegen.trace.number import expr_of
 from codegen.trace.numpy import joining, picking, shaping
 from codegen.trace.numpy.elementwise import apply, select

@@ -16,10 +16,10 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from codegen.errors import ShapeError, TracedValueError, UsageError
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace import known
+from codegen.trace import known_arrays
 from codegen.trace.array import Array, Number, as_array
 from codegen.trace.context import Context, require_context
-from codegen.trace.control.letting import as_symbol, no_branches
+from codegen.trace.control.computed_symbols import as_symbol, no_branches
 from codegen.trace.number import expr_of, number
 from codegen.trace.numpy.elementwise import (
     Operand,
@@ -41,7 +41,8 @@ _SYMBOLIC: dict[np.ufunc, Any] = {
 
 
 def _is_plain(x: Any) -> bool:
-    return known.is_known(x) or isinstance(x, (bool, int, float, complex, np.generic, np.ndarray))
+    plain = (bool, int, float, complex, np.generic, np.ndarray)
+    return known_arrays.is_known(x) or isinstance(x, plain)
 
 
 def operate(ufunc: np.ufunc, *inputs: Any, out: Array | None = None) -> Any:
@@ -52,11 +53,11 @@ def operate(ufunc: np.ufunc, *inputs: Any, out: Array | None = None) -> Any:
     bools = isinstance(first, Array) and not first.scalar and first.dtype == np.bool_
     if ufunc is np.power and bools and type(inputs[1]) is int and inputs[1] == 2:
         ufunc, inputs = np.square, inputs[:1]  # as NumPy: an int8, where np.power makes an int64
-    if all(map(_is_plain, inputs)) and not any(map(known.is_huge, inputs)):
+    if all(map(_is_plain, inputs)) and not any(map(known_arrays.is_huge, inputs)):
         into = () if out is None else (out,)
-        if all(map(known.writable, into)):
+        if all(map(known_arrays.writable, into)):
             options = {} if out is None else {"out": out}
-            return known.evaluate(ufunc, None, inputs, options, into)
+            return known_arrays.evaluate(ufunc, None, inputs, options, into)
     return _recorded(ufunc, inputs, out)
 
 

@@ -14,15 +14,15 @@ from codegen.dtypes import numpy_dtype
 from codegen.errors import ShapeError
 from codegen.ops import Update
 from codegen.symbolic import expr
-from codegen.trace import known
+from codegen.trace import known_arrays
 from codegen.trace.array import Array, Number, as_array, constant, is_traced, unsupported, wrap
-from codegen.trace.expecting import at_least
 from codegen.trace.numpy import reducing, statistics
 from codegen.trace.numpy.creation import linspace, zeros
 from codegen.trace.numpy.elementwise import apply, normal, operand_value, select, shape_text
 from codegen.trace.numpy.joining import concatenate, extent
 from codegen.trace.numpy.reducing import along, dim_of
 from codegen.trace.numpy.shaping import broadcast_to, expand_dims, flip, moveaxis, ravel
+from codegen.trace.runtime_checks import at_least
 
 # ---- pad -----------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ def _places(function: str, x: Any, obj: Any, axis: Any, most: int) -> tuple[Arra
     if isinstance(obj, (int, np.integer)) and not array.extents[d].is_const:
         return array, d, np.asarray(obj)
     n = constant(array.extents[d], function, "slices and np.concatenate")
-    obj = known.plain(obj)
+    obj = known_arrays.plain(obj)
     if isinstance(obj, slice):
         return array, d, np.arange(n)[obj]
     indices = np.asarray(obj)

@@ -15,7 +15,6 @@ from codegen.symbolic import expr
 from codegen.trace import view
 from codegen.trace.array import Array, as_array, constant, is_traced, number, unsupported, wrap
 from codegen.trace.declare import global_indices
-from codegen.trace.expecting import between, within
 from codegen.trace.number import Number, expr_of
 from codegen.trace.numpy import joining, shaping
 from codegen.trace.numpy.creation import arange, zeros_like
@@ -33,6 +32,7 @@ from codegen.trace.numpy.index import Gather, from_the_end
 from codegen.trace.numpy.masks import MaskPlaces
 from codegen.trace.numpy.reducing import all_, along, cumsum, dim_of, sum_
 from codegen.trace.numpy.special import sinc_slope
+from codegen.trace.runtime_checks import between, within
 
 
 def where(condition: Any, x: Any = None, y: Any = None) -> Any:

@@ -17,11 +17,11 @@ from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, unsupported
 from codegen.trace.control.conversion import rewritten
 from codegen.trace.declare import shape_of
-from codegen.trace.expecting import expect
 from codegen.trace.numpy import joining, linear, ordering, picking, shaping
 from codegen.trace.numpy.creation import arange, asarray, eye, zeros
 from codegen.trace.numpy.elementwise import apply, result_type
 from codegen.trace.numpy.reducing import floats, sum_
+from codegen.trace.runtime_checks import expect
 
 
 def _operands(function: str, a: Any, v: Any) -> tuple[Array, Array]:

@@ -15,7 +15,6 @@ from codegen.ops import ArgReduce, Cumulative, Reduce
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, number, unsupported, wrap
 from codegen.trace.constants import broadcast_value
-from codegen.trace.expecting import at_least
 from codegen.trace.number import expr_of
 from codegen.trace.numpy.elementwise import (
     apply,
@@ -26,6 +25,7 @@ from codegen.trace.numpy.elementwise import (
     store,
 )
 from codegen.trace.numpy.operators import operate
+from codegen.trace.runtime_checks import at_least
 from codegen.user.numbers import element_type
 
 

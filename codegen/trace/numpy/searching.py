@@ -28,13 +28,13 @@ from codegen.trace.array import (
     unsupported,
 )
 from codegen.trace.control.functional import fori_loop
-from codegen.trace.expecting import AT, expect, may_be_empty
 from codegen.trace.numpy import joining, ordering, picking, reducing, shaping
 from codegen.trace.numpy.creation import linspace, zeros
 from codegen.trace.numpy.elementwise import apply, result_type, same_extent, select
 from codegen.trace.numpy.index import combine_at
 from codegen.trace.numpy.order_keys import axes_of_dim, emit_op, keys_of, padded_rows
 from codegen.trace.ranks import communicate, mapping
+from codegen.trace.runtime_checks import AT, expect, may_be_empty
 from codegen.user.numbers import element_type
 
 # ---- order ---------------------------------------------------------------------------------------

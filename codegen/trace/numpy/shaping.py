@@ -16,7 +16,7 @@ from codegen.errors import DtypeError, ShapeError
 from codegen.ir.graph import Shape
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace import known, view
+from codegen.trace import known_arrays, view
 from codegen.trace.array import (
     Array,
     as_array,
@@ -154,8 +154,8 @@ def ix_(*arrays: Any) -> Any:
             raise ShapeError("np.ix_: places in one dim are 1-D", expected="1-D arrays or lists",
                              found=f"{as_array(x).ndim} dims",
                              remedy="np.ix_(a.ravel(), b.ravel())")
-    parts = [np.flatnonzero(known.plain(x)) if not is_traced(x) and np.asarray(
-        known.plain(x)).dtype == bool else x for x in arrays]
+    parts = [np.flatnonzero(known_arrays.plain(x)) if not is_traced(x) and np.asarray(
+        known_arrays.plain(x)).dtype == bool else x for x in arrays]
     if any(isinstance(x, Array) and x.type.dtype.kind == "b" for x in parts):
         raise unsupported("np.ix_ of flags that depend on data", "np.where(mask, x, 0)")
     return meshgrid(*parts, sparse=True, indexing="ij")

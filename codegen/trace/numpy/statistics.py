@@ -16,11 +16,11 @@ from codegen.dtypes import DType
 from codegen.errors import ShapeError
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, is_traced, unsupported
-from codegen.trace.expecting import at_least, expect
 from codegen.trace.numpy import creation, joining, ordering, picking, products, reducing, shaping
 from codegen.trace.numpy.creation import zeros_like
 from codegen.trace.numpy.elementwise import apply, result_type, select, store
 from codegen.trace.numpy.operators import operate
+from codegen.trace.runtime_checks import at_least, expect
 
 # ---- order ---------------------------------------------------------------------------------------
 

@@ -24,8 +24,8 @@ from codegen.symbolic.expr import Expr
 from codegen.trace import view
 from codegen.trace.array import Array, Number, as_array, holds_traced
 from codegen.trace.context import Context, extent_unknown
-from codegen.trace.expecting import within
 from codegen.trace.number import expr_of
+from codegen.trace.runtime_checks import within
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,9 @@ from codegen.functions import COMBINE, FUNCTIONS, neutral_sign
 from codegen.ops import Cumulative
 from codegen.ops.kind import layout_of
 from codegen.symbolic import expr
-from codegen.trace import known
+from codegen.trace import known_arrays
 from codegen.trace.array import Array, as_array, constant, is_traced, unsupported, wrap
 from codegen.trace.control.functional import fori_loop, while_loop
-from codegen.trace.expecting import expect
 from codegen.trace.numpy import joining, reducing, shaping
 from codegen.trace.numpy.creation import arange, full, zeros
 from codegen.trace.numpy.elementwise import apply, loop_dtypes, select, store
@@ -29,6 +28,7 @@ from codegen.trace.numpy.index import Gather, combine_at, get, set_
 from codegen.trace.numpy.masks import is_mask
 from codegen.trace.numpy.reducing import along, dim_of
 from codegen.trace.numpy.subscripts import index_error
+from codegen.trace.runtime_checks import expect
 
 _ROW = {FUNCTIONS[scalar].ufunc: fn for fn, scalar in COMBINE.items()}
 _SUMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -168,7 +168,7 @@ def _of_segments(ufunc: np.ufunc, x: Any, d: int, dtype: Any, begin: Array) -> A
 
 def _one_by_one(ufunc: np.ufunc, array: Array, key: Any, value: Any) -> None:
     """Assign array[key] = ufunc(array[key], value) for one place after the other."""
-    items = known.plain(key) if isinstance(key, tuple) else (known.plain(key),)
+    items = known_arrays.plain(key) if isinstance(key, tuple) else (known_arrays.plain(key),)
     if any(i is ... or i is None or isinstance(i, slice) or is_mask(i) for i in items):
         raise unsupported(f"np.{ufunc.__name__}.at of slices, where an index may come twice,",
                           "x[k] = f(x[k]) where each comes once; or a loop over k")
@@ -262,7 +262,7 @@ _FEW = 16
 def _checked(ufunc: np.ufunc, indices: Any, array: Array, d: int) -> Any:
     """Return indices that are known, as an array of NumPy's."""
     n = constant(array.extents[d], f"np.{ufunc.__name__}.reduceat", "a dim of a known extent")
-    begin = np.asarray(known.plain(indices), np.int64)
+    begin = np.asarray(known_arrays.plain(indices), np.int64)
     if begin.ndim != 1 or np.any((begin < 0) | (begin >= n)):
         raise index_error("an index of reduceat is out of bounds", f"0 to {n - 1}", str(begin))
     return begin
@@ -317,7 +317,7 @@ def at(ufunc: np.ufunc, array: Any, key: Any, value: Any = None) -> None:
 
 def _may_repeat(key: Any, extents: tuple[expr.Expr, ...]) -> bool:
     """Return whether integer arrays name an element twice, as far as is known."""
-    items = known.plain(key) if isinstance(key, tuple) else (known.plain(key),)
+    items = known_arrays.plain(key) if isinstance(key, tuple) else (known_arrays.plain(key),)
     many = [(d, k) for d, k in enumerate(items) if isinstance(k, list) or (
         isinstance(k, (np.ndarray, Array)) and k.ndim and not is_mask(k))]
     if not many or any(is_traced(k) for _, k in many):

@@ -20,8 +20,8 @@ from codegen.symbolic import estimate, expr, prove
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.context import Context, require_context
+from codegen.trace.control.computed_symbols import as_symbol
 from codegen.trace.control.conversion import checked_callback
-from codegen.trace.control.letting import as_symbol
 from codegen.trace.number import expr_of, maybe
 from codegen.trace.numpy.elementwise import same_extent, shape_text
 from codegen.trace.ranks.layout_forms import axes_of

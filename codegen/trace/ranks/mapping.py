@@ -24,7 +24,7 @@ from codegen.symbolic import estimate, expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, Number, as_array, as_value, local_shape, local_type, wrap
 from codegen.trace.context import Context
-from codegen.trace.control.outside import Outside
+from codegen.trace.control.outer_state import OuterState
 from codegen.trace.numpy.elementwise import same_extent, shape_text
 from codegen.trace.numpy.masks import Chosen
 from codegen.trace.ranks.default_layouts import computed_layouts, fields_in
@@ -189,7 +189,7 @@ def _capture(
     captured: dict[Value, Value] = {}
     context.captured.append(captured)
     context.rank_view += 1
-    outside = Outside("shard_map", [(getattr(function, "__name__", "the function"), function)])
+    outside = OuterState("shard_map", [(getattr(function, "__name__", "the function"), function)])
     context.bodies.append(outside)
     try:
         with context.block(types, names) as block:

@@ -13,7 +13,7 @@ from codegen.errors import UnsupportedError
 from codegen.ir.graph import Op, Region, Value, free_counters, free_values, used_values, walk
 from codegen.ops import Branch
 from codegen.symbolic.expr import Sym
-from codegen.trace.control.recursion.call import RecursiveCall
+from codegen.trace.control.recursion.recursive_call import RecursiveCall
 
 
 @dataclass
@@ -26,11 +26,11 @@ class Stretch:
 
 @dataclass
 class BasicBlock:
-    """A stretch that control comes to from elsewhere. incoming: the values that it is given: the
-    results of the call that has returned, or of the branch whose arms meet here."""
+    """A stretch that control jumps to. incoming: its arguments: the results of the call that has
+    returned, or of the branch whose arms join here."""
 
     incoming: tuple[Value, ...]
-    returned: bool  # whether a call has
+    returned: bool  # whether it follows a call
     stretch: Stretch = field(default_factory=lambda: Stretch([], Return(())))
 
     @property

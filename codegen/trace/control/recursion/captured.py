@@ -1,4 +1,4 @@
-"""Recursive functions captured as regions: their bodies are run until all types are settled.
+"""Recursive functions captured as regions: their bodies are run until all types are stable.
 
 A call of the function inside its own body is a placeholder op, `RecursiveCall`; stack_machine.py
 makes a loop of the regions. What all calls pass on unchanged, and what is no number or array in all
@@ -22,10 +22,10 @@ from codegen.trace.array import Array
 from codegen.trace.context import Block, Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.control.recursion import stack_machine
-from codegen.trace.control.recursion.call import RecursiveCall
+from codegen.trace.control.recursion.depth_limit import bound
 from codegen.trace.control.recursion.leaves import Leaves, spelt, with_types
 from codegen.trace.control.recursion.paths import Path
-from codegen.trace.control.recursion.too_deep import bound
+from codegen.trace.control.recursion.recursive_call import RecursiveCall
 from codegen.trace.control.regions import (
     Capture,
     Gone,
@@ -39,22 +39,21 @@ from codegen.trace.control.regions import (
 from codegen.trace.state import Code, LeafType, Names, Tree, flatten, leaf_type, same
 from codegen.trace.storage import Storage
 
-_PASSES = 40  # more never settle: every pass makes some type wider
-_Returned = Callable[[Any, Capture, Sequence[Array]], None]  # given what the arguments are
-_WAYS = 500  # through a function, of which one should return without a call of itself
+_PASSES = 40  # a recursion that needs more has no fixed point: every pass widens some type
+_Returned = Callable[[Any, Capture, Sequence[Array]], None]  # of the result, and the arguments
+_MOST_PATHS = 500  # through a function, of which one should return without a recursive call
 
 
-class _Again(BaseException):
-    """Raised where a call shows that a type is wider: what was captured with the other one is
-    dropped."""
+class _TypesWidened(BaseException):
+    """Raised where a call widens a type: what was captured with the narrower one is dropped."""
 
 
-class _NothingKnown(BaseException):
-    """A call of whose results nothing is known yet, on a way through the function."""
+class _ResultsUnknown(BaseException):
+    """Raised on a path through the function by a call whose result types are not known yet."""
 
 
-class _Member(BaseException):
-    """Raised where a function calls one whose recursion is open outside: both are of that
+class _JoinRecursion(BaseException):
+    """Raised where a function calls one whose recursion is open outside: both belong to the outer
     recursion."""
 
     def __init__(self, recursion: Recursion, members: list[Any]) -> None:
@@ -64,11 +63,11 @@ class _Member(BaseException):
 
 @dataclass
 class Member:
-    """A function of a recursion: what is known of it so far."""
+    """A function of a recursion, with the types that are known so far."""
 
     function: Any
     first: dict[str, Any] = field(default_factory=dict)  # what its first call passes
-    whole: set[str] = field(default_factory=set)  # arguments that are one thing in all calls
+    whole: set[str] = field(default_factory=set)  # arguments that are one object in all calls
     arguments: Leaves | None = None
     results: Leaves | None = None
     region: Region = field(default_factory=lambda: Region((), (), ()))
@@ -84,8 +83,8 @@ class Member:
         return tree, [x for _, leaves in each for x in leaves]
 
     def take(self, arguments: Mapping[str, Any], serial: int) -> bool:
-        """Learn what a call passes; whether that is of another type than what is known. serial: of
-        the newest memory from before the recursion."""
+        """Widen the argument types by those of a call; return whether that changes one. serial:
+        that of the newest memory from before the recursion."""
         now = dict(arguments)
         if self.arguments is None:
             self.first = {n: with_types(x, serial) for n, x in now.items()}
@@ -107,7 +106,7 @@ def called(context: Context, function: Any, args: Sequence[Any], kwargs: dict[st
     for k, recursion in enumerate(open_now):
         if function in recursion.members:
             if k < len(open_now) - 1:
-                raise _Member(recursion, [f for r in open_now[k + 1 :] for f in r.members])
+                raise _JoinRecursion(recursion, [f for r in open_now[k + 1 :] for f in r.members])
             return recursion.call(function, arguments)
     return Recursion(context).run(function, arguments)
 
@@ -120,7 +119,7 @@ class Recursion:
         self.members: dict[Any, Member] = {}
         self.stored: dict[Storage, ArrayType] = {}  # memory that a body writes
         self.stale: dict[Storage, None] = {}
-        self.around, self.serial = _openings(context), context.next_serial()
+        self.open_before, self.serial = _open_counts(context), context.next_serial()
 
     def run(self, function: Any, arguments: inspect.BoundArguments) -> Any:
         context = self.context
@@ -142,29 +141,29 @@ class Recursion:
         """Capture all functions until nothing new is learned of any of them."""
         for _ in range(_PASSES):
             mark = Mark.of(self.context)
-            if self._learned() is False:
+            if self._pass_widens() is False:
                 return
             mark.restore_declared(self.context)
         names = ", ".join(f.name for f in self.members)
         raise UnsupportedError(f"what {names} takes and returns changes its type in every call",
                                place=self.place, expected="one type for each of them")
 
-    def _learned(self) -> bool:
+    def _pass_widens(self) -> bool:
         """Return whether a pass over all functions shows something new."""
         unknown = [m for m in self.members.values() if m.arguments and m.results is None]
         if unknown:
-            if not any(self._explored(m) for m in unknown):
+            if not any(self._explore(m) for m in unknown):
                 raise ProgramError(
                     f"every way through {unknown[0].function.name} calls it again",
                     place=self.place, expected="an arm that returns without a call of itself",
                     found="none", remedy="if n == 0: return 0, before the call",
                 )
             return True
-        return any(self._captured(m) for m in list(self.members.values()) if m.arguments)
+        return any(self._capture(m) for m in list(self.members.values()) if m.arguments)
 
-    def _explored(self, member: Member) -> bool:
-        """Find what the function returns where it does not call itself; whether there is such a
-        way, or something else is known now."""
+    def _explore(self, member: Member) -> bool:
+        """Follow paths through the function until one returns without a recursive call; return
+        whether there is one, or a type was widened on the way."""
         context = self.context
         path, learned = Path(len(context.loops)), False
 
@@ -172,26 +171,26 @@ class Recursion:
             tree, leaves = flatten(result)
             member.results = Leaves(tree, [leaf_type(x) or x for x in leaves])
 
-        for _ in path.each(_WAYS):
+        for _ in path.each(_MOST_PATHS):
             context.path = path
             try:
-                said = self._body(member, returned)
+                interrupt = self._body(member, returned)
             finally:
                 context.path = None
-            learned = said is _Again
+            learned = interrupt is _TypesWidened
             if learned or member.results is not None:
                 break
         return learned or member.results is not None
 
-    def _captured(self, member: Member) -> bool:
-        """Capture the body of a function; whether that shows something new."""
+    def _capture(self, member: Member) -> bool:
+        """Capture the body of a function; return whether that changes a type or an alias."""
         news: list[bool] = []
 
         def returned(result: Any, capture: Capture, arrays: Sequence[Array]) -> None:
             aliased = self._finds_aliases(member, result, capture, arrays)
             news.append(self._returned(member, result, capture) or aliased)
 
-        return self._body(member, returned) is _Again or news[-1]
+        return self._body(member, returned) is _TypesWidened or news[-1]
 
     def _body(self, member: Member, returned: _Returned) -> Any:
         """Run the function once in a block of its own; return the class of what interrupts it."""
@@ -201,21 +200,21 @@ class Recursion:
         body = as_called(member.function.function)
         names.roots.append((member.function.name, body))
         names.roots += [(n, member.first[n]) for n in member.whole]
-        said, filled = None, True
+        interrupt, filled = None, True
         while filled:
             capture = Capture(context, Code(names), "recursion")
             types = [t.array for t in taken.types] + list(self.stored.values())
             hints = [hint(n, "") for n in taken.names] + ["memory"] * len(self.stored)
             block = Block(tuple(Value(n, t) for n, t in zip(hints, types)))
-            with _as_before(context):
+            with _restoring_context(context):
                 capture.begin(block)
-                said = self._run(member, body, block, returned, capture)
+                interrupt = self._run(member, body, block, returned, capture)
                 capture.open = None
             filled = capture.filled
             capture.put_back()
             capture.mark.forget_later(context, "recursion", self.place,
                                       "return it, or write into an array made before the call")
-        return said
+        return interrupt
 
     def _run(
         self, member: Member, function: Callable[..., Any], block: Block,
@@ -242,14 +241,14 @@ class Recursion:
                     place=self.place, expected="arguments are values",
                     remedy="return what is new, or write into an array that is read by closure")
             returned(result, capture, arrays)
-        except (_Again, _NothingKnown) as stop:
+        except (_TypesWidened, _ResultsUnknown) as stop:
             return type(stop)
-        except _Member as met:
+        except _JoinRecursion as met:
             if met.recursion is not self:
                 raise
             for other in met.members:
                 self.members.setdefault(other, Member(other))
-            return _Again
+            return _TypesWidened
         return None
 
     def _refuse_writes(self, member: Member, arrays: Sequence[Array], capture: Capture) -> None:
@@ -310,11 +309,11 @@ class Recursion:
     def call(self, function: Any, arguments: inspect.BoundArguments) -> Any:
         """Return the results of a call inside a body, as values of the op that stands for it."""
         context, member = self.context, self.members[function]
-        self._refuse_where_it_stands(function)
+        self._refuse_nested_call(function)
         if member.take(arguments.arguments, self.serial):
-            raise _Again
+            raise _TypesWidened
         if member.results is None:
-            raise _NothingKnown if context.path is not None else _Again
+            raise _ResultsUnknown if context.path is not None else _TypesWidened
         leaves = member.flat(arguments.arguments)[1]
         types = [t.array for t in member.results.types] + list(self.stored.values())
         names = [function.name] * len(member.results.types) + ["memory"] * len(self.stored)
@@ -322,10 +321,11 @@ class Recursion:
                               names=names)
         return self._results(member, leaves, values)
 
-    def _refuse_where_it_stands(self, function: Any) -> None:
+    def _refuse_nested_call(self, function: Any) -> None:
         """Raise UnsupportedError where a function calls itself in an op that would run the call
         otherwise."""
-        for (construct, remedy), now, before in zip(_APART, _openings(self.context), self.around):
+        counts = _open_counts(self.context)
+        for (construct, remedy), now, before in zip(_NOT_IN, counts, self.open_before):
             if now > before:
                 raise UnsupportedError(
                     f"{function.name} calls itself in {construct}", place=user_place(),
@@ -365,7 +365,7 @@ class Recursion:
         return known.filled(iter(arrays))
 
 
-_APART = (  # where no call of itself may stand, and what to try
+_NOT_IN = (  # where no call of itself may stand, and what to try
     ("a loop of the program", "a call behind the loop, which ends by break; Python's own range, "
      "which unrolls; or a second function under @spmd.recursive in place of the loop"),
     ("a function that is differentiated", "the derivative of a function that calls this one from "
@@ -375,13 +375,13 @@ _APART = (  # where no call of itself may stand, and what to try
 )
 
 
-def _openings(context: Context) -> tuple[int, ...]:
+def _open_counts(context: Context) -> tuple[int, ...]:
     """Return how many of each of these are open now."""
     return len(context.loops), context.recordings, context.members, context.rank_view
 
 
 @contextmanager
-def _as_before(context: Context) -> Iterator[None]:
+def _restoring_context(context: Context) -> Iterator[None]:
     """Leave the same blocks, loops and logs open as before, whatever was interrupted in between."""
     lists = ("blocks", "bodies", "write_logs", "loops", "left_early", "captured")
     before = {name: list(getattr(context, name)) for name in lists}

@@ -1,6 +1,6 @@
-"""What calls of a recursive function pass or return: trees whose leaves all calls have in common.
+"""Arguments and results of recursive calls: trees of one structure and of one type for each leaf.
 
-Always holds: a leaf is one thing in all calls, or a value of one type.
+Always holds: a leaf is the same object in all calls, or a value of one type.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from codegen.trace.state import LeafType, Tree, describe, fill, flatten, joined,
 
 @dataclass
 class Leaves:
-    """A tree; each of its leaves is a LeafType, or what all calls have in common."""
+    """A tree; each of its leaves is a LeafType, or the object that all calls have in common."""
 
     tree: Tree
     leaves: list[Any]
@@ -43,8 +43,8 @@ class Leaves:
     def widen(
         self, tree: Tree, leaves: Sequence[Any], name_of: Callable[[str], str], place: Place | None
     ) -> bool:
-        """Take in what one more call has; return whether that changes a leaf. name_of: how an
-        error names a path. Raises CarryError where no type is right for both."""
+        """Widen the types by those of one more call; return whether that changes a leaf. name_of:
+        how an error names a path. Raise CarryError where no type fits both."""
         self._check_structure(tree, name_of, place)
         new = False
         for k, (path, have, x) in enumerate(zip(tree.paths(), self.leaves, leaves)):
@@ -81,8 +81,8 @@ def _changes(subject: str, expected: Any, found: Any, place: Place | None) -> Ca
 
 
 def with_types(x: Any, serial: int) -> Any:
-    """Return an argument with types in place of what a body computes: that is another value in each
-    call. serial: of the newest memory from before the recursion."""
+    """Return an argument with types in place of values that a body computes, since these differ
+    between calls. serial: that of the newest memory from before the recursion."""
     tree, leaves = flatten(x)
     own = [isinstance(x, Array) and x.storage.serial > serial for x in leaves]
     own = [o or (isinstance(x, Number) and any(s.kind == "counter" for s in x.expr.symbols()))

@@ -1,7 +1,7 @@
-"""Ways through a function, one at a time: which arm each of its branches takes.
+"""Paths through a function, one at a time: which arm each of its branches takes.
 
 Goes in: how many arms a branch has, as the function runs. Comes out: the arm to run. No branch is
-captured on such a way; it shows what the function returns where it does not call itself.
+captured on a path, which shows what the function returns where it does not call itself.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 
 class Path:
-    """One way through a function after the other. loops: how many loops are open where it begins;
-    branches in further ones are captured as usual."""
+    """Enumerates the paths through a function. loops: how many loops are open where it begins;
+    branches in further loops are captured as usual."""
 
     def __init__(self, loops: int) -> None:
         self.loops = loops
@@ -26,7 +26,7 @@ class Path:
         return self._taken[self._met - 1][0]
 
     def each(self, most: int) -> Iterator[None]:
-        """Yield before each way, while there are others; at most so many."""
+        """Yield before each path, until all are taken; at most `most` times."""
         for _ in range(most):
             self._met = 0
             yield

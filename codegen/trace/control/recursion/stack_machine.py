@@ -1,4 +1,4 @@
-"""Recursive functions as one loop: each turn runs one basic block, and says which comes next.
+"""Recursive functions as one loop: each iteration runs one basic block, and selects the next one.
 
 Each function has a stack: arrays with a row for each call that has begun and not ended. Row k has
 the arguments of call k, what it needs in a later block, and the block that its caller goes on with.
@@ -34,15 +34,15 @@ from codegen.trace.control.recursion.basic_blocks import (
     Stretch,
     blocks_of,
 )
-from codegen.trace.control.recursion.call import RecursiveCall
+from codegen.trace.control.recursion.depth_limit import depth_message
 from codegen.trace.control.recursion.leaves import spelt
-from codegen.trace.control.recursion.too_deep import too_deep
+from codegen.trace.control.recursion.recursive_call import RecursiveCall
 from codegen.trace.control.regions import laid_as
-from codegen.trace.expecting import expect
+from codegen.trace.runtime_checks import expect
 from codegen.trace.state import LeafType, describe
 
 Key = Hashable
-_NEXT = "next"  # the block that runs in the next turn
+_NEXT = "next"  # the number of the block that the next iteration runs
 
 
 @dataclass(eq=False)
@@ -69,7 +69,7 @@ class FunctionCode:
 
     @property
     def count(self) -> int:
-        """How many arguments it has; further args of its region are memory."""
+        """The number of its arguments; further args of its region are memory."""
         return len(self.member.arguments.types)
 
     def _define(self, stretch: Stretch) -> None:
@@ -96,7 +96,7 @@ class FunctionCode:
         return needs
 
     def again(self, value: Value) -> Op | None:
-        """Return the op of a value that is made of nothing: each block makes it for itself."""
+        """Return the op of a value if it has no operands: each block then computes it again."""
         op = self.defined.get(value)
         if op is None or op.operands or op.regions or op.what.fence:
             return None
@@ -154,7 +154,7 @@ class _Machine:
         return returned + self._memory_in(after)
 
     def _begin(self, operands: Sequence[Value]) -> dict[Key, Value]:
-        """Return the state before the first turn of the loop: the first call has begun."""
+        """Return the state before the first iteration of the loop: the first call has begun."""
         entry = self.numbers[id(self.first.blocks[0])]
         state: dict[Key, Value] = {_NEXT: self._number(entry)}
         arguments = dict(zip(self.first.args, operands))
@@ -232,7 +232,7 @@ class _Machine:
     # ---- blocks ---------------------------------------------------------------------------------
 
     def _block(self, f: FunctionCode, block: BasicBlock, state: dict[Key, Value]) -> None:
-        """Emit a block, in place of whose values others stand; the state is what it leaves."""
+        """Emit a copy of a block that reads its values from the state, and updates the state."""
         arrived = self._arrived(f, block, state)
         copier = Copier(self.context.unique, arrived, {})
         for v in f.wanted(block):
@@ -252,7 +252,7 @@ class _Machine:
     def _arrived(
         self, f: FunctionCode, block: BasicBlock, state: dict[Key, Value]
     ) -> dict[Value, Value]:
-        """Return the values that a block is given and that lie in no row: memory, and the results
+        """Return the arguments of a block that are in no row of the stack: memory, and the results
         of a call."""
         if block.returned:
             g = self._callee(block)
@@ -300,7 +300,7 @@ class _Machine:
         self, kind: Any, operands: tuple[Value, ...],
         arms: Sequence[Callable[[dict[Key, Value]], None]], state: dict[Key, Value],
     ) -> None:
-        """Emit a branch of which every arm changes the state as it does."""
+        """Emit a branch; each arm updates the state, and the results are the updated entries."""
         left: list[tuple[OpenBlock, dict[Key, Value]]] = []
         for arm in arms:
             inside = dict(state)
@@ -361,7 +361,7 @@ class _Machine:
         emit, depth = self.context.emit_one, g.member.function.depth
         top = emit(Map("add"), state["top", g], self._number(1))
         fits = emit(Map("lt"), top, self._number(depth))
-        expect(self.context, fits, *too_deep(g.member.function, self._shown(g, values)))
+        expect(self.context, fits, *depth_message(g.member.function, self._shown(g, values)))
         state["top", g] = top
         self._write(state, g, ("back", g), self._number(self.numbers[id(after)]))
 
@@ -391,8 +391,8 @@ class _Machine:
         raise AssertionError("a block after a call has one")
 
     def _finds_memory(self, f: FunctionCode, block: BasicBlock) -> bool:
-        """Find which of the values that arms meet with is the memory that calls in them write;
-        whether another one is found."""
+        """Find which arguments of join blocks are memory that calls write; return whether a new one
+        is found."""
         before = len(f.memory)
         for end in _ends(block.stretch):
             if isinstance(end, Jump):

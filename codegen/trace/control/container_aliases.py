@@ -1,7 +1,8 @@
-"""Lists, dicts and objects with more than one name, where a loop or a branch rebinds one of them.
+"""Aliases of lists, dicts and objects, where a loop or a branch rebinds one of several names.
 
-A capture gives every carried name values of its own, so names may be one thing only as long as they
-are in every turn. Always holds: where a branch decides what is one, nothing is stored into it.
+A capture gives every carried name values of its own, so two names may share a container only if
+they do so in every iteration. Always holds: nothing is stored into containers that are one or two
+depending on a branch of the run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from codegen.errors import CarryError, Place, UnsupportedError
 from codegen.places import is_user_file
 from codegen.trace.context import Context
-from codegen.trace.control.outside import Outside
+from codegen.trace.control.outer_state import OuterState
 from codegen.trace.state import Tree, flatten, same
 
 _COPY = "a copy of {0} for one of them: list, dict or copy.copy makes it"
@@ -29,14 +30,14 @@ def parts(tree: Tree, path: str) -> Iterator[tuple[str, Any]]:
         yield path, tree.value
 
 
-def _fixed(thing: Any) -> bool:
-    """Return whether nobody stores into it: a frozen dataclass."""
+def _is_immutable(thing: Any) -> bool:
+    """Return whether an object is immutable: a frozen dataclass."""
     return bool(getattr(getattr(type(thing), "__dataclass_params__", None), "frozen", False))
 
 
 def holder(thing: Any, but: Iterable[str] = ()) -> str:
-    """Return how else the user's running functions reach a thing: a path, or ""; `but`: variables
-    of the innermost function that do not count."""
+    """Return a path by which the user's running functions reach an object, or "". but: variables of
+    the innermost function that do not count."""
     frame, skipped = sys._getframe(1), set(but)
     while frame is not None and frame.f_globals.get("__name__") != "codegen.trace.program":
         if is_user_file(frame.f_code.co_filename):
@@ -51,7 +52,7 @@ def holder(thing: Any, but: Iterable[str] = ()) -> str:
 
 
 def _labels(things: Iterable[Any]) -> list[int]:
-    """Return one number per thing; equal numbers mark the same thing."""
+    """Return a number for each object; equal numbers mark the same object."""
     numbers: dict[int, int] = {}
     return [numbers.setdefault(id(x), len(numbers)) for x in things]
 
@@ -59,46 +60,47 @@ def _labels(things: Iterable[Any]) -> list[int]:
 # ---- branches ----------------------------------------------------------------------------------
 
 
-class Merging:
-    """Decides which containers names share after a branch: the arms' own, or copies."""
+class BranchAliases:
+    """Decides for each variable which container it holds after a branch: that of all arms if they
+    have one in common, else a copy, which names that shared a container share."""
 
-    def __init__(self, context: Context, place: Place | None, older: Outside) -> None:
+    def __init__(self, context: Context, place: Place | None, older: OuterState) -> None:
         self.context, self.place, self._older = context, place, older
-        self._made: dict[tuple[int, ...], tuple[Any, list[Any]]] = {}
+        self._merged: dict[tuple[int, ...], tuple[Any, list[Any]]] = {}
 
     def things(self, name: str, trees: Sequence[Tree]) -> list[Any]:
         out = []
         for arms in zip(*(parts(t, name) for t in trees)):
             path, values = arms[0][0], [value for _, value in arms]
-            out.append(self._one(name, path, values))
+            out.append(self._merged_container(name, path, values))
         return out
 
-    def _one(self, name: str, path: str, values: list[Any]) -> Any:
+    def _merged_container(self, name: str, path: str, values: list[Any]) -> Any:
         if all(v is values[0] for v in values):
             return values[0]
         key = tuple(map(id, values))
-        if key in self._made:
-            return self._made[key][0]
+        if key in self._merged:
+            return self._merged[key][0]
         merged = copy.copy(values[0])
-        for other, theirs in self._made.values():
+        for other, theirs in self._merged.values():
             if any(a is b for a, b in zip(values, theirs)):
-                self._twins(merged, other, path, "another name")
-        self._made[key] = merged, values
+                self._note_alias(merged, other, path, "another name")
+        self._merged[key] = merged, values
         for value in values:
             other_path = holder(value, (name,)) if value in self._older else ""
             if other_path:
-                self._twins(merged, value, path, other_path)
+                self._note_alias(merged, value, path, other_path)
         return merged
 
-    def _twins(self, a: Any, b: Any, path: str, other: str) -> None:
+    def _note_alias(self, a: Any, b: Any, path: str, other: str) -> None:
         path = path.replace("__value__", "the value of the expression")
-        if not _fixed(a):
-            self.context.twins.append((a, b, path, other, self.place))
+        if not _is_immutable(a):
+            self.context.may_alias.append((a, b, path, other, self.place))
 
 
-def refuse_twin(context: Context, thing: Any, place: Place | None) -> None:
-    """Raises UnsupportedError for a store into a container that another name may share."""
-    for a, b, path, other, where in context.twins:
+def refuse_aliased_store(context: Context, thing: Any, place: Place | None) -> None:
+    """Raise UnsupportedError for a store into a container that another name may share."""
+    for a, b, path, other, where in context.may_alias:
         if thing is a or thing is b:
             raise UnsupportedError(
                 f"{path} and {other} may or may not be one {type(a).__name__} here: "
@@ -113,15 +115,15 @@ def refuse_twin(context: Context, thing: Any, place: Place | None) -> None:
 # ---- loops -------------------------------------------------------------------------------------
 
 
-class Turning:
-    """Decides which containers names share in a loop. entry: what variables hold before it.
-
-    bound: variables that it rebinds. outside: what else it can reach.
+class LoopAliases:
+    """Checks that names share containers in every iteration of a loop, or in none. entry: what
+    variables hold before the loop. bound: variables that it rebinds. outside: what else it can
+    reach.
     """
 
     def __init__(
         self, context: Context, place: Place | None, entry: dict[str, Tree], bound: Sequence[str],
-        outside: Outside,
+        outside: OuterState,
     ) -> None:
         self.context, self.place, self.entry, self.outside = context, place, entry, outside
         self.known = (*entry, *bound)
@@ -132,24 +134,25 @@ class Turning:
         self.began = [flatten(thing)[1] for _, thing in self.before]
 
     def end(self, after: dict[str, Tree]) -> bool:
-        """Return whether what may be one at the end of a turn was known to; CarryError where what
-        is one before the turn is two after it, or the other way round."""
+        """Return whether all containers that may alias at the end of an iteration were known to.
+        Raise CarryError where two names share a container before the iteration and not after it, or
+        the other way round."""
         now = [thing for name in self.entry for _, thing in parts(after[name], name)]
-        twins = {(id(a), id(b)) for a, b, *_ in self.context.twins}
+        twins = {(id(a), id(b)) for a, b, *_ in self.context.may_alias}
         twins |= {(b, a) for a, b in twins}
-        settled = True
+        stable = True
         plain = not twins and _labels(x for _, x in self.before) == _labels(now)
         for j, (path, thing) in enumerate(self.before):
-            self._refuse_kept(path, thing, now[j], self.began[j])
-            if plain or _fixed(thing):
+            self._refuse_stale_name(path, thing, now[j], self.began[j])
+            if plain or _is_immutable(thing):
                 continue
             for i, (other, first) in enumerate(self.before[:j]):
                 if (first is thing) != (now[i] is now[j]):
                     self._refuse(other, path, thing, first is thing)
                 if (id(now[i]), id(now[j])) in twins and (id(first), id(thing)) not in twins:
-                    self.context.twins.append((thing, first, path, other, self.place))
-                    settled = False
-        return settled
+                    self.context.may_alias.append((thing, first, path, other, self.place))
+                    stable = False
+        return stable
 
     def _refuse(self, first: str, second: str, thing: Any, shared_before: bool) -> None:
         kind = type(thing).__name__
@@ -162,11 +165,11 @@ class Turning:
             remedy=f"{_COPY.format(first)}, {'before' if shared_before else 'in'} the loop",
         )
 
-    def _refuse_kept(self, path: str, thing: Any, now: Any, began: list[Any]) -> None:
-        """Raise CarryError if a thing that the first turn has, and later turns no longer have, can
-        still be reached by another name: one that the body reads, or one by which a store of that
-        turn is seen later."""
-        if now is thing or _fixed(thing):
+    def _refuse_stale_name(self, path: str, thing: Any, now: Any, began: list[Any]) -> None:
+        """Raise CarryError if the first iteration has an object that later ones do not have, and
+        another name still reaches it: a name that the body reads, or one through which code after
+        the loop would see a store of that iteration."""
+        if now is thing or _is_immutable(thing):
             return
         other = self.outside.holder(thing, self.known)  # the body may read it by this name
         if not other and not all(map(same, began, flatten(thing)[1])):
@@ -181,8 +184,9 @@ class Turning:
             )
 
     def finish(self, after: dict[str, Tree], later: dict[str, Tree]) -> dict[str, list[Any]]:
-        """Return what each variable is filled into after the loop: the old object where it stays,
-        else a copy; names that share an object at the end of a turn share the copy."""
+        """Return, for each variable, the containers that hold its values after the loop: the old
+        ones where the loop does not rebind them, else copies; names that share a container at the
+        end of an iteration share the copy."""
         replacements: dict[int, Any] = {}
         moved: list[tuple[str, Any, Any]] = []
         out: dict[str, list[Any]] = {}
@@ -203,8 +207,8 @@ class Turning:
         return out
 
     def _remember(self, replacements: dict[int, Any], moved: list[tuple[str, Any, Any]]) -> None:
-        """Notes which containers may be one after the loop: copies of each other, or of others."""
-        twins = self.context.twins
+        """Note which containers may alias after the loop: copies of each other, or of others."""
+        twins = self.context.may_alias
         for a, b, *rest in list(twins):
             if id(a) in replacements and id(b) in replacements:
                 twins.append((replacements[id(a)], replacements[id(b)], *rest))

@@ -1,8 +1,8 @@
-"""Integers that the program computes, as symbols: where messages go may depend on them.
+"""Symbols for integers that the program computes: destinations of messages may depend on them.
 
-Goes in: a 0-d integer array that stands in a formula of the index. Comes out: a Number, defined by
-a `let` op; and, when the trace is complete, what is known of such symbols, for the next trace.
-Always holds: what is said of a symbol holds in every pass of every loop.
+Goes in: a 0-d integer array in a formula of the index. Comes out: a Number, defined by a `let` op;
+and, when the trace is complete, bounds of such symbols, for the next trace.
+Always holds: bounds of a symbol hold in every iteration of every loop.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class Bounds:
 
 
 def as_symbol(x: Any, power: bool = True) -> Any:
-    """Return x, or a Number for a 0-d integer or bool array. power: that it may be a power of two
-    is assumed until it is known: no exchange over such a distance is refused before."""
+    """Return x, or a Number for a 0-d integer or bool array. power: assume that it is a power of
+    two until a trace has shown whether it is, so that no exchange over such a distance is
+    refused."""
     if not isinstance(x, Array) or x.ndim or x.type.dtype.kind not in "biu":
         return x
     context = x.context
@@ -84,8 +85,8 @@ def _let(context: Context, value: Value, power: bool) -> Sym:
     def define() -> Sym:
         place = user_place()
         key = f"{value.name} {place}"
-        # what this capture takes for granted; it holds, or there is another one
-        known = context.begun_with[key] = context.bounds.get(key, Bounds(power=power))
+        # what this capture assumes: program.graph captures again if it turns out wrong
+        known = context.assumed_bounds[key] = context.bounds.get(key, Bounds(power=power))
         least = None if known.least is None else expr.const(known.least)
         defining_op = next((op for block in reversed(context.blocks) for op in reversed(block.ops)
                             if value in op.results), None)
@@ -117,12 +118,12 @@ def bounds_of(module: Module) -> dict[str, Bounds]:
             continue
         new = work.of(value)
         new = Bounds(new.least, work.most.get(value), new.power)
-        out[key] = _either(out[key], new) if key in out else new
+        out[key] = _weakest(out[key], new) if key in out else new
     return out
 
 
-def _either(a: Bounds, b: Bounds) -> Bounds:
-    """Return the bounds that both integers keep."""
+def _weakest(a: Bounds, b: Bounds) -> Bounds:
+    """Return the bounds that hold for both integers."""
     least = None if a.least is None or b.least is None else min(a.least, b.least)
     return Bounds(least, a.most if a.most == b.most else None, a.power and b.power)
 
@@ -131,8 +132,8 @@ _NOTHING = Bounds()
 
 
 class _Induction:
-    """Finds bounds by induction: what holds of a carried value before a loop holds in all passes,
-    if a pass that begins with it ends with it."""
+    """Finds bounds by induction: a bound of a carried value that holds before a loop holds in all
+    iterations, if an iteration that begins with it also ends with it."""
 
     def __init__(self) -> None:
         self.definitions: dict[Value, tuple[Op, int]] = {}
@@ -156,10 +157,11 @@ class _Induction:
                         self.carried[row[0]] = row[1:]
                 self.region(inner)
             if isinstance(op.what, Loop) and len(op.regions) == 2:
-                self._tested(*op.regions)
+                self._note_test_bounds(*op.regions)
 
-    def _tested(self, test: Region, body: Region) -> None:
-        """Notes what a loop's test, such as `d < n` of a size n, says of the body's arguments."""
+    def _note_test_bounds(self, test: Region, body: Region) -> None:
+        """Note upper bounds of the body's arguments from a loop's test, such as `d < n` of a size
+        n."""
         todo = list(test.results)
         while todo:
             op, _ = self.definitions.get(todo.pop(), (None, 0))
@@ -178,7 +180,7 @@ class _Induction:
                 self.most[argument] = bound - (fn == "lt")
 
     def _formula(self, value: Value) -> Expr | None:
-        """Return a value as a formula of sizes, which are the same everywhere."""
+        """Return a value as a formula of sizes; None if it is none."""
         op, _ = self.definitions.get(value, (None, 0))
         if op is None or not isinstance(op.what, (Symbolic, Full)):
             return None
@@ -252,7 +254,7 @@ def _number(n: int) -> Bounds:
 def _all(values: list[Bounds]) -> Bounds:
     out = values[0]
     for value in values[1:]:
-        out = _either(out, value)
+        out = _weakest(out, value)
     return out
 
 
@@ -272,8 +274,8 @@ def _least(fn: str, low: list[int | None]) -> int | None:
 
 
 def _power(fn: str, parts: list[Bounds]) -> bool:
-    """Return whether an operation on powers of two gives one: products beyond 64 bits are none, but
-    no distance between ranks either."""
+    """Return whether the result of an operation on powers of two is one. A product beyond 64 bits
+    is not, but it is no distance between ranks either."""
     if fn == "shl":
         return parts[0].power and parts[1].least is not None and parts[1].least >= 0
     return fn in ("mul", "cast", "minimum", "maximum") and all(p.power for p in parts)

@@ -19,7 +19,7 @@ from codegen.trace.context import Context
 from codegen.trace.control.conversion import find
 from codegen.trace.control.exits import own_nodes
 from codegen.trace.control.recursion.captured import called
-from codegen.trace.control.recursion.too_deep import bound, too_deep
+from codegen.trace.control.recursion.depth_limit import bound, depth_message
 from codegen.trace.state import describe
 from codegen.user.signatures import check_call
 
@@ -88,7 +88,7 @@ class Recursive:
         arguments = bound(self.function, args, kwargs).arguments
         shown = [x.item() if getattr(x, "shape", None) == () else x for x in arguments.values()]
         texts = [str(x) if isinstance(x, (int, float, complex)) else describe(x) for x in shown]
-        text = "".join(too_deep(self, list(zip(arguments, texts))))
+        text = "".join(depth_message(self, list(zip(arguments, texts))))
         return CheckError(text, str(place or ""), place.source_line().strip() if place else "")
 
     def _is_tail_call(self, caller: types.FrameType) -> bool:

@@ -1,7 +1,7 @@
-"""What a program expects while it runs: where it finds otherwise, its run ends with a message.
+"""Run-time checks: where a condition of the program does not hold, its run ends with a message.
 
-In: a truth value of the program, and what to say where it does not hold. Out: an `expect` op.
-Always holds: the text is put together only where something does not hold.
+In: a truth value of the program, and the message for where it is false. Out: an `expect` op.
+Always holds: the text is put together only where a check fails.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ def _compared(context: Context, value: Value, **limits: Expr) -> Value:
 
 
 def nonzero(divisor: Any) -> None:
-    """Return a divisor of Python's own numbers, for which Python raises ZeroDivisionError: refuse
-    it where it is 0 for sure, refuse launches where it is known then; else end a run that checks
-    bounds."""
+    """Check a divisor of Python's own numbers, for which Python raises ZeroDivisionError: refuse
+    the program if it is always 0, refuse launches for which it is; else a run that checks bounds
+    ends where it is 0."""
     context, e = require_context("a division"), expr_of(divisor)
     if divisor == 0 if e is None else e == 0:
         raise ProgramError("division by zero", expected="a divisor that is not 0",
@@ -179,8 +179,8 @@ def held_by(x: Any, dtype: DType) -> bool:
 
 
 def hold_in(x: Any, dtype: DType) -> None:
-    """Ask that an integer type holds an integer known by a formula. A launch is refused where its
-    sizes and scalars make it too large; other values end a run that checks bounds."""
+    """Check that an integer type can represent a formula's value. A launch is refused if its sizes
+    and scalars make it too large; other values end a run that checks bounds."""
     context, e, info = require_context("an integer"), x.expr, np.iinfo(dtype.name)
     if held_by(x, dtype):
         return
@@ -196,8 +196,8 @@ def hold_in(x: Any, dtype: DType) -> None:
 
 
 def between(x: Any, low: int, high: int | None, message: str, remedy: str) -> None:
-    """Expect integers that lie between two numbers, as NumPy asks of them: refuse them where they
-    are known and do not; where bounds are checked, end the run at the first that does not."""
+    """Check that integers are between two numbers, as NumPy requires: refuse known ones that are
+    not; where bounds are checked, end the run at the first that is not."""
     context, e = require_context(message), expr_of(x)
     limits = f"{low} or more" if high is None else f"{low} to {high}"
     if e is not None:

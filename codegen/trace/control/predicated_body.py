@@ -1,7 +1,7 @@
-"""A loop with a condition of which one turn more than its condition asks for changes nothing.
+"""Predicated bodies of while loops: an iteration whose condition is false changes nothing.
 
 Goes in: the condition and the body, as they were captured. Comes out: another body. Under spmd.vmap
-the way back through a loop makes as many turns for all members as the one with most needs.
+the reverse pass of a loop runs as many iterations for all members as the longest of them needs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from codegen.trace.context import Block, Context
 from codegen.trace.control.regions import laid_as
 
 
-def guarded(context: Context, test: Region, body: Region) -> Region:
-    """Return a body that changes no carried value if the condition is false as the turn begins."""
+def predicated_body(context: Context, test: Region, body: Region) -> Region:
+    """Return a body that changes no carried value if the condition is false when it begins."""
     copies = Copier(context.unique, dict(zip(test.args, body.args)), {}, (Print, Expect))
     block = Block(body.args)
     block.ops += copies.ops(test.ops)

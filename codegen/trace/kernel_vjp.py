@@ -1,7 +1,7 @@
-"""A kernel whose way back somebody has written: its call as one op, and what that function returns.
+"""Derivatives of kernels: a call whose vjp rule the user has written is one op with that rule.
 
-Always holds: the kernel itself runs as anywhere else; an array that it adds to, and that follows
-from what is differentiated by, is refused.
+Always holds: the kernel itself runs as anywhere else. An output that depends on a variable of the
+derivative before the kernel adds to it is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from codegen.user.windows import Form
 def emit_with_back(
     kernel: Any, back: Callable[..., Any], context: Context, form: Form, bound: Mapping[str, Any]
 ) -> Any:
-    """Emits the call within what is differentiated; the outputs, which are written."""
+    """Emit the call of a kernel in a differentiated function; return the outputs, which it
+    writes."""
     inputs = [n for n in bound if n not in form.outputs]
     outputs = [bound[n] for n in form.outputs]
 

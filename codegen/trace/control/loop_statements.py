@@ -1,7 +1,7 @@
-"""`for` and `while` as loops of the program: their bodies are run until what they carry is settled.
+"""`for` and `while` as loops of the program: bodies are run until the types they carry are stable.
 
 Goes in: a range or a test, and the variables of the body. Comes out, by yielding: one pass of the
-body after another; then the op stands in the graph.
+body after another; when the last pass ends, the loop is an op of the graph.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Block, Context, require_context
-from codegen.trace.control.captured_loops import Counter, Later, Loop
+from codegen.trace.control.captured_loops import Counter, LiveOut, Loop
 from codegen.trace.control.ranges import Range, step_of
 from codegen.trace.control.regions import Capture
 from codegen.trace.number import expr_of, number
@@ -26,13 +26,14 @@ _AT = "__at__"  # the loop variable where a bound is data
 
 
 class Attempt(Capture):
-    """A stretch of a `while` whose test is known so far: kept if it stays so, else undone."""
+    """One iteration of a `while` whose test has been known so far. Its ops stay if the next test is
+    known too; else they are dropped, and the loop is captured from here on."""
 
-    def kept(self) -> None:
+    def commit(self) -> None:
         if self.open is not None:
             self.keep(self.close())
 
-    def undone(self) -> None:
+    def roll_back(self) -> None:
         self.outside.check()
         self.close()
         self.put_back()
@@ -54,20 +55,20 @@ def captured_while(context: Context, test: Callable[[], Any], code: Code) -> Ite
             holds = known and test()
             known = known and not is_traced(holds)
             if not known:
-                attempt.undone()
+                attempt.roll_back()
                 break
         finally:  # also where the body leaves by break or an exception
-            attempt.kept()
+            attempt.commit()
         if not holds:
             return
         started = True
-    loop = Loop(context, code, Later(code.kept or (), started))
+    loop = Loop(context, code, LiveOut(code.live_out or (), started))
     yield from passes(loop, lambda: None)
     loop.finish(Counter(context, "pass", expr.const(0), None, expr.const(1)), test)
 
 
 def passes(loop: Loop, item: Callable[[], Any]) -> Iterator[Any]:
-    """Run the body, by yielding, until the loop is settled."""
+    """Yield once for each pass over the body, until the types that the loop carries are stable."""
     tracing, number = loop.names.tracing, loop.code.number
     try:
         while True:
@@ -80,7 +81,7 @@ def passes(loop: Loop, item: Callable[[], Any]) -> Iterator[Any]:
                 tracing.remove(number)
                 loop.context.loops.remove(loop)
             if loop.end_pass():
-                loop.around.carries[loop.number] = loop.settled()
+                loop.outer_carries.carries[loop.number] = loop.carry()
                 break
     finally:
         loop.abort()
@@ -92,24 +93,24 @@ def passes(loop: Loop, item: Callable[[], Any]) -> Iterator[Any]:
 def captured_for(
     bounds: Range, code: Code, hint: str, item_of: Callable[[Any], Any] = lambda counter: counter,
 ) -> Iterator[Any]:
-    """Yields the counter, or what `item_of` makes of it, once per pass of the capture, then emits
+    """Yield the counter, or what `item_of` makes of it, once per pass of the capture, then emits
     the loop."""
     context, names = require_context("spmd.range"), code.names
     step, sign = step_of(bounds)
     start, stop = expr_of(bounds.start), expr_of(bounds.stop)
     if start is not None and stop is not None:
         if expr.nonneg((start - stop) * sign):
-            return  # never runs: what holds of its counter would hold of no number
+            return  # no iteration: the counter would have no value that satisfies its bounds
         known = (b.value for b in (start, stop, step) if b.is_const)
         turns = range(*known) if start.is_const and stop.is_const and step.is_const else None
         if turns is not None and user_place() in context.unrolled:
             yield from map(item_of, turns)
             return
         if hint in code.bound and not code.reads_later(hint):
-            names.unbind(hint)  # what it was before, nobody asks any more
+            names.unbind(hint)  # nothing reads its old value
         counter = Counter(context, hint.strip("_") or "i", start, stop, step)
-        sure = expr.nonneg((stop - start) * sign - 1)
-        loop = Loop(context, code, Later(code.kept or (), sure, counter.sym))
+        runs = expr.nonneg((stop - start) * sign - 1)
+        loop = Loop(context, code, LiveOut(code.live_out or (), runs, counter.sym))
         loop.turns = None if turns is None else len(turns)
         yield from passes(loop, lambda: item_of(counter.value))
         loop.finish(counter)
@@ -118,7 +119,8 @@ def captured_for(
     position_name = f"{_AT}{code.number}"
     names.hidden[position_name] = _weak(bounds.start)
     end = _weak(bounds.stop)
-    loop = Loop(context, replace(code, bound=(*code.bound, position_name)), Later(code.kept or ()))
+    code = replace(code, bound=(*code.bound, position_name))
+    loop = Loop(context, code, LiveOut(code.live_out or ()))
     counter = Counter(context, "pass", expr.const(0), None, expr.const(1))
 
     def item() -> Any:

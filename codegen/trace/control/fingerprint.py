@@ -1,8 +1,8 @@
-"""What a user's function can read, as a digest: equal ones mean that a capture would be equal.
+"""A digest of all that a user's function can read: equal digests mean equal captures.
 
 Goes in: functions and values. Comes out: a digest of their code, of the texts of its files, and of
-all that can be reached from them by name; None where something is met whose state cannot be seen.
-Always holds: nothing of the user's is called; what is not understood is never guessed.
+all that can be reached from them by name; None where an object is reached whose state is unknown.
+Always holds: none of the user's code is called; what is not understood is never guessed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from codegen.places import codes_in, is_user_file, module_of
 from codegen.user.objects import origin, whose
 from codegen.user.sameness import content
 
-# Modules of which nothing but the version can differ, and what of them reads the world outside.
+# Modules of which nothing but the version can differ, and the parts of them that read other state.
 _STANDARD = frozenset(
     "builtins math cmath operator functools itertools collections dataclasses enum typing types "
     "abc numbers fractions string contextlib copy bisect __future__ _operator _functools".split()
@@ -63,7 +63,7 @@ _codes: dict[int, tuple[types.CodeType, bytes, _Uses]] = {}
 
 
 class _Unknown(Exception):
-    """Something whose state cannot be seen."""
+    """Raised for an object whose state cannot be read."""
 
 
 def digest(*roots: Any) -> str | None:
@@ -76,12 +76,13 @@ def digest(*roots: Any) -> str | None:
 
 
 class _Walk:
-    """Every object is visited once, in an order that follows from what the objects are."""
+    """A walk over all reachable objects: each is visited once, in an order that depends on their
+    content only."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.hash = hashlib.sha256()
         self.seen: dict[int, int] = {}
-        self.kept: list[Any] = []  # so that no id is used twice
+        self.alive: list[Any] = []  # so that no id is used twice
         self.files: dict[str, None] = {}
         self.modules: dict[str, types.ModuleType] = {}  # in variables: what is read of them?
         self.names: dict[str, None] = {}  # of attributes, in any code that was met
@@ -121,7 +122,7 @@ class _Walk:
             if len(self.seen) == _MOST_OBJECTS:
                 raise _Unknown
             self.seen[id(x)] = len(self.seen)
-            self.kept.append(x)
+            self.alive.append(x)
             self.put(kind.__qualname__)
             for part in self.parts(x):
                 self.visit(part)
@@ -130,7 +131,7 @@ class _Walk:
         """Return the objects and words that an object consists of. Raises _Unknown."""
         kind = type(x)
         if isinstance(x, types.ModuleType):
-            self.modules[_seen_through(x).__name__] = x
+            self.modules[_readable_module(x).__name__] = x
             return (x.__name__, whose(getattr(x, "__file__", None) or ""))
         if isinstance(x, type):
             return self.cls(x)
@@ -166,15 +167,15 @@ class _Walk:
             yield self.used(f.__globals__, name, chain)
 
     def used(self, namespace: dict[str, Any], name: str, chain: tuple[str, ...]) -> Any:
-        """Return what a function reads under a global name, or through attributes of a module under
-        that name."""
+        """Return the value of a global name, or of a chain of attributes if the name is a
+        module's."""
         if chain[:1] == (_IMPORT,):
             return _imported(name, namespace)
         value = namespace.get(name, getattr(builtins, name, _MISSING))
         for attribute in chain:
             if not isinstance(value, types.ModuleType):
                 break
-            value = self.attribute(_seen_through(value), attribute)
+            value = self.attribute(_readable_module(value), attribute)
         return value
 
     def attribute(self, module: types.ModuleType, name: str) -> Any:
@@ -207,9 +208,10 @@ def _parts(x: Any) -> Iterable[Any]:
     if isinstance(x, types.BuiltinFunctionType) and type(x.__self__) in (*_PLAIN, type):
         return (x.__name__, x.__self__)
     if isinstance(x, types.MethodDescriptorType | types.WrapperDescriptorType):
-        return (x.__name__, x.__objclass__) if x.__objclass__.__module__ == "builtins" else _no()
+        of_builtin = x.__objclass__.__module__ == "builtins"
+        return (x.__name__, x.__objclass__) if of_builtin else _refuse()
     if isinstance(x, types.MemberDescriptorType):  # of __slots__
-        return (x.__name__,) if "__slots__" in vars(x.__objclass__) else _no()
+        return (x.__name__,) if "__slots__" in vars(x.__objclass__) else _refuse()
     if isinstance(x, types.CellType):
         try:
             return (x.cell_contents,)
@@ -227,7 +229,7 @@ def _parts(x: Any) -> Iterable[Any]:
         return (repr(x),)
     if kind is set or kind is frozenset:
         plain = all(type(i) in _PLAIN for i in x)
-        return sorted(f"{type(i).__name__} {i!r}" for i in x) if plain else _no()
+        return sorted(f"{type(i).__name__} {i!r}" for i in x) if plain else _refuse()
     if isinstance(x, np.dtype):
         return (repr(x), x.str)
     if kind.__module__ == "_collections" and kind.__name__ == "_tuplegetter":
@@ -239,7 +241,7 @@ def _parts(x: Any) -> Iterable[Any]:
     return _instance(x)
 
 
-def _no() -> Sequence[Any]:
+def _refuse() -> Sequence[Any]:
     raise _Unknown
 
 
@@ -247,7 +249,7 @@ def _instance(x: Any) -> Iterator[Any]:
     """Yield the parts of an object whose class Python code defines: the class, the elements, the
     attributes."""
     kind = type(x)
-    if not all(c in _BASES or not _root(module_of(c)) or _holds_nothing(c) for c in kind.__mro__):
+    if not all(c in _BASES or not _root(module_of(c)) or _is_stateless(c) for c in kind.__mro__):
         raise _Unknown
     yield kind
     if isinstance(x, dict):
@@ -274,7 +276,7 @@ def _instance(x: Any) -> Iterator[Any]:
                     yield _MISSING
 
 
-def _holds_nothing(c: type) -> bool:
+def _is_stateless(c: type) -> bool:
     """Return whether a class stands in a known module and keeps no state of its own."""
     return c.__module__ in (
         "typing", "abc", "codegen.trace.ranks.layout_forms", "codegen.trace.user_operations"
@@ -344,19 +346,19 @@ def uses_of(code: types.CodeType) -> _Uses:
     return _code(code)[1]
 
 
-def _seen_through(x: types.ModuleType) -> types.ModuleType:
+def _readable_module(x: types.ModuleType) -> types.ModuleType:
     """Return a module, if all that can be read of it can be seen. Raises _Unknown."""
     if _root(x.__name__):
-        return x if _is_known(x.__name__) else _no()  # type: ignore[return-value]
+        return x if _is_known(x.__name__) else _refuse()  # type: ignore[return-value]
     standard = x.__name__.partition(".")[0] in sys.stdlib_module_names
-    return _no() if standard or "__getattr__" in vars(x) else x  # type: ignore[return-value]
+    return _refuse() if standard or "__getattr__" in vars(x) else x  # type: ignore[return-value]
 
 
 def _imported(name: str, namespace: dict[str, Any]) -> Any:
     """Return the module that an import statement in a function yields, if it is imported
     already."""
     module = sys.modules.get(name.partition(".")[0])
-    return _no() if module is None or namespace.get("__package__") else module
+    return _refuse() if module is None or namespace.get("__package__") else module
 
 
 def _code(code: types.CodeType) -> tuple[bytes, _Uses]:

@@ -1,8 +1,8 @@
-"""What a line of the user's source assigns: values are named after it.
+"""Targets of assignments in the user's source: values are named after them.
 
 Goes in: a Place. Comes out: the variable that its line assigns and how, or the keyword argument
 that its line begins with.
-Always holds: a line whose file is not Python, or is not to be had, assigns nothing.
+Always holds: a line of a file that is not Python, or cannot be read, assigns nothing.
 """
 
 from __future__ import annotations

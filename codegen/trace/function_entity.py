@@ -1,4 +1,4 @@
-"""spmd.entity: functions that exist as the entries of one program over state that stays.
+"""spmd.entity: plain functions as the entries of one program with persistent state.
 
 In: functions, or programs, and names of their inputs that are state. Out: an Entity, as of a class
 whose `__init__` binds the defaults of these inputs. Always holds: an input that is state is one
@@ -248,8 +248,8 @@ class _Part(Program):
         self.state_inputs: dict[str, tuple[Any, dict[str, HeldInput]]] = {}
 
     def called(self, context: Context, function: Callable[..., Any], values: dict[str, Any]) -> Any:
-        context.looked_for = dict.fromkeys(self.states)
+        context.declared_states = dict.fromkeys(self.states)
         returned = function(**values)
-        self.state_inputs = {k: inputs for k, inputs in context.looked_for.items()
+        self.state_inputs = {k: inputs for k, inputs in context.declared_states.items()
                              if inputs is not None}
         return 0 if returned is None else returned

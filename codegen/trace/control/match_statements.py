@@ -1,7 +1,7 @@
-"""match statements that compare with values only, as if and elif: these are compiled.
+"""Lowering of match statements that compare with values only to if and elif, which are compiled.
 
-In: statements of a function. Out: the same, without such match statements. Others stay Python's
-own: patterns of sequences, mappings, classes, True and False.
+In: statements of a function. Out: the same, without such match statements. Python itself runs the
+others: patterns of sequences, mappings, classes, True and False.
 Always holds: the subject is evaluated once, before the first comparison.
 """
 

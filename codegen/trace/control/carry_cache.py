@@ -1,8 +1,9 @@
-"""What a loop carried when it was captured last, with which its next capture begins.
+"""A cache of what each loop carried in its last capture: the next capture begins with that.
 
-The body of a loop is captured again and again, the loops in it too: without this the number of
-captures would double with each loop around. In: what a settled loop carries. Out: the same.
-Always holds: a loop is the same one if the user's functions have come to it in the same way.
+A body is captured until the types that it carries are stable, and so are the loops in it: without
+the cache, the number of captures would double with each enclosing loop. In and out: LoopCarry.
+Always holds: a loop is found again by its call stack in the user's functions, and by how many times
+that stack has reached it in this pass.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ Path = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Settled:
-    """A record of what a loop carries: leaves, memory, what may be one memory, variables bound
-    inside."""
+class LoopCarry:
+    """What a loop carries. carried: leaves of variables. stored: memory that it writes. aliases:
+    for a leaf, the memory that it may share. held: variables that it binds first."""
 
     carried: Mapping[Key, LeafType]
     stored: Mapping[Memory | Storage, ArrayType]
@@ -35,15 +36,15 @@ class Settled:
 
 
 @dataclass
-class Inner:
-    """The loops in a body: what each of them carried when the body was captured last."""
+class CarryCache:
+    """What each loop in a body carried when the body was captured last."""
 
-    carries: dict[tuple[Path, int], Settled] = field(default_factory=dict)
-    met: dict[Path, int] = field(default_factory=dict)  # how often, in this pass
+    carries: dict[tuple[Path, int], LoopCarry] = field(default_factory=dict)
+    met: dict[Path, int] = field(default_factory=dict)  # how often each was reached in this pass
 
     def number(self) -> tuple[Path, int]:
-        """Return the number of the loop that begins now: where it stands, and how often it was
-        met."""
+        """Return the key of the loop that begins now: the call stack, and how often that has
+        reached it."""
         path = _path()
         self.met[path] = self.met.get(path, 0) + 1
         return path, self.met[path]

@@ -1,4 +1,4 @@
-"""What is said where a recursion is deeper than its function allows."""
+"""The message for a recursion that is deeper than its function allows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ def bound(
     return bound_arguments
 
 
-def too_deep(function: Any, arguments: Sequence[tuple[str, Any]]) -> list[Any]:
-    """Return the pieces of the message. arguments: of the call that has no room, by name."""
+def depth_message(function: Any, arguments: Sequence[tuple[str, Any]]) -> list[Any]:
+    """Return the pieces of the message. arguments: by name, those of the call that exceeds the
+    depth."""
     name, depth = function.name, function.depth
     argument_texts = [piece for k, (argument, value) in enumerate(arguments)
                       for piece in (f"{', ' if k else ' with '}{argument} = ", value)]

@@ -1,9 +1,9 @@
 """Python's loops over many rows of an array, or over np.ndindex, as loops of the program.
 
-In: what a `for` goes through. Out: a spmd.range of its turns, and what the loop variable is in
-each.
-Always holds: the program is captured again, with these loops run by Python, where a capture with
-them as loops of the program fails.
+In: the iterable of a `for`. Out: a spmd.range of its iterations, and a function from the counter to
+the loop variable.
+Always holds: where a capture with such loops fails, the program is captured again, and Python runs
+them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from codegen.trace.context import UNROLLED_TURNS, Context
 from codegen.trace.control.ranges import Range
 from codegen.trace.number import Number, expr_of
 
-Turns = tuple[Range, Callable[[Any], Any]]
+Iteration = tuple[Range, Callable[[Any], Any]]
 
 
 class Indices(np.ndindex):
-    """np.ndindex as a program makes it: it knows its shape, and whether it was asked before.
+    """np.ndindex as a program makes it: it knows its shape, and whether an item was taken before.
 
-    As any iterator, it is used up by a loop. Once a loop over it is compiled, nobody may ask it:
-    the error has the program captured again, with its loops run by Python.
+    As any iterator, it is used up by a loop. Once a loop over it is compiled, taking an item is an
+    error, after which the program is captured again, with its loops run by Python.
     """
 
     def __init__(self, *shape: Any) -> None:
         super().__init__(*shape)
         self.shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
-        self.is_asked = self.is_compiled = False
+        self.is_started = self.is_compiled = False
 
     def __next__(self) -> Any:
         if self.is_compiled:
@@ -42,34 +42,34 @@ class Indices(np.ndindex):
                 "an np.ndindex goes on where the loop before has left it",
                 expected="one loop over an np.ndindex, which is used up then",
                 remedy="for ... in np.ndindex(...), a new one for each loop")
-        self.is_asked = True
+        self.is_started = True
         return super().__next__()
 
 
-def turns_of(context: Context, iterable: Any) -> Turns | None:
-    """Return the turns of a loop that is to be compiled; None of any other, which Python runs."""
+def compiled_iteration(context: Context, iterable: Any) -> Iteration | None:
+    """Return the iterations of a loop that is to be compiled; None for a loop that Python runs."""
     if context.selecting:
         return None
-    if (unknown := _of_unknown(iterable)) is not None or context.rows_by_python:
+    if (unknown := _over_unknown_rows(iterable)) is not None or context.rows_by_python:
         return unknown
-    iteration = (_of_places(context, iterable) if isinstance(iterable, Indices)
-                 else _of_array(iterable))
+    iteration = (_over_ndindex(context, iterable) if isinstance(iterable, Indices)
+                 else _over_array(iterable))
     if iteration is not None:
         context.has_rows = True
     return iteration
 
 
-def _of_unknown(array: Any) -> Turns | None:
-    """Return the turns over the rows of an array whose number only a run knows, which Python cannot
-    loop over; None for any other value."""
+def _over_unknown_rows(array: Any) -> Iteration | None:
+    """Return the iterations over an array whose number of rows only a run knows, which Python
+    cannot loop over; None for any other value."""
     if not isinstance(array, Array) or not array.ndim or not array.extents[0].has_extents:
         return None
     return Range(0, array.shape[0], 1), lambda turn: array[turn]
 
 
-def _of_places(context: Context, places: Indices) -> Turns | None:
+def _over_ndindex(context: Context, places: Indices) -> Iteration | None:
     count = math.prod(places.shape)
-    if places.is_asked or places.is_compiled or count <= UNROLLED_TURNS:
+    if places.is_started or places.is_compiled or count <= UNROLLED_TURNS:
         return None
     places.is_compiled = True
     strides = [math.prod(places.shape[d + 1 :]) for d in range(len(places.shape))]
@@ -81,7 +81,7 @@ def _of_places(context: Context, places: Indices) -> Turns | None:
     return Range(0, count, 1), place
 
 
-def _of_array(array: Any) -> Turns | None:
+def _over_array(array: Any) -> Iteration | None:
     if not isinstance(array, Array) and not _has_plain_rows(array) or not np.ndim(array):
         return None
     count = expr_of(array.shape[0])
@@ -97,8 +97,8 @@ def _of_array(array: Any) -> Turns | None:
 
 
 def _has_plain_rows(x: Any) -> bool:
-    """Return whether it is a NumPy array of numbers; rows of a matrix or of a masked array are
-    another."""
+    """Return whether x is a plain NumPy array of numbers. Rows of np.matrix or of a masked array
+    have other types."""
     return type(x) in (np.ndarray, np.memmap) and dtypes.from_numpy(x.dtype) is not None
 
 

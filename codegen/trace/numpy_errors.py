@@ -1,8 +1,8 @@
-"""Whose mistake an exception is: where one of our functions fails, NumPy's is asked.
+"""NumPy's own errors for calls that NumPy refuses too, where one of our functions fails.
 
-Goes in: our function, NumPy's of that name, a call that failed. Comes out: NumPy's own
-message, with the user's line, where NumPy refuses the call too, on arrays of the same shapes and
-element types. Always holds: an exception that NumPy does not know stays what it is.
+Goes in: our function, NumPy's of that name, a call that failed. Comes out: NumPy's message, with
+the user's line, if NumPy fails on arrays of the same shapes and element types.
+Always holds: an exception that NumPy does not raise too is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MISTAKES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 _LARGE_STAND_IN = 1 << 20  # elements; larger arrays that stand in are read-only and need no memory
 
 
-def asked(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
+def with_numpy_errors(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
     """Return our function, with NumPy's order of arguments, and NumPy's error where NumPy fails
     too."""
 
-    known = _swallowed(ours, theirs)
+    known = _allowed_keywords(ours, theirs)
 
     @functools.wraps(ours)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -46,7 +46,7 @@ def asked(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any
                 raise numpy_error from error
             if not isinstance(error, TypeError) or _binds(ours, args, kwargs):
                 raise
-            reordered = _in_order(theirs, args, kwargs)
+            reordered = _reordered(theirs, args, kwargs)
             if reordered is None:
                 raise UnsupportedError(
                     f"np.{name} does not take this argument here",
@@ -58,7 +58,7 @@ def asked(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any
     return call
 
 
-def _swallowed(ours: Callable[..., Any], theirs: Any) -> frozenset[str]:
+def _allowed_keywords(ours: Callable[..., Any], theirs: Any) -> frozenset[str]:
     """Return the keywords that a call may have, where our function takes any and NumPy's does not;
     else nothing."""
     takes_any = [p for p in inspect.signature(ours).parameters.values() if p.kind == p.VAR_KEYWORD]
@@ -109,7 +109,7 @@ def _extent(e: Expr) -> int:
     raise ValueError
 
 
-def _in_order(theirs: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+def _reordered(theirs: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
     """Return the arguments with those in front that were given by NumPy's names; None: there are
     none."""
     names = _parameters(theirs)

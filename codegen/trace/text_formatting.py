@@ -1,4 +1,5 @@
-"""Texts in print and assert that str, repr, ascii, format, text.format or text % values makes.
+"""Formatting of texts in print and assert by str, repr, ascii, format, text.format and text %
+values.
 
 In: what the user's code calls, and with what. Out: the same text as an f-string would make it.
 Always holds: where all values are known, Python itself makes the text.

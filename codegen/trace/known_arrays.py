@@ -1,7 +1,7 @@
-"""Arrays whose elements are known while building: NumPy made them in the program, and Python wrote.
+"""Compile-time known arrays: NumPy computes their elements while the program is built.
 
-In: arrays whose content is a storage.Known. Out: their elements as NumPy's arrays, for any Python
-to use; what NumPy made of them as arrays of the program.
+In: arrays whose content is a storage.Known. Out: their elements as NumPy arrays, which any Python
+code may use; and arrays of the program from the results of NumPy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a program returns: arrays and numbers as outputs, and the tree that they are the leaves of.
+"""Outputs of a program: the arrays and numbers that it returns are the leaves of a tree.
 
 In: what the user's function returned. Out: outputs with distinct names, and a tree (ir.Returned).
 Always holds: leaf k of the tree, in order, is output k.
@@ -23,7 +23,8 @@ from codegen.user.named import below, held
 
 
 def outputs_of(context: Context, returned: Any, place: Place) -> tuple[list[Output], Returned]:
-    """Raises ProgramError, or UnsupportedError for x[mask], for what no image can give."""
+    """Return the outputs that a function returned, and their tree. Raise ProgramError for what no
+    image can give, UnsupportedError for x[mask]."""
     leaves: dict[str, Any] = {}
     if returned is None:
         raise _returned_error("None", place)

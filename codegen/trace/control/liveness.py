@@ -1,8 +1,9 @@
-"""Variables of a function's statements: which they bind and read, and what is read after a loop.
+"""Liveness of a function's variables: which of them loops and branches bind that are read later.
 
-In: statements, their exits lowered. Out: names; every loop and `if` has `kept`, what it must hand
-on; every loop has `fresh`, of which no turn reads what there was before it. Always holds: a name
-may be kept that nobody reads, or be not fresh that is, never the other way round.
+In: statements, their exits lowered. Out: every loop and `if` has `live_out`, the variables that it
+binds and that are read after it; every loop has `private`, those that each iteration binds before
+it reads them. Always holds: `live_out` may have names too many, and `private` names too few, never
+the other way round.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Events = dict[str, str]  # by variable: what happens to it first
 
 
 def bound_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
-    """Names that the nodes (re)bind in the function that they stand in."""
+    """Yield the names that the nodes bind, or rebind, in the function around them."""
     for node in nodes:
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             yield node.id
@@ -46,7 +47,7 @@ def bound_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
 
 
 def loaded_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
-    """Names read anywhere in the nodes, nested functions included."""
+    """Yield the names that are read anywhere in the nodes, nested functions included."""
     for top in nodes:
         for node in ast.walk(top):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
@@ -54,7 +55,7 @@ def loaded_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
 
 
 def nonlocals(nodes: Sequence[ast.AST], deep: bool = True) -> Iterator[str]:
-    """Names declared nonlocal in the nodes, and below them where `deep`."""
+    """Yield the names that the nodes, and where `deep` those below them, declare nonlocal."""
     for top in nodes:
         for node in ast.walk(top) if deep else (top,):
             if isinstance(node, ast.Nonlocal):
@@ -79,9 +80,9 @@ def chain(node: ast.expr) -> tuple[str, list[Any]]:
 
 
 def annotate(body: Stmts) -> None:
-    """Give the loops of a function their `kept`, `fresh` and `lasting`, and the ifs their `kept`.
+    """Set `live_out`, `private` and `live` of the loops of a function, and `live_out` of its ifs.
 
-    lasting: variables that a turn binds and that are read in a later turn, or after the loop."""
+    live: variables that an iteration binds and that a later one, or code after the loop, reads."""
     inner = [n for n in own_nodes(body) if isinstance(n, SCOPES)]
     always = {n.id for scope in inner for n in ast.walk(scope) if isinstance(n, ast.Name)}
 
@@ -91,25 +92,26 @@ def annotate(body: Stmts) -> None:
             rest = [later, *after]
             if isinstance(s, (*LOOPS, ast.If)):
                 names = dict.fromkeys(bound_names([s]))
-                s.kept = tuple(  # type: ignore[union-attr]
+                s.live_out = tuple(  # type: ignore[union-attr]
                     n for n in names
                     if n in always or next((e[n] for e in rest if n in e), "") == _READ
                 )
             if isinstance(s, LOOPS):
                 head: list[ast.AST] = [s.test] if isinstance(s, ast.While) else []
-                turn = _first([*head, *s.body])
-                kept: tuple[str, ...] = s.kept  # type: ignore[union-attr]
-                s.fresh = tuple(  # type: ignore[union-attr]
+                iteration = _first([*head, *s.body])
+                live_out: tuple[str, ...] = s.live_out  # type: ignore[union-attr]
+                s.private = tuple(  # type: ignore[union-attr]
                     n for n in names if n not in always and not n.startswith("__")
-                    and (turn.get(n) == _BOUND or (n not in turn and n not in kept))
+                    and (iteration.get(n) == _BOUND or (n not in iteration and n not in live_out))
                 )
                 own = _names(s.target) if isinstance(s, ast.For) else set()
-                again = {n: e for n, e in turn.items() if n not in own}  # each turn binds its own
-                s.lasting = tuple(  # type: ignore[union-attr]
+                # each iteration binds the loop variable anew
+                again = {n: e for n, e in iteration.items() if n not in own}
+                s.live = tuple(  # type: ignore[union-attr]
                     n for n in names if n in always or n.startswith("__")
                     or next((e[n] for e in (again, *rest) if n in e), "") == _READ
                 )
-                rest = [turn, *rest]  # the next turn
+                rest = [iteration, *rest]  # the next iteration
             if not isinstance(s, SCOPES):
                 for inside in blocks(s):
                     visit(inside, rest)

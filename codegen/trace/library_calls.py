@@ -1,7 +1,7 @@
 """Calls of NumPy's functions, and of other libraries', in converted code.
 
 Where all arguments are known they run now: new arrays are arrays of the program, known while
-building, and other libraries get the NumPy arrays themselves. Else NumPy's dispatch comes to ours.
+building, and other libraries get the NumPy arrays themselves. Else NumPy's dispatch calls ours.
 Always holds: an array from outside the program is a constant, and nothing writes into it.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import TracedValueError
 from codegen.places import is_library_file, user_frame
-from codegen.trace import integer_tables, known
+from codegen.trace import integer_tables, known_arrays
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context, refuse_constant_write
 from codegen.trace.numpy.elementwise import sparse
@@ -52,7 +52,7 @@ def target(x: Any, text: str) -> Any:
 
 def fresh(x: Any) -> Any:
     """Return the result of an operator; a new NumPy array becomes an array of the program."""
-    return known.known_array(x) if type(x) is np.ndarray and x.base is None else x
+    return known_arrays.known_array(x) if type(x) is np.ndarray and x.base is None else x
 
 
 class _Indexed:
@@ -67,7 +67,7 @@ class _Indexed:
         slices = [x for x in pytree.leaves(key) if isinstance(x, slice)]
         if is_unknown(key, [(s.start, s.stop, s.step) for s in slices]):
             return as_array(self.data)[key]
-        return fresh(self.data[known.plain(key)])
+        return fresh(self.data[known_arrays.plain(key)])
 
 
 class _Row:
@@ -121,16 +121,17 @@ def called(
         if _is_constant(x):
             refuse_constant_write(text_of(x))
     into = [x for x in written if isinstance(x, Array)]
-    return known.evaluate(function, ours, args, kwargs, into)
+    return known_arrays.evaluate(function, ours, args, kwargs, into)
 
 
 def may_run(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Return whether NumPy may run a call now: all is known, and what it writes may be written."""
     if is_unknown(args, kwargs):
         return False
-    if isinstance(function, np.ufunc) and any(map(known.is_huge, args)):
+    if isinstance(function, np.ufunc) and any(map(known_arrays.is_huge, args)):
         return False
-    return all(known.writable(x) for x in _written(function, args, kwargs) if isinstance(x, Array))
+    written = _written(function, args, kwargs)
+    return all(known_arrays.writable(x) for x in written if isinstance(x, Array))
 
 
 def _written(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -164,7 +165,7 @@ def created(function: Function, ours: Function, args: Any, kwargs: dict[str, Any
     if context is not None and function in (np.empty, np.empty_like):  # which may hold anything:
         function = np.zeros if function is np.empty else np.zeros_like  # the same in every build
     if context is None or function not in _FORMULAS or not _is_simple(args, kwargs):
-        return known.evaluate(function, ours, args, kwargs)
+        return known_arrays.evaluate(function, ours, args, kwargs)
     make: Callable[[], Any] = lambda: function(*args, **kwargs)  # noqa: E731
     if function in (np.eye, np.identity):
         array = like = make()
@@ -178,13 +179,13 @@ def created(function: Function, ours: Function, args: Any, kwargs: dict[str, Any
     element = dtypes.from_numpy(like.dtype)
     if element is None:
         return make()
-    return known.lazy_array(
+    return known_arrays.lazy_array(
         context, like.shape, element, make, lambda: ours(*args, **kwargs).read())
 
 
 def _check_fill(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raises DtypeError for a NaN, or another number, that the integers asked for do not have:
-    NumPy makes another number of it, and only warns."""
+    """Raise DtypeError for a fill value, such as NaN, that the integer type does not have: NumPy
+    would only warn, and fill with another number."""
     arguments = inspect.signature(function).bind(*args, **kwargs).arguments
     value, dtype = arguments["fill_value"], arguments.get("dtype")
     if dtype is None and function is np.full_like:
@@ -214,8 +215,8 @@ def extents_known(x: Any) -> Any:
     """Return x with NumPy's arrays in place of known integers, which may stand for extents or
     indices."""
     if isinstance(x, (tuple, list)):
-        return type(x)(map(extents_known, x)) if any(map(known.is_known, x)) else x
-    return known.plain(x) if known.is_known(x) and x.dtype.kind in "iub" else x
+        return type(x)(map(extents_known, x)) if any(map(known_arrays.is_known, x)) else x
+    return known_arrays.plain(x) if known_arrays.is_known(x) and x.dtype.kind in "iub" else x
 
 
 # ---- what a call in converted code runs ----------------------------------------------------------
@@ -257,16 +258,16 @@ def library(function: Function, ours: Function | None = None) -> Function:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_unknown(args, kwargs):
-            return ours(*args, **kwargs) if ours else _tried(function, args, kwargs)
-        positional, options = known.plain(args, True), known.plain(kwargs, True)
+            return ours(*args, **kwargs) if ours else _call_with_traced(function, args, kwargs)
+        positional, options = known_arrays.plain(args, True), known_arrays.plain(kwargs, True)
         leaves = pytree.leaves((positional, options, _arrays_of(function)))
-        held = {id(known.root(x)) for x in leaves if isinstance(x, np.ndarray)}
-        return known.taken(function(*positional, **options), held)
+        held = {id(known_arrays.root(x)) for x in leaves if isinstance(x, np.ndarray)}
+        return known_arrays.taken(function(*positional, **options), held)
 
     return call
 
 
-def _tried(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _call_with_traced(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call a library's function with arrays of the program: it works where all that it does is
     NumPy's."""
     try:
@@ -286,11 +287,11 @@ def _tried(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> A
 
 
 def _sparse_class() -> tuple[type, ...]:
-    """Return the classes of scipy's sparse matrices, if somebody has imported them."""
+    """Return the classes of scipy's sparse matrices; none if scipy.sparse is not imported."""
     module = sys.modules.get("scipy.sparse")
     return () if module is None else (module.spmatrix, module.sparray)
 
 
 def _arrays_of(function: Any) -> list[Any]:
-    """Return the arrays that an object holds whose method is called: its results may be these."""
+    """Return the arrays that the object of a method holds, which may be the method's results."""
     return list(getattr(getattr(function, "__self__", None), "__dict__", {}).values())

@@ -1,7 +1,7 @@
-"""Linear algebra on split matrices, block by block: programs in the language itself.
+"""Blocked linear algebra on split matrices, written as programs in the language itself.
 
-Each block of rows is split over the ranks along one axis: then all have work to the end.
-Always holds: no rank has more than its part, a few blocks of about BLOCK rows, and messages.
+Rows are distributed block-cyclically, as in ScaLAPACK: ranks have equal work to the last block.
+Always holds: a rank stores its part of the matrix, a few blocks of about BLOCK rows, and messages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def axis_of(x: Array, dims: tuple[int, ...] = (0, 1)) -> str | None:
 
 
 def _large(x: Array) -> bool:
-    """Return whether it is worth the messages; its extents are known while building."""
+    """Return whether a matrix is large enough to be worth the messages; extents that are not known
+    while building are not."""
     return all(e.is_const and e.value >= LEAST * BLOCK for e in x.extents)
 
 
@@ -49,9 +50,9 @@ def _by_rows(x: Array) -> bool:
     return axis_of(x, (0,)) is not None
 
 
-class Dealt:
-    """The rows of a matrix in `count` blocks. Each block is split over the ranks along an axis: all
-    of them have the same work from the first block to the last, and a block is gathered from all.
+class BlockCyclic:
+    """The block-cyclic distribution of a matrix's rows: `count` blocks, each split over the ranks
+    along an axis, so that ranks have equal work from the first block to the last.
     The array has the dims (block, row of a block, column)."""
 
     many = MANY
@@ -132,7 +133,7 @@ def cholesky(x: Array, upper: bool) -> Array | None:
     return as_array(factor)
 
 
-class Lower(Dealt):
+class Lower(BlockCyclic):
     """A matrix of which a rank has some rows, x, and its lower triangle, dealt. A row lies as a
     column: products with few rows are faster so, and what solves with a triangle. Behind the last
     row stand those of a unit matrix."""
@@ -202,8 +203,8 @@ class Lower(Dealt):
         return blocks
 
     def result(self, blocks: Array) -> Any:
-        """Return the rows that this rank has of the matrix, a part of a block in each turn, so that
-        all ranks have the same work; and zeros behind the diagonal."""
+        """Return this rank's rows of the factor, with zeros behind the diagonal. Each iteration
+        fetches a part of one block, so that all ranks have the same work."""
         (low, high), (offset, own), zero = self.mine, self.own(), expr.const(0)
         have = ((zero, as_expr(self.width)), (zero, as_expr(self.count)),
                 (_expr(offset), _expr(offset + own)))
@@ -236,7 +237,7 @@ class Elimination:
     in which a pivot is chosen."""
 
     def __init__(self, x: Array, axis: str) -> None:
-        self.dealt = Dealt(x.shape[0], x.shape[1], axis)
+        self.dealt = BlockCyclic(x.shape[0], x.shape[1], axis)
         self.dealt_columns = self.dealt.deal_turned(x)
 
     def down(self, k: Any, cols: Array, *sides: Array) -> tuple[list[Array], list[Array]]:
@@ -262,8 +263,8 @@ class Elimination:
 
 
 def solve(x: Array, routine: str, b: Array) -> Array | None:
-    """Solve with b split by columns. What is done to A is done to b at once; then x follows from
-    the last block to the first."""
+    """Solve with b split by columns: each elimination step updates A and b, then back substitution
+    goes from the last block to the first. None where the matrix is not split, or too small."""
     axis = axis_of(x)
     if axis is None or not _large(x) or b.ndim != 2:
         return None
@@ -298,8 +299,8 @@ def solve(x: Array, routine: str, b: Array) -> Array | None:
 
 
 def slogdet(x: Array) -> tuple[Array, Array] | None:
-    """Return the sign and the logarithm of the determinant, from the pivots of each block in turn;
-    None where the matrix is not split, or too small for this to pay."""
+    """Return the sign and the logarithm of the determinant, accumulated from the pivots of each
+    block; None where the matrix is not split, or too small for this to pay."""
     axis = axis_of(x)
     if axis is None or not _large(x):
         return None
@@ -331,7 +332,7 @@ class Reflections:
 
     def __init__(self, x: Array, axis: str) -> None:
         self.rows, self.columns = x.shape
-        self.dealt = Dealt(self.columns, self.rows, axis)
+        self.dealt = BlockCyclic(self.columns, self.rows, axis)
         self.dealt_columns = self.dealt.deal_turned(x)
         self.blocks = -(-min(x.shape) // self.dealt.block)
 
@@ -445,8 +446,8 @@ def _sign(x: Any) -> Array:
 
 
 def _reflected(top: Array) -> Array:
-    """Return the signs on the diagonal of the R that reflections give of a Q whose upper part this
-    is, as in Ballard et al., Reconstructing Householder vectors from TSQR, 2014: by elimination."""
+    """Return the signs of R's diagonal under Householder reflections, by an elimination of `top`,
+    the upper part of Q (Ballard et al., Reconstructing Householder vectors from TSQR, 2014)."""
 
     def step(k: Any, state: Any) -> Any:
         a, signs = state

@@ -1,9 +1,8 @@
-"""Python state outside of a compiled body, which the body must leave as it is: it runs only once.
+"""Side effects on Python state outside of a compiled body are refused: Python runs the body once.
 
 Goes in: what the body can reach when it begins (variables, closures, globals of the user's
-functions, attributes). Where any of it is another after the body, the program is refused.
-Always holds: what the body makes is free; so are arrays of the program, and what is carried.
-"""
+functions, attributes). Where any of it differs after the body, UnsupportedError is raised. Always
+holds: the body may change what it makes itself, arrays of the program, and carried variables. """
 
 from __future__ import annotations
 
@@ -71,9 +70,9 @@ def is_iterator(x: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """A thing with state, as the body found it. path: how the user reaches it. items: what it held,
-    by their steps."""
+class _Snapshot:
+    """The state of an object when the body began. path: how the user's code reaches it. read:
+    returns its items now. items: what it held, by key or attribute."""
 
     thing: Any
     path: str
@@ -81,11 +80,11 @@ class _Seen:
     items: dict[Any, Any]
 
 
-class Outside:
-    """Everything that a body can reach when it begins. what: loop, branch, shard_map, member or
+class OuterState:
+    """Everything that a body can reach when it begins. kind: loop, branch, shard_map, member or
     program.
 
-    carried: ids of things that the body may change; of a global, (id of the namespace, name).
+    carried: ids of objects that the body may change; for a global, (id of the namespace, name).
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Outside:
         self.place = user_place()
         self._carried = set(carried)
         self._visited: dict[Any, Any] = {}  # by id; the values keep the ids from being used again
-        self._seen: list[_Seen] = []
+        self._seen: list[_Snapshot] = []
         running = user_frame()
         self._names: dict[str, None] = dict.fromkeys(  # in code that was met, of attributes too
             names_in(running.f_code) if running else ())
@@ -107,7 +106,7 @@ class Outside:
         self.traced = False  # whether an array or a number of a program can be reached
         self._work = collections.deque(roots)
         self._work += (("random", random._inst), ("np.random", np.random.mtrand._rand))
-        while self._work or self._of_packages():
+        while self._work or self._visit_packages():
             while self._work:
                 self._visit(*self._work.popleft())
 
@@ -123,23 +122,23 @@ class Outside:
         return next((s.path for s in self._seen if s.thing is thing), type(thing).__name__)
 
     def refuse_unseen(self, thing: Any, place: Place | None) -> None:
-        """Raises UnsupportedError where the body has stored into a thing from outside of it whose
-        state cannot be compared: an extension's object, threading.local."""
+        """Raise UnsupportedError if the body has stored into an object from outside whose state
+        cannot be compared, such as an extension's object or threading.local."""
         unseen = thing in self and not isinstance(thing, (*_CONTAINERS, np.ndarray))
         unseen = unseen and not any(thing is m for m in self._modules)
         unseen = unseen and not is_the_compilers(type(thing))
         if unseen and self.kind != "program" and items_of(thing) is None:
             raise UnsupportedError(
-                f"an attribute of a {type(thing).__name__} is changed in {_WORDS[self.kind]}",
+                f"an attribute of a {type(thing).__name__} is changed in {_SCOPES[self.kind]}",
                 place=place,
-                expected=f"what stands outside of it stays as it is: {_TURNS[self.kind]}",
+                expected=f"what stands outside of it stays as it is: {_RUNS[self.kind]}",
                 found=f"a {type(thing).__name__}, whose attributes cannot be seen from outside",
-                remedy="an object of a class of your own; or " + _WAYS[self.kind],
+                remedy="an object of a class of your own; or " + _REMEDIES[self.kind],
             )
 
     def holder(self, thing: Any, but: Iterable[str]) -> str:
-        """Return the path to a holder of a thing that is not carried. but: variables to leave
-        out."""
+        """Return the path by which an object that is not carried holds this one; "" if none does.
+        but: variables to leave out."""
         return next((
             step(s.path, s.thing, k) for s in self._seen if s.path not in but
             for k, v in s.items.items() if v is thing
@@ -152,7 +151,7 @@ class Outside:
         if items is None:
             return
         if (thing.key if isinstance(thing, Variable) else id(thing)) not in self._carried:
-            self._seen.append(_Seen(thing, path, read, items))
+            self._seen.append(_Snapshot(thing, path, read, items))
         self._work += [(step(path, thing, k), v) for k, v in items.items()]
         if id(thing) in self._contents or (
                 isinstance(thing, _COLLECTIONS) and not isinstance(thing, _CONTAINERS)):
@@ -204,9 +203,9 @@ class Outside:
             self._visited[variable.key] = variable.held
             self._note(variable, path or variable.name, variable.read)
 
-    def _of_packages(self) -> bool:
-        """Visits what code that was met may read of installed modules: what has one of the names in
-        it. Whether there is something that was not visited before."""
+    def _visit_packages(self) -> bool:
+        """Visit the attributes of installed modules whose names occur in code that was reached;
+        return whether one of them is new."""
         pairs = [(m, n) for m in self._modules for n in self._names
                  if n in vars(m) and (id(vars(m)), n) not in self._visited]
         for module, name in pairs:
@@ -216,45 +215,47 @@ class Outside:
     # ---- what has changed ------------------------------------------------------------------------
 
     def check(self, seeded: Collection[int] = ()) -> bool:
-        """Return whether the body has to run once more, because it gave something new keys: only a
-        cache stays as it is then. Raises UnsupportedError where something is not as it was.
+        """Return whether the body has to run once more, because it added keys to a dict or
+        namespace: a cache is then full and does not change again. Raise UnsupportedError for other
+        changes.
 
         seeded: ids of random generators that the body gave a seed.
         """
         filled = []
-        for seen, now in self._others():
+        for seen, now in self._changes():
             free = isinstance(seen.thing, GENERATORS) and id(seen.thing) in seeded
-            if not free and not self._filled(seen, now):
-                raise self._changed(seen, now)
+            if not free and not self._is_cache_fill(seen, now):
+                raise self._change_error(seen, now)
             filled += [] if free else [(seen, now)]
         if self.kind == "program" or not filled:
             return False
         self._fills += 1
         if self._fills > _MOST_FILLS:
-            raise self._changed(*filled[0])
+            raise self._change_error(*filled[0])
         for seen, now in filled:
             seen.items.update(now)
         return True
 
     def put_back(self) -> None:
-        """Restore, after a failure, every thing that would keep an array of the program alive."""
-        for seen, now in self._others():
-            if self._holds_traced(_new(seen, now).values()):
+        """Restore, after a failure, every object that would keep an array of the program alive."""
+        for seen, now in self._changes():
+            if self._holds_traced(_new_items(seen, now).values()):
                 _restore(seen.thing, seen.items, now)
 
-    def _others(self) -> Iterator[tuple[_Seen, dict[Any, Any]]]:
+    def _changes(self) -> Iterator[tuple[_Snapshot, dict[Any, Any]]]:
         """Yield the things that have changed, each with what it holds now."""
         for seen in self._seen:
             now = seen.read() or {}
             if now.keys() != seen.items.keys() or not all(
-                _alike(now[k], v) for k, v in seen.items.items()
+                _is_unchanged(now[k], v) for k, v in seen.items.items()
             ):
                 yield seen, now
 
-    def _filled(self, seen: _Seen, now: dict[Any, Any]) -> bool:
-        """Return whether a dict or a namespace got new keys, as a cache does. In a program an
-        attribute may be new too, and what was None. No array of the program is kept."""
-        thing, new = seen.thing, _new(seen, now)
+    def _is_cache_fill(self, seen: _Snapshot, now: dict[Any, Any]) -> bool:
+        """Return whether the change is only new keys in a dict or a namespace, as a cache makes. In
+        a program, new attributes are allowed too, and values in place of None. An array of the
+        program is never allowed."""
+        thing, new = seen.thing, _new_items(seen, now)
         if self.kind == "branch" and (id(thing) in self._contents or self._stored(thing)):
             return False
         if self.kind == "program":
@@ -274,38 +275,38 @@ class Outside:
         return place is not None and place is not self._stored_before.get(id(thing))
 
     def _holds_traced(self, values: Iterable[Any]) -> bool:
-        return Outside(self.kind, [("", v) for v in values]).traced
+        return OuterState(self.kind, [("", v) for v in values]).traced
 
-    def _changed(self, seen: _Seen, now: dict[Any, Any]) -> UnsupportedError:
+    def _change_error(self, seen: _Snapshot, now: dict[Any, Any]) -> UnsupportedError:
         thing, path = seen.thing, seen.path
         context = Context.current()
         variable = isinstance(thing, Variable)
         where = context.changed_at.get(path if variable else id(thing)) if context else None
         if isinstance(thing, GENERATORS) or is_iterator(thing):
-            return self.drawn(thing, where or self.place)
+            return self.drawn_error(thing, where or self.place)
         shown = path
         if not variable and not isinstance(thing, (*_CONTAINERS, np.ndarray)):
             both = {**seen.items, **now}
-            k = next(k for k in both if not _alike(now.get(k), seen.items.get(k)))
+            k = next(k for k in both if not _is_unchanged(now.get(k), seen.items.get(k)))
             shown = step(path, thing, k)
-        remedy = _WAYS[self.kind]
+        remedy = _REMEDIES[self.kind]
         if self.kind == "branch" and isinstance(thing, dict):
             remedy += "; functools.cache for what a function has computed before"
         if isinstance(thing, np.ndarray):
             remedy = f"{path} = spmd.asarray({path}) before it makes an array of the program"
         shown_change = f"{shown}, {kind_of(thing)} from outside of it" if shown == path else shown
-        if self.kind == "program" and self._holds_traced(_new(seen, now).values()):
+        if self.kind == "program" and self._holds_traced(_new_items(seen, now).values()):
             shown_change += ", which would keep an array of the program after the build"
         body = (("the body begins at", self.place),) if where and self.place else ()
         return UnsupportedError(
-            f"{shown} is changed in {_WORDS[self.kind]}", place=where or self.place,
-            expected=f"what stands outside of it stays as it is: {_TURNS[self.kind]}",
+            f"{shown} is changed in {_SCOPES[self.kind]}", place=where or self.place,
+            expected=f"what stands outside of it stays as it is: {_RUNS[self.kind]}",
             found=shown_change, remedy=remedy, also=body,
         )
 
-    def drawn(self, thing: Any, place: Place | None, instead: str = "") -> UnsupportedError:
-        """Return the error for a thing that gives another value each time that it is asked: a
-        generator, an iterator. instead: what of spmd.random stands for a generator's method."""
+    def drawn_error(self, thing: Any, place: Place | None, instead: str = "") -> UnsupportedError:
+        """Return the error for a generator or an iterator, which gives a new value in each call.
+        instead: the function of spmd.random that replaces a generator's method."""
         drawing = isinstance(thing, GENERATORS)
         if self.kind == "program":
             remedy = "; or ".join(filter(None, [instead, _DRAWN])) if drawing else (
@@ -315,14 +316,14 @@ class Outside:
             remedy = f"{instead}, with stream=i; or draw all of it before: noise = rng.random(n)"
         else:
             remedy = "an array that is read at the counter, x[i]; or the rows of spmd.scan"
-        return UnsupportedError(f"{self.path(thing)} {_ONCE[self.kind]}", place=place,
-                                expected=f"values that stay as they are: {_TURNS[self.kind]}",
+        return UnsupportedError(f"{self.path(thing)} {_SAME_VALUE[self.kind]}", place=place,
+                                expected=f"values that stay as they are: {_RUNS[self.kind]}",
                                 found=f"{self.path(thing)}, {kind_of(thing)} from outside of it",
                                 remedy=remedy)
 
 
 _DRAWN = "rng = np.random.default_rng(0) in the program"
-_WORDS = {
+_SCOPES = {
     "loop": "a loop that is compiled",
     "branch": "a branch that is decided at run time",
     "recursion": "a function under spmd.recursive",
@@ -330,7 +331,7 @@ _WORDS = {
     "member": "a function under spmd.vmap",
     "program": "a program",
 }
-_ONCE = {
+_SAME_VALUE = {
     "loop": "would give every iteration of a compiled loop the same value",
     "branch": "is asked for a value in a branch that is decided at run time",
     "recursion": "would give every call of the function the same value",
@@ -338,7 +339,7 @@ _ONCE = {
     "member": "would give every member the same value",
     "program": "would give another value in every build",
 }
-_TURNS = {
+_RUNS = {
     "loop": "Python runs the body while building, not once per iteration",
     "branch": "Python runs both arms while building, whichever is taken later",
     "recursion": "Python runs the function while building, not once per call",
@@ -346,7 +347,7 @@ _TURNS = {
     "member": "Python runs the function once, for all members",
     "program": "Python runs the program while building, more than once",
 }
-_WAYS = {
+_REMEDIES = {
     "loop": "an array that the loop carries (n = n + 1, out[i] = …), the ys of spmd.scan, or "
     "Python's own range, which unrolls",
     "branch": "rebind a variable of this function in both arms",
@@ -361,7 +362,8 @@ _WAYS = {
 
 
 class Variable:
-    """A variable of a function around (held is its cell), or a global one (held: all of them)."""
+    """A variable of an enclosing function, whose cell is `held`; or a global one, for which `held`
+    is the namespace."""
 
     def __init__(self, held: types.CellType | dict[str, Any], name: str) -> None:
         self.held, self.name = held, name
@@ -407,30 +409,31 @@ def step(path: str, thing: Any, key: Any) -> str:
     return f"{path}.{key}" if isinstance(key, str) and not is_iterator(thing) else path
 
 
-def of_piece(kind: str, code: Code, entry: Variables) -> Outside:
-    """Return the outside of a loop or a branch: what it can reach beside the variables that it
-    carries."""
+def outer_state_of(kind: str, code: Code, entry: Variables) -> OuterState:
+    """Return the state outside of a loop or a branch: all that it can reach but the variables that
+    it carries."""
     names = code.names
     carried = [names.key(name) for name in code.bound]
     carried += [id(x) for held in entry.values() if held for x in held.tree.containers()]
     reached = [(n, names.get(n)) for n in (*code.bound, *code.touched)]
-    return Outside(kind, [*reached, *names.roots], carried)
+    return OuterState(kind, [*reached, *names.roots], carried)
 
 
 # ---- what has changed --------------------------------------------------------------------------
 
 
-def _alike(now: Any, before: Any) -> bool:
+def _is_unchanged(now: Any, before: Any) -> bool:
     if now is before:
         return True
     if isinstance(now, tuple) and type(now) is type(before) and len(now) == len(before):
-        return all(_alike(a, b) for a, b in zip(now, before))
+        return all(_is_unchanged(a, b) for a, b in zip(now, before))
     return same(now, before)
 
 
-def _new(seen: _Seen, now: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the entries of a thing that it did not hold when the body began."""
-    return {k: v for k, v in now.items() if k not in seen.items or not _alike(v, seen.items[k])}
+def _new_items(seen: _Snapshot, now: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the items of an object that it did not hold when the body began."""
+    before = seen.items
+    return {k: v for k, v in now.items() if k not in before or not _is_unchanged(v, before[k])}
 
 
 def _is_cached(thing: Any, key: Any) -> bool:
@@ -440,7 +443,7 @@ def _is_cached(thing: Any, key: Any) -> bool:
 
 
 def _restore(thing: Any, before: dict[Any, Any], now: dict[Any, Any]) -> None:
-    """Gives a variable, a container or an object back what it held."""
+    """Restore the items of a variable, a container or an object."""
     if isinstance(thing, (Attributes, Variable)):
         thing.restore(before)
     elif isinstance(thing, (list, collections.deque)):
@@ -470,11 +473,11 @@ def _restore(thing: Any, before: dict[Any, Any], now: dict[Any, Any]) -> None:
 
 
 def items_of(thing: Any) -> dict[Any, Any] | None:
-    """Return what a thing holds, by key, index or attribute; None if it has no state."""
+    """Return the items of an object by key, index or attribute; None if it has no state."""
     if isinstance(thing, np.ndarray) and thing.dtype.hasobject and thing.dtype.names is None:
         return dict(enumerate(islice(thing.flat, _COMPARED_ITEMS)))
     if isinstance(thing, np.ndarray):
-        return {"data": _print(thing)}
+        return {"data": _array_digest(thing)}
     if isinstance(thing, GENERATORS):
         return {"state": _state_of(thing)}
     if isinstance(thing, dict):
@@ -494,14 +497,14 @@ def items_of(thing: Any) -> dict[Any, Any] | None:
             thing.__name__.partition(".")[0] not in sys.stdlib_module_names)
         return _public(vars(thing)) if ours else None
     if is_iterator(thing):
-        return _left_in(thing)
+        return _iterator_position(thing)
     if isinstance(thing, BaseException):
         return {"args": thing.args, **(attributes(thing) or {})}
     items = None if origin(type(thing)) == FIXED else attributes(thing)
-    return items or _of_extension(thing) or items
+    return items or _extension_state(thing) or items
 
 
-def _of_extension(thing: Any) -> dict[Any, Any] | None:
+def _extension_state(thing: Any) -> dict[Any, Any] | None:
     """Return the state of an object whose class is written in C: the value of a ContextVar, the
     size of a queue, the digest of a hash, the bytes of memory; None of any other."""
     if isinstance(thing, contextvars.ContextVar):
@@ -541,7 +544,7 @@ def _called_by(thing: Any) -> list[Any]:
     return [thing.__wrapped__] if isinstance(thing, functools._lru_cache_wrapper) else []
 
 
-def _print(array: np.ndarray[Any, Any]) -> Any:
+def _array_digest(array: np.ndarray[Any, Any]) -> Any:
     if array.dtype.hasobject:
         return array.shape
     if array.nbytes > _COMPARED_BYTES:
@@ -555,18 +558,18 @@ def _state_of(generator: Any) -> Any:
     if isinstance(generator, random.Random):
         return hash(generator.getstate())
     if isinstance(generator, np.random.RandomState):
-        return _flat(generator.get_state(legacy=False))
-    return _flat(getattr(generator, "bit_generator", generator).state)
+        return _hashable(generator.get_state(legacy=False))
+    return _hashable(getattr(generator, "bit_generator", generator).state)
 
 
-def _flat(state: Any) -> Any:
+def _hashable(state: Any) -> Any:
     if isinstance(state, dict):
-        return tuple((k, _flat(v)) for k, v in state.items())
+        return tuple((k, _hashable(v)) for k, v in state.items())
     return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
-def _left_in(iterator: Any) -> dict[Any, Any]:
-    """Return the position of an iterator, as far as it can be told without taking an item."""
+def _iterator_position(iterator: Any) -> dict[Any, Any]:
+    """Return the position of an iterator, as far as Python shows it without taking an item."""
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
         if frame is None:

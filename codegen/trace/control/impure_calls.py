@@ -1,8 +1,9 @@
-"""Calls that give another value in each turn, build or process: they are refused or made to last.
+"""Impure calls, whose value differs between iterations, builds or processes, are refused.
 
-Random generators, iterators, clocks, addresses, hashes, orders of sets; and calls by which Python
-containers are changed, which are noted. In: what the user's code is about to call. Out: what it
-calls instead, or an error. Always holds: outside of a capture nobody asks here.
+These are random generators, iterators, clocks, addresses, hashes of text; sets are iterated in a
+fixed order. Calls that change Python containers are noted. In: the function that the user's code is
+about to call. Out: the function that is called instead, or an error. Always holds: these functions
+run inside of a capture only.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from codegen.errors import UnsupportedError
 from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.context import Context
-from codegen.trace.control.outside import GENERATORS, is_iterator
-from codegen.trace.control.sharing import refuse_twin
+from codegen.trace.control.container_aliases import refuse_aliased_store
+from codegen.trace.control.outer_state import GENERATORS, is_iterator
 from codegen.trace.number import no_text
 from codegen.trace.numpy.refused import RANDOM
 from codegen.trace.traced_text import is_unknown
@@ -50,16 +51,16 @@ _TODAY = ("now", "utcnow", "today")
 
 
 def watched(context: Context, function: Any) -> Any:
-    """Return the function itself, or one that checks its arguments first. Raises
-    UnsupportedError."""
+    """Return the function itself, or one that checks its arguments first. Raise UnsupportedError
+    for a call whose value differs between builds."""
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     if isinstance(owner, GENERATORS):
-        return _of_generator(context, function, owner)
+        return _checked_generator(context, function, owner)
     if isinstance(owner, _CHANGEABLE):
         if name in _CHANGING:
             changed(context, owner)
         if isinstance(owner, set) and name == "pop":
-            return _popped(owner)
+            return _set_pop(owner)
         return iterating(function) if name == "extend" else function
     if isinstance(owner, str) and name == "join":
         return iterating(function)
@@ -68,23 +69,23 @@ def watched(context: Context, function: Any) -> Any:
     if is_iterator(owner):
         refuse_outside(owner)
     if isinstance(owner, type) and issubclass(owner, datetime.date) and name in _TODAY:
-        raise _frozen(f"{owner.__name__}.{name}()", _CLOCK)
+        raise _impure_error(f"{owner.__name__}.{name}()", _CLOCK)
     module = getattr(function, "__module__", "")
     if module == "logging":
         return _logging(function)
-    if f"{module}.{name}" in _PASSING:
-        raise _frozen(*_PASSING[f"{module}.{name}"])
+    if f"{module}.{name}" in _VOLATILE_CALLS:
+        raise _impure_error(*_VOLATILE_CALLS[f"{module}.{name}"])
     if module == "secrets":
-        raise _frozen(f"{name}()", _SEED)
+        raise _impure_error(f"{name}()", _SEED)
     if function is np.random.seed:
-        return _of_generator(context, function, np.random.mtrand._rand)
-    instead = _INSTEAD.get(id(function))
+        return _checked_generator(context, function, np.random.mtrand._rand)
+    instead = _REPLACEMENTS.get(id(function))
     return function if instead is None else instead(function)
 
 
 def _logging(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of logging, which is called while building: of values that are known
-    then."""
+    """Return a function of logging that refuses values which only the run knows: lines of a log are
+    written while building."""
 
     def log(*args: Any, **options: Any) -> Any:
         if is_unknown((args, options)):
@@ -95,16 +96,16 @@ def _logging(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def changed(context: Context, thing: Any) -> None:
-    """Notes where the user's code changes a thing, or a variable by its name."""
-    if context.twins:
-        refuse_twin(context, thing, user_place())
+    """Note where the user's code changes an object, or a variable by its name."""
+    if context.may_alias:
+        refuse_aliased_store(context, thing, user_place())
     for body in context.bodies:
         body.refuse_unseen(thing, user_place())
     if not isinstance(thing, Array):
         context.changed_at[thing if isinstance(thing, str) else id(thing)] = user_place()
 
 
-def _noted(function: Any) -> Any:
+def _noting_store(function: Any) -> Any:
     """Return setattr or delattr, made to note what it changes."""
     def call(thing: Any, *args: Any) -> Any:
         if (context := Context.current()) is not None:
@@ -115,7 +116,7 @@ def _noted(function: Any) -> Any:
 
 
 def refuse_outside(thing: Any, method: str = "") -> None:
-    """Raises UnsupportedError for a generator or an iterator from outside of what is captured, and
+    """Raise UnsupportedError for a generator or an iterator from outside of what is captured, and
     for an iterator of a loop that the run may end early."""
     context = Context.current()
     if context is None:
@@ -123,11 +124,11 @@ def refuse_outside(thing: Any, method: str = "") -> None:
     refuse_left_early(thing)
     for body in reversed(context.bodies):
         if thing in body and not (body.kind == "program" and id(thing) in context.seeded):
-            raise body.drawn(thing, user_place(), RANDOM.get(method, ""))
+            raise body.drawn_error(thing, user_place(), RANDOM.get(method, ""))
 
 
 def refuse_left_early(iterator: Any) -> None:
-    """Raises UnsupportedError for an iterator of a loop that the run may end early."""
+    """Raise UnsupportedError for an iterator of a loop that the run may end early."""
     context = Context.current()
     if context is not None and any(x is iterator for x in context.left_early):
         raise UnsupportedError(
@@ -143,11 +144,11 @@ def _next(iterator: Any, *default: Any) -> Any:
     return next(iterator, *default)
 
 
-def _of_generator(context: Context, function: Any, generator: Any) -> Any:
-    """Return a method of a random generator. One that gets a seed in the program is the program's
-    own."""
+def _checked_generator(context: Context, function: Any, generator: Any) -> Any:
+    """Return a method of a random generator, if the program may call it: a generator that gets a
+    seed in the program gives the same numbers in every build."""
     if isinstance(generator, random.SystemRandom):
-        raise _frozen("random.SystemRandom", _SEED)
+        raise _impure_error("random.SystemRandom", _SEED)
     if function.__name__ == "seed":
         seeding = _with_seed(function)
         context.seeded.add(id(generator))
@@ -159,7 +160,7 @@ def _of_generator(context: Context, function: Any, generator: Any) -> Any:
 def _with_seed(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if all(x is None for x in (*args, *kwargs.values())):
-            raise _frozen(f"{function.__name__}() without a seed", _SEED)
+            raise _impure_error(f"{function.__name__}() without a seed", _SEED)
         return function(*args, **kwargs)
 
     return call
@@ -171,7 +172,7 @@ _HOST = "a parameter of the program, spmd build --set …; or spmd.scalar, run -
 _SEED = "a seed: rng = np.random.default_rng(0); or spmd.random, whose seed may come at launch"
 
 
-def _frozen(name: str, remedy: str) -> UnsupportedError:
+def _impure_error(name: str, remedy: str) -> UnsupportedError:
     varies = "on every machine" if remedy is _HOST else "in every build"
     return UnsupportedError(
         f"{name} gives another value {varies}",
@@ -182,7 +183,7 @@ def _frozen(name: str, remedy: str) -> UnsupportedError:
 
 # By module and name, so that these modules need not be imported: how it is written, and a way out.
 _TYPED = "a parameter of the program, spmd build --set name=VALUE, or a scalar, run --set"
-_PASSING = {
+_VOLATILE_CALLS = {
     "builtins.input": ("input()", _TYPED),
     "posix.getpid": ("os.getpid()", _NUMBER),
     "posix.getppid": ("os.getppid()", _NUMBER),
@@ -196,14 +197,13 @@ _PASSING = {
 }
 
 
-def _of_calendar(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return time.localtime or its kin, checked: of a time that is given, or, with one argument
-    less, of now."""
+def _checked_calendar(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return time.localtime or its kin, which refuses a call without a time: that means now."""
     needed = 2 if function is time.strftime else 1
 
     def call(*args: Any) -> Any:
         if len(args) < needed or args[-1] is None:
-            raise _frozen(f"time.{function.__name__}()", _CLOCK)
+            raise _impure_error(f"time.{function.__name__}()", _CLOCK)
         return function(*args)
 
     return call
@@ -211,39 +211,40 @@ def _of_calendar(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _date(*args: Any) -> Any:
     if args and args[0] in ("now", "today"):
-        raise _frozen(f'np.datetime64("{args[0]}")', _CLOCK)
+        raise _impure_error(f'np.datetime64("{args[0]}")', _CLOCK)
     return np.datetime64(*args)
 
 
-def _of_clock(function: Callable[..., Any]) -> NoReturn:
+def _refuse_clock(function: Callable[..., Any]) -> NoReturn:
     module = "os" if function in (os.times, os.getloadavg) else "time"
-    raise _frozen(f"{module}.{function.__name__}()", _CLOCK)
+    raise _impure_error(f"{module}.{function.__name__}()", _CLOCK)
 
 
-def _of_entropy(function: Callable[..., Any]) -> NoReturn:
-    raise _frozen(f"{function.__name__}()", _SEED)
+def _refuse_entropy(function: Callable[..., Any]) -> NoReturn:
+    raise _impure_error(f"{function.__name__}()", _SEED)
 
 
-# By id, since what is called need not be hashable: what stands for a function, or refuses it.
-_INSTEAD: dict[int, Callable[[Any], Any]] = {
+# By id, since a callable need not be hashable: how to replace a function, or to refuse it.
+_REPLACEMENTS: dict[int, Callable[[Any], Any]] = {
     id(next): lambda _: _next,
     id(np.datetime64): lambda _: _date,
-    **{id(f): _noted for f in (setattr, delattr, object.__setattr__, object.__delattr__)},
-    **{id(f): _of_clock for f in _CLOCKS},
-    **{id(f): _of_entropy for f in _ENTROPY},
-    **{id(f): _of_calendar for f in _CALENDAR},
+    **{id(f): _noting_store for f in (setattr, delattr, object.__setattr__, object.__delattr__)},
+    **{id(f): _refuse_clock for f in _CLOCKS},
+    **{id(f): _refuse_entropy for f in _ENTROPY},
+    **{id(f): _checked_calendar for f in _CALENDAR},
     **{id(f): _with_seed for f in _SEEDED},
 }
 
 
 # ---- what another Python process would have otherwise: addresses, hashes of text, orders of sets -
 
-_LASTING = (bool, int, float, complex, np.number, np.bool_)  # hashed alike by every process
-_PLAIN = (*_LASTING, str, bytes, type(None), enum.Enum, type, np.dtype)  # with a text of their own
+_HASHED_ALIKE = (bool, int, float, complex, np.number, np.bool_)  # hashed alike by every process
+_PLAIN = (*_HASHED_ALIKE, str, bytes, type(None), enum.Enum, type, np.dtype)  # have a text
 
 
-class Passing(int):
-    """An int that no image may keep. origin: where it comes from."""
+class VolatileInt(int):
+    """An int that differs between builds, so that no image may keep it. origin: the call that made
+    it, for messages."""
 
     origin: str
 
@@ -264,38 +265,38 @@ for _name in (
     "rfloordiv rmod rdivmod rpow rlshift rrshift rand ror rxor neg pos abs invert lt le gt ge "
     "int float index bool round trunc floor ceil array"
 ).split():
-    setattr(Passing, f"__{_name}__", Passing._refuse)
+    setattr(VolatileInt, f"__{_name}__", VolatileInt._refuse)
 
 
-def _passing(value: int, origin: str) -> Passing:
-    passing = Passing(value)
-    passing.origin = origin
-    return passing
+def _volatile(value: int, origin: str) -> VolatileInt:
+    number = VolatileInt(value)
+    number.origin = origin
+    return number
 
 
 def identity(x: Any) -> int:
     """Return id(x), marked as an int that no image may keep."""
-    return _passing(id(x), "id()")
+    return _volatile(id(x), "id()")
 
 
 def hashed(x: Any) -> int:
     """Return hash(x), marked as an int that no image may keep unless it is the same in every
     process."""
-    return hash(x) if _is_lasting(x) else _passing(hash(x), "hash()")
+    return hash(x) if _is_hashed_alike(x) else _volatile(hash(x), "hash()")
 
 
-def _is_lasting(x: Any) -> bool:
+def _is_hashed_alike(x: Any) -> bool:
     if type(x) in (tuple, frozenset):
-        return all(map(_is_lasting, x))
-    return isinstance(x, _LASTING)
+        return all(map(_is_hashed_alike, x))
+    return isinstance(x, _HASHED_ALIKE)
 
 
 def ordered(x: Any) -> Any:
-    """Return x as code iterates over it. A set whose order differs between processes is sorted by
-    types and texts; raise UnsupportedError where its elements have no text of their own, and for an
-    iterator of which the run may have left items."""
+    """Return x in the order in which a program iterates over it. A set whose order differs between
+    processes is sorted by types and texts. Raise UnsupportedError where its elements have no text
+    of their own, and for an iterator of a loop that the run may end early."""
     refuse_left_early(x)
-    if type(x) not in (set, frozenset) or len(x) < 2 or all(map(_is_lasting, x)):
+    if type(x) not in (set, frozenset) or len(x) < 2 or all(map(_is_hashed_alike, x)):
         return x
     if not all(map(_has_text, x)):
         raise UnsupportedError(
@@ -320,8 +321,8 @@ def _text(x: Any) -> Any:
     return type(x).__name__, repr(x)
 
 
-def _popped(owner: set[Any]) -> Callable[[], Any]:
-    """Return owner.pop, of a set: its first element in that order."""
+def _set_pop(owner: set[Any]) -> Callable[[], Any]:
+    """Return the method pop of a set, which takes the first element in the order of `ordered`."""
 
     def pop() -> Any:
         for x in ordered(owner):
@@ -333,7 +334,7 @@ def _popped(owner: set[Any]) -> Callable[[], Any]:
 
 
 def iterating(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of Python's that goes through its arguments."""
+    """Return a function of Python's that iterates over its arguments, and gets sets in order."""
 
     def through(*args: Any, **kwargs: Any) -> Any:
         return plain(*map(ordered, args), **kwargs)

@@ -1,9 +1,8 @@
-"""What a function can read, watched: whether any of it is another than when the watch began.
+"""A snapshot of all that functions can read, to find out later whether any of it has changed.
 
-Goes in: functions and values. Comes out: WatchedReads, which are asked again and again. Always
-holds: they see what functions of the user's reach by name, and call nothing of the user's. What
-cannot be seen so (a file that their code reads, an attribute under a computed name of a foreign
-object) counts as unchanged. A look compares what each name means, and the bytes of each array.
+Goes in: functions and values. Comes out: a ReadSnapshot, which compares objects by name, and arrays
+by their bytes. Always holds: it sees what the user's functions reach by name, and calls none of
+them; what it cannot see, such as a file that they read, counts as unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from codegen.places import codes_in, module_of
-from codegen.trace.control import reads
+from codegen.trace.control import fingerprint
 
 _MISSING = object()
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype, slice, range)
@@ -30,8 +29,8 @@ _MOST_OBJECTS = 200_000
 _COPIED_BYTES = 1 << 16  # of an array, that are compared as one piece of bytes
 
 
-class WatchedReads:
-    """A watch over what some roots can read: it keeps what they could read when it began."""
+class ReadSnapshot:
+    """A snapshot of what some functions and values, the roots, can read."""
 
     def __init__(self, *roots: Any) -> None:
         self._names: list[tuple[Any, str, Any]] = []  # a namespace, a name, what it meant
@@ -46,7 +45,7 @@ class WatchedReads:
         # Namespaces of objects, classes and modules; of an object, what its classes have too.
         self._holders: list[tuple[Any, frozenset[str]]] = []
         self._read: set[str] = set()  # names of attributes, in any code that was met
-        self._said: set[str] = set()  # texts in it that may name one: hasattr(x, "name")
+        self._texts: set[str] = set()  # texts in it that may name one: hasattr(x, "name")
         self._work = list(roots)
         done: set[tuple[int, str]] = set()
         self._visit_all()
@@ -107,7 +106,7 @@ class WatchedReads:
         elif isinstance(x, property):
             self._work += [x.fget, x.fset, x.fdel]
         elif isinstance(x, types.ModuleType):
-            if reads.is_users_module(x):
+            if fingerprint.is_users_module(x):
                 self._holders.append((vars(x), frozenset()))
         elif isinstance(x, type):
             self._class(x)
@@ -127,26 +126,27 @@ class WatchedReads:
         self._functions.append((f, (f.__code__, f.__defaults__, f.__kwdefaults__)))
         self._work += [f.__defaults__, f.__kwdefaults__, *vars(f).values()]
         for cell in f.__closure__ or ():
-            value = _held(cell)
+            value = _cell_value(cell)
             self._cells.append((cell, value))
             self._work.append(value)
-        if reads.is_known(f.__globals__.get("__name__", "")):
+        if fingerprint.is_known(f.__globals__.get("__name__", "")):
             return  # its globals are the same in any run
         for code in (f.__code__, *codes_in(f.__code__)):
             self._read.update(code.co_names)
-            self._said.update(x for x in code.co_consts if type(x) is str and x.isidentifier())
-        for name, chain in reads.uses_of(f.__code__):
+            self._texts.update(x for x in code.co_consts if type(x) is str and x.isidentifier())
+        for name, chain in fingerprint.uses_of(f.__code__):
             if name not in f.__globals__ and hasattr(builtins, name):
                 self._names.append((f.__globals__, name, _MISSING))
                 continue
             value = self._name(f.__globals__, name)
             for attribute in chain:
-                if not isinstance(value, types.ModuleType) or not reads.is_users_module(value):
+                is_module = isinstance(value, types.ModuleType)
+                if not is_module or not fingerprint.is_users_module(value):
                     break
                 value = self._name(vars(value), attribute)
 
     def _class(self, x: type) -> None:
-        if not reads.is_users_class(x):
+        if not fingerprint.is_users_class(x):
             return
         self._holders.append((vars(x), frozenset(name for c in x.__mro__ for name in vars(c))))
         self._work += x.__bases__
@@ -156,12 +156,12 @@ class WatchedReads:
         if hasattr(type(x), "read_parts") and module.startswith(("codegen.", "spmd.")):
             self._work += x.read_parts()
             files = x.read_files() if hasattr(x, "read_files") else ()
-            self._files += [(path, _state(path)) for path in files]
+            self._files += [(path, _file_state(path)) for path in files]
             return
         if module.partition(".")[0] == "numba" and hasattr(x, "py_func"):
             self._work.append(x.py_func)
             return
-        if not reads.is_users_class(type(x)):
+        if not fingerprint.is_users_class(type(x)):
             return
         self._work.append(type(x))
         try:
@@ -177,17 +177,17 @@ class WatchedReads:
     # ---- whether it is the same
 
     def changed(self) -> bool:
-        """Return whether the roots could now read something that differs from then."""
+        """Return whether the roots would now read anything that differs from the snapshot."""
         for space, name, was in self._names:
             now = space.get(name, _MISSING)
             if now is not was and not _equal(now, was):
                 return True
         for space, names, behind in self._spaces:
             other = names ^ {*space}  # names that came or went
-            if not (other.isdisjoint(self._said) and other.isdisjoint(behind)):
+            if not (other.isdisjoint(self._texts) and other.isdisjoint(behind)):
                 return True
         for cell, was in self._cells:
-            now = _held(cell)
+            now = _cell_value(cell)
             if now is not was and not _equal(now, was):
                 return True
         for f, parts in self._functions:
@@ -199,14 +199,14 @@ class WatchedReads:
             or any(len(now) != len(was) or not _same_items(now, was)
                    or not _same_items(now.values(), was.values()) for now, was in self._dicts)
             or any(now != was for now, was in self._sets)
-            or any(_state(path) != was for path, was in self._files)
+            or any(_file_state(path) != was for path, was in self._files)
             or any((x.shape, x.strides, x.dtype) != form or not _same_bytes(x, was)
                    for x, was, form in self._arrays)
         )
 
 
-def _state(path: str) -> tuple[int, int] | None:
-    """Return what tells a file from what it was; None where there is none."""
+def _file_state(path: str) -> tuple[int, int] | None:
+    """Return the time of change and the size of a file; None where there is none."""
     try:
         status = os.stat(path)
     except OSError:
@@ -232,7 +232,7 @@ class _Slots:
             return default
 
 
-def _held(cell: types.CellType) -> Any:
+def _cell_value(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:

@@ -59,8 +59,8 @@ def boxes(pairs: Pairs) -> list[Box]:
         moves = pairs.terms.all(pairs.taken(pairs.taker), into.nonempty)
         (some,) = pairs.evaluated(places, moves)
         for point in points({s: a[some != 0] for s, a in places.items()}):
-            _, extent, into_stride = into.found(point)
-            _, other, from_stride = source.found(point)
+            _, extent, into_stride = into.region(point)
+            _, other, from_stride = source.region(point)
             if extent == other and np.prod(extent) <= MOST_ELEMENTS:
                 found[extent, into_stride, from_stride] = None
             if len(found) == MOST_BOXES:

@@ -32,7 +32,7 @@ from codegen.ir.plan import (
     WorkLoop,
 )
 from codegen.ir.steps import walk_steps
-from codegen.loops.tile import in_tiles
+from codegen.loops.tile import tile
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.extents import most
@@ -127,7 +127,7 @@ class _Enclosing:
         phase = self.phase(loop)
         (turns,) = phase.work
         assert isinstance(turns, WorkLoop)
-        tiles = in_tiles(turns, self.taken.name("tile"), most)
+        tiles = tile(turns, self.taken.name("tile"), most)
         if tiles is None:
             self.taken = before
             return None

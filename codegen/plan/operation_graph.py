@@ -184,10 +184,10 @@ class _Graph:
         return read, written
 
 
-def _loaded(what: Expr | Load | None) -> set[int]:
+def _loaded(decider: Expr | Load | None) -> set[int]:
     """Return the buffer from which a branch or a loop is decided: none for a constant or a
     formula."""
-    return {what.buffer.number} if isinstance(what, Load) and what.buffer.data is None else set()
+    return {decider.buffer.number} if isinstance(decider, Load) and decider.buffer.data is None else set()
 
 
 def kind_of(act: Act) -> str:
@@ -295,14 +295,14 @@ class _Order:
         """Return the places, in the region, of rows after which this one, at place k, must come."""
         after = set() if self.gate is None else {self.gate}
         reads, writes = self.touched(row)
-        for what in reads | writes:
-            if what in self.wrote:
-                after.add(self.wrote[what])
-        for what in writes:
-            after.update(self.read.pop(what, ()))
-            self.wrote[what] = k
-        for what in reads:
-            self.read.setdefault(what, []).append(k)
+        for memory in reads | writes:
+            if memory in self.wrote:
+                after.add(self.wrote[memory])
+        for memory in writes:
+            after.update(self.read.pop(memory, ()))
+            self.wrote[memory] = k
+        for memory in reads:
+            self.read.setdefault(memory, []).append(k)
         after.update(self.overlaid(row, k))
         if row.kinds.intersection(GATES):
             self.gate = k

@@ -143,7 +143,7 @@ def compare(
                 found.transfers += more.transfers
                 found.sampled |= more.sampled
     except Mismatch as wrong:
-        raise ledger.wrong(wrong.what, wrong.expected, wrong.found) from None
+        raise ledger.wrong(wrong.title, wrong.expected, wrong.found) from None
     return found.transfers, found.sampled
 
 

@@ -187,7 +187,9 @@ class _Graph:
 def _loaded(decider: Expr | Load | None) -> set[int]:
     """Return the buffer from which a branch or a loop is decided: none for a constant or a
     formula."""
-    return {decider.buffer.number} if isinstance(decider, Load) and decider.buffer.data is None else set()
+    if not isinstance(decider, Load) or decider.buffer.data is not None:
+        return set()
+    return {decider.buffer.number}
 
 
 def kind_of(act: Act) -> str:

@@ -113,8 +113,8 @@ def measured(case: Case, rounds: int) -> dict[str, float]:
     theirs = compiled(case, start, data)
     times.append(time.perf_counter())
     with image.open(ranks=len(os.sched_getaffinity(0)), keep=True) as job:
-        found = np.asarray(job(state=start, data=data, steps=5))
-        np.testing.assert_allclose(found, theirs(start, data, 5), rtol=1e-4, atol=1e-6)
+        state = np.asarray(job(state=start, data=data, steps=5))
+        np.testing.assert_allclose(state, theirs(start, data, 5), rtol=1e-4, atol=1e-6)
         runs: list[Callable[[int], object]] = [
             lambda steps: job(state=start, data=data, steps=steps),
             lambda steps: theirs(start, data, steps).block_until_ready(),

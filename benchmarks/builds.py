@@ -114,7 +114,7 @@ PROGRAMS = {
 
 def measured(folder: Path, rounds: int) -> dict[str, list[float]]:
     """Return the seconds of one core of every build, by program; programs alternate."""
-    found: dict[str, list[float]] = {name: [] for name in PROGRAMS}
+    times: dict[str, list[float]] = {name: [] for name in PROGRAMS}
     for _ in range(rounds):
         for k, (name, source) in enumerate(PROGRAMS.items()):
             path = folder / f"build_{k}.py"
@@ -123,8 +123,8 @@ def measured(folder: Path, rounds: int) -> dict[str, list[float]]:
                 before = _used()
                 run([sys.executable, "-m", "spmd", "build", path], timeout=300,
                     env={**os.environ, "SPMD_CACHE": cache}).expect(0)
-                found[name].append(_used() - before)
-    return found
+                times[name].append(_used() - before)
+    return times
 
 
 def medians(folder: Path, rounds: int) -> list[tuple[str, str]]:

@@ -26,18 +26,18 @@ def programs(rounds: int = 9) -> None:
     """One rank beside C by hand."""
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, "-m", "benchmarks.global_arrays", folder, rounds]
-        found = json.loads(run(argv, timeout=900).expect(0).out.splitlines()[-1])
-    rows = [(name, f"{t['ratio']:.2f}") for name, t in found.items()]
+        figures = json.loads(run(argv, timeout=900).expect(0).out.splitlines()[-1])
+    rows = [(name, f"{t['ratio']:.2f}") for name, t in figures.items()]
     write("programs.csv", ["program", "our time over C's"], rows)
 
 
 def jax(rounds: int = 9) -> None:
     """Write our times beside those of jax.jit to jax.csv, with as many ranks as there are cores."""
     argv = [sys.executable, "-m", "benchmarks.beside_jax", rounds]
-    found = json.loads(run(argv, timeout=900).expect(0).out.splitlines()[-1])
+    figures = json.loads(run(argv, timeout=900).expect(0).out.splitlines()[-1])
     rows = [
         (name, f"{t['ratio']:.2g}", f"{t['build']:.1f}", f"{t['jit']:.1f}")
-        for name, t in found.items()
+        for name, t in figures.items()
     ]
     write("jax.csv", ["program", "JAX's time over ours", "spmd.build, s", "jax.jit, s"], rows)
 
@@ -50,22 +50,23 @@ def collectives(rounds: int = 3) -> None:
     for number, most in MOST.items():
         argv = ["mpirun", "-n", number, sys.executable, "-m", "spmd", "bench", "--vs", "mpi",
                 "--sizes", f"8-{most}", "--step", 128, "--rounds", rounds, "--json"]
-        found = json.loads(run(argv, timeout=1800).expect(0).out)
+        figures = json.loads(run(argv, timeout=1800).expect(0).out)
         name = f"{number}, {library}"
-        rows[name] = [name, *ratios(found)]
+        rows[name] = [name, *ratios(figures)]
     every = {row[0]: row for row in table("collectives.csv")} | rows
     order = sorted(every, key=lambda name: (int(name.partition(",")[0]), name))
     write("collectives.csv", head, [every[name] for name in order])
 
 
-def ratios(found: list[dict]) -> list[str]:
+def ratios(figures: list[dict]) -> list[str]:
     """The cells of a row, from what bench says."""
-    of = {(row["collective"], row["bytes"]): row["mpi"]["ratio"] for row in found}
-    (what, size), least = min(of.items(), key=lambda item: item[1])
+    of = {(row["collective"], row["bytes"]): row["mpi"]["ratio"] for row in figures}
+    (collective, size), least = min(of.items(), key=lambda item: item[1])
     sizes = {0: "", 8: SIZES[0], 1 << 10: SIZES[1], 1 << 17: SIZES[2], 1 << 24: SIZES[3]}
     cells = [of["barrier", 0], *(of.get(("all-reduce", size)) for size in list(sizes)[1:])]
     shown = [f"{ratio:.2g}" if ratio else "" for ratio in cells]
-    return [*shown, f"{least:.1f}: {what}{', ' if size else ''}{sizes.get(size, f'{size} B')}"]
+    bytes_text = sizes.get(size, f"{size} B")
+    return [*shown, f"{least:.1f}: {collective}{', ' if size else ''}{bytes_text}"]
 
 
 def table(name: str) -> list[list[str]]:

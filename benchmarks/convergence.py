@@ -51,8 +51,8 @@ def conv_of_16(steps: int, batch: int, seed: int, dtype: Any) -> networks.Networ
 
 def gru_of_16(steps: int, batch: int, seed: int, dtype: Any) -> networks.Network:
     """Seven layers of gated units, each behind a norm."""
-    made = networks.gru_network(steps, batch, seed, dtype)
-    first, norm, cell, last = (made.layers[k] for k in (0, 2, 1, 4))
+    network = networks.gru_network(steps, batch, seed, dtype)
+    first, norm, cell, last = (network.layers[k] for k in (0, 2, 1, 4))
     new, width = networks.Drawn(seed + 1, dtype), networks.WIDTH
 
     def cells() -> Any:
@@ -60,8 +60,8 @@ def gru_of_16(steps: int, batch: int, seed: int, dtype: Any) -> networks.Network
                 "b": new.zeros(3, width), "c": new.zeros(3, width)}
 
     pairs = [w for _ in range(7) for w in (new.ones(width), cells())]
-    return networks.Network([first, *[norm, cell] * 7, last],
-                            [made.weights[0], *pairs, made.weights[4]], made.xs, made.ys)
+    weights = [network.weights[0], *pairs, network.weights[4]]
+    return networks.Network([first, *[norm, cell] * 7, last], weights, network.xs, network.ys)
 
 
 def transformer_of_16(steps: int, batch: int, seed: int, dtype: Any) -> networks.Network:
@@ -75,15 +75,15 @@ NETWORKS: dict[str, Callable[[int, int, int, Any], networks.Network]] = {
 
 def named(network: networks.Network) -> dict[str, np.ndarray]:
     """The inputs of a training, by name; microbatches follow each other."""
-    found = {f"w{k}": x for k, x in enumerate(flatten(network.weights)[1])}
+    arrays = {f"w{k}": x for k, x in enumerate(flatten(network.weights)[1])}
     for name, tree in (("x", network.xs), ("y", network.ys)):
-        found |= {f"{name}{k}": x for k, x in enumerate(flatten(tree)[1])}
-    return found
+        arrays |= {f"{name}{k}": x for k, x in enumerate(flatten(tree)[1])}
+    return arrays
 
 
 def training(network: networks.Network, stages: int, schedule: str, accumulate: int) -> Any:
     """A program that trains once through all microbatches, and returns the losses of its steps."""
-    def given(name: str, tree: Any) -> Any:
+    def inputs(name: str, tree: Any) -> Any:
         shape, leaves = flatten(tree)
         return fill(shape, iter([
             spmd.input(f"{name}{k}", x.shape, x.dtype, layout=(None,) * x.ndim)
@@ -95,7 +95,7 @@ def training(network: networks.Network, stages: int, schedule: str, accumulate: 
 
     @spmd.program(mesh=("stage",))
     def train() -> Any:
-        weights, xs, ys = (given(*pair) for pair in (
+        weights, xs, ys = (inputs(*pair) for pair in (
             ("w", network.weights), ("x", network.xs), ("y", network.ys)))
         pipe = spmd.pipeline(
             list(zip(network.layers, weights, strict=True)), stages=stages,

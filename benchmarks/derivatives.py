@@ -82,14 +82,14 @@ def programs(loss: Callable[..., Any]) -> tuple[Any, Any]:
 def compared(rounds: int, ranks: tuple[int, ...] = (1, 2)) -> None:
     for loss in SHAPES:
         images, rng = [spmd.build(p) for p in programs(loss)], np.random.default_rng(0)
-        given = {f"x{k}": rng.random(SHAPES[loss]) for k in range(loss.__code__.co_argcount)}
+        inputs = {f"x{k}": rng.random(SHAPES[loss]) for k in range(loss.__code__.co_argcount)}
         for n in ranks:
             jobs = [image.open(ranks=n) for image in images]
             seconds: list[list[float]] = [[], []]
             for _ in range(rounds + 1):
                 for job, spent in zip(jobs, seconds, strict=True):
                     start = time.perf_counter()
-                    job(**given)
+                    job(**inputs)
                     spent.append(time.perf_counter() - start)
             medians = [statistics.median(some[1:]) for some in seconds]
             print(json.dumps([loss.__name__, n, *medians]), flush=True)

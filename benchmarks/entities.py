@@ -30,7 +30,7 @@ rng = np.random.default_rng(0)
 def medians(calls: dict[str, Callable[[], Any]], rounds: int = 15, each: int = 100) -> dict[str,
                                                                                            float]:
     """Microseconds of each call: the median over rounds of the median in a round."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(20):
             call()
@@ -41,8 +41,8 @@ def medians(calls: dict[str, Callable[[], Any]], rounds: int = 15, each: int = 1
                 began = time.perf_counter()
                 call()
                 times.append(time.perf_counter() - began)
-            found[name].append(statistics.median(times) * 1e6)
-    return {name: statistics.median(times) for name, times in found.items()}
+            samples[name].append(statistics.median(times) * 1e6)
+    return {name: statistics.median(times) for name, times in samples.items()}
 
 
 def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> None:
@@ -88,8 +88,8 @@ class Onnx:
 
 
 def called(session: Any, x: np.ndarray) -> Callable[[], Any]:
-    given = {"x": x}
-    return lambda: session.run(None, given)
+    inputs = {"x": x}
+    return lambda: session.run(None, inputs)
 
 
 # ---- the programs --------------------------------------------------------------------------------
@@ -251,13 +251,13 @@ def small() -> None:
         with image.open(ranks=ranks) as m:
             assert (m.scaled(x=x) == peer.run(None, {"x": x})[0]).all()
             count = iter(range(10**9))
-            found = medians({"peer": called(peer, x), "ours": lambda: m.scaled(x=x),
+            times = medians({"peer": called(peer, x), "ours": lambda: m.scaled(x=x),
                              "another scalar": lambda: m.scaled(x=x, by=float(next(count)))})
         rows.append((f"`x * 2 + 1`, 8 numbers, {ranks} rank{'s' * (ranks > 1)}",
-                     f"{found['ours']:.1f}", f"{found['peer']:.1f}",
-                     f"{found['ours'] / found['peer']:.2f}"))
+                     f"{times['ours']:.1f}", f"{times['peer']:.1f}",
+                     f"{times['ours'] / times['peer']:.2f}"))
         rows.append((f"the same with another scalar in each call, {ranks}",
-                     f"{found['another scalar']:.1f}", "", ""))
+                     f"{times['another scalar']:.1f}", "", ""))
     with tempfile.TemporaryDirectory() as folder:
         path, script = Path(folder, "small.img"), Path(folder, "follow.py")
         image.save(path)
@@ -275,18 +275,18 @@ def networks() -> None:
                 Network, at_most=256).open(ranks=ranks) as bounded:
             np.testing.assert_allclose(m.infer(x=x), peer.run(None, {"x": x})[0], atol=1e-3)
             np.testing.assert_allclose(bounded.infer(x=x), m.infer(x=x), atol=1e-4)
-            found = medians({"peer": called(peer, x), "ours": lambda: m.infer(x=x),
+            times = medians({"peer": called(peer, x), "ours": lambda: m.infer(x=x),
                              "bounded": lambda: bounded.infer(x=x)})
-        rows.append((f"784-256-10, {count} row(s), {ranks} rank(s)", f"{found['ours']:.0f}",
-                     f"{found['bounded']:.0f}", f"{found['peer']:.0f}",
-                     f"{found['ours'] / found['peer']:.2f}",
-                     f"{found['bounded'] / found['ours']:.2f}"))
+        rows.append((f"784-256-10, {count} row(s), {ranks} rank(s)", f"{times['ours']:.0f}",
+                     f"{times['bounded']:.0f}", f"{times['peer']:.0f}",
+                     f"{times['ours'] / times['peer']:.2f}",
+                     f"{times['bounded'] / times['ours']:.2f}"))
     x, peer = rng.normal(size=(LENGTH, WIDTH)).astype(np.float32), transformer_peer(2)
     with spmd.build(Transformer).open(ranks=2) as m:
         np.testing.assert_allclose(m.infer(x=x), peer.run(None, {"x": x})[0], atol=1e-2)
-        found = medians({"peer": called(peer, x), "ours": lambda: m.infer(x=x)})
-    rows.append(("Transformer, heads over 2 ranks", f"{found['ours']:.0f}", "",
-                 f"{found['peer']:.0f}", f"{found['ours'] / found['peer']:.2f}", ""))
+        times = medians({"peer": called(peer, x), "ours": lambda: m.infer(x=x)})
+    rows.append(("Transformer, heads over 2 ranks", f"{times['ours']:.0f}", "",
+                 f"{times['peer']:.0f}", f"{times['ours'] / times['peer']:.2f}", ""))
     table(("network", "µs", "in a batch of at most 256", "ONNX Runtime, µs", "ratio",
            "bounded to fixed"), rows)
 
@@ -295,11 +295,11 @@ def resident() -> None:
     rows = []
     for ranks in (1, 2):
         with spmd.build(Twenty).open(ranks=ranks) as m:
-            found = medians({"step": m.step, "many": lambda: m.steps(turns=101),
+            times = medians({"step": m.step, "many": lambda: m.steps(turns=101),
                              "one": lambda: m.steps(turns=1)})
-            each = (found["many"] - found["one"]) / 100
-        rows.append((f"a step over 20 arrays, {ranks} rank(s)", f"{found['step']:.0f}",
-                     f"{each:.0f}", f"{found['step'] - each:.0f}"))
+            each = (times["many"] - times["one"]) / 100
+        rows.append((f"a step over 20 arrays, {ranks} rank(s)", f"{times['step']:.0f}",
+                     f"{each:.0f}", f"{times['step'] - each:.0f}"))
     table(("call", "µs", "a step in a loop of the program, µs", "more, µs"), rows)
 
 

@@ -180,8 +180,8 @@ def processor_seconds(root: int) -> float:
 
 def take_batches(part: str, workers: str, folder: str) -> None:
     """Ours, as loaders does it with others."""
-    made = floats_of_bytes if part == "ready" else program
-    image = spmd.build(made(BATCH[part], MEGABYTE if part == "copies" else (SIDE, SIDE, 3)))
+    make = floats_of_bytes if part == "ready" else program
+    image = spmd.build(make(BATCH[part], MEGABYTE if part == "copies" else (SIDE, SIDE, 3)))
     with image.open(ranks=1, feed=pipeline_file(part, int(workers), folder)) as job:
         for n in map(int, sys.stdin):  # workers go on between calls of one number of steps
             job(n=n, work=0)  # takes what is ready
@@ -230,11 +230,11 @@ def pipeline_file(part: str, workers: int, folder: str) -> str:
 
 def copies(steps: int) -> float:
     """Seconds of copying so many megabytes, one after the other, between arrays in memory."""
-    given = loaders.megabytes()
+    arrays = loaders.megabytes()
     into = np.empty(MEGABYTE, np.float32)
     start = time.perf_counter()
     for k in range(steps):
-        np.copyto(into, given[k % len(given)])
+        np.copyto(into, arrays[k % len(arrays)])
     return time.perf_counter() - start
 
 
@@ -247,7 +247,7 @@ def measured(part: str, rounds: int) -> dict[str, float]:
         photographs(folder)
         loaders = {f"{library} {n}": stack.enter_context(loader(library, part, n, folder))
                    for n in (1, 2) for library in libraries}
-        runs: dict[str, Callable[[int], float]] = {k: one.run for k, one in loaders.items()}
+        runs: dict[str, Callable[[int], float]] = {k: opened.run for k, opened in loaders.items()}
         if part == "copies":
             runs["copy"] = copies
             runs["handover"] = stack.enter_context(handover(folder)).run
@@ -257,33 +257,33 @@ def measured(part: str, rounds: int) -> dict[str, float]:
         for _ in range(rounds):
             rows.append({name: run(steps) / steps for name, run in runs.items()})
             rows[-1] |= {f"cpu {name}": loader.processor for name, loader in loaders.items()}
-    found = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+    times = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
     for n in (1, 2):
         for name in runs:
             if name in ALONE or name.endswith(f" {n}"):
-                found[f"{name} / ours {n}"] = statistics.median(
+                times[f"{name} / ours {n}"] = statistics.median(
                     row[name] / row[f"ours {n}"] for row in rows)
-    return found
+    return times
 
 
-def say(part: str, found: dict[str, float]) -> None:
+def say(part: str, times: dict[str, float]) -> None:
     """Print the times of one part as a Markdown table, and whether the ratios asked for are met."""
-    names = [k for k in (*PEERS, *ALONE) if f"{k} 1" in found or k in found]
+    names = [k for k in (*PEERS, *ALONE) if f"{k} 1" in times or k in times]
     head = [TITLES[part], "ours", *({**PEERS, **ALONE}[k] for k in names)]
     rows = [head, ["---"] * len(head)]
     for n in (1, 2):
         who = f"{n} worker{'s' * (n > 1)}"
-        rows.append([who, f"{1e3 * found[f'ours {n}']:.3f}"])
-        rows.append([f"{who}, processor", f"{1e3 * found[f'cpu ours {n}']:.3f}"])
+        rows.append([who, f"{1e3 * times[f'ours {n}']:.3f}"])
+        rows.append([f"{who}, processor", f"{1e3 * times[f'cpu ours {n}']:.3f}"])
         for k in names:
             key = k if k in ALONE else f"{k} {n}"
-            rows[-2].append(f"{1e3 * found[key]:.3f} (**{found[f'{key} / ours {n}']:.2f}**)")
-            cpu, mine = found.get(f"cpu {key}"), found[f"cpu ours {n}"]
+            rows[-2].append(f"{1e3 * times[key]:.3f} (**{times[f'{key} / ours {n}']:.2f}**)")
+            cpu, mine = times.get(f"cpu {key}"), times[f"cpu ours {n}"]
             rows[-1].append(f"{1e3 * cpu:.3f} ({cpu / mine:.2f})" if cpu else "")
     print("\n".join("| " + " | ".join(row) + " |" for row in rows))
     for k in names:
         if k in ASKED:
-            least = min(v for name, v in found.items() if name.startswith(k) and " / " in name)
+            least = min(v for name, v in times.items() if name.startswith(k) and " / " in name)
             print(f"\n{PEERS.get(k, 'a copy')}: {least:.2f} times as long as ours or more; asked: "
                   f"{ASKED[k]:g}, {'met' if least >= ASKED[k] else 'missed'}.", end="")
     print("\n", flush=True)
@@ -322,10 +322,10 @@ def main(part: str, rounds: str) -> None:
     if part != "starved":
         say(part, measured(part, int(rounds)))
         return
-    one = starved(int(rounds))
-    print(f"A rank that computes {1e3 * one['batch']:.0f} ms with each batch of {ROWS} waits "
-          f"{one['share']:.2%} of its time after its first batch, which is there after "
-          f"{one['first']:.2f} s. next() takes {1e6 * one['next']:.1f} us where a small batch "
+    times = starved(int(rounds))
+    print(f"A rank that computes {1e3 * times['batch']:.0f} ms with each batch of {ROWS} waits "
+          f"{times['share']:.2%} of its time after its first batch, which is there after "
+          f"{times['first']:.2f} s. next() takes {1e6 * times['next']:.1f} us where a small batch "
           "is there.\n", flush=True)
 
 

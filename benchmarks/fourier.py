@@ -32,9 +32,9 @@ def program(transform: Callable[[Any], Any], shape: tuple[int, ...], dtype: Any)
         a = spmd.input("a", shape, dtype, layout, lambda i, *j: (i * 7 + sum(j)) % 11)
         total = np.zeros(())
         for _ in spmd.range(spmd.scalar("steps", 1)):
-            made = transform(a)
+            transformed = transform(a)
             a[(0,) * len(shape)] += 1.0
-            total += made[(1,) * len(shape)].real
+            total += transformed[(1,) * len(shape)].real
         return total
 
     return transforms
@@ -66,11 +66,11 @@ def main(rounds: str) -> None:
     for name, (of, shape, dtype) in CASES.items():
         image = spmd.build(program(of(np.fft), shape, dtype))
         a, theirs, scipys = np.ones(shape, dtype), of(np.fft), of(scipy.fft)
-        with image.open(ranks=1) as one, image.open(ranks=2) as two:
+        with image.open(ranks=1) as of_one, image.open(ranks=2) as of_two:
             runs: dict[str, Callable[[], float]] = {
                 "numpy": partial(seconds, partial(theirs, a)),
                 "scipy": partial(seconds, partial(scipys, a, workers=1)),
-                "1 rank": partial(per_turn, one), "2 ranks": partial(per_turn, two),
+                "1 rank": partial(per_turn, of_one), "2 ranks": partial(per_turn, of_two),
             }
             times: dict[str, list[float]] = {k: [] for k in runs}
             for _ in range(int(rounds)):
@@ -84,12 +84,12 @@ def main(rounds: str) -> None:
 
 def report(folder: Path, rounds: int = 7) -> None:
     """Transforms beside NumPy's and SciPy's."""
-    found = json_lines("fourier", rounds, timeout=900)[-1]
+    times = json_lines("fourier", rounds, timeout=900)[-1]
     print(f"Fourier transforms, ms, and how often faster than SciPy's; median of {rounds}:\n")
     rows = [
         (name, *(f"{t[k] * 1e3:.1f}" for k in ("numpy", "scipy")),
          *(f"{t[k] * 1e3:.1f} ({t[f'{k}, ratio']:.2f})" for k in ("1 rank", "2 ranks")))
-        for name, t in found.items()
+        for name, t in times.items()
     ]
     table(["transform", "NumPy", "SciPy, one worker", "1 rank", "2 ranks"], rows)
 

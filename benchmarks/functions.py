@@ -67,32 +67,32 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[str, ...], float, float]] =
 
 def turns(f: Callable[..., Any], over: Any, x: Any, y: Any) -> Any:
     """Many calls, none of which can be left out: an element changes before each."""
-    found = f(x, y)
+    result = f(x, y)
     for k in over(TURNS):
         x[0] = 1 + k % 2
-        found = f(x, y)
-    return found
+        result = f(x, y)
+    return result
 
 
 def program(f: Callable[..., Any], dtype: str) -> Any:
     @spmd.program(mesh=("r",))
-    def one():
+    def calls():
         x, y = (spmd.input(name, (N,), np.dtype(dtype), ("r",)) for name in "xy")
         return {"found": turns(f, spmd.range, x, y)}
 
-    return one
+    return calls
 
 
 def ratio(f: Callable[..., Any], dtype: str, low: float, high: float, rounds: int) -> float:
     """NumPy's time over ours."""
     draw = np.random.default_rng(0)
-    given = {}
+    inputs = {}
     for name in "xy":
         parts = [draw.uniform(low, high, N) for _ in range(2)]
-        given[name] = (parts[0] + 1j * parts[1] if dtype[0] == "c" else parts[0]).astype(dtype)
+        inputs[name] = (parts[0] + 1j * parts[1] if dtype[0] == "c" else parts[0]).astype(dtype)
     with spmd.build(program(f, dtype)).open(ranks=1, threads=1) as job:
-        ours = job(**given)["found"]
-        theirs = turns(f, range, *(a.copy() for a in given.values()))
+        ours = job(**inputs)["found"]
+        theirs = turns(f, range, *(a.copy() for a in inputs.values()))
         np.testing.assert_allclose(ours, theirs, 1e-4 if dtype == "float32" else 1e-9, 1e-5)
         run, took = job._job.run, []
 
@@ -102,15 +102,15 @@ def ratio(f: Callable[..., Any], dtype: str, low: float, high: float, rounds: in
             took.append(time.process_time() - start)
 
         job._job.run = timed
-        found = []
+        ratios = []
         for _ in range(rounds):
-            x, y = (a.copy() for a in given.values())
+            x, y = (a.copy() for a in inputs.values())
             start = time.process_time()
             turns(f, range, x, y)
             theirs = time.process_time() - start
-            job(**given)
-            found.append(theirs / took[-1])
-    return statistics.median(found)
+            job(**inputs)
+            ratios.append(theirs / took[-1])
+    return statistics.median(ratios)
 
 
 def main(rounds: str, *names: str) -> None:

@@ -371,9 +371,9 @@ def main(folder: str, rounds: str) -> None:
     for name, program in PROGRAMS.items():
         steps = 100 if program in (softmax, streams) else 400
         image = spmd.build(program)
-        with image.open(ranks=1) as one, image.open(ranks=2) as two:
-            runs = {"by hand": hand[program.name], "1 rank": lambda s, j=one: j(steps=s),
-                    "2 ranks": lambda s, j=two: j(steps=s)}
+        with image.open(ranks=1) as of_one, image.open(ranks=2) as of_two:
+            runs = {"by hand": hand[program.name], "1 rank": lambda s, j=of_one: j(steps=s),
+                    "2 ranks": lambda s, j=of_two: j(steps=s)}
             times: dict[str, list[float]] = {k: [] for k in runs}
             for _ in range(int(rounds)):
                 for k, r in runs.items():
@@ -386,10 +386,10 @@ def main(folder: str, rounds: str) -> None:
 
 def report(folder: Path, rounds: int = 9) -> None:
     """Programs on global arrays beside C written by hand; seconds per turn of their loop."""
-    found = json_lines("global_arrays", folder, rounds)[-1]
+    figures = json_lines("global_arrays", folder, rounds)[-1]
     print(f"Global arrays beside C by hand (-Ofast -fno-reciprocal-math), median of {rounds}:\n")
     rows = []
-    for name, times in found.items():
+    for name, times in figures.items():
         hand = times["by hand"]
         ours = [f"{times[k] * 1e6:.0f} ({times[k] / hand:.2f})" for k in ("1 rank", "2 ranks")]
         rows.append((name, f"{hand * 1e6:.0f}", *ours))

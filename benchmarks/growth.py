@@ -55,9 +55,9 @@ def unrolled(count: int) -> str:
 
 def nested(count: int) -> str:
     rows = ["x = x * 0.5 + i4", "y = y + x", "x = x + y", "y = y * 0.25"]
-    one = "".join(f"{' ' * 4 * (d + 1)}for i{d} in spmd.range({d + 2}):\n" for d in range(DEEP))
-    one += lines(rows, 5, 4 * (DEEP + 1))
-    return HEAD + one * max(count // 10, 1) + ENDS
+    nest = "".join(f"{' ' * 4 * (d + 1)}for i{d} in spmd.range({d + 2}):\n" for d in range(DEEP))
+    nest += lines(rows, 5, 4 * (DEEP + 1))
+    return HEAD + nest * max(count // 10, 1) + ENDS
 
 
 def branches(count: int) -> str:
@@ -109,17 +109,17 @@ def main(path: str) -> None:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
         return time.process_time() + children.ru_utime + children.ru_stime
 
-    def heard(what: str, done: int, total: int) -> None:
+    def heard(phase: str, done: int, total: int) -> None:
         if not done:
-            began.append((what, used()))
+            began.append((phase, used()))
 
     with progress.told(heard):
         compile.build(program, {})
     began.append(("", used()))
     seconds: dict[str, float] = {}
-    for (what, start), (_, end) in zip(began, began[1:], strict=False):
-        what = "tracing" if what.startswith("tracing") else what
-        seconds[what] = seconds.get(what, 0) + end - start
+    for (name, start), (_, end) in zip(began, began[1:], strict=False):
+        name = "tracing" if name.startswith("tracing") else name
+        seconds[name] = seconds.get(name, 0) + end - start
     print(json.dumps(seconds))
 
 
@@ -137,7 +137,7 @@ def report(folder: Path, counts: tuple[int, ...] = (10, 100, 1000, 3000)) -> Non
             c = seconds.pop("compiling C")
             for cell, spent in zip(cells, (sum(seconds.values()), c), strict=True):
                 cell.append(f"{spent:.2f} ({1e3 * spent / count:.1f})")
-        long = [what for what, s in seconds.items() if s > sum(seconds.values()) / 4]
+        long = [phase for phase, s in seconds.items() if s > sum(seconds.values()) / 4]
         rows.append((kind, "all but C", *cells[0], ", ".join(long)))
         rows.append(("", "compiling C", *cells[1], ""))
     print("Building programs of so many statements, seconds of one core (ms per statement):\n")

@@ -61,7 +61,8 @@ def timed(work: Callable[[], Any]) -> float:
 def main(path: str, n: int, steps: int, rounds: int) -> None:
     cart = comm.Create_cart(MPI.Compute_dims(comm.size, 2))
     rows, columns = (
-        len(np.array_split(np.arange(n), size)[at]) for size, at in zip(cart.dims, cart.coords)
+        len(np.array_split(np.arange(n), size)[coordinate])
+        for size, coordinate in zip(cart.dims, cart.coords)
     )
     v = np.zeros((rows + 2, columns + 2), np.float32)
     new = np.empty((rows, columns), np.float32)

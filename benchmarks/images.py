@@ -160,10 +160,10 @@ def load_costs(folder: Path, counts: tuple[int, ...] = (100, 1000, 4000)) -> Non
     (folder / "small.py").write_text(SMALL)
     spmd_command("build", folder / "small.py")
     done = run([sys.executable, "-c", LOAD, folder / "small.img", *counts], timeout=120).expect(0)
-    found = {int(n): float(t) for n, t in (line.split() for line in done.out.splitlines())}
-    rows = [(n, f"{t * 1e3:.2f}") for n, t in found.items()]
+    times = {int(n): float(t) for n, t in (line.split() for line in done.out.splitlines())}
+    rows = [(n, f"{t * 1e3:.2f}") for n, t in times.items()]
     low, high = counts[0], counts[-1]
-    slope = (found[high] - found[low]) / (high - low) * 1e6
+    slope = (times[high] - times[low]) / (high - low) * 1e6
     print("Loading an image with many ranks in one process, median of 7:\n")
     table(["ranks", "milliseconds"], [*rows, ("each further rank", f"{slope:.2f} µs")])
 
@@ -202,8 +202,8 @@ def transports(folder: Path, rounds: int = 7) -> None:
         for ranks in (2, 4, 16):
             argv = ["mpirun", "-n", ranks, sys.executable, "-m", "benchmarks.heat_by_hand"]
             done = run([*argv, image, n, steps, rounds], timeout=600).expect(0)
-            found = json.loads(done.out.splitlines()[-1])
-            numpy, numba, ours = (1e6 * statistics.median(t) / steps for t in found.values())
+            times = json.loads(done.out.splitlines()[-1])
+            numpy, numba, ours = (1e6 * statistics.median(t) / steps for t in times.values())
             rows.append((n, ranks, f"{numpy:.0f}", f"{numba:.0f}", f"{ours:.0f}",
                          f"{ours / numpy:.2f}", f"{ours / numba:.2f}"))
     print(f"Heat, µs per step, median of {rounds}, the worst rank of each round:\n")
@@ -244,12 +244,12 @@ def timelines(folder: Path, rounds: int = 15) -> None:
         image = folder / f"{example}.img"
         spmd_command("build", EXAMPLES / f"{example}.py", "-o", image)
         for ranks in (1, 2, 16):
-            for events, what in ((0, "`--profile`"), (1, "`--timeline`")):
+            for events, option in ((0, "`--profile`"), (1, "`--timeline`")):
                 argv = ["mpirun", "-n", ranks, sys.executable, folder / "timed.py", image, events]
                 done = run([*argv, rounds, *settings], timeout=600).expect(0)
                 plain, timed = json.loads(done.out.splitlines()[-1])
                 ratio = statistics.median(b / a for a, b in zip(plain, timed))
-                rows.append((example, ranks, what, f"{statistics.median(plain):.3f}",
+                rows.append((example, ranks, option, f"{statistics.median(plain):.3f}",
                              f"{100 * (ratio - 1):+.1f} %"))
     print(f"What keeping times costs, median of {rounds} pairs:\n")
     table(["example", "ranks", "kept", "seconds without", "with"], rows)

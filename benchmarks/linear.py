@@ -56,37 +56,37 @@ CASES = {
 
 def program(case: Case) -> Any:
     @spmd.program(mesh=("x",))
-    def one() -> Any:
+    def call() -> Any:
         layouts = {1: ("x",), 2: ("x", None)}
         return case.ours(*(spmd.input(name, shape, np.float64, layouts[len(shape)])
                            for name, shape in case.shapes.items()))
 
-    return one
+    return call
 
 
 def arrays(case: Case) -> dict[str, Any]:
     """Random ones; square matrices are symmetric, and positive definite."""
     draw = np.random.default_rng(1)
-    given = {name: draw.normal(size=shape) for name, shape in case.shapes.items()}
-    for x in given.values():
+    matrices = {name: draw.normal(size=shape) for name, shape in case.shapes.items()}
+    for x in matrices.values():
         if x.ndim == 2 and x.shape[0] == x.shape[1]:
             x += x.T.copy() + 4 * len(x) * np.eye(len(x))
-    return given
+    return matrices
 
 
 def main(part: str, rounds: str) -> None:
     out = {}
     a, b = np.ones((N // 2, N // 2)), np.ones((N // 2, N // 2))
     for name, case in CASES[part].items():
-        given, image = arrays(case), spmd.build(program(case))
-        theirs = called(case.theirs, {name: np.asfortranarray(x) for name, x in given.items()})
+        inputs, image = arrays(case), spmd.build(program(case))
+        theirs = called(case.theirs, {name: np.asfortranarray(x) for name, x in inputs.items()})
         dgemm = called(lambda a, b: a @ b, {"a": a, "b": b}) if case.operations else None
         times: dict[str, list[float]] = {}
         for _ in range(int(rounds)):
             times.setdefault("theirs", []).append(theirs())
             for ranks in (1, 2):  # one at a time: ranks that wait look for messages
                 with image.open(ranks=ranks) as job:
-                    times.setdefault(f"{ranks}", []).append(of_job(job, given)())
+                    times.setdefault(f"{ranks}", []).append(of_job(job, inputs)())
             if dgemm:
                 times.setdefault("dgemm", []).append(dgemm() * case.operations / (N**3 / 4))
         out[name] = {k: statistics.median(t) for k, t in times.items()} | {"asked": case.asked}
@@ -97,12 +97,12 @@ def main(part: str, rounds: str) -> None:
 
 def beside_one_core(part: str, rounds: int = 5) -> None:
     """Factorisations of split matrices beside LAPACK, or sorting beside NumPy, with one thread."""
-    found = json_lines("linear", part, rounds, timeout=900)[-1]
+    times = json_lines("linear", part, rounds, timeout=900)[-1]
     rows = [
         (name, *(f"{1e3 * t[k]:.0f}" for k in ("theirs", "1", "2")),
          *(f"{t[f'{k}, ratio']:.2f}" for k in ("1", "2")), t["asked"] or "",
          f"{2 * t['theirs'] / t['dgemm']:.2f}" if "dgemm" in t else "")
-        for name, t in found.items()
+        for name, t in times.items()
     ]
     print(f"Beside one core, ms, and how often faster; median of {rounds}:\n")
     table(["float64", "LAPACK" if part == "linear" else "NumPy", "1 rank", "2 ranks", "1 rank",

@@ -131,9 +131,9 @@ def tf_batches(part: str, workers: int, folder: str) -> Iterator[Any]:
     return kept_alive(data.as_numpy_iterator(), dispatcher)
 
 
-def kept_alive(batches: Iterator[Any], *what: Any) -> Iterator[Any]:
+def kept_alive(batches: Iterator[Any], *owners: Any) -> Iterator[Any]:
     yield from batches
-    del what
+    del owners
 
 
 def tf_worker(address: str) -> None:

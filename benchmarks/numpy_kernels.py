@@ -28,11 +28,11 @@ from tests.programs.numpy_kernels import KERNELS, arguments, changed, inputs, pl
 LONGEST = 20.0  # seconds that the rounds of one kernel may take
 
 
-def called(function: Any, given: dict[str, Any]) -> Callable[[], float]:
+def called(function: Any, arguments: dict[str, Any]) -> Callable[[], float]:
     """A call with fresh arguments, without the time to make those."""
 
     def once() -> float:
-        values = copy.deepcopy(given)
+        values = copy.deepcopy(arguments)
         with np.errstate(all="ignore"):
             start = time.perf_counter()
             function(**values)
@@ -41,9 +41,9 @@ def called(function: Any, given: dict[str, Any]) -> Callable[[], float]:
     return once
 
 
-def of_job(job: Any, given: dict[str, Any]) -> Callable[[], float]:
+def of_job(job: Any, arguments: dict[str, Any]) -> Callable[[], float]:
     """A run of the image alone: what brings arrays in and out is not NumPy's work either."""
-    job(**given)
+    job(**arguments)
     run, took = job._job.run, [0.0]
 
     def timed(*args: Any) -> None:
@@ -54,15 +54,15 @@ def of_job(job: Any, given: dict[str, Any]) -> Callable[[], float]:
     job._job.run = timed
 
     def once() -> float:
-        job(**given)
+        job(**arguments)
         return took[0]
 
     return once
 
 
-def compiled(function: Any, given: dict[str, Any]) -> Callable[[], float] | None:
+def compiled(function: Any, arguments: dict[str, Any]) -> Callable[[], float] | None:
     """numba's version, if it compiles the function."""
-    once = called(function, given)
+    once = called(function, arguments)
     try:
         once()
     except numba.core.errors.NumbaError:
@@ -76,16 +76,16 @@ def how_often(slow: list[float], fast: list[float]) -> float:
 
 
 def measured(name: str, size: int, rounds: int, plainly: Any, by_numba: Any) -> dict[str, Any]:
-    given, given_to_ours = arguments(name, size), inputs({name: size})
+    theirs, ours = arguments(name, size), inputs({name: size})
     image = spmd.build(program({name: size}))
-    with image.open(ranks=1, threads=1) as one, image.open(ranks=2) as two:
-        asked = copy.deepcopy(given)
+    with image.open(ranks=1, threads=1) as of_one, image.open(ranks=2) as of_two:
+        asked = copy.deepcopy(theirs)
         wanted = changed(plainly(**asked), asked)
-        for job in (one, two):
-            for found, want in zip(job(**given_to_ours)[name], wanted, strict=True):
-                np.testing.assert_allclose(found, want, 1e-6, err_msg=name)
-        runs = {"numpy": called(plainly, given), "numba": compiled(by_numba, given),
-                "1 rank": of_job(one, given_to_ours), "2 ranks": of_job(two, given_to_ours)}
+        for job in (of_one, of_two):
+            for result, want in zip(job(**ours)[name], wanted, strict=True):
+                np.testing.assert_allclose(result, want, 1e-6, err_msg=name)
+        runs = {"numpy": called(plainly, theirs), "numba": compiled(by_numba, theirs),
+                "1 rank": of_job(of_one, ours), "2 ranks": of_job(of_two, ours)}
         times: dict[str, list[float]] = {k: [] for k, r in runs.items() if r}
         start = time.perf_counter()
         while len(times["numpy"]) < rounds and (
@@ -113,16 +113,16 @@ def report(folder: Path, rounds: int = 5) -> None:
     argv = [sys.executable, "-W", "ignore", "-m", "benchmarks.numpy_kernels"]
     threads = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     done = run([*argv, os.environ.get("SIZE", "1"), rounds], timeout=3000, env=threads).expect(0)
-    found = [json.loads(line) for line in done.out.splitlines()]
+    figures = [json.loads(line) for line in done.out.splitlines()]
     whom, ratios = ("numpy", "numba", "1 rank", "2 ranks"), ("numpy", "numba", "1 rank/2 ranks")
     keys = [k if "/" in k else f"{k}/1 rank" for k in ratios]
     rows = [
         (r["name"], r["size"], *(f"{1e3 * r[k]:.2f}" if k in r else "" for k in whom),
          *(f"{r[k]:.2f}" if k in r else "" for k in keys))
-        for r in found
+        for r in figures
     ]
     means = [
-        f"{statistics.geometric_mean(r[k] for r in found if k in r):.2f}" for k in keys
+        f"{statistics.geometric_mean(r[k] for r in figures if k in r):.2f}" for k in keys
     ]
     print(f"Kernels of NumPy, ms, median of {rounds}; NumPy with one thread:\n")
     table(["kernel", "size", "NumPy", "numba", "1 rank", "2 ranks", "NumPy / 1 rank",

@@ -42,12 +42,12 @@ SAMPLE = 8  # programs that a pass changes, of which it is timed
 
 @dataclass(frozen=True)
 class Form:
-    """A program of the corpus in one form. given: what it is run with; None: it is not timed."""
+    """A program of the corpus in one form. inputs: what it is run with; None: it is not timed."""
 
     name: str
     form: str
-    made: Callable[[], Any]
-    given: dict[str, Any] | None = None
+    program: Callable[[], Any]
+    inputs: dict[str, Any] | None = None
 
 
 def corpus() -> Iterator[Form]:
@@ -70,15 +70,15 @@ def corpus() -> Iterator[Form]:
 
 def written() -> dict[str, Callable[[], Any]]:
     """Return the examples and the programs of figures, which have layouts of their own."""
-    found: dict[str, Callable[[], Any]] = {}
+    programs: dict[str, Callable[[], Any]] = {}
     for path in sorted(EXAMPLES.glob("*.py")):
         name = f"{path}:both" if path.stem == "two_layers" else str(path)
-        found[f"example {path.stem}"] = lambda name=name: source.find_program(name)
+        programs[f"example {path.stem}"] = lambda name=name: source.find_program(name)
     for title, program in global_arrays.PROGRAMS.items():
-        found[f"figure {title}"] = lambda program=program: program
+        programs[f"figure {title}"] = lambda program=program: program
     for name in research_kernels.KERNELS:
-        found[f"figure prk {name}"] = lambda name=name: getattr(research_kernels, name)
-    return found
+        programs[f"figure prk {name}"] = lambda name=name: getattr(research_kernels, name)
+    return programs
 
 
 class Laid:
@@ -105,7 +105,7 @@ def changed(form: Form) -> dict[str, Any]:
     """Return which optimisations change a form of a program, and seconds of its passes."""
     row: dict[str, Any] = {"name": form.name, "form": form.form}
     try:
-        rows, _, lowering = compiler.recorded(form.made(), {})
+        rows, _, lowering = compiler.recorded(form.program(), {})
     except spmd.SpmdError as error:
         return {**row, "refused": str(error).splitlines()[0]}
     names = {r.name for r in rows if r.changed} & {*compiler.OPTIMISATIONS}
@@ -118,7 +118,7 @@ def changed(form: Form) -> dict[str, Any]:
 
 def compared(form: Form, name: str, base: bytes) -> dict[str, Any]:
     """Return seconds of a run and bytes of a rank with a pass and without it, on few ranks."""
-    images = {"with": base, "without": compiler.build(form.made(), {}, without=[name])}
+    images = {"with": base, "without": compiler.build(form.program(), {}, without=[name])}
     row: dict[str, Any] = {"name": form.name, "form": form.form, "pass": name}
     for ranks in RANKS:
         row[str(ranks)] = {**timed(form, images, ranks), **{
@@ -131,7 +131,7 @@ def timed(form: Form, images: dict[str, bytes], ranks: int) -> dict[str, float]:
     best: dict[str, float] = {}
     jobs = {key: Image(loader.check(data)).open(ranks=ranks) for key, data in images.items()}
     try:
-        took = {key: of_job(job, form.given or {}) for key, job in jobs.items()}
+        took = {key: of_job(job, form.inputs or {}) for key, job in jobs.items()}
         for number in range(ROUNDS):
             for key, once in took.items():
                 if number < 3 or best[key] < LONGEST_S:
@@ -155,12 +155,12 @@ def bytes_of(data: bytes, ranks: int) -> int:
 
 def sampled(counts: list[dict[str, Any]]) -> dict[tuple[str, str], list[str]]:
     """Return the passes to time for each form of a program: of each pass some forms, far apart."""
-    found: dict[tuple[str, str], list[str]] = {}
+    passes: dict[tuple[str, str], list[str]] = {}
     for name in compiler.OPTIMISATIONS:
         rows = [row for row in counts if name in row.get("changed", ())]
         for row in rows[:: max(1, len(rows) // SAMPLE)][:SAMPLE]:
-            found.setdefault((row["name"], row["form"]), []).append(name)
-    return found
+            passes.setdefault((row["name"], row["form"]), []).append(name)
+    return passes
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -179,9 +179,9 @@ def shared(part: str, *more: object) -> list[dict[str, Any]]:
     """Return the rows of all shares; seconds are measured by one process at a time."""
     many = len(os.sched_getaffinity(0)) if part == "count" else 1
     with ThreadPoolExecutor(many) as pool:
-        found = pool.map(lambda k: json_lines("passes", part, k, many, *more, timeout=36000),
-                         range(many))
-        return [row for rows in found for row in rows]
+        shares = pool.map(lambda k: json_lines("passes", part, k, many, *more, timeout=36000),
+                          range(many))
+        return [row for rows in shares for row in rows]
 
 
 def print_counts(counts: list[dict[str, Any]]) -> None:
@@ -233,11 +233,11 @@ def main(part: str, share: str, shares: str, counts: str = "") -> None:
         for form in every[int(share) :: int(shares)]:
             print(json.dumps(changed(form)), flush=True)
         return
-    timeable = {(form.name, form.form): form for form in every if form.given is not None}
+    timeable = {(form.name, form.form): form for form in every if form.inputs is not None}
     rows = [json.loads(line) for line in open(counts)]
     wanted = sampled([row for row in rows if (row["name"], row["form"]) in timeable])
     for key, names in list(wanted.items())[int(share) :: int(shares)]:
-        base = compiler.build(timeable[key].made(), {})
+        base = compiler.build(timeable[key].program(), {})
         for name in names:
             print(json.dumps(compared(timeable[key], name, base)), flush=True)
 

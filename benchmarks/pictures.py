@@ -67,8 +67,8 @@ def seconds(way: Callable[[], Any], times: int) -> float:
 
 def main(rounds: str) -> None:
     decoders: dict[str, Callable[[], Any]] = {"Pillow": lambda: None}
-    if (found := picture_files.faster()) is not None:
-        decoders["simplejpeg"] = lambda: found
+    if (faster := picture_files.faster()) is not None:
+        decoders["simplejpeg"] = lambda: faster
     times: dict[str, list[float]] = {}
     for _ in range(int(rounds)):
         for size, extents in SIZES.items():
@@ -76,21 +76,21 @@ def main(rounds: str) -> None:
             for decoder, module in decoders.items():
                 picture_files.faster = module  # type: ignore[assignment]
                 for name, way in ways(raw, side).items():
-                    one = seconds(way, 2 if extents[0] > 2000 else 40)
-                    times.setdefault(f"{size}|{name}|{decoder}", []).append(1e3 * one)
+                    took = seconds(way, 2 if extents[0] > 2000 else 40)
+                    times.setdefault(f"{size}|{name}|{decoder}", []).append(1e3 * took)
     print(json.dumps({name: statistics.median(every) for name, every in times.items()}))
 
 
 def report(_: Path, rounds: int = 7) -> None:
     """Print how long a worker takes to prepare a picture, with each decoder."""
-    found = json_lines("pictures", rounds, timeout=600)[-1]
+    times = json_lines("pictures", rounds, timeout=600)[-1]
     rows: dict[tuple[str, str], list[str]] = {}
-    for name, ms in found.items():
-        size, what, _ = name.split("|")
-        rows.setdefault((size, what), []).append(f"{ms:.2f}")
+    for name, ms in times.items():
+        size, work, _ = name.split("|")
+        rows.setdefault((size, work), []).append(f"{ms:.2f}")
     print(f"A picture, ms of one core, median of {rounds}; 96 pixels a side are made of the first, "
           "224 of the others:\n")
-    decoders = dict.fromkeys(name.split("|")[2] for name in found)
+    decoders = dict.fromkeys(name.split("|")[2] for name in times)
     table(["JPEG", "what is done", *decoders], [(*row, *ms) for row, ms in rows.items()])
 
 

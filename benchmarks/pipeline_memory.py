@@ -25,9 +25,9 @@ def distance(w: Any, h: Any, y: Any) -> Any:
     return np.mean((h @ w - y) ** 2)
 
 
-def unequal(wide: int, narrow: int, rows: int, given: bool) -> tuple[Any, list[int]]:
+def unequal(wide: int, narrow: int, rows: int, as_inputs: bool) -> tuple[Any, list[int]]:
     """Return a program that trains four layers, each of them a stage, the first of which is wide;
-    and the bytes of the parameters, moments and kept activations of each. given: parameters are
+    and the bytes of the parameters, moments and kept activations of each. as_inputs: parameters are
     inputs, and returned; else they are computed."""
     sides = [wide, narrow, narrow, narrow]
     slots = [make_schedule("1f1b", 4, 4).slots(stage) for stage in range(4)]
@@ -42,7 +42,7 @@ def unequal(wide: int, narrow: int, rows: int, given: bool) -> tuple[Any, list[i
         x = spmd.input("x", (rows, wide), np.float32, default=lambda i, j: (i + j) % 13 / 13)
         y = spmd.input("y", (rows, narrow), np.float32, default=lambda i, j: (i * j) % 11 / 11)
         w = [spmd.full((n, n), 1e-3, np.float32) for n in sides]
-        if given:
+        if as_inputs:
             w = [spmd.input(f"w{k}", (n, n), np.float32, default=lambda i, j: (3 * i + j) % 7 / 1e3)
                  for k, n in enumerate(sides)]
         pipe = spmd.pipeline(list(zip([tanh, tanh, tanh, distance], w)), stages=4, microbatches=4,
@@ -50,7 +50,7 @@ def unequal(wide: int, narrow: int, rows: int, given: bool) -> tuple[Any, list[i
         state, loss = pipe.init(), spmd.zeros((), np.float32)
         for _ in spmd.range(2):
             state, loss = pipe.step(state, x, y)
-        return {"loss": loss, **({"w": pipe.params(state)} if given else {})}
+        return {"loss": loss, **({"w": pipe.params(state)} if as_inputs else {})}
 
     return train, own
 
@@ -62,11 +62,11 @@ def held(image: str) -> list[int]:
     with spmd.load(image).open(comm=comm, keep=True) as job:
         job()
         comm.Barrier()
-        mine, found = 0, False
+        mine, is_rank = 0, False
         for line in Path("/proc/self/smaps").read_text().splitlines():
             word, *rest = line.split()
-            found = "memfd:spmd" in line if not word.endswith(":") else found
-            mine += 1024 * int(rest[0]) if found and word == "Rss:" else 0
+            is_rank = "memfd:spmd" in line if not word.endswith(":") else is_rank
+            mine += 1024 * int(rest[0]) if is_rank and word == "Rss:" else 0
         gathered: list[int] = comm.allgather(mine)
     return gathered
 
@@ -77,13 +77,14 @@ def memory(folder: Path) -> tuple[list[str], list[tuple[Any, ...]]]:
     print("Memory of four ranks with a layer each, of 24, 2, 2 and 2 MB, under adamw; own: "
           "parameters, moments and kept activations:\n")
     rows: list[tuple[Any, ...]] = []
-    for what, given in (("computed", False), ("inputs and outputs", True)):
-        program, own = unequal(*WIDTHS, 64, given)
-        spmd.build(program).save(image := folder / f"{given}.img")
+    for title, as_inputs in (("computed", False), ("inputs and outputs", True)):
+        program, own = unequal(*WIDTHS, 64, as_inputs)
+        spmd.build(program).save(image := folder / f"{as_inputs}.img")
         argv = ["mpirun", "-n", 4, sys.executable, "-m", "benchmarks.pipeline_memory", image]
         each = json.loads(run(argv, timeout=120).expect(0).out.splitlines()[-1])
-        rows += [(what, rank, f"{mine / 2**20:.1f}", f"{found / 2**20:.1f}", f"{found / mine:.2f}")
-                 for rank, (mine, found) in enumerate(zip(own, each, strict=True))]
+        rows += [(title, rank, f"{mine / 2**20:.1f}", f"{touched / 2**20:.1f}",
+                  f"{touched / mine:.2f}")
+                 for rank, (mine, touched) in enumerate(zip(own, each, strict=True))]
     return ["parameters", "rank", "own, MiB", "touched, MiB", "touched / own"], rows
 
 

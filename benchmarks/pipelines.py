@@ -96,12 +96,12 @@ NETWORKS: dict[str, tuple[Any, Any, int, Any, int]] = {
 
 def plain(name: str, microbatches: int = 1) -> Any:
     """A program that trains without a pipeline, gradients added up over microbatches."""
-    made, data, rows, optimizer, _ = NETWORKS[name]
+    make, data, rows, optimizer, _ = NETWORKS[name]
 
     @spmd.program(mesh=("stage",))
     def train() -> Any:
         steps = spmd.scalar("steps", 1)
-        functions, weights = made()
+        functions, weights = make()
         w, (x, y) = spmd.input("w", weights), data(rows)
         x, y = (a.reshape(microbatches, -1, *a.shape[1:]) for a in (x, y))
         tx = optimizer()
@@ -140,12 +140,12 @@ def each(function: Any, first: Any, *others: Any) -> Any:
 
 def piped(name: str, schedule: str, microbatches: int, stages: int = 2) -> Any:
     """A program that trains in a pipeline."""
-    made, data, rows, optimizer, _ = NETWORKS[name]
+    make, data, rows, optimizer, _ = NETWORKS[name]
 
     @spmd.program(mesh=("stage",))
     def train() -> Any:
         steps = spmd.scalar("steps", 1)
-        functions, weights = made()
+        functions, weights = make()
         w, (x, y) = spmd.input("w", weights), data(rows)
         pipe = spmd.pipeline(
             list(zip(functions, w)), axis="stage", stages=stages, microbatches=microbatches,
@@ -168,13 +168,13 @@ def _cpu() -> float:
 def measured(name: str, schedules: dict[str, int], rounds: int) -> dict[str, float]:
     """Seconds of a step by what was measured; "cpu …": of CPU; "build …": CPU of a build."""
     steps = NETWORKS[name][-1]
-    found: dict[str, float] = {}
+    build_times: dict[str, float] = {}
     runs: dict[str, Any] = {}
     with ExitStack() as stack:
         def build(key: str, program: Any) -> Any:
             begin = _cpu()
             image = spmd.build(program)
-            found[f"build {key}"] = _cpu() - begin
+            build_times[f"build {key}"] = _cpu() - begin
             return image
 
         def add(key: str, image: Any, ranks: int = 1) -> None:
@@ -201,7 +201,7 @@ def measured(name: str, schedules: dict[str, int], rounds: int) -> dict[str, flo
                     cpu.append(_cpu() - used)
                 times.setdefault(key, []).append((spent[1] - spent[0]) / steps)
                 times.setdefault(f"cpu {key}", []).append((cpu[1] - cpu[0]) / steps)
-    return found | {key: statistics.median(t) for key, t in times.items()}
+    return build_times | {key: statistics.median(t) for key, t in times.items()}
 
 
 def asleep(schedule: str, stages: int, processes: int, rounds: int, unit: float = 0.01) -> float:
@@ -211,8 +211,8 @@ def asleep(schedule: str, stages: int, processes: int, rounds: int, unit: float 
     ticks, more = microbatches + stages - 1, 64 // stages  # steps of about 2 seconds
     with tempfile.TemporaryDirectory() as folder:
         if schedule == "table":
-            made = spmd.schedules.make_schedule("1f1b", stages, microbatches)
-            (file := Path(folder) / "1f1b.csv").write_text(made.csv())
+            lines = spmd.schedules.make_schedule("1f1b", stages, microbatches)
+            (file := Path(folder) / "1f1b.csv").write_text(lines.csv())
             schedule = str(file)
         image = spmd.build(sleeping_stages.train, stages=stages, microbatches=microbatches,
                            unit=unit, schedule=schedule)
@@ -255,7 +255,7 @@ def beside_torch(rounds: int, name: str = "width 384") -> dict[str, dict[str, An
     """Return, by schedule, the seconds of a step, ours over torch's, and the bytes each stage
     keeps."""
     steps, microbatches = NETWORKS[name][-1], 8
-    found = {}
+    figures = {}
     for schedule in ("1f1b", "gpipe"):
         with ExitStack() as stack:
             file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "given.pickle"
@@ -278,32 +278,32 @@ def beside_torch(rounds: int, name: str = "width 384") -> dict[str, dict[str, An
                     job(steps=count)
                     spent.append(time.perf_counter() - begin)
                 said = theirs(steps)
-                rows.append(((spent[1] - spent[0]) / steps, json_lines[0]["seconds"] / steps))
+                rows.append(((spent[1] - spent[0]) / steps, said[0]["seconds"] / steps))
             image.save(saved := file.with_name("saved.img"))
             notes = pipeline_notes.pipelines_of(reader.read(saved.read_bytes()))[0]
-            found[schedule] = {
+            figures[schedule] = {
                 "ours": statistics.median(a for a, _ in rows),
                 "torch": statistics.median(b for _, b in rows),
                 "ours / torch": statistics.median(a / b for a, b in rows),
                 "kept by ours": [k * notes.schedule.in_flight(s)
                                  for s, k in enumerate(notes.kept or ())],
-                "kept by torch": [one["kept"] for one in said]}
-    return found
+                "kept by torch": [stage["kept"] for stage in said]}
+    return figures
 
 
 def report(folder: Path, rounds: int = 5) -> None:
     """Training in two stages beside plain training, on one rank and on two."""
     speeds, builds = [], []
     for name in NETWORKS:
-        found = json_lines("pipelines", name, rounds)[-1]
+        figures = json_lines("pipelines", name, rounds)[-1]
         for schedule, parts in SCHEDULES.items():
             bases = "plain", f"accumulated {parts}"
             speeds.append((
-                name, schedule, parts, f"{1e3 * found['plain']:.1f}",
-                *(f"{found[f'cpu {schedule} 1'] / found[f'cpu {base}']:.2f}" for base in bases),
-                *(f"{found[b] / found[f'{schedule} {n}']:.2f}" for b in bases for n in (1, 2))))
-            builds.append((name, schedule, f"{found['build plain']:.1f}",
-                           f"{found[f'build {schedule}'] / found['build plain']:.2f}"))
+                name, schedule, parts, f"{1e3 * figures['plain']:.1f}",
+                *(f"{figures[f'cpu {schedule} 1'] / figures[f'cpu {base}']:.2f}" for base in bases),
+                *(f"{figures[b] / figures[f'{schedule} {n}']:.2f}" for b in bases for n in (1, 2))))
+            builds.append((name, schedule, f"{figures['build plain']:.1f}",
+                           f"{figures[f'build {schedule}'] / figures['build plain']:.2f}"))
     print(f"A step in two stages beside plain training, also accumulated; medians of {rounds}:\n")
     table(["network", "schedule", "microbatches", "plain, ms", "CPU of 1 rank / plain",
            "CPU of 1 rank / accumulated", *(f"speed of {n} / {base}" for base in
@@ -317,14 +317,14 @@ def report(folder: Path, rounds: int = 5) -> None:
         (n, schedule, *(f"{asleep(schedule, n, k, rounds):.2f}" for k in (1, 2)))
         for n in (2, 4, 8, 16) for schedule in ("1f1b", "formula", "table")])
     if not lacks("torch"):
-        found = json_lines("pipelines", "torch", rounds)[-1]
+        figures = json_lines("pipelines", "torch", rounds)[-1]
         print("A step in two stages, 8 microbatches, beside torch.distributed.pipelining:\n")
         table(["schedule", "ours, ms", "torch, ms", "ours / torch", "kept by our stages, bytes",
                "kept by its stages, bytes"], [
-            (name, f"{1e3 * one['ours']:.1f}", f"{1e3 * one['torch']:.1f}",
-             f"{one['ours / torch']:.2f}", *(", ".join(f"{k:,}" for k in one[f"kept by {who}"])
+            (name, f"{1e3 * row['ours']:.1f}", f"{1e3 * row['torch']:.1f}",
+             f"{row['ours / torch']:.2f}", *(", ".join(f"{k:,}" for k in row[f"kept by {who}"])
                                              for who in ("ours", "torch")))
-            for name, one in found.items()])
+            for name, row in figures.items()])
 
 
 if __name__ == "__main__":

@@ -30,14 +30,14 @@ def compared(name: str, shape: tuple[int, int, int], ways: tuple[bool, bool],
     kind = (f"void(*)(int,int,int,int,int,int,{real},{real} *,int,{real} *,int,{real},{real} *,"
             "int)")
     blas = lib.spmd_library_symbol(routines._openblas, f"scipy_cblas_{name}".encode())
-    calls = [ffi.cast(kind, found) for found in (blas, routines.address("openblas", name))]
+    calls = [ffi.cast(kind, address) for address in (blas, routines.address("openblas", name))]
     (m, k, n), rng = shape, np.random.default_rng(0)
     a, b = (rng.normal(size=s[::-1] if way else s).astype(dtype)
             for s, way in zip(((m, k), (k, n)), ways))
     c = np.empty((m, n), dtype)
-    at = [ffi.cast(f"{real} *", x.ctypes.data) for x in (a, b, c)]
-    arguments = (101, *(112 if way else 111 for way in ways), m, n, k, 1.0, at[0], a.shape[1],
-                 at[1], b.shape[1], 0.0, at[2], n)
+    pointers = [ffi.cast(f"{real} *", x.ctypes.data) for x in (a, b, c)]
+    arguments = (101, *(112 if way else 111 for way in ways), m, n, k, 1.0, pointers[0], a.shape[1],
+                 pointers[1], b.shape[1], 0.0, pointers[2], n)
     count = max(1, round(2e7 / (m * n * k)))
     times: list[list[float]] = [[], []]
     for _ in range(rounds):

@@ -33,7 +33,7 @@ def draws() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
 
 
 def measured(rounds: int) -> list[tuple[str, float, float]]:
-    found = []
+    rows = []
     for name, both in draws().items():
         times: tuple[list[float], list[float]] = ([], [])
         for _ in range(rounds):
@@ -41,8 +41,8 @@ def measured(rounds: int) -> list[tuple[str, float, float]]:
                 began = time.perf_counter()
                 draw()
                 into.append(time.perf_counter() - began)
-        found.append((name, *map(statistics.median, times)))
-    return found
+        rows.append((name, *map(statistics.median, times)))
+    return rows
 
 
 def report(folder: Path, rounds: int = 21) -> None:

@@ -133,8 +133,8 @@ def branch(n: int = 100_000):
         first = vector.copy()
         for _ in spmd.range(steps):
             for aux in (-first, first):
-                found = np.take_along_axis(vector, index, 1)
-                vector = vector - 2 * np.where(found > 0, vector, aux)
+                taken = np.take_along_axis(vector, index, 1)
+                vector = vector - 2 * np.where(taken > 0, vector, aux)
         return vector
 
     wanted = np.where(vector > 0, -3 * vector, vector)
@@ -244,8 +244,8 @@ def built_c(source: Path, folder: Path) -> None:
     flags = "MPICC=mpicc\nDEFAULT_OPT_FLAGS=-O3 -march=native\n"
     (folder / "common" / "make.defs").write_text(flags)
     for kernel in KERNELS.values():
-        at = folder / "MPI1" / kernel.folder
-        run(["make", "-C", at, kernel.program], timeout=600).expect(0)
+        place = folder / "MPI1" / kernel.folder
+        run(["make", "-C", place, kernel.program], timeout=600).expect(0)
 
 
 def seconds_of_c(name: str, folder: Path, ranks: int) -> float:
@@ -253,9 +253,9 @@ def seconds_of_c(name: str, folder: Path, ranks: int) -> float:
     kernel, launch = KERNELS[name], ["mpirun", "-n", ranks]
     binary = folder / "MPI1" / kernel.folder / kernel.program
     out = run([*launch, binary, steps_of(name, ranks), *kernel.argv], timeout=LIMIT_S).expect(0).out
-    (found, *_) = re.findall(r"[tT]ime \(s\): ([0-9.]+)", out)
+    (seconds, *_) = re.findall(r"[tT]ime \(s\): ([0-9.]+)", out)
     rounds = {"random": 2 * turns_of(name, ranks), "branch": turns_of(name, ranks)}
-    return float(found) / rounds.get(name, 1)
+    return float(seconds) / rounds.get(name, 1)
 
 
 def seconds_of_ours(name: str, folder: Path, ranks: int) -> float:
@@ -268,11 +268,11 @@ def seconds_of_ours(name: str, folder: Path, ranks: int) -> float:
 def repeated(measure: Callable[[], Any], rounds: int, enough_s: float, doing: str) -> list[Any]:
     """Return the results of calling `measure` up to `rounds` times; no round begins after
     `enough_s`. Each round is named on standard error as it begins."""
-    found, end = [], time.monotonic() + enough_s
-    while len(found) < rounds and (not found or time.monotonic() < end):
-        print(f"figures: {doing}, {len(found) + 1} of {rounds}", file=sys.stderr, flush=True)
-        found.append(measure())
-    return found
+    results, end = [], time.monotonic() + enough_s
+    while len(results) < rounds and (not results or time.monotonic() < end):
+        print(f"figures: {doing}, {len(results) + 1} of {rounds}", file=sys.stderr, flush=True)
+        results.append(measure())
+    return results
 
 
 def compared(

@@ -106,15 +106,16 @@ class Client(asyncio.Protocol):
 async def rate(port: int, request: bytes) -> float:
     """Requests that so many clients are answered in a second."""
     loop = asyncio.get_running_loop()
-    made = [await loop.create_connection(lambda: Client(request), "127.0.0.1", port)
-            for _ in range(CLIENTS)]
+    connections = [await loop.create_connection(lambda: Client(request), "127.0.0.1", port)
+                   for _ in range(CLIENTS)]
     await asyncio.sleep(0.2)
-    before, began = sum(client.count for _, client in made), time.perf_counter()
+    before, began = sum(client.count for _, client in connections), time.perf_counter()
     await asyncio.sleep(SECONDS)
-    found = (sum(client.count for _, client in made) - before) / (time.perf_counter() - began)
-    for transport, _ in made:
+    answered = sum(client.count for _, client in connections) - before
+    rate_per_s = answered / (time.perf_counter() - began)
+    for transport, _ in connections:
         transport.close()
-    return found
+    return rate_per_s
 
 
 def latency(port: int, request: bytes, count: int = 300) -> float:

@@ -39,8 +39,8 @@ def session_of(weights: str) -> onnxruntime.InferenceSession:
 
 def computed(session: onnxruntime.InferenceSession, data: bytes) -> bytes:
     x = np.frombuffer(data, np.float32).reshape(-1, FEATURES)
-    found: np.ndarray = session.run(None, {"x": x})[0]
-    return found.tobytes()
+    result: np.ndarray = session.run(None, {"x": x})[0]
+    return result.tobytes()
 
 
 def fastapi(weights: str, port: int) -> None:

@@ -111,18 +111,18 @@ class RunningConsumer:
         for line in self.process.stdout:  # type: ignore[union-attr]
             self.rows.append(json.loads(line))
 
-    def at(self, when: float) -> list[float]:
-        """waited, busy, batches taken, at a time."""
+    def row_at(self, when: float) -> list[float]:
+        """Return seconds waited, seconds busy and batches taken at a time."""
         k = bisect_left(self.rows, [when])
         return self.rows[min(k, len(self.rows) - 1)]
 
     def starved(self, begin: float, end: float) -> float:
-        a, b = self.at(begin), self.at(end)
+        a, b = self.row_at(begin), self.row_at(end)
         return (b[1] - a[1]) / max(b[0] - a[0], 1e-9)
 
     def takes(self, begin: float, end: float) -> float:
         """Examples in a second in which it does not wait."""
-        a, b = self.at(begin), self.at(end)
+        a, b = self.row_at(begin), self.row_at(end)
         return ROWS * (b[3] - a[3]) / max(b[2] - a[2], 1e-9)
 
     def close(self) -> None:
@@ -151,22 +151,23 @@ class Stage:
         while not self._over.wait(0.2):
             with suppress(spmd.SpmdError):  # just now there is no scheduler
                 status = self.served.status()
-                made = [w["rates"]["steady"] for w in status["workers"] if w["rates"].get("steady")]
-                self.makes = statistics.mean(made or [self.makes])
+                rates = [w["rates"]["steady"] for w in status["workers"]
+                         if w["rates"].get("steady")]
+                self.makes = statistics.mean(rates or [self.makes])
                 self.seen.append((time.monotonic(), sorted(
                     sum(c["workers"].values()) for c in status["consumers"])))
 
     def consumer(self, work: int, takes: float = 1.0) -> RunningConsumer:
         """A run that takes so many times 110 ms: computing `work`, or waiting where that is 0."""
-        one = RunningConsumer(self.image, self.served, takes, work)
-        self.consumers.append(one)
-        until(lambda: one.rows and one.rows[-1][3] > 2, 60)
-        return one
+        consumer = RunningConsumer(self.image, self.served, takes, work)
+        self.consumers.append(consumer)
+        until(lambda: consumer.rows and consumer.rows[-1][3] > 2, 60)
+        return consumer
 
     def needs(self, begin: float, end: float) -> list[float]:
         """Return how many workers each consumer needs: the rate that it takes over a worker's
         rate."""
-        return [one.takes(begin, end) / self.makes for one in self.consumers]
+        return [consumer.takes(begin, end) / self.makes for consumer in self.consumers]
 
     def assigned(self, when: float) -> list[float]:
         """Sums of shares, the fewest first."""
@@ -191,13 +192,13 @@ class Stage:
 
     def _is_steady(self, begin: float, needs: list[float]) -> bool:
         return self.is_right(begin, begin + 1, needs) and all(
-            one.starved(begin, begin + 1) < LIMIT for one in self.consumers)
+            consumer.starved(begin, begin + 1) < LIMIT for consumer in self.consumers)
 
     def close(self) -> None:
         self._over.set()
         self._thread.join()
-        for one in self.consumers:
-            one.close()
+        for consumer in self.consumers:
+            consumer.close()
         self.served.close()
 
 
@@ -216,14 +217,14 @@ def stretch(image: str, work: int, workers: int) -> dict[str, float]:
     """A rank that needs so many workers, of which there are two more."""
     with staged(image, workers) as stage:
         stage.served.worker(workers + 2)
-        one = stage.consumer(work)
+        consumer = stage.consumer(work)
         time.sleep(SETTLES_S)
         begin = time.monotonic()
         time.sleep(STRETCH_S)
         end = time.monotonic()
         return {"needs": stage.needs(begin, end)[0], "assigned": stage.assigned(end)[0],
                 "right": stage.is_right(begin, end, stage.needs(begin, end)),
-                "starved": one.starved(begin, end), "batch": ROWS / one.takes(begin, end)}
+                "starved": consumer.starved(begin, end), "batch": ROWS / consumer.takes(begin, end)}
 
 
 def scene(name: str, image: str, work: int) -> dict[str, float]:
@@ -274,22 +275,23 @@ def main(rounds: str) -> None:
         work = round(200 * COMPUTES_S / (time.perf_counter() - start))
     with tempfile.TemporaryDirectory() as folder:
         image.save(file := f"{folder}/steady.img")
-        found: dict[str, list[dict[str, float]]] = {}
+        scenes: dict[str, list[dict[str, float]]] = {}
         for _ in range(int(rounds)):
             for workers in NEEDED:
-                found.setdefault(f"{workers} workers", []).append(stretch(file, work, workers))
+                scenes.setdefault(f"{workers} workers", []).append(stretch(file, work, workers))
             for name in SCENES:
-                found.setdefault(name, []).append(scene(name, file, work))
+                scenes.setdefault(name, []).append(scene(name, file, work))
     print(json.dumps({name: {key: statistics.median(row[key] for row in rows) for key in rows[0]}
-                      for name, rows in found.items()}))
+                      for name, rows in scenes.items()}))
 
 
 def report(_: Path, rounds: int = 3) -> None:
     """Workers by the rate equation, and how soon ranks are steady again."""
-    found = json_lines("steady_feeding", "measure", rounds)[-1]
-    rows = [(name, f"{one['needs']:.2f}", f"{one['assigned']:.2f}",
-             f"{one['starved']:.2%}" if "starved" in one else "",
-             f"{one['seconds']:.1f}" if "seconds" in one else "") for name, one in found.items()]
+    scenes = json_lines("steady_feeding", "measure", rounds)[-1]
+    rows = [(name, f"{scene['needs']:.2f}", f"{scene['assigned']:.2f}",
+             f"{scene['starved']:.2%}" if "starved" in scene else "",
+             f"{scene['seconds']:.1f}" if "seconds" in scene else "")
+            for name, scene in scenes.items()]
     print("Ranks of 110 ms for a batch of 1024, and workers that wait as for a storage far away; "
           f"medians of {rounds}. Steady: each following second, ranks wait for less than 2 % of "
           "it, and assigned workers are within one of the rate equation:\n")

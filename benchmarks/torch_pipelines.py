@@ -49,25 +49,25 @@ class Kept:
 
     def pack(self, tensor: Any) -> Any:
         storage = tensor.untyped_storage()
-        at = storage.data_ptr()
-        if at not in self.own:
-            self.live.setdefault(at, [0, storage.nbytes()])[0] += 1
+        address = storage.data_ptr()
+        if address not in self.own:
+            self.live.setdefault(address, [0, storage.nbytes()])[0] += 1
             self.most = max(self.most, sum(size for _, size in self.live.values()))
-        return _Held(self, at, tensor)
+        return _Held(self, address, tensor)
 
 
 class _Held:
     """A tensor that is kept, until nothing refers to it."""
 
-    def __init__(self, kept: Kept, at: int, tensor: Any) -> None:
-        self.kept, self.at, self.tensor = kept, at, tensor
+    def __init__(self, kept: Kept, address: int, tensor: Any) -> None:
+        self.kept, self.address, self.tensor = kept, address, tensor
 
     def __del__(self) -> None:
         live = self.kept.live
-        if self.at in live:
-            live[self.at][0] -= 1
-            if not live[self.at][0]:
-                del live[self.at]
+        if self.address in live:
+            live[self.address][0] -= 1
+            if not live[self.address][0]:
+                del live[self.address]
 
 
 def main(schedule: str, microbatches: str, file: str) -> None:
@@ -75,13 +75,13 @@ def main(schedule: str, microbatches: str, file: str) -> None:
     dist.init_process_group("gloo")
     stage, many = dist.get_rank(), int(microbatches)
     with open(file, "rb") as data:
-        given = pickle.load(data)
-    module = Layers(given["w"][:given["cut"]] if stage == 0 else given["w"][given["cut"]:])
-    x, y = torch.tensor(given["x"]), torch.tensor(given["y"])
+        network = pickle.load(data)
+    module = Layers(network["w"][:network["cut"]] if stage == 0 else network["w"][network["cut"]:])
+    x, y = torch.tensor(network["x"]), torch.tensor(network["y"])
     steps = SCHEDULES[schedule](
         PipelineStage(module, stage, 2, torch.device("cpu")), many,
         loss_fn=lambda z, y: torch.mean((z - y) ** 2))
-    tx = torch.optim.SGD(module.parameters(), given["rate"], fused=True)
+    tx = torch.optim.SGD(module.parameters(), network["rate"], fused=True)
     kept = Kept(module)
 
     def step() -> float:

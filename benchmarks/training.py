@@ -55,10 +55,10 @@ def digits(batch: int = 100, wide: int = 16) -> Any:
 @spmd.program(mesh=("data",), layout={"batch": "data"})
 def transformer() -> Any:
     """The character model of examples/transformer.py, on a text that was made up."""
-    given, m = character_model.text(), character_model
+    text_of_model, m = character_model.text(), character_model
     steps = spmd.scalar("steps", 1)
     shape = (m.STEPS, spmd.Dim("batch", m.BATCH), m.LENGTH + 1)
-    text = spmd.input("text", shape, np.int32, default=given)
+    text = spmd.input("text", shape, np.int32, default=text_of_model)
     w = spmd.input("w", example.weights(m.VOCAB, m.LAYERS, m.HEADS, m.WIDTH, m.LENGTH),
                    default=m.weights())
     tx = spmd.optim.adamw(m.RATE, b2=m.BETA2, weight_decay=m.DECAY)
@@ -105,8 +105,8 @@ def peer(*arguments: Any) -> Iterator[Run]:
 def lacks(*names: str) -> bool:
     """Whether the Python of the peers lacks any of these; says what to do."""
     asked = f"from importlib.util import find_spec as f\nfor m in {names}:\n  if not f(m): print(m)"
-    found = subprocess.run([PYTHON, "-c", asked], capture_output=True, text=True, check=True)
-    if missing := ", ".join(found.stdout.split()):
+    done = subprocess.run([PYTHON, "-c", asked], capture_output=True, text=True, check=True)
+    if missing := ", ".join(done.stdout.split()):
         print(f"Measured beside {', '.join(names)}; {PYTHON} lacks {missing}. PEERS_PYTHON names a "
               "Python that has them:\n"
               "  python -m venv peers && peers/bin/pip install 'jax[cpu]' optax torch\n"
@@ -116,11 +116,11 @@ def lacks(*names: str) -> bool:
 
 def measured(part: str, rounds: int) -> dict[str, float]:
     """Seconds of a step by who makes it and with how many ranks or threads; our ratios to it."""
-    program, given, steps = PARTS[part]
+    program, network, steps = PARTS[part]
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         file = Path(folder) / "given.pickle"
-        file.write_bytes(pickle.dumps(given()))
+        file.write_bytes(pickle.dumps(network()))
         image = spmd.build(program)
         runs: dict[str, Run] = {}
         for n in (1, 2):
@@ -132,14 +132,14 @@ def measured(part: str, rounds: int) -> dict[str, float]:
         for run in runs.values():
             np.testing.assert_allclose(np.asarray(run(5))[:5], expected, 1e-3)
         rows = [{name: seconds(run, steps) for name, run in runs.items()} for _ in range(rounds)]
-    found = {name: statistics.median(row[name] for row in rows) for name in runs}
+    medians = {name: statistics.median(row[name] for row in rows) for name in runs}
     for n in (1, 2):
         ours = f"ours {n}"
         for name, others in (("torch", PEERS[:2]), ("jax", PEERS[2:]), ("one", ())):
             of = [f"{k} {n}" for k in others] or ["ours 1"]
-            found[f"{ours} / {name}"] = statistics.median(
+            medians[f"{ours} / {name}"] = statistics.median(
                 row[ours] / min(row[k] for k in of) for row in rows)
-    return found
+    return medians
 
 
 def main(part: str, rounds: str) -> None:
@@ -152,10 +152,10 @@ def report(folder: Path, rounds: int = 7) -> None:
         return
     rows = []
     for part in PARTS:
-        found = json_lines("training", part, rounds)[-1]
+        medians = json_lines("training", part, rounds)[-1]
         for n in (1, 2):
-            times = (f"{1e3 * found[f'{k} {n}']:.2f}" for k in ("ours", *PEERS))
-            ratios = (f"{found[f'ours {n} / {k}']:.2f}" for k in ("torch", "jax", "one"))
+            times = (f"{1e3 * medians[f'{k} {n}']:.2f}" for k in ("ours", *PEERS))
+            ratios = (f"{medians[f'ours {n} / {k}']:.2f}" for k in ("torch", "jax", "one"))
             rows.append((part, n, *times, *ratios))
     print(f"A step of training, ms, median of {rounds}; as many threads as ranks:\n")
     table(["network", "ranks", "ours", "PyTorch", "PyTorch, compiled", "JAX",

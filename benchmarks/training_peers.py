@@ -21,15 +21,15 @@ from tests.spmd import character_model
 Run = Callable[[int], Any]  # makes so many steps, and gives their losses
 
 
-def digits_in_jax(given: Any) -> Run:
+def digits_in_jax(network: Any) -> Run:
     import jax
     import jax.numpy as jnp
     import optax
 
     def conv(x: Any, p: Any) -> Any:
-        made = jax.lax.conv_general_dilated(x, p["w"], (1, 1), "SAME",
-                                            dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        return jax.nn.relu(made + p["b"])
+        convolved = jax.lax.conv_general_dilated(x, p["w"], (1, 1), "SAME",
+                                                 dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jax.nn.relu(convolved + p["b"])
 
     def loss_of(params: Any, x: Any, y: Any) -> Any:
         first, second, last = params
@@ -38,7 +38,7 @@ def digits_in_jax(given: Any) -> Run:
         z = x.reshape(len(x), -1) @ last["w"] + last["b"]
         return optax.softmax_cross_entropy_with_integer_labels(z, y).mean()
 
-    tx, params = optax.adam(given["rate"]), jax.tree.map(jnp.array, given["w"])
+    tx, params = optax.adam(network["rate"]), jax.tree.map(jnp.array, network["w"])
     state = tx.init(params)
 
     def step(params: Any, state: Any, x: Any, y: Any) -> Any:
@@ -52,22 +52,22 @@ def digits_in_jax(given: Any) -> Run:
         nonlocal params, state
         losses = []
         for s in range(steps):
-            k = s % len(given["x"])
-            params, state, loss = jitted(params, state, given["x"][k], given["y"][k])
+            k = s % len(network["x"])
+            params, state, loss = jitted(params, state, network["x"][k], network["y"][k])
             losses.append(loss)
         return [float(loss) for loss in losses]
 
     return run
 
 
-def digits_in_torch(given: Any, compiled: bool) -> Run:
+def digits_in_torch(network: Any, compiled: bool) -> Run:
     """In the memory order that suits it."""
     import torch
     from torch.nn import functional
 
-    batch = given["x"].shape[1]
-    x = torch.tensor(given["x"].reshape(-1, batch, 1, 8, 8))
-    y = torch.tensor(given["y"].astype(np.int64))
+    batch = network["x"].shape[1]
+    x = torch.tensor(network["x"].reshape(-1, batch, 1, 8, 8))
+    y = torch.tensor(network["y"].astype(np.int64))
 
     def forward(params: Any, x: Any, y: Any) -> Any:
         (w1, b1), (w2, b2), (w3, b3) = params
@@ -77,12 +77,12 @@ def digits_in_torch(given: Any, compiled: bool) -> Run:
         return functional.cross_entropy(x @ w3 + b3, y)
 
     params = [[torch.tensor(np.moveaxis(p["w"], (-1, -2), (0, 1)) if p["w"].ndim > 2 else p["w"]),
-               torch.tensor(p["b"])] for p in given["w"]]
+               torch.tensor(p["b"])] for p in network["w"]]
     for pair in params:
         if pair[0].ndim == 4:
             pair[0] = pair[0].contiguous(memory_format=torch.channels_last)
     leaves = [p.requires_grad_() for pair in params for p in pair]
-    tx = torch.optim.Adam(leaves, given["rate"], fused=True)
+    tx = torch.optim.Adam(leaves, network["rate"], fused=True)
     loss_of = torch.compile(forward) if compiled else forward
 
     def run(steps: int) -> Any:
@@ -107,14 +107,14 @@ def transformer(train: Any) -> Run:
     return run
 
 
-def runner(library: str, network: str, given: Any) -> Run:
+def runner(library: str, network: str, digits: Any) -> Run:
     if network == "transformer":
         w = character_model.weights()
         return transformer(character_model.in_jax(w) if library == "jax" else
                            character_model.in_torch(w, library == "compiled"))
     if library == "jax":
-        return digits_in_jax(given)
-    return digits_in_torch(given, library == "compiled")
+        return digits_in_jax(digits)
+    return digits_in_torch(digits, library == "compiled")
 
 
 def main(library: str, network: str, threads: str, file: str) -> None:

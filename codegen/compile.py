@@ -33,8 +33,8 @@ from codegen.graph.checkpoint_locations import checkpoint_locations
 from codegen.graph.cse import cse
 from codegen.graph.fold_batch_sums import fold_batch_sums
 from codegen.graph.fold_casts import fold_casts
-from codegen.graph.hoist_reductions import hoist_reductions
 from codegen.graph.keep_row_dims import keep_row_dims
+from codegen.graph.loop_motion import loop_motion
 from codegen.graph.lower_expects import lower_expects
 from codegen.graph.materialize_constants import materialize_constants
 from codegen.graph.sink_allreduce import sink_allreduce
@@ -48,7 +48,6 @@ from codegen.ir.loops import Loops
 from codegen.ir.plan import Plan
 from codegen.layouts.demands import Demands, Split
 from codegen.layouts.gather_before_loop import gather_before_loop
-from codegen.layouts.hoist_products import hoist_products
 from codegen.layouts.independent_rows import independent_rows
 from codegen.layouts.owner_computes import owner_computes, rows_on_owners
 from codegen.layouts.partition import partition
@@ -72,7 +71,7 @@ from codegen.plan.operation_graph import OperationRow, operation_graph
 from codegen.plan.self_exchange_elision import self_exchange_elision
 from codegen.plan.to_plan import to_plan
 from codegen.plan.undo_log import undo_log
-from codegen.progress import at
+from codegen.progress import announce
 from codegen.suggest import meant
 from codegen.verify.exchange_table import ExchangeTable
 from codegen.verify.sample import check_exchanges
@@ -82,7 +81,7 @@ OBJECTS_BETWEEN_COLLECTIONS = 500_000
 
 # Passes that a build can do without, and those that make, or check, what an image must have.
 OPTIMISATIONS = pass_names(
-    fold_casts, cse, hoist_products, hoist_reductions, split_at_edges, blocked_substitution,
+    fold_casts, cse, loop_motion, split_at_edges, blocked_substitution,
     keep_row_dims, sink_allreduce, owner_computes, reshape_chains, share_loops, gather_before_loop,
     replicate_loops, rows_on_owners, transpose_before_exchange, fold_batch_sums, sink_reads,
     accumulate_in_place, fuse, copy_elision, fuse_into_exchange, double_buffering,
@@ -112,20 +111,19 @@ class Levels:
 
 def lower(graph: Module) -> Levels:
     """Return all levels below a Graph. Raises the error classes of codegen.errors."""
-    at("choosing what ranks hold, and what they send")
+    announce("choosing what ranks hold, and what they send")
     graph = through(check, check(graph), check_replicas, fold_casts, cse, compare_ranks,
-                    hoist_products, hoist_reductions, split_at_edges, blocked_substitution,
-                    keep_row_dims)
+                    loop_motion, split_at_edges, blocked_substitution, keep_row_dims)
     owned = halves = apply(owner_computes, split(graph), split)
     for of in (reshape_chains, share_loops, gather_before_loop, replicate_loops):
         halves = apply(of, halves, split)
     demands, program = apply(rows_on_owners, halves, owned)
     program = through(check, program, transpose_before_exchange, fold_batch_sums, sink_reads,
                       check_uniform)
-    at("proving that sends and receives match")
+    announce("proving that sends and receives match")
     program = through(check, program, check_matching, instrument, lower_expects,
                       materialize_constants)
-    at("choosing loops and buffers")
+    announce("choosing loops and buffers")
     loops = check_loops(apply(to_loops, program, stored_values(program)))
     loops = through(check_loops, loops, accumulate_in_place, fuse, copy_elision,
                     fuse_into_exchange)
@@ -136,7 +134,7 @@ def lower(graph: Module) -> Levels:
     finished = check_finished(
         apply(hoist_formulas, apply(schedule, apply(self_exchange_elision, plan))))
     operations = check_conflicts(finished, operation_graph(finished))
-    at("writing C")
+    announce("writing C")
     return Levels(demands.graph, demands, program, loops, plan, exchanges, finished, operations,
                   apply(emit, finished))
 
@@ -217,10 +215,10 @@ def _built(
     program: Any, parameters: Mapping[str, Any], target: str, store: build_cache.BuildStore,
     checks: Collection[str],
 ) -> bytes:
-    at(f"tracing {program.name}")
+    announce(f"tracing {program.name}")
     graph = program.graph(parameters, checks)
     levels = lower(apply(checkpoint_locations, graph) if POINTS in checks else graph)
-    at("describing the image")
+    announce("describing the image")
     return build_cache.linked(
         store,
         levels.source.text,

@@ -126,12 +126,13 @@ def scalars_at_load(plan: Plan) -> set[str]:
     if plan.feeds or plan.points:
         return {s.name for s in plan.scalars} - {ENTRY}
     arrays = (*plan.inputs, *plan.outputs, *(s.array for s in plan.saves))
-    found: list[Expr] = [*plan.at_load.values(), *(b.capacity for b in plan.buffers)]
-    found += [e for a in arrays for e in (*a.shape, *(e for pair in a.part + a.room for e in pair))]
-    found += [c.holds for c in plan.conditions]
-    found += [e for r in plan.routes for e in (r.to, r.sends, r.size)]
-    found += [e for x in operations(plan.steps) if isinstance(x, Exchange) for e in exprs(x)]
-    return {sym.name for e in found for sym in e.symbols()
+    formulas: list[Expr] = [*plan.at_load.values(), *(b.capacity for b in plan.buffers)]
+    formulas += [e for a in arrays
+                 for e in (*a.shape, *(e for pair in a.part + a.room for e in pair))]
+    formulas += [c.holds for c in plan.conditions]
+    formulas += [e for r in plan.routes for e in (r.to, r.sends, r.size)]
+    formulas += [e for x in operations(plan.steps) if isinstance(x, Exchange) for e in exprs(x)]
+    return {sym.name for e in formulas for sym in e.symbols()
             if sym.kind in ("scalar", "extent")}
 
 

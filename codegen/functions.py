@@ -50,8 +50,8 @@ class Function:
     def form(self, dtype: DType) -> Form:
         """Return the C form for operands of this dtype."""
         special = {"f": self.c_float, "c": self.c_complex, "b": self.c_bool, "u": self.c_unsigned}
-        found = special.get(dtype.kind)
-        return self.c if found is None else found
+        special_form = special.get(dtype.kind)
+        return self.c if special_form is None else special_form
 
     def result_dtype(self, first: DType) -> DType:
         if self.result in ("bool", "int32"):
@@ -64,8 +64,8 @@ class Function:
 
     @property
     def numpy(self) -> Callable[..., object]:
-        found = _OWN.get(self.name) or getattr(np, self.ufunc, None)
-        function: Callable[..., object] = found or getattr(scipy_special(), self.ufunc)
+        known = _OWN.get(self.name) or getattr(np, self.ufunc, None)
+        function: Callable[..., object] = known or getattr(scipy_special(), self.ufunc)
         return function
 
 
@@ -269,11 +269,11 @@ OPS = {
 }
 
 
-def fn_of(op: Any, what: str) -> str:
+def fn_of(op: Any, operation: str) -> str:
     """Return the row of COMBINE that a user's op= means."""
     if not isinstance(op, str) or op not in OPS:
         raise UsageError(
-            f"{what}: no op {op!r}",
+            f"{operation}: no op {op!r}",
             place=user_place(),
             expected=f"one of {', '.join(OPS)}",
             found=repr(op),

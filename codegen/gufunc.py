@@ -136,16 +136,16 @@ def call(
         for k, extent in zip(dims or (), np.shape(x)):
             if k != ONLY:
                 extents[k] = extent
-    for at in np.ndindex(*(extents[k] for k in range(len(extents)))):
+    for turn in np.ndindex(*(extents[k] for k in range(len(extents)))):
         function(*(
-            x if dims is None else _turn(x, dims, at, written)
+            x if dims is None else _turn(x, dims, turn, written)
             for x, dims, written in zip(args, follows, writes, strict=True)
         ))
 
 
-def _turn(x: Any, dims: tuple[int, ...], at: tuple[int, ...], written: bool) -> Any:
+def _turn(x: Any, dims: tuple[int, ...], turn: tuple[int, ...], written: bool) -> Any:
     """Return the argument of one call. An output of single elements arrives as an array of one."""
-    index: tuple[Any, ...] = tuple(0 if k == ONLY else at[k] for k in dims)
+    index: tuple[Any, ...] = tuple(0 if k == ONLY else turn[k] for k in dims)
     if not written or x.ndim > len(dims):
         return x[index] if isinstance(x, np.ndarray) else x
     if not index:

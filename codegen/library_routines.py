@@ -143,10 +143,10 @@ def named_in(text: str, dtype: DType) -> tuple[str, tuple[Routine, ...]]:
     """Return a text of C in which routines stand by their keys, as <gemm>, with their names in C
     instead; and these routines, in the order of the table."""
     keys = [row.key for row in ROWS if f"<{row.key}>" in text and dtype.name in row.types]
-    found = tuple(routine(key, dtype) for key in keys)
-    for key, each in zip(keys, found):
+    routines = tuple(routine(key, dtype) for key in keys)
+    for key, each in zip(keys, routines):
         text = text.replace(f"<{key}>", each.called)
-    return text, found
+    return text, routines
 
 
 def every() -> Iterator[tuple[RoutineRow, DType]]:

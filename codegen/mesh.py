@@ -138,7 +138,7 @@ class Mesh:
             total = total * axis.size + axis.coord
         return total
 
-    def at(self, names: tuple[str, ...], position: IntLike) -> dict[Sym, Expr]:
+    def coordinates(self, names: tuple[str, ...], position: IntLike) -> dict[Sym, Expr]:
         """Return the coordinates along these axes of the rank at a position, by their symbols, for
         subst()."""
         out: dict[Sym, Expr] = {}
@@ -173,16 +173,16 @@ def owner(extent: IntLike, blocks: IntLike, element: IntLike) -> Expr:
     return expr.most(i // (small + 1), (i - e % blocks) // expr.maximum(small, 1))
 
 
-def blocks_ended(extent: IntLike, blocks: IntLike, at: IntLike) -> Expr:
-    """Return how many blocks end at element `at`, or before it; beyond both ends of the dim too."""
-    inside = expr.most(owner(extent, blocks, at), 0)
-    return expr.select(expr.ge(at, extent), blocks, inside)
+def blocks_ended(extent: IntLike, blocks: IntLike, element: IntLike) -> Expr:
+    """Return how many blocks end at an element, or before it; beyond both ends of the dim too."""
+    inside = expr.most(owner(extent, blocks, element), 0)
+    return expr.select(expr.ge(element, extent), blocks, inside)
 
 
-def blocks_begun(extent: IntLike, blocks: IntLike, at: IntLike) -> Expr:
-    """Return how many blocks begin before element `at`."""
-    inside = expr.most(owner(extent, blocks, expr.as_expr(at) - 1) + 1, 0)
-    return expr.select(expr.gt(at, extent), blocks, inside)
+def blocks_begun(extent: IntLike, blocks: IntLike, element: IntLike) -> Expr:
+    """Return how many blocks begin before an element."""
+    inside = expr.most(owner(extent, blocks, expr.as_expr(element) - 1) + 1, 0)
+    return expr.select(expr.gt(element, extent), blocks, inside)
 
 
 def part_of_block(e: Expr) -> str:
@@ -237,7 +237,7 @@ def as_written(layout: Layout) -> tuple[Any, ...]:
     return tuple(e[0] if len(e) == 1 else (e or None) for e in layout)
 
 
-def checked_count(what: str, value: Any) -> int:
+def checked_count(noun: str, value: Any) -> int:
     """Return a number of ranks or of threads, as a user gives it. Raises UsageError."""
     try:
         count = 0 if isinstance(value, bool) else index(value)
@@ -245,9 +245,9 @@ def checked_count(what: str, value: Any) -> int:
         count = 0
     if count < 1:
         kind = "" if isinstance(value, int) else f" ({type(value).__name__})"
-        raise UsageError(f"{what}={value!r}: a job needs at least one",
+        raise UsageError(f"{noun}={value!r}: a job needs at least one",
                          expected="a whole number from 1", found=f"{value!r}{kind}",
-                         remedy=f"{what}=4, for instance")
+                         remedy=f"{noun}=4, for instance")
     return count
 
 
@@ -262,14 +262,14 @@ def checked_text(text: Any, place: Place | None) -> None:
         )
 
 
-def checked_sizes(given: Any, names: tuple[str, ...]) -> dict[str, int]:
+def checked_sizes(sizes: Any, names: tuple[str, ...]) -> dict[str, int]:
     """Return the sizes of axes that a user gives for a mesh whose axes have these names."""
     example = ", ".join(f'"{name}": 2' for name in names)
-    if not isinstance(given, Mapping):
-        raise UsageError(f"mesh={given!r} does not give sizes of axes",
-                         expected=f"mesh={{{example}}}", found=type(given).__name__)
-    for name in given:
+    if not isinstance(sizes, Mapping):
+        raise UsageError(f"mesh={sizes!r} does not give sizes of axes",
+                         expected=f"mesh={{{example}}}", found=type(sizes).__name__)
+    for name in sizes:
         if name not in names:
-            raise UsageError(f"mesh={given!r}: the program has no mesh axis {name!r}",
+            raise UsageError(f"mesh={sizes!r}: the program has no mesh axis {name!r}",
                              expected=", ".join(names))
-    return {name: checked_count(f"mesh axis {name}", size) for name, size in given.items()}
+    return {name: checked_count(f"mesh axis {name}", size) for name, size in sizes.items()}

@@ -93,6 +93,6 @@ def _value(node: ast.expr, frame: types.FrameType) -> Any:
         plain = isinstance(owner, (types.ModuleType, type))
         return getattr(owner if plain else type(owner), node.attr, None)
     if isinstance(node, ast.Call):
-        made = _value(node.func, frame)
-        return made if isinstance(made, type) else None
+        result_type = _value(node.func, frame)
+        return result_type if isinstance(result_type, type) else None
     return None

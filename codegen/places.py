@@ -54,11 +54,11 @@ def _in_library(filename: str) -> bool:
     )
 
 
-def place_in(code: CodeType, at: int, fallback_line: int) -> Place:
+def place_in(code: CodeType, offset: int, fallback_line: int) -> Place:
     """Return the position of the instruction at a byte offset of a code object."""
     if id(code) not in _positions:  # equal code may stand in two files
         _positions[id(code)] = code, tuple(code.co_positions())
-    line, end_line, column, end = _positions[id(code)][1][at // 2]
+    line, end_line, column, end = _positions[id(code)][1][offset // 2]
     if line is None or end_line != line:
         end = None
     return Place(

@@ -1,7 +1,7 @@
-"""What a long task is at, for whoever listens: a terminal, a notebook, or nobody.
+"""What a long task is doing, for whoever listens: a terminal, a notebook, or nobody.
 
-In: at("compiling C"), or at("checking meshes", 3, 64) for the third of 64. Out: calls of the
-listener with the same. Always holds: without a listener it costs a look at a list.
+In: announce("compiling C"), or announce("checking meshes", 3, 64) for the third of 64. Out: calls
+of the listener with the same. Always holds: without a listener it costs a look at a list.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 _listeners: list[Listener] = []
 
 
-def at(what: str, done: int = 0, total: int = 0) -> None:
-    """Tell the listener what is begun now; with a total, which one of so many, counted from 1."""
+def announce(task: str, done: int = 0, total: int = 0) -> None:
+    """Tell the listener the task that begins now; with a total, its number, counted from 1."""
     if _listeners:
-        _listeners[-1](what, done, total)
+        _listeners[-1](task, done, total)
 
 
-def each(what: str, items: Collection[T]) -> Iterator[T]:
-    """Yield the items, each announced."""
+def each(task: str, items: Collection[T]) -> Iterator[T]:
+    """Yield the items; announce the task, with its number, before each."""
     for number, item in enumerate(items, 1):
-        at(what, number, len(items))
+        announce(task, number, len(items))
         yield item
 
 

@@ -43,7 +43,7 @@ class Trial(NamedTuple):
     expected: Sequence[Any]
 
 
-class Given:
+class SampleMatrices:
     """Small matrices of one element type, always the same."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
@@ -51,7 +51,7 @@ class Given:
         self.real = np.zeros(0, dtype).real.dtype
         self.is_complex = dtype.kind == "c"
         self.rng = np.random.default_rng(2)
-        self.zero, self.one = self._number(0), self._number(1)
+        self.zero, self.unit = self._number(0), self._number(1)
 
     def _number(self, value: int) -> Any:
         """Return a number as a call takes it: by value, or where it is complex by address."""
@@ -77,29 +77,30 @@ class Given:
         return np.zeros(shape, self.real)
 
 
-MakesTrial = Callable[[Given], Trial]
+MakesTrial = Callable[[SampleMatrices], Trial]
 
 
 # ---- BLAS: matrices row by row -------------------------------------------------------------------
 
 
-def gemm(x: Given) -> Trial:
+def gemm(x: SampleMatrices) -> Trial:
     a, b, c = x.matrix(3, 4), x.matrix(4, 5), x.zeros(3, 5)
-    return Trial((Word.ROW_MAJOR, Word.PLAIN, Word.PLAIN, 3, 5, 4, x.one, a, 4, b, 5, x.zero, c, 5),
+    return Trial((Word.ROW_MAJOR, Word.PLAIN, Word.PLAIN, 3, 5, 4, x.unit, a, 4, b, 5, x.zero, c,
+                  5),
                  lambda: [c], [a @ b])
 
 
-def syrk(x: Given) -> Trial:
+def syrk(x: SampleMatrices) -> Trial:
     a, c = x.matrix(5, 3), x.zeros(5, 5)
-    return Trial((Word.ROW_MAJOR, Word.UPPER, Word.PLAIN, 5, 3, x.one, a, 3, x.zero, c, 5),
+    return Trial((Word.ROW_MAJOR, Word.UPPER, Word.PLAIN, 5, 3, x.unit, a, 3, x.zero, c, 5),
                  lambda: [c], [np.triu(a @ a.T)])
 
 
-def trsm(x: Given) -> Trial:
+def trsm(x: SampleMatrices) -> Trial:
     a, b = x.regular(4), x.matrix(4, 3)
     expected = np.linalg.solve(np.triu(a), b)
     which = (Word.LEFT, Word.UPPER, Word.PLAIN, Word.ANY_DIAGONAL)
-    return Trial((Word.ROW_MAJOR, *which, 4, 3, x.one, a, 4, b, 3), lambda: [b], [expected])
+    return Trial((Word.ROW_MAJOR, *which, 4, 3, x.unit, a, 4, b, 3), lambda: [b], [expected])
 
 
 # ---- LAPACK: matrices column by column -----------------------------------------------------------
@@ -110,7 +111,7 @@ def _columns(x: Any) -> Any:
     return np.array(x.T, order="C")
 
 
-def potrf(x: Given) -> Trial:
+def potrf(x: SampleMatrices) -> Trial:
     a = x.symmetric(4)
     factor = _columns(a)
     return Trial((Word.BY_COLUMNS, "L", 4, factor, 4),
@@ -125,7 +126,7 @@ def _exchanged(rows: Any, pivots: Any) -> Any:
     return rows
 
 
-def getrf(x: Given) -> Trial:
+def getrf(x: SampleMatrices) -> Trial:
     a = x.matrix(4, 4)
     lu, pivots = _columns(a), np.zeros(4, np.int32)
 
@@ -137,7 +138,7 @@ def getrf(x: Given) -> Trial:
     return Trial((Word.BY_COLUMNS, 4, 4, lu, 4, pivots), result, [a])
 
 
-def getrs(x: Given) -> Trial:
+def getrs(x: SampleMatrices) -> Trial:
     lu, pivots = _columns(x.regular(4)), np.array([2, 4, 3, 4], np.int32)
     b = x.matrix(4, 3)
     solved = _columns(b)
@@ -147,21 +148,21 @@ def getrs(x: Given) -> Trial:
                  lambda: [solved.T], [expected])
 
 
-def laswp(x: Given) -> Trial:
+def laswp(x: SampleMatrices) -> Trial:
     a, pivots = x.matrix(4, 3), np.array([3, 3, 4], np.int32)
     turned = _columns(a)
     return Trial((Word.BY_COLUMNS, 3, turned, 4, 1, 3, pivots, 1),
                  lambda: [turned.T], [_exchanged(a, pivots)])
 
 
-def geqrf(x: Given) -> Trial:
+def geqrf(x: SampleMatrices) -> Trial:
     a = x.matrix(5, 3)
     h, tau, room = _columns(a), x.zeros(3), x.zeros(64)
     return Trial((Word.BY_COLUMNS, 5, 3, h, 5, tau, room, 64),
                  lambda: [abs(np.triu(h.T)[:3])], [np.abs(np.asarray(np.linalg.qr(a, "r")))])
 
 
-def orgqr(x: Given) -> Trial:
+def orgqr(x: SampleMatrices) -> Trial:
     a = x.matrix(5, 3)
     h, tau = np.linalg.qr(a, "raw")
     q, tau, room = np.array(h, x.dtype, order="C"), np.array(tau, x.dtype), x.zeros(64)
@@ -169,7 +170,7 @@ def orgqr(x: Given) -> Trial:
                  lambda: [q.T], [np.linalg.qr(a)[0]])
 
 
-def gesdd(x: Given) -> Trial:
+def gesdd(x: SampleMatrices) -> Trial:
     a = x.matrix(4, 3)
     b, s, u, v = _columns(a), x.reals(3), x.zeros(3, 4), x.zeros(3, 3)
     room, ints = x.zeros(512), np.zeros(24, np.int32)
@@ -178,7 +179,7 @@ def gesdd(x: Given) -> Trial:
                  lambda: [s, (u.T * s) @ v.T], [np.linalg.svd(a, compute_uv=False), a])
 
 
-def syevd(x: Given) -> Trial:
+def syevd(x: SampleMatrices) -> Trial:
     a = x.symmetric(4)
     v, w, room, ints = _columns(a), x.reals(4), x.zeros(512), np.zeros(64, np.int32)
     reals = [x.reals(512), 512] if x.is_complex else []
@@ -186,7 +187,7 @@ def syevd(x: Given) -> Trial:
                  lambda: [w, v.T * w @ v.conj()], [np.linalg.eigvalsh(a), a])
 
 
-def geev(x: Given) -> Trial:
+def geev(x: SampleMatrices) -> Trial:
     a = x.symmetric(4)
     b, v, room = _columns(a), x.zeros(4, 4), x.zeros(512)
     w, parts = x.zeros(4), [x.zeros(4)] if not x.is_complex else []
@@ -200,51 +201,52 @@ def geev(x: Given) -> Trial:
 
 
 def _transform(
-    given: Any, made: Any, expected: Any, factor: float, data: str = ""
+    lanes: Any, transformed: Any, expected: Any, factor: float, data: str = ""
 ) -> Trial:
-    """Return the trial of a transform of lanes of `given` to lanes of `made`, each times a
+    """Return the trial of a transform of lanes to memory for the transformed ones, each times a
     factor."""
-    by = np.full(1, factor, given.real.dtype)
-    arrays = np.array([a.ctypes.data for a in (given, by, made)], np.uintp)
-    extents = np.array([len(given), given.shape[1], made.shape[1]], np.intp)
-    steps = np.array([given.strides[0], 0, made.strides[0], given.itemsize, made.itemsize], np.intp)
+    by = np.full(1, factor, lanes.real.dtype)
+    arrays = np.array([a.ctypes.data for a in (lanes, by, transformed)], np.uintp)
+    extents = np.array([len(lanes), lanes.shape[1], transformed.shape[1]], np.intp)
+    steps = np.array([lanes.strides[0], 0, transformed.strides[0], lanes.itemsize,
+                      transformed.itemsize], np.intp)
     last = Key(data) if data else None
 
-    def result(read: Any = (given, by)) -> Sequence[Any]:
+    def result(read: Any = (lanes, by)) -> Sequence[Any]:
         """Return what the call has left; it keeps what the call reads by address."""
-        return [made]
+        return [transformed]
 
     return Trial((arrays, extents, steps, last), result, [expected])
 
 
-def _complex(x: Given, *shape: int) -> Any:
+def _complex(x: SampleMatrices, *shape: int) -> Any:
     parts = x.rng.normal(size=(2, *shape))
     return (parts[0] + 1j * parts[1]).astype(np.result_type(x.dtype, np.complex64))
 
 
-def fft(x: Given) -> Trial:
+def fft(x: SampleMatrices) -> Trial:
     a = _complex(x, 2, 6)
     return _transform(a, np.zeros_like(a), np.fft.fft(a), 1, "fft data")
 
 
-def ifft(x: Given) -> Trial:
+def ifft(x: SampleMatrices) -> Trial:
     a = _complex(x, 2, 6)
     return _transform(a, np.zeros_like(a), np.fft.ifft(a), 1 / 6, "ifft data")
 
 
-def _rfft(x: Given, n: int) -> Trial:
+def _rfft(x: SampleMatrices, n: int) -> Trial:
     a = x.matrix(2, n)
     return _transform(a, np.zeros_like(_complex(x, 2, n // 2 + 1)), np.fft.rfft(a), 1)
 
 
-def rfft_even(x: Given) -> Trial:
+def rfft_even(x: SampleMatrices) -> Trial:
     return _rfft(x, 6)
 
 
-def rfft_odd(x: Given) -> Trial:
+def rfft_odd(x: SampleMatrices) -> Trial:
     return _rfft(x, 7)
 
 
-def irfft(x: Given) -> Trial:
+def irfft(x: SampleMatrices) -> Trial:
     a = _complex(x, 2, 4)
     return _transform(a, x.zeros(2, 6), np.fft.irfft(a, 6), 1 / 6)

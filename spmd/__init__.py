@@ -183,42 +183,42 @@ def foreign_codegen() -> str:
     try:
         import_module("codegen.errors")
     except ImportError:
-        found = getattr(sys.modules.get("codegen"), "__file__", None) or "nothing"
+        origin = getattr(sys.modules.get("codegen"), "__file__", None) or "nothing"
         return (
             "the package `codegen` that Python finds is not spmd's\n"
             f"  expected: the compiler that is installed with {os.path.dirname(__file__)}\n"
-            f"  found:    {found}\n"
+            f"  found:    {origin}\n"
             "  try:      pip uninstall codegen, then install spmd again; or rename that file"
         )
     return ""
 
 
 def launched() -> bool:
-    """Whether this is one of several processes of a launcher."""
+    """Return whether a launcher has started this process as one of several."""
     marks = "PMI_SIZE OMPI_COMM_WORLD_SIZE MV2_COMM_WORLD_SIZE FLUX_JOB_SIZE SLURM_STEP_NUM_TASKS"
     return any(os.environ.get(mark, "1") != "1" for mark in marks.split())
 
 
 def _begin() -> None:
-    """One of several processes shows the others, from now on, what it is at."""
-    if launched() and sys.argv[:1] != ["-m"] and not foreign_codegen():  # that has Patience
-        import_module("spmd.launch.presence").begin()
+    """Let this process, if it is one of several, show the others what it does from now on."""
+    if launched() and sys.argv[:1] != ["-m"] and not foreign_codegen():  # that has ProcessWatch
+        import_module("spmd.launch.process_status").begin()
         if "PMIX_NAMESPACE" in os.environ:
             import_module("atexit").register(_leave_together)
 
 
 def _leave_together() -> None:
-    import_module("spmd.launch.ending").leave_together()
+    import_module("spmd.launch.script_exit").leave_together()
 
 
 def _find(name: str) -> Any:
-    """A public name, when it is first used."""
+    """Return the value of a public name; its module is imported when the name is first used."""
     if name in _HOMES:
         if problem := foreign_codegen():
             raise ImportError(problem)
         value = getattr(import_module(_HOMES[name]), name)
         if name in _LANGUAGE:
-            import_module("spmd.mistakes")  # how IPython shows those of a program
+            import_module("spmd.tracebacks")  # how IPython shows those of a program
             paths = import_module("codegen.user.state_paths")
             paths.give_files(lambda: import_module("spmd.eager_state"))
             globals()[name] = value

@@ -7,7 +7,7 @@ from spmd import foreign_codegen, launched
 
 
 def main() -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return its exit code."""
     _leave_by_codes(several=launched())
     if problem := foreign_codegen():
         print(problem, file=sys.stderr)
@@ -17,7 +17,7 @@ def main() -> int:
         _leave_by_codes()  # while Python ends
         return code
     except Exception as error:
-        if fault := import_module("spmd.hiding").hidden(error):
+        if fault := import_module("spmd.shadowed_modules").shadowing_error(error):
             print(f"spmd: {fault}", file=sys.stderr)
             return int(fault.exit_code)
         raise
@@ -29,7 +29,7 @@ def _leave_by_codes(several: bool = False) -> None:
     numbers = {signals.SIGINT, signals.SIGTERM}
     before = signals.pthread_sigmask(signals.SIG_BLOCK, numbers)
     try:
-        import_module("spmd.launch.leaving").begin(waits=several)
+        import_module("spmd.launch.exit_signals").begin(waits=several)
     except Exception:  # there is no engine: whoever needs it says so
         if signals.getsignal(signals.SIGINT) is signals.default_int_handler:
             signals.signal(signals.SIGINT, signals.SIG_DFL)

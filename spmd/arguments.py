@@ -47,11 +47,11 @@ def extents_of(
     is given, by name. inputs: the rows of those that may be given. Raises InputError where shapes
     do not fit."""
     most = bounded_dims(manifest)
-    found = GivenExtents(most)
+    extents = GivenExtents(most)
     for array in inputs if most else ():
         if array["name"] in shapes:
-            found.take(array["name"], array["shape"], shapes[array["name"]])
-    return found.values()
+            extents.take(array["name"], array["shape"], shapes[array["name"]])
+    return extents.values()
 
 
 def scalars_of(
@@ -89,10 +89,10 @@ def scalars_of(
     return {**values, **extents}
 
 
-def check_settings(manifest: dict[str, Any], given: dict[str, Any]) -> None:
+def check_settings(manifest: dict[str, Any], settings: dict[str, Any]) -> None:
     """Check that all values that users set are scalars of their own. Raises UsageError for the one
     that says which entry runs."""
-    if manifest["entries"] and ENTRY in given:
+    if manifest["entries"] and ENTRY in settings:
         others = [s["name"] for s in manifest["scalars"] if s["name"] != ENTRY]
         raise UsageError(f"the program has no scalar {ENTRY!r}",
                          expected=", ".join(others) or "no scalars",
@@ -190,25 +190,25 @@ def names_of(arrays: list[dict[str, Any]]) -> list[str]:
     return [array["name"] for array in arrays]
 
 
-def check_names(arrays: list[dict[str, Any]], given: Any, what: str, option: str) -> None:
+def check_names(arrays: list[dict[str, Any]], names: Any, kind: str, option: str) -> None:
     """Check that every name is that of an array, or of a tree of them."""
     known = names_of(arrays)
-    for name in given:
+    for name in names:
         if name not in known and not named.of_tree(name, known):
             raise UsageError(
-                f"{option} {name}: the program has no {what} {name!r}",
-                expected=named.listed(known) or f"no {what}s", remedy=meant(name, known),
+                f"{option} {name}: the program has no {kind} {name!r}",
+                expected=named.listed(known) or f"no {kind}s", remedy=meant(name, known),
             )
 
 
-def check_given(inputs: list[dict[str, Any]], given: Any) -> None:
+def check_required(inputs: list[dict[str, Any]], names: Any) -> None:
     """Check that every input was given that has no default and is not optional; of an optional tree
     all."""
     begun = {array["optional"] for array in inputs
-             if array["name"] in given and "optional" in array}
+             if array["name"] in names and "optional" in array}
     for array in inputs:
         left_out = "optional" in array and array["optional"] not in begun
-        if array["name"] not in given and not array["default"] and not left_out:
+        if array["name"] not in names and not array["default"] and not left_out:
             name, root = array["name"], array["name"].partition(".")[0]
             file, value = ("safetensors", "TREE") if root != name else ("npy", "ARRAY")
             raise UsageError(
@@ -231,13 +231,13 @@ def asked_for(face: Face, arguments: dict[str, Any]) -> tuple[Only, dict[str, An
     return only, arguments
 
 
-def computed_outputs(face: Face, given: Collection[str], only: Any) -> list[int]:
+def computed_outputs(face: Face, input_names: Collection[str], only: Any) -> list[int]:
     """Return the numbers of the outputs that a call computes which gives these inputs: of those
     that it asks for with `only`, those whose optional inputs are all there. The others hold what
     they held."""
     asked = frozenset(named.asked(only, [output["name"] for _, output in face.outputs]))
     missing = {array["optional"] for _, array in face.inputs
-               if "optional" in array and array["name"] not in given}
+               if "optional" in array and array["name"] not in input_names}
     return [k for k, output in face.outputs
             if output["name"] in asked and missing.isdisjoint(output.get("needs", ()))]
 
@@ -257,20 +257,21 @@ def check_computed(
                 f"--only with {name} in it")
 
 
-def check_array(array: dict[str, Any], shape: tuple[int, ...], found: Any) -> None:
+def check_array(array: dict[str, Any], shape: tuple[int, ...], value: Any) -> None:
     """Check that a given array has the shape and the dtype that the program declared."""
-    for what, expected, got in (
-        ("shape", shape, tuple(found.shape)), ("dtype", array["dtype"], str(found.dtype)),
+    for aspect, expected, got in (
+        ("shape", shape, tuple(value.shape)), ("dtype", array["dtype"], str(value.dtype)),
     ):
         if expected != got:
-            where = f": {found.path}" if hasattr(found, "path") else ""
+            where = f": {value.path}" if hasattr(value, "path") else ""
             remedy = f"array.astype({expected!r})"
-            if what == "shape":
-                remedy = found.way_out(len(shape)) if hasattr(found, "way_out") else ""
+            if aspect == "shape":
+                remedy = value.way_out(len(shape)) if hasattr(value, "way_out") else ""
                 if len(got) != len(shape):  # a named dim has any extent then
-                    given = [e if isinstance(e, str) else n for e, n in zip(array["shape"], shape)]
-                    expected = f"({', '.join(map(str, given))}{',' * (len(given) == 1)})"
+                    declared = [extent if isinstance(extent, str) else n
+                                for extent, n in zip(array["shape"], shape)]
+                    expected = f"({', '.join(map(str, declared))}{',' * (len(declared) == 1)})"
             raise InputError(
-                f"input {array['name']}{where} has the wrong {what}", expected=str(expected),
+                f"input {array['name']}{where} has the wrong {aspect}", expected=str(expected),
                 found=str(got), remedy=remedy,
             )

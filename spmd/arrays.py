@@ -17,8 +17,8 @@ AT_ONCE = 1 << 20  # elements that are summarised at a time: no second copy of a
 
 def numpy_dtype(dtype: str) -> np.dtype:
     """Return the NumPy dtype of one of our element types."""
-    found: np.dtype = dtypes.numpy_dtype(dtypes.BY_NAME[dtype])
-    return found
+    result: np.dtype = dtypes.numpy_dtype(dtypes.BY_NAME[dtype])
+    return result
 
 
 def as_array(elements: Any, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -50,8 +50,8 @@ def summary(array: np.ndarray) -> tuple[Any, Any, Any]:
     wide = np.float64 if ordered else np.complex128
     low, high, total = None, None, wide(0)
     with np.errstate(all="ignore"):
-        for at in range(0, flat.size, AT_ONCE):
-            piece = flat[at : at + AT_ONCE]
+        for start in range(0, flat.size, AT_ONCE):
+            piece = flat[start : start + AT_ONCE]
             total += piece.astype(wide).sum()
             if ordered:
                 low = piece.min() if low is None else np.minimum(low, piece.min())

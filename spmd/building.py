@@ -17,7 +17,7 @@ from spmd import source
 from spmd.cache import Cache
 from spmd.image import Image
 from spmd.launch import loader
-from spmd.mistakes import cells, plainly
+from spmd.tracebacks import cells, plainly
 
 OWN = ("target", "cache", "check", "checkpoint")  # parameters of build itself
 

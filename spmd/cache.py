@@ -17,7 +17,7 @@ from spmd.files.whole import ENDING, whole
 from spmd.launch import limits
 
 CHOSEN = "SPMD_CACHE"
-MOST_BYTES = 256 << 20
+MOST_BYTES = 256 << 20  # of the folder; beyond it the oldest entries go
 KEPT = 0.75  # of MOST_BYTES, when it was too much
 FORGOTTEN_S = 3600  # after which a part of a file is of a build that was killed
 _BLOCK = 4096  # what the smallest file takes
@@ -65,8 +65,8 @@ class Cache:
 
     def _is_ours(self) -> bool:
         """Return whether nobody else can write there: what is kept will be run."""
-        found = os.stat(self.folder)
-        return found.st_uid == os.geteuid() and not found.st_mode & 0o022
+        status = os.stat(self.folder)
+        return status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
     def _read(self, name: str) -> bytes:
         path = os.path.join(self.folder, name)
@@ -89,10 +89,10 @@ class Cache:
             file.write(data)
 
     def _make_room(self) -> None:
-        found = sorted(self._entries())
-        size = sum(s for _, s, _ in found)
+        entries = sorted(self._entries())
+        size = sum(s for _, s, _ in entries)
         aim = self.most * KEPT if size > self.most else size
-        for when, bytes_, path in found:
+        for when, bytes_, path in entries:
             if size > aim or (path.endswith(ENDING) and when < time.time() - FORGOTTEN_S):
                 size -= bytes_
                 with contextlib.suppress(FileNotFoundError):  # another build makes room too
@@ -109,7 +109,7 @@ class Cache:
 
 
 def place() -> str:
-    """Return the folder; "" where there is to be none."""
+    """Return the path of the cache folder; "" where builds are to keep nothing."""
     chosen = os.environ.get(CHOSEN, "")
     if chosen:
         return "" if chosen == "off" else os.path.abspath(chosen)

@@ -44,8 +44,8 @@ class Parser(argparse.ArgumentParser):
         self.set_defaults(parser=self)
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
-        """Add an argument; a ValueError of its `type` is what is wrong with the word: it is said
-        with the option."""
+        """Add an argument. Where its `type` raises ValueError for a word, the text of that error is
+        reported together with the option."""
         if read := options.get("type"):
             options["type"] = lambda word: _read(read, word)
         return super().add_argument(*names, **options)
@@ -100,9 +100,9 @@ def parser(command: str = "", prog: str = "") -> Parser:
     )
     top.add_argument("--version", action=_Version, nargs=0, help="say which version this is")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=prog)
-    for name, (what, add, _) in COMMANDS.items():
+    for name, (summary, add, _) in COMMANDS.items():
         if command in (name, "") or command not in COMMANDS:
-            add(commands.add_parser(name, help=what))
+            add(commands.add_parser(name, help=summary))
     return top
 
 
@@ -177,8 +177,8 @@ def _add_without(command: Parser) -> None:
 def _show_options(show: Parser) -> None:
     show.add_argument("image", metavar="IMAGE|FILE.py[:NAME]",
                       help="nothing of an image is executed; a program is built first")
-    for what, text in _PARTS.items():
-        show.add_argument(f"--{what}", dest="what", action="append_const", const=what, help=text)
+    for part, text in _PARTS.items():
+        show.add_argument(f"--{part}", dest="parts", action="append_const", const=part, help=text)
     show.add_argument("--ranks", metavar="N", type=texts.count,
                       help="with --layouts: bytes for so many ranks; with --schedule: who does "
                       "what then")
@@ -357,9 +357,9 @@ def _add_no_cache(command: argparse.ArgumentParser) -> None:
                          help="build anew what was built before, and keep nothing")
 
 
-def _add_set(command: argparse.ArgumentParser, what: str) -> None:
+def _add_set(command: argparse.ArgumentParser, help_text: str) -> None:
     command.add_argument(
-        "--set", metavar="NAME=VALUE", type=texts.pair, action="append", default=[], help=what
+        "--set", metavar="NAME=VALUE", type=texts.pair, action="append", default=[], help=help_text
     )
 
 
@@ -398,11 +398,11 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     if options.command in _NAMES and not any(word.startswith("-") for word in unknown):
         getattr(options, _NAMES[options.command]).extend(unknown)  # names that come after options
         unknown = []
-    options.given = {word.partition("=")[0] for word in arguments if word.startswith("-")}
+    options.flags = {word.partition("=")[0] for word in arguments if word.startswith("-")}
     if unknown:
         options.parser.error(f"unknown: {' '.join(unknown)}{_meant(unknown[0], options.parser)}")
     if isinstance(getattr(options, "mesh", None), list):
-        options.mesh = [pair for given in options.mesh for pair in given.items()]
+        options.mesh = [pair for sizes in options.mesh for pair in sizes.items()]
     for option in ("set", "input", "output", "mesh", "feed"):
         pairs = getattr(options, option, None)
         if isinstance(pairs, list):
@@ -437,12 +437,12 @@ def main(arguments: list[str]) -> int:
     processes = Processes()
     try:
         if _is_one_of_several(arguments):
-            together = _loaded("spmd.launch.together")
+            command_group = _loaded("spmd.launch.command_group")
             options, wrong = _attempt(arguments)
             limit = options.time_limit if options else TIME_LIMIT
-            processes, start = together.come(limit)
+            processes, start = command_group.join(limit)
             patience = limit if options else 0  # nobody looks after those who only want help
-            together.agree(processes, start, lambda: _command_of(options, wrong), patience)
+            command_group.agree(processes, start, lambda: _command_of(options, wrong), patience)
             if options is None:
                 return 0
         else:

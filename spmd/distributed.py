@@ -16,8 +16,8 @@ from codegen.errors import UsageError
 from spmd import output_parts
 from spmd.arrays import SMALL, numpy_dtype
 from spmd.launch.job import Global, Job
-from spmd.mistakes import plainly
 from spmd.tables import pre
+from spmd.tracebacks import plainly
 
 
 class Local:
@@ -60,14 +60,14 @@ class Distributed:
     """
 
     def __init__(
-        self, job: Job, number: int, one_rank: bool, kept: bool, what: str = "output"
+        self, job: Job, number: int, one_rank: bool, kept: bool, kind: str = "output"
     ) -> None:
         """Wrap an output of a job. number: of the array, where outputs are numbered behind the
         inputs."""
         row = job.array(number)
         self.name: str = row["name"]
         self.shape, self.dtype = job.setup.shape(row), numpy_dtype(row["dtype"])
-        self._processes, self._number, self._what = job.processes, number, what
+        self._processes, self._number, self._what = job.processes, number, kind
         self._rank = job.setup.first if one_rank else None
         self.offsets, self._extent = (0,) * len(self.shape), self.shape
         if one_rank:
@@ -88,7 +88,7 @@ class Distributed:
 
     @property
     def number(self) -> int:
-        """Which array of the job it is: outputs are numbered behind the inputs."""
+        """Return the number of this array in the job; outputs are numbered behind the inputs."""
         return self._number
 
     def copy_out(self) -> None:
@@ -122,7 +122,8 @@ class Distributed:
     @property
     @plainly
     def local(self) -> np.ndarray:
-        """The part of this process. What is kept on the ranks is copied when it is asked for.
+        """Return the part of this process. A kept output is copied from the ranks when it is asked
+        for.
 
         Raises UsageError once the job of a kept output has been called again.
         """

@@ -32,7 +32,8 @@ SMALL = 1 << 30  # bytes of memory below which a warning is due
 
 
 def command(asked: argparse.Namespace, _: Processes) -> int:
-    """Prints what was found; returns 0 or 69. Under a launcher the first process speaks for all."""
+    """Print the report. Return 0, or 69 where something is missing. Under a launcher only the first
+    process prints."""
     if launcher()[0]:
         return 0
     checks = list(_checks(asked.ranks, asked.calibrate))
@@ -45,7 +46,7 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
 
 
 def table(checks: list[Check]) -> str:
-    """Return the lines, aligned, and what to make of them."""
+    """Return the report: one aligned line for each check, and a summary at the end."""
     widths = [max(len(getattr(c, part)) for c in checks) for part in ("name", "state")]
     lines = []
     for check in checks:
@@ -92,7 +93,8 @@ def software(engine: Check) -> Iterator[Check]:
         ("numba", "numba", "@spmd.kernel"),
         ("pyzmq", "zmq", "run --feed with a pipeline, spmd feed (jobs), or serve --replicas"),
         *((name, module, "run --feed with a pipeline") for name, module in (
-            ("lz4", "lz4"), ("zstandard", "zstandard"))),
+            ("lz4", "lz4"), ("zstandard", "zstandard"),
+            ("prometheus-client", "prometheus_client"))),
         ("Pillow", "PIL", "spmd.data.image"),
     ):
         yield _package(name, module, need)
@@ -130,8 +132,8 @@ def _compiler() -> Check:
     except (SpmdError, OSError) as error:
         if not isinstance(error, SpmdError):
             return Check("C compiler", MISSING, str(error), "install gcc or set CC")
-        found = f"; {error.found}" if error.found else ""
-        return Check("C compiler", MISSING, error.message + found, error.remedy)
+        detail = f"; {error.found}" if error.found else ""
+        return Check("C compiler", MISSING, error.message + detail, error.remedy)
     return Check("C compiler", OK, f"{text}; builds shared objects")
 
 
@@ -161,10 +163,10 @@ def _memory() -> Check:
 
 def _size(place: str, note: str) -> str:
     try:
-        found = os.statvfs(place)
+        status = os.statvfs(place)
     except OSError as error:
         return f"{error.strerror}; {note}"
-    return f"{bytes_text(found.f_blocks * found.f_frsize)}; {note}"
+    return f"{bytes_text(status.f_blocks * status.f_frsize)}; {note}"
 
 
 def _temporary() -> Check:
@@ -182,7 +184,7 @@ def _temporary() -> Check:
 
 
 def _shared_files() -> Check:
-    """Processes of a user reach each other's memory files by /proc/PID/fd."""
+    """Check that another process of this user can open a memory file by /proc/PID/fd."""
     file = os.memfd_create("spmd-doctor", os.MFD_CLOEXEC)
     try:
         code = f"open('/proc/{os.getpid()}/fd/{file}', 'r+b').close()"
@@ -213,10 +215,10 @@ def _cores(ranks: int | None) -> Check:
 
 def _limits() -> Check:
     parts = []
-    for name, what in (("RLIMIT_AS", "address space (ulimit -v)"),
-                       ("RLIMIT_MEMLOCK", "locked memory (ulimit -l)")):
+    for name, label in (("RLIMIT_AS", "address space (ulimit -v)"),
+                        ("RLIMIT_MEMLOCK", "locked memory (ulimit -l)")):
         soft = resource.getrlimit(getattr(resource, name))[0]
-        parts.append(f"{what} {'unlimited' if soft < 0 else bytes_text(soft)}")
+        parts.append(f"{label} {'unlimited' if soft < 0 else bytes_text(soft)}")
     if resource.getrlimit(resource.RLIMIT_AS)[0] >= 0:
         return Check("limits", WARNING, "; ".join(parts),
                      "ulimit -v unlimited: ranks map all memory of a job")

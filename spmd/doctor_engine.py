@@ -110,9 +110,9 @@ def calibration() -> Iterator[Check]:
 
 def exchange() -> Check:
     """Return a row with the limits in use, and where they come from."""
-    found = limits.find()
+    calibration = limits.find()
     kinds = []
-    for row in limits.rows(found.limits):
+    for row in limits.rows(calibration.limits):
         filled = ffi.new("spmd_limits *", row)
         lib.spmd_limits_fill(filled, 1)
         ring = f"ring from {filled.ring}" if filled.ring else "no ring"
@@ -121,9 +121,10 @@ def exchange() -> Check:
     (roomy, share), (crowded, _) = kinds
     text = roomy + share + (f"; where threads share cores: {crowded}" if crowded != roomy else "")
     remedy = "python -m spmd doctor --calibrate"
-    if found.limits:
-        return Check("exchange", OK, f"{text}; from {found.path}")
-    if found.fault:
-        return Check("exchange", WARNING, f"{text}; {found.path} is ignored: {found.fault}", remedy)
+    if calibration.limits:
+        return Check("exchange", OK, f"{text}; from {calibration.path}")
+    if calibration.fault:
+        ignored = f"{calibration.path} is ignored: {calibration.fault}"
+        return Check("exchange", WARNING, f"{text}; {ignored}", remedy)
     why = "calibration is off" if os.environ.get(limits.CHOSEN) == "off" else "not calibrated"
     return Check("exchange", OK, f"{text}; defaults, {why}")

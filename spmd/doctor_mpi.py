@@ -16,7 +16,7 @@ from codegen.image import commands
 from spmd.doctor_check import MISSING, OK, OPEN_MPI_FOLDER, WARNING, Check, version_of
 from spmd.launch import launchers
 
-LIMIT_S = 60
+LIMIT_S = 60  # for a command: an mpirun that finds no network may wait for ever
 # What a process of a job inherits; another job starts without.
 INHERITED = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "HYD", "MPI_LOCAL", "PRTE_LAUNCHED",
              "OMPI_UNIVERSE_", "OMPI_FILE_LOCATION", "FLUX_TASK_", "PALS_")
@@ -74,17 +74,18 @@ def _library() -> tuple[str, list[str], str]:
     done = commands.run([sys.executable, "-c", LOAD], environment=environment(), limit_s=LIMIT_S)
     lines = done.out.splitlines()
     if done.code or not lines:
-        found = [ln for ln in done.err.splitlines() if "found:" in ln] or done.err.splitlines()[-1:]
-        return "", [], (found or [f"exit code {done.code}"])[0].split("found:")[-1].strip()
+        said = done.err.splitlines()
+        causes = [line for line in said if "found:" in line] or said[-1:]
+        return "", [], (causes or [f"exit code {done.code}"])[0].split("found:")[-1].strip()
     return lines[0], sorted(lines[1].split()) if len(lines) > 1 else [], ""
 
 
 def _remedy() -> str:
     """Return which MPI to take: the one whose launcher is here, else one from PyPI."""
-    if _own_files() and commands.found("mpicc"):  # a library that the wheel of mpi4py cannot load
+    if _own_files() and commands.path_of("mpicc"):  # a library that the wheel of mpi4py cannot load
         return "pip install --force-reinstall --no-binary=mpi4py mpi4py: builds it with mpicc"
     family = ""
-    if path := commands.found("mpirun"):
+    if path := commands.path_of("mpirun"):
         family = launchers.family_of(_version(path))
     return f"{launchers.install(family)}, or load the MPI module of this cluster"
 
@@ -114,11 +115,11 @@ def _own_files() -> list[str]:
     folders += ["/usr/local/lib", "/usr/lib64", "/usr/lib", machine]
     names = ("libmpi.so", "libmpi.so.12", "libmpi.so.40", "libmpich.so.12")
     files = [os.path.join(folder, name) for folder in folders if folder for name in names]
-    found: dict[str, str] = {}
+    libraries: dict[str, str] = {}
     for file in files:
         if os.path.exists(file) and not _from_pypi(file):
-            found.setdefault(os.path.realpath(file), file)
-    return list(found.values())
+            libraries.setdefault(os.path.realpath(file), file)
+    return list(libraries.values())
 
 
 def _machines_own(loaded: list[str]) -> Check:
@@ -126,7 +127,7 @@ def _machines_own(loaded: list[str]) -> Check:
     hide it."""
     name, own = "machine's MPI", _own_files()
     tools = [path for tool in ("mpicc", "mpirun", "srun")
-             if (path := commands.found(tool)) and not _from_pypi(path)]
+             if (path := commands.path_of(tool)) and not _from_pypi(path)]
     if not own:
         return Check(name, OK, "no libmpi" + (f"; {', '.join(tools)}" if tools else ""))
     text = ", ".join([*own, *tools])
@@ -140,9 +141,9 @@ def _machines_own(loaded: list[str]) -> Check:
 def _mpirun(library: str) -> Check:
     """Check the launcher on PATH: it is of the family of the library, and two processes see each
     other."""
-    path = commands.found("mpirun") or commands.found("mpiexec")
+    path = commands.path_of("mpirun") or commands.path_of("mpiexec")
     if not path:
-        if library and commands.found("srun"):
+        if library and commands.path_of("srun"):
             return Check("mpirun", OK, "none; srun starts processes here")
         beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
         if os.path.exists(beside):
@@ -172,12 +173,12 @@ def _trial(path: str, name: str) -> Check:
     said = [line for line in done.err.splitlines() if line.strip(" -")]
     if said and said[0].startswith("Traceback"):  # what it ends with says more
         said = [line for line in said if not line.startswith((" ", "Traceback"))]
-    what = said[0] if said else f"exit code {done.code}"
+    failure = said[0] if said else f"exit code {done.code}"
     if done.code == commands.TOO_LATE:
-        what = f"no end after {LIMIT_S} s"
+        failure = f"no end after {LIMIT_S} s"
     elif done.code == 0 and saw:
-        what = "every process thinks it is alone"
-    return Check("mpirun", MISSING, f"{name} does not start two processes: {what.strip()[:200]}",
+        failure = "every process thinks it is alone"
+    return Check("mpirun", MISSING, f"{name} does not start two processes: {failure.strip()[:200]}",
                  _trial_remedy(done.err))
 
 

@@ -21,7 +21,7 @@ from spmd.arrays import numpy_dtype, output_text
 from spmd.faces import check_entry
 from spmd.files import is_series
 from spmd.files.inputs import InputArray, open_inputs
-from spmd.files.outputs import OutputFile, check_apart, open_outputs
+from spmd.files.outputs import OutputFile, check_overwrites, open_outputs
 from spmd.files.state_files import open_state
 from spmd.launch.eager_feeds import eager_feeds
 from spmd.launch.eager_frames import EagerFrames
@@ -45,7 +45,7 @@ def command(options: argparse.Namespace, _: Processes) -> int:
                          expected="one of the two", remedy="leave --check out: NumPy refuses "
                          "indices out of bounds, and warns of NaN and overflow")
     series = {name: path for name, path in options.output.items() if is_series(path)}
-    check_apart(options, series)
+    check_overwrites(options, series)
     for path in filter(None, (options.state, options.save_state)):
         check_ending(path)
     program = find_program(options.image)
@@ -102,15 +102,15 @@ def _inputs(
         return
     known = _declared(program, options.entry, parameters)
     names = None if known is None else list(known)
-    for name, given in open_inputs(options.input, options.input_all, names).items():
+    for name, opened in open_inputs(options.input, options.input_all, names).items():
         if known and name in known:
-            given.convert(*known[name])
-        yield name, _array(given)
+            opened.convert(*known[name])
+        yield name, _array(opened)
 
 
-def _array(given: InputArray) -> np.ndarray:
-    dtype = numpy_dtype(given.dtype).newbyteorder(">" if given.swapped else "=")
-    return np.ndarray(given.shape, dtype, given.buffer, given.start, given.strides)
+def _array(opened: InputArray) -> np.ndarray:
+    dtype = numpy_dtype(opened.dtype).newbyteorder(">" if opened.swapped else "=")
+    return np.ndarray(opened.shape, dtype, opened.buffer, opened.start, opened.strides)
 
 
 def _declared(
@@ -123,9 +123,9 @@ def _declared(
     except SpmdError:
         return None
     mine = next((e.inputs for e in graph.entries if e.name == entry), range(len(graph.inputs)))
-    return {given.name.removeprefix(f"{entry}."): (
-        given.value.type.dtype.name, given.value.type.ndim)
-        for given in (graph.inputs[k] for k in mine)}
+    return {declared.name.removeprefix(f"{entry}."): (
+        declared.value.type.dtype.name, declared.value.type.ndim)
+        for declared in (graph.inputs[k] for k in mine)}
 
 
 def _rows(arrays: Arrays) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -153,8 +153,9 @@ def _write(files: list[OutputFile | None], arrays: Arrays) -> None:
 
 def _texts(arrays: dict[str, np.ndarray], names: list[str]) -> Iterator[str]:
     for root, leaves in roots(names).items():
-        found = [(str(arrays[name].dtype), arrays[name].shape) for name in leaves]
+        leaf_types = [(str(arrays[name].dtype), arrays[name].shape) for name in leaves]
         if len(leaves) > MANY:
-            yield tree_text(root, found)
+            yield tree_text(root, leaf_types)
         else:
-            yield from (output_text(name, row[0], arrays[name]) for name, row in zip(leaves, found))
+            yield from (output_text(name, dtype, arrays[name])
+                        for name, (dtype, _) in zip(leaves, leaf_types))

@@ -41,12 +41,12 @@ def read(
     check_ending(path)
     opened = open_state(path, wanted, program)
     try:
-        found = {}
+        arrays = {}
         for name, x in opened.items():
             dtype = numpy_dtype(x.dtype).newbyteorder(">" if x.swapped else "=")
-            found[name] = np.array(np.ndarray(x.shape, dtype, x.buffer, x.start, x.strides),
-                                   numpy_dtype(x.dtype))
-        return found
+            arrays[name] = np.array(np.ndarray(x.shape, dtype, x.buffer, x.start, x.strides),
+                                    numpy_dtype(x.dtype))
+        return arrays
     finally:
         for x in opened.values():
             x.close()

@@ -19,14 +19,14 @@ from spmd.faces import Face, check_named, faces_of, needed_of, states_of
 from spmd.fitting import whole
 from spmd.following import CALLS
 from spmd.frame_streams import FrameQueue, FrameStream
-from spmd.given_state import GivenState
 from spmd.launch.job import Job
 from spmd.launch.loader import Checked
 from spmd.launch.options import Options
 from spmd.launch.saved_state import SavedState, WrittenState
-from spmd.mistakes import plainly
 from spmd.opened import Opened
 from spmd.started import Started
+from spmd.state_arrays import StateArrays
+from spmd.tracebacks import plainly
 
 
 class EntryCall:
@@ -175,8 +175,8 @@ class OpenedEntity(Opened):
         They are NumPy arrays; with comm= they are Distributed, of which every process has the part
         of its rank. Every process must call it; where the others follow, process 0 alone.
         """
-        found: dict[str, Any] = self._in_all("state")
-        return found
+        arrays: dict[str, Any] = self._in_all("state")
+        return arrays
 
     @plainly
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -201,7 +201,7 @@ class OpenedEntity(Opened):
         """
         self._in_all("load", os.fspath(state) if isinstance(state, os.PathLike) else state)
 
-    def _in_all(self, kind: str, *what: Any) -> Any:
+    def _in_all(self, kind: str, *details: Any) -> Any:
         """Get, save or load the state, as `kind` says, once calls before it have ended; processes
         that follow do it too."""
         with self._turns.during(self._take_call_turn):
@@ -209,28 +209,28 @@ class OpenedEntity(Opened):
             self._group.agree(CALLS)
             self._recover()
             if not self._group.leads:
-                return self._do(kind, *what)
-            what = tuple(map(whole, what))
+                return self._do(kind, *details)
+            details = tuple(map(whole, details))
             with self._group.held:
-                self._group.tell(self._job, (kind, *what))
-                return self._do(kind, *what)
+                self._group.tell(self._job, (kind, *details))
+                return self._do(kind, *details)
 
-    def _do(self, kind: str, *what: Any) -> Any:
+    def _do(self, kind: str, *details: Any) -> Any:
         if kind == "call":
-            return super()._do(kind, *what)
+            return super()._do(kind, *details)
         job = self._loaded()
         if kind == "save":
-            file = WrittenState(self._manifest, *what)
-            self.processes.together(lambda: file.check(job.setup))
+            file = WrittenState(self._manifest, *details)
+            self.processes.run_in_all(lambda: file.check(job.setup))
             file.write(job)
         elif kind == "load":
-            given = self._given(*what)
-            met = self.processes.meet(lambda: given.open(job.setup))
-            given.compare(self.processes, met, "rank")
+            new_state = self._given(*details)
+            met = self.processes.run_and_gather(lambda: new_state.open(job.setup))
+            new_state.compare(self.processes, met, "rank")
             try:
-                given.put(job)
+                new_state.put(job)
             finally:
-                given.close()
+                new_state.close()
             self._needed = []
         elif not self.distributed:
             return self._get_state()
@@ -242,28 +242,29 @@ class OpenedEntity(Opened):
     def _given(self, state: Any) -> SavedState:
         if isinstance(state, (str, os.PathLike)):
             return SavedState(self._manifest, os.fspath(state))
-        return GivenState(self._manifest, self, state)
+        return StateArrays(self._manifest, self, state)
 
     def _begin(self, state: Any) -> None:
         """Load the job and make its state: by `__init__`, or from what is given."""
-        given = None if state is None else self._given(state)
+        initial_state = None if state is None else self._given(state)
 
         def prepare() -> dict[str, Any]:
             mine = self._prepare(self._initial, {}, {})
-            mine["settings"]["state"] = given is not None
-            return {**mine, "states": given.open(self._launch.setup()) if given else {}}
+            mine["settings"]["state"] = initial_state is not None
+            states = initial_state.open(self._launch.setup()) if initial_state else {}
+            return {**mine, "states": states}
 
         try:
             setup, met = self._launch.agreed(prepare)
-            if given is not None:
-                given.compare(self.processes, [theirs["states"] for theirs in met], "rank")
-            self._launch.with_state(setup, given)
+            if initial_state is not None:
+                initial_state.compare(self.processes, [theirs["states"] for theirs in met], "rank")
+            self._launch.with_state(setup, initial_state)
         except BaseException:
             self._launch.end()
             raise
         finally:
-            if given is not None:
-                given.close()
+            if initial_state is not None:
+                initial_state.close()
 
     def _states(self) -> dict[str, tuple[int, dict[str, Any]]]:
         """Return of each state, by name, the number and row of the input that holds it."""
@@ -291,12 +292,12 @@ class OpenedEntity(Opened):
     def _get_state(self) -> dict[str, np.ndarray]:
         """Return every state by name: whole arrays, of which this process fills the parts that it
         holds."""
-        found, job = {}, self._loaded()
+        arrays, job = {}, self._loaded()
         for name, (number, row) in self._states().items():
             array = np.empty(job.setup.shape(row), numpy_dtype(row["dtype"]))
             job.get_input(number, global_of(array, row["dtype"]))
-            found[name] = array
-        return found
+            arrays[name] = array
+        return arrays
 
     def _put_state(self, arrays: dict[str, np.ndarray]) -> None:
         job = self._loaded()
@@ -304,10 +305,10 @@ class OpenedEntity(Opened):
             job.put(number, global_of(arrays[name], row["dtype"]))
 
     def _loaded(self) -> Job:
-        """Return the job; load it again, with its state, where a call that failed has ended it."""
+        """Return the job. Where a call that failed has ended it, load it again with its state."""
         if self._job is None:
             setup, _ = self._launch.agreed(lambda: self._prepare(self._initial, {}, {}))
             job = self._launch.placed(setup)
-            self.processes.together(lambda: self._bring_state(job))
+            self.processes.run_in_all(lambda: self._bring_state(job))
         assert self._job is not None
         return self._job

@@ -17,7 +17,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.api import convolve
 from codegen.trace.array import Array, as_array, is_traced
-from codegen.trace.control.conversion import convert, given
+from codegen.trace.control.conversion import checked_callback, convert
 from codegen.trace.expecting import expect as _expect
 from codegen.trace.number import Number, expr_of, number
 from codegen.trace.numpy.elementwise import mapped
@@ -102,12 +102,12 @@ def differs_from_run_to_run(extent: Any) -> bool:
 
 
 def _formula(x: Any) -> Expr:
-    found = expr_of(x)
-    if found is None:
+    formula = expr_of(x)
+    if formula is None:
         raise UsageError("an integer is not known by a formula", place=user_place(),
                          expected="extents, positions, counters of loops, Python's integers",
                          found=repr(x)[:60])
-    return found
+    return formula
 
 
 # ---- ranks ---------------------------------------------------------------------------------------
@@ -121,9 +121,9 @@ class RankGroup:
     of a shard_map; what: the function that says so.
     """
 
-    def __init__(self, axes: Any, what: str) -> None:
-        self._context, self.axes = members(axes, what)
-        self._what, mesh = what, self._context.mesh
+    def __init__(self, axes: Any, caller: str) -> None:
+        self._context, self.axes = members(axes, caller)
+        self._what, mesh = caller, self._context.mesh
         self.size, self.position = number(mesh.size(self.axes)), number(mesh.position(self.axes))
 
     def start(self, extent: Any) -> Any:
@@ -147,12 +147,12 @@ def converted(function: Callable[..., Any]) -> Callable[..., Any]:
     return convert(function)
 
 
-def called_with(function: Any, what: str, *names: str) -> Callable[..., Any]:
+def called_with(function: Any, role: str, *names: str) -> Callable[..., Any]:
     """Return a user's function, converted, that is called with arguments of these names.
 
-    UsageError where it takes others; what: names the function in the message.
+    Raises UsageError where it takes others. role: what the function is called in the message.
     """
-    return given(function, what, *names)
+    return checked_callback(function, role, *names)
 
 
 def expect(holds: Any, *text: Any) -> None:
@@ -210,12 +210,12 @@ def check(operation: Operation, *operands: Any, ranks: Sequence[int] = (1, 2, 3,
     inputs: dict[str, Any] = {f"x{k}": x for k, x in enumerate(arrays)}
     apart = _rounding(expected, arrays)
     for n in ranks:
-        made = image.run(ranks=n, **inputs)
-        if not np.allclose(made, expected, 1e-4, apart, equal_nan=True):
-            where = np.argwhere(~np.isclose(made, expected, 1e-4, apart, equal_nan=True))[0]
+        result = image.run(ranks=n, **inputs)
+        if not np.allclose(result, expected, 1e-4, apart, equal_nan=True):
+            where = np.argwhere(~np.isclose(result, expected, 1e-4, apart, equal_nan=True))[0]
             on = f"compute on {n} rank{'s' * (n != 1)}"
             raise _disagrees(operation, on, "numpy", tuple(where.tolist()), expected[tuple(where)],
-                             made[tuple(where)],
+                             result[tuple(where)],
                              "name in the rule needs all that compute reads; windows(size) widens")
     if type(operation).vjp is not Operation.vjp:
         _check_vjp(operation, arrays)
@@ -265,11 +265,11 @@ def _check_vjp(operation: Operation, arrays: Sequence[Any]) -> None:
         return  # numbers that do not change by little have no derivative
     result, back = spmd.vjp(of, *(wide[k] for k in by))
     cotangent = _normal(draw, np.asarray(result))
-    found = sum(np.real(np.sum(g * steps[k])) for k, g in zip(by, back(cotangent)))
+    slope = sum(np.real(np.sum(g * steps[k])) for k, g in zip(by, back(cotangent)))
     expected = np.real(np.sum(cotangent * (ends[0] - ends[1]))) / 2
     rounding = 1e-14 * np.sum(np.abs(cotangent) * (np.abs(ends[0]) + np.abs(ends[1])))
-    if not np.isclose(found, expected, 1e-3, rounding):
-        raise _disagrees(operation, "vjp", "differences of numpy", "", expected * 1e6, found * 1e6,
+    if not np.isclose(slope, expected, 1e-3, rounding):
+        raise _disagrees(operation, "vjp", "differences of numpy", "", expected * 1e6, slope * 1e6,
                          "compare its formula with the derivative of numpy; operands at which that "
                          "jumps have none")
 
@@ -283,6 +283,7 @@ def _normal(draw: np.random.Generator, like: np.ndarray) -> np.ndarray:
 def _disagrees(
     operation: Operation, rule: str, other: str, where: Any, expected: Any, found: Any, remedy: str
 ) -> CheckError:
-    at = f"element {where} is " if where != "" else "a slope of "
-    return CheckError(f"{operation}: {rule} does not agree with {other}\n  expected: {at}{expected}"
-                      f"\n  found:    {found}\n  try:      {remedy}")
+    subject = f"element {where} is " if where != "" else "a slope of "
+    return CheckError(
+        f"{operation}: {rule} does not agree with {other}\n  expected: {subject}{expected}"
+        f"\n  found:    {found}\n  try:      {remedy}")

@@ -51,15 +51,15 @@ class Face:
         self.dims = _dims(manifest, self.inputs)
         self.optional = {array["optional"] for _, array in self.inputs if "optional" in array}
         self.takes_only = "only" not in (*self.scalars, *(a["name"] for _, a in self.inputs))
-        self.given = bytearray(b"\1" * len(manifest["inputs"]))
+        self.given_flags = bytearray(b"\1" * len(manifest["inputs"]))
         for k, _ in self.inputs:
-            self.given[k] = 0
+            self.given_flags[k] = 0
 
     def rows(self) -> dict[str, Any]:
         """Return what the image says of joining calls: {"dim": …}, or {"because": …} and where."""
         rows = self.manifest.get("independent_rows", ())[self.number or 0:]
-        found: dict[str, Any] = rows[0] if rows else {"because": "an older image does not say it"}
-        return found
+        joining: dict[str, Any] = rows[0] if rows else {"because": "an older image does not say it"}
+        return joining
 
     def settable(self) -> list[str]:
         """Return the names of the scalars that users set: without dims, which inputs say."""
@@ -82,19 +82,19 @@ class Face:
                                  or "no inputs and no scalars",
                                  remedy=meant(name, [*known, *OPTIONS], "{}=…"))
 
-    def settings(self, given: dict[str, Any]) -> dict[str, Any]:
+    def settings(self, scalars: dict[str, Any]) -> dict[str, Any]:
         """Return these scalars, and the one that says which entry runs. Raise UsageError for one
         that this entry does not have."""
         if self.number is None:
-            return given
+            return scalars
         settable = self.settable()
-        for name in given:
+        for name in scalars:
             if name not in self.scalars and name not in self.manifest["parameters"]:
                 raise UsageError(f"the entry {self.name} has no scalar {name!r}",
                                  expected=", ".join(settable) or "no scalars",
                                  remedy="run --entry NAME says which entry runs"
                                  if name == ENTRY else meant(name, settable))
-        return {**given, ENTRY: self.number}
+        return {**scalars, ENTRY: self.number}
 
     def others(self, before: Mapping[str, Any]) -> dict[str, Any]:
         """Return the scalars of other entries, as they were in the call before. A dim whose extent
@@ -129,12 +129,12 @@ class Face:
 
 def _within(entry: str, row: dict[str, Any]) -> dict[str, Any]:
     """Return the row of an input or output of an entry, with the names that its method says."""
-    at = len(entry) + 1
-    own: dict[str, Any] = {"name": row["name"][at:]}
+    start = len(entry) + 1
+    own: dict[str, Any] = {"name": row["name"][start:]}
     if "optional" in row:
-        own["optional"] = row["optional"][at:]
+        own["optional"] = row["optional"][start:]
     if "needs" in row:
-        own["needs"] = [name[at:] for name in row["needs"]]
+        own["needs"] = [name[start:] for name in row["needs"]]
     return {**row, **own}
 
 
@@ -142,12 +142,12 @@ def _dims(
     manifest: dict[str, Any], inputs: list[tuple[int, dict[str, Any]]]
 ) -> list[tuple[str, int]]:
     bounded = bounded_dims(manifest)
-    found: dict[str, tuple[str, int]] = {}
+    places: dict[str, tuple[str, int]] = {}
     for _, array in inputs:
         for d, extent in enumerate(array["shape"]):
             if isinstance(extent, str) and extent in bounded:
-                found.setdefault(extent, (array["name"], d))
-    return list(found.values())
+                places.setdefault(extent, (array["name"], d))
+    return list(places.values())
 
 
 def faces_of(manifest: dict[str, Any]) -> dict[str, Face]:

@@ -20,92 +20,99 @@ _HOURS = re.compile(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d")
 
 def add(feed: Any) -> None:
     """Add all commands of feed to its parser."""
-    commands = feed.add_subparsers(dest="what", metavar="COMMAND", required=True)
-    for name, (what, options) in COMMANDS.items():
-        one = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
-        options(one)
+    commands = feed.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    for name, (summary, options) in COMMANDS.items():
+        description = f"{summary[0].upper()}{summary[1:]}."
+        parser = commands.add_parser(name, help=summary, description=description)
+        options(parser)
 
 
-def _serve(one: Any) -> None:
-    one.add_argument("--listen", metavar="tcp://HOST:PORT", default=HERE,
-                     help=f"default: {HERE}; tcp://0.0.0.0:5570 for other machines, with --keys")
-    _add_keys(one)
-    one.add_argument("--state", metavar="FILE", default="",
-                     help="what outlives a restart; default: ~/.local/state/spmd/feed-PORT.sqlite")
-    one.add_argument("--page", metavar="PORT", type=texts.port, default=None,
-                     help="a page on 127.0.0.1 with rates, /metrics for Prometheus, /status.json")
-    one.add_argument("--slice", metavar="SECONDS", type=_positive, default=10.0,
-                     help="how long a pipeline has the workers where several take turns; "
-                     "default: 10")
+def _serve(parser: Any) -> None:
+    parser.add_argument("--listen", metavar="tcp://HOST:PORT", default=HERE,
+                        help=f"default: {HERE}; tcp://0.0.0.0:5570 for other machines, with --keys")
+    _add_keys(parser)
+    parser.add_argument("--state", metavar="FILE", default="",
+                        help="what outlives a restart; default: "
+                        "~/.local/state/spmd/feed-PORT.sqlite")
+    parser.add_argument("--page", metavar="PORT", type=texts.port, default=None,
+                        help="a page on 127.0.0.1 with rates, /metrics for Prometheus, "
+                        "/status.json")
+    parser.add_argument("--slice", metavar="SECONDS", type=_positive, default=10.0,
+                        help="how long a pipeline has the workers where several take turns; "
+                        "default: 10")
 
 
-def _worker(one: Any) -> None:
-    _add_connect(one)
-    one.add_argument("--processes", metavar="N", type=texts.index, default=None,
-                     help="workers on this machine; default: one for each core, none with --slots")
-    one.add_argument("--device", metavar="KIND", default="cpu",
-                     help="the kind of device, as pipelines name it in rates=; default: cpu")
-    one.add_argument("--slots", metavar="N", type=texts.index, default=0,
-                     help="for how many ranks of jobs there is room (submit --ranks); default: 0")
-    one.add_argument("--launch", metavar="'COMMAND -n {ranks}'", type=_launch, default=None,
-                     help="what starts the ranks of a job, as 'srun -n {ranks}'; default: one "
-                     "process has all of them")
-    one.add_argument("--folder", metavar="FOLDER", default="",
-                     help="where each job gets a folder of its own; for a --launch that starts "
-                     "ranks on other machines, one that all of them see; default: TMPDIR")
-    one.add_argument("--ports", metavar="FIRST-LAST", type=_ports, default=None,
-                     help="where they listen, as a firewall lets through: 40000-40099; default: "
-                     "SPMD_FEED_PORTS, or any")
-    one.add_argument("--free", metavar="HH:MM-HH:MM", type=_hours, default=None,
-                     help="work at these hours only")
-    one.add_argument("--memory", metavar="SIZE", type=texts.size, default=0,
-                     help="that all of them may take, as 8g; default: three quarters of what is "
-                     "free")
-    one.add_argument("--cost", metavar="AMOUNT", type=_positive, default=0.0,
-                     help="of one worker in an hour, for the limits of pipelines")
-    one.add_argument("--watts", metavar="W", type=_positive, default=0.0,
-                     help="that one worker takes, for the limits of pipelines")
+def _worker(parser: Any) -> None:
+    _add_connect(parser)
+    parser.add_argument("--processes", metavar="N", type=texts.index, default=None,
+                        help="workers on this machine; default: one for each core, none with "
+                        "--slots")
+    parser.add_argument("--device", metavar="KIND", default="cpu",
+                        help="the kind of device, as pipelines name it in rates=; default: cpu")
+    parser.add_argument("--slots", metavar="N", type=texts.index, default=0,
+                        help="for how many ranks of jobs there is room (submit --ranks); "
+                        "default: 0")
+    parser.add_argument("--launch", metavar="'COMMAND -n {ranks}'", type=_launch, default=None,
+                        help="what starts the ranks of a job, as 'srun -n {ranks}'; default: one "
+                        "process has all of them")
+    parser.add_argument("--folder", metavar="FOLDER", default="",
+                        help="where each job gets a folder of its own; for a --launch that starts "
+                        "ranks on other machines, one that all of them see; default: TMPDIR")
+    parser.add_argument("--ports", metavar="FIRST-LAST", type=_ports, default=None,
+                        help="where they listen, as a firewall lets through: 40000-40099; default: "
+                        "SPMD_FEED_PORTS, or any")
+    parser.add_argument("--free", metavar="HH:MM-HH:MM", type=_hours, default=None,
+                        help="work at these hours only")
+    parser.add_argument("--memory", metavar="SIZE", type=texts.size, default=0,
+                        help="that all of them may take, as 8g; default: three quarters of what is "
+                        "free")
+    parser.add_argument("--cost", metavar="AMOUNT", type=_positive, default=0.0,
+                        help="of one worker in an hour, for the limits of pipelines")
+    parser.add_argument("--watts", metavar="W", type=_positive, default=0.0,
+                        help="that one worker takes, for the limits of pipelines")
 
 
-def _submit(one: Any) -> None:
-    one.add_argument("file", metavar="FILE.py[:NAME]", help="a file with @data.pipeline in it")
-    one.add_argument("--name", default="", help="the name to submit it under; default: its own")
-    one.add_argument("--image", metavar="IMAGE", help="the image that takes it: is compared first")
-    one.add_argument("--wait", metavar="SECONDS", type=_positive, default=5.0,
-                     help="for a scheduler that still starts; default: 5")
-    _add_job(one)
-    _add_settings(one)
-    _add_connect(one)
-    _add_json(one)
+def _submit(parser: Any) -> None:
+    parser.add_argument("file", metavar="FILE.py[:NAME]", help="a file with @data.pipeline in it")
+    parser.add_argument("--name", default="", help="the name to submit it under; default: its own")
+    parser.add_argument("--image", metavar="IMAGE",
+                        help="the image that takes it: is compared first")
+    parser.add_argument("--wait", metavar="SECONDS", type=_positive, default=5.0,
+                        help="for a scheduler that still starts; default: 5")
+    _add_job(parser)
+    _add_settings(parser)
+    _add_connect(parser)
+    _add_json(parser)
 
 
-def _add_job(one: Any) -> None:
+def _add_job(parser: Any) -> None:
     """Add the options of the other half of a submission: the ranks that take the pipeline."""
-    one.add_argument("--ranks", metavar="N|LEAST-MOST|none", type=_or_none(_ranks), default=None,
-                     help="start so many ranks of --image, too, where an agent has slots for them; "
-                     "what they print and their exit status are those of this command; default: as "
-                     "ranks= of the pipeline says")
-    one.add_argument("-i", "--input", metavar="[NAME=]FILE", type=texts.file, action="append",
-                     default=[], help="with --ranks: as of run; FILE travels to them")
-    _add_output(one)
-    one.add_argument("--feed", metavar="NAME", default="",
-                     help="with --ranks: the feed of the image that takes the pipeline, where it "
-                     "has several")
-    one.add_argument("--launch", metavar="'COMMAND -n {ranks}'", type=_launch, default=None,
-                     help="with --ranks: what starts them, as 'mpirun -n {ranks}'; default: as the "
-                     "agent does")
-    one.add_argument("--options", metavar="'OPTION …'", type=shlex.split, default=[],
-                     help="with --ranks: more options of run, as '--set steps=100'")
-    one.add_argument("--device", metavar="KIND", default="",
-                     help="with --ranks: the kind of device that is preferred; default: device= "
-                     "of the pipeline")
-    one.add_argument("--restarts", metavar="N", type=texts.index, default=0,
-                     help="with --ranks: how often they begin again when they are lost; default: 0")
-    one.add_argument("--until", metavar="'NAME < NUMBER'", type=_condition, default=None,
-                     help="with --ranks: end well once what the program saves as NAME is so; also "
-                     "<=, >, >=; of an array its mean")
-    one.add_argument("--detach", action="store_true",
-                     help="with --ranks: do not wait for their end; fetch does")
+    parser.add_argument("--ranks", metavar="N|LEAST-MOST|none", type=_or_none(_ranks), default=None,
+                        help="start so many ranks of --image, too, where an agent has slots for "
+                        "them; what they print and their exit status are those of this command; "
+                        "default: as ranks= of the pipeline says")
+    parser.add_argument("-i", "--input", metavar="[NAME=]FILE", type=texts.file, action="append",
+                        default=[], help="with --ranks: as of run; FILE travels to them")
+    _add_output(parser)
+    parser.add_argument("--feed", metavar="NAME", default="",
+                        help="with --ranks: the feed of the image that takes the pipeline, where "
+                        "it has several")
+    parser.add_argument("--launch", metavar="'COMMAND -n {ranks}'", type=_launch, default=None,
+                        help="with --ranks: what starts them, as 'mpirun -n {ranks}'; default: as "
+                        "the agent does")
+    parser.add_argument("--options", metavar="'OPTION …'", type=shlex.split, default=[],
+                        help="with --ranks: more options of run, as '--set steps=100'")
+    parser.add_argument("--device", metavar="KIND", default="",
+                        help="with --ranks: the kind of device that is preferred; default: device= "
+                        "of the pipeline")
+    parser.add_argument("--restarts", metavar="N", type=texts.index, default=0,
+                        help="with --ranks: how often they begin again when they are lost; "
+                        "default: 0")
+    parser.add_argument("--until", metavar="'NAME < NUMBER'", type=_condition, default=None,
+                        help="with --ranks: end well once what the program saves as NAME is so; "
+                        "also <=, >, >=; of an array its mean")
+    parser.add_argument("--detach", action="store_true",
+                        help="with --ranks: do not wait for their end; fetch does")
 
 
 def _condition(text: str) -> str:
@@ -115,57 +122,57 @@ def _condition(text: str) -> str:
     return text
 
 
-def _add_output(one: Any) -> None:
-    one.add_argument("-o", "--output", metavar="[NAME=]FILE", type=texts.file, action="append",
-                     default=[], help="of ranks: as of run; FILE is here")
+def _add_output(parser: Any) -> None:
+    parser.add_argument("-o", "--output", metavar="[NAME=]FILE", type=texts.file, action="append",
+                        default=[], help="of ranks: as of run; FILE is here")
 
 
-def _fetch(one: Any) -> None:
-    one.add_argument("name", metavar="JOB", help="as submit named it: PIPELINE/NUMBER")
-    _add_output(one)
-    _add_connect(one)
+def _fetch(parser: Any) -> None:
+    parser.add_argument("name", metavar="JOB", help="as submit named it: PIPELINE/NUMBER")
+    _add_output(parser)
+    _add_connect(parser)
 
 
-def _update(one: Any) -> None:
-    one.add_argument("name", metavar="PIPELINE", help="may be running: nothing is lost")
-    one.add_argument("--source", metavar="FILE.py[:NAME]", default="",
-                     help="the text that workers compute from now on")
-    _add_settings(one)
+def _update(parser: Any) -> None:
+    parser.add_argument("name", metavar="PIPELINE", help="may be running: nothing is lost")
+    parser.add_argument("--source", metavar="FILE.py[:NAME]", default="",
+                        help="the text that workers compute from now on")
+    _add_settings(parser)
     for name, (read, metavar, text) in SETTINGS_OF_RANKS.items():
-        _add_setting(one, name, read, metavar, text)
-    _add_connect(one)
-    _add_json(one)
+        _add_setting(parser, name, read, metavar, text)
+    _add_connect(parser)
+    _add_json(parser)
 
 
-def _cancel(one: Any) -> None:
-    one.add_argument("name", metavar="PIPELINE|JOB",
-                     help="runs that take it end, with a message; their checkpoints stay; a job "
-                     "that has ended is forgotten")
-    _add_connect(one)
-    _add_json(one)
+def _cancel(parser: Any) -> None:
+    parser.add_argument("name", metavar="PIPELINE|JOB",
+                        help="runs that take it end, with a message; their checkpoints stay; a job "
+                        "that has ended is forgotten")
+    _add_connect(parser)
+    _add_json(parser)
 
 
-def _status(one: Any) -> None:
-    _add_shown(one)
-    _add_connect(one)
-    _add_json(one)
+def _status(parser: Any) -> None:
+    _add_shown(parser)
+    _add_connect(parser)
+    _add_json(parser)
 
 
-def _add_shown(one: Any) -> None:
-    one.add_argument("name", metavar="PIPELINE|JOB", nargs="?", default="",
-                     help="this one, with all its ranks and workers; default: everything")
+def _add_shown(parser: Any) -> None:
+    parser.add_argument("name", metavar="PIPELINE|JOB", nargs="?", default="",
+                        help="this one, with all its ranks and workers; default: everything")
 
 
-def _top(one: Any) -> None:
-    _add_shown(one)
-    one.add_argument("--every", metavar="SECONDS", type=_positive, default=1.0,
-                     help="default: 1; Ctrl-C ends it")
-    _add_connect(one)
+def _top(parser: Any) -> None:
+    _add_shown(parser)
+    parser.add_argument("--every", metavar="SECONDS", type=_positive, default=1.0,
+                        help="default: 1; Ctrl-C ends it")
+    _add_connect(parser)
 
 
-def _keys(one: Any) -> None:
-    one.add_argument("folder", metavar="FOLDER",
-                     help="gets server.key, server.secret, client.key and client.secret")
+def _keys(parser: Any) -> None:
+    parser.add_argument("folder", metavar="FOLDER",
+                        help="gets server.key, server.secret, client.key and client.secret")
 
 
 # What a command of feed does, and its options.
@@ -220,40 +227,40 @@ LIMITS = ("ranks", "workers", "min_workers", "max_workers", "cost", "cost_per_ho
 NONE = object()  # such a setting, which is given; None: it is not given
 
 
-def given_settings(asked: Any) -> dict[str, Any]:
+def command_line_settings(asked: Any) -> dict[str, Any]:
     """Return the settings that stand on the command line."""
-    more = SETTINGS_OF_RANKS if asked.what == "update" else ()
-    found = {name: getattr(asked, name, None) for name in (*SETTINGS, *more, "image")}
-    return {name: None if value is NONE else value for name, value in found.items()
+    more = SETTINGS_OF_RANKS if asked.subcommand == "update" else ()
+    settings = {name: getattr(asked, name, None) for name in (*SETTINGS, *more, "image")}
+    return {name: None if value is NONE else value for name, value in settings.items()
             if value is not None}
 
 
-def _add_settings(one: Any) -> None:
+def _add_settings(parser: Any) -> None:
     for name, (read, metavar, text) in SETTINGS.items():
-        _add_setting(one, name, read, metavar, text)
+        _add_setting(parser, name, read, metavar, text)
 
 
-def _add_setting(one: Any, name: str, read: Any, metavar: str, text: str) -> None:
+def _add_setting(parser: Any, name: str, read: Any, metavar: str, text: str) -> None:
     if name in LIMITS:
         read, metavar = _or_none(read), f"{metavar}|none"
-    one.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, type=read, default=None,
-                     help=text)
+    parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, type=read, default=None,
+                        help=text)
 
 
-def _add_connect(one: Any) -> None:
-    one.add_argument("--connect", metavar="tcp://HOST:PORT", default=HERE,
-                     help=f"where the scheduler is; default: {HERE}")
-    _add_keys(one)
+def _add_connect(parser: Any) -> None:
+    parser.add_argument("--connect", metavar="tcp://HOST:PORT", default=HERE,
+                        help=f"where the scheduler is; default: {HERE}")
+    _add_keys(parser)
 
 
-def _add_keys(one: Any) -> None:
-    one.add_argument("--keys", metavar="FOLDER", default="",
-                     help="of feed keys; default: SPMD_FEED_KEYS, or those of this user on this "
-                     "machine")
+def _add_keys(parser: Any) -> None:
+    parser.add_argument("--keys", metavar="FOLDER", default="",
+                        help="of feed keys; default: SPMD_FEED_KEYS, or those of this user on this "
+                        "machine")
 
 
-def _add_json(one: Any) -> None:
-    one.add_argument("--json", action="store_true", help="the same, for programs to read")
+def _add_json(parser: Any) -> None:
+    parser.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
 # ---- words
@@ -317,10 +324,10 @@ def _workers(word: str) -> int | list[str]:
 
 
 def _rates(word: str) -> dict[str, float]:
-    found = {}
+    rates = {}
     for part in word.split(","):
         kind, equals, rate = part.partition("=")
         if not equals or not kind:
             raise ValueError(f"{word!r} is not KIND=RATE,KIND=RATE")
-        found[kind] = _positive(rate)
-    return found
+        rates[kind] = _positive(rate)
+    return rates

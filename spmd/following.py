@@ -21,7 +21,7 @@ from spmd.launch.processes import Processes, listed
 from spmd.started import FairLock
 
 CALLS, FOLLOWS = "calls", "follows"
-TAG = 0
+TAG = 0  # of messages of the communicator, which is a copy of the user's: no other has it
 SPIN_S = 1e-3  # so long a follower looks again at once for a message
 LATEST_S, SHARE = 2e-3, 0.05  # the longest pause between two looks; else, of the time waited
 
@@ -41,7 +41,7 @@ class Following:
 
     @property
     def is_led(self) -> bool:
-        """Whether process 0 calls and all others follow."""
+        """Return whether process 0 makes the calls and all others follow."""
         return self.leads or self.follows
 
     def take(self, turns: FairLock) -> bool:
@@ -130,14 +130,14 @@ class Following:
                 self.area = _arena(lambda to: lib.spmd_arena_new(need, 1, to))
                 return arena_address(self.area)
 
-            path, nonce = self.processes.meet(make)[0]
+            path, nonce = self.processes.run_and_gather(make)[0]
 
             def attach() -> None:
                 if not first:
                     self.area = _arena(
                         lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to))
 
-            self.processes.together(attach)
+            self.processes.run_in_all(attach)
             lib.spmd_arena_close_fd(self.area)
             self._room = need - lib.SPMD_ARENA_HEAD
         return ffi.cast("char *", lib.spmd_arena_memory(self.area))
@@ -165,7 +165,7 @@ class Pause:
 
 def listens(job: Job) -> bool:
     """Return whether orders for this job go through the engine: all processes share memory."""
-    return not job.setup.hosts.parted
+    return not job.setup.hosts.spans_hosts
 
 
 def _arena(make: Any) -> Any:

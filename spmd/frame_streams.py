@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from _queue import SimpleQueue
 
-from spmd.mistakes import plainly
 from spmd.started import Started
+from spmd.tracebacks import plainly
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

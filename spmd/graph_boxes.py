@@ -18,7 +18,7 @@ from codegen.image.elf import printable
 
 ALIKE = 5  # so many rows that are alike are one box
 WIDE = 6  # columns
-MOST_NESTED = 50
+MOST_NESTED = 50  # regions in regions, into which drawing recurses
 MOST_NAMES = 4  # of buffers, before the others are counted
 
 Json = dict[str, Any]
@@ -43,7 +43,7 @@ class GraphBox:
 
     rows: list[Json]
     kind: str
-    what: str
+    action: str
     reads: list[str]
     writes: list[str]
     place: str
@@ -69,7 +69,7 @@ def region_of(image: reader.ImageFile) -> GraphRegion:
     depth: list[int] = []
     for k, row in enumerate(rows):
         region = tuple(row["region"]) if "region" in row else None
-        near = {one["number"] for one in inside.get(region, ())}
+        near = {earlier["number"] for earlier in inside.get(region, ())}
         whole = row["number"] == k and near.issuperset(row["waits"]) and (
             region is None or region[0] < k)
         depth.append(0 if region is None or not whole else depth[region[0]] + 1)
@@ -96,20 +96,20 @@ class _Boxes:
         for number, region in sorted(filter(None, inside)):
             self.regions.setdefault(number, []).append(region)
 
-    def region(self, at: tuple[int, int] | None, title: str) -> GraphRegion:
-        found = GraphRegion(title)
-        for rows in _alike(self.inside.get(at, [])):
-            found.boxes.append(self.box(rows))
-        _packed(found.boxes)
-        return found
+    def region(self, key: tuple[int, int] | None, title: str) -> GraphRegion:
+        region = GraphRegion(title)
+        for rows in _alike(self.inside.get(key, [])):
+            region.boxes.append(self.box(rows))
+        _packed(region.boxes)
+        return region
 
     def box(self, rows: list[Json]) -> GraphBox:
         row = rows[0]
-        waits = sorted({w for one in rows for w in one["waits"]})
+        waits = sorted({w for member in rows for w in member["waits"]})
         return GraphBox(
-            rows, row["kind"], self.what(row), self.names(rows, "reads"),
+            rows, row["kind"], self.action(row), self.names(rows, "reads"),
             self.names(rows, "writes"), row.get("place", ""), row.get("text", ""), waits,
-            min(one["stream"] for one in rows),
+            min(member["stream"] for member in rows),
             [self.region((row["number"], k), self.title(row, k))
              for k in self.regions.get(row["number"], ())] if len(rows) == 1 else [])
 
@@ -121,7 +121,7 @@ class _Boxes:
             return f"arm {region}"
         return ("condition", "turn")[region > 0] if len(self.regions[row["number"]]) > 1 else ""
 
-    def what(self, row: Json) -> str:
+    def action(self, row: Json) -> str:
         """Return what a row does, in a few words."""
         m = self.manifest
         if "exchange" in row:
@@ -132,19 +132,19 @@ class _Boxes:
         if row["kind"] == "entries":
             return "one entry in each call"
         if row["kind"] == "library":
-            known = {one["number"]: one["routine"] for one in m["libraries"]}
+            known = {entry["number"]: entry["routine"] for entry in m["libraries"]}
             return " ".join(known.get(k, "library") for k in row.get("libraries", ()))
         if row["kind"] == "kernel":
-            known = {one["symbol"]: one["name"] for one in m.get("kernels", ())}
+            known = {entry["symbol"]: entry["name"] for entry in m.get("kernels", ())}
             return f"kernel {known.get(row.get('kernel'), '')}".rstrip()
         return str(row["kind"])
 
-    def names(self, rows: list[Json], what: str) -> list[str]:
-        """Return the names of the buffers that rows list under `what`: `reads` or `writes`."""
-        numbers = dict.fromkeys(k for row in rows for k in row[what] if k < len(self.buffers))
-        found = list(dict.fromkeys(self.buffers[k] for k in numbers))
-        return [*found[:MOST_NAMES], f"{len(found) - MOST_NAMES} more"] if (
-            len(found) > MOST_NAMES + 1) else found
+    def names(self, rows: list[Json], access: str) -> list[str]:
+        """Return the names of the buffers that rows list under `access`: `reads` or `writes`."""
+        numbers = dict.fromkeys(k for row in rows for k in row[access] if k < len(self.buffers))
+        names = list(dict.fromkeys(self.buffers[k] for k in numbers))
+        return [*names[:MOST_NAMES], f"{len(names) - MOST_NAMES} more"] if (
+            len(names) > MOST_NAMES + 1) else names
 
 
 def _packed(boxes: Sequence[GraphBox]) -> None:
@@ -180,9 +180,9 @@ def _like(row: Json, group: list[Json]) -> bool:
     """Return whether a row belongs in one box with others: of one kind and line, in a stream of its
     own, and waiting for none of them."""
     same = all(row.get(k) == group[0].get(k) for k in ("kind", "place", "exchange", "libraries"))
-    numbers = {one["number"] for one in group}
+    numbers = {member["number"] for member in group}
     return same and numbers.isdisjoint(row["waits"]) and row["stream"] not in {
-        one["stream"] for one in group} and row["kind"] not in ("loop", "branch", "entries")
+        member["stream"] for member in group} and row["kind"] not in ("loop", "branch", "entries")
 
 
 def line_text(place: str) -> str:

@@ -93,26 +93,26 @@ def _legend(x: float, y: float) -> Iterator[str]:
 def _region(region: GraphRegion) -> tuple[float, float, list[str]]:
     """Return the width and height of a region, and its elements, from its upper left corner on."""
     placed: list[_Placed] = []
-    at: dict[int, _Placed] = {}  # by number of a row
+    by_number: dict[int, _Placed] = {}  # by number of a row
     drawn: list[str] = []
     y = 0.0
     for box in region.boxes:
         width, height, lines = _box(box)
-        above = [at[k].bottom + GAP for k in box.waits if k in at]
+        above = [by_number[k].bottom + GAP for k in box.waits if k in by_number]
         # What waits for nothing stands where the program has it.
-        one = _Placed(box, box.column * (WIDTH + GAP), max(above, default=y), width, height)
-        y = one.fall(placed)
-        insort(placed, one, key=_bottom)
-        at |= {row["number"]: one for row in box.rows}
-        drawn += [f'<g transform="translate({one.x:g},{one.y:g})">', *lines, "</g>"]
-    edges = [edge for p in placed for edge in _edges(p, at)]
+        rectangle = _Placed(box, box.column * (WIDTH + GAP), max(above, default=y), width, height)
+        y = rectangle.fall(placed)
+        insort(placed, rectangle, key=_bottom)
+        by_number |= {row["number"]: rectangle for row in box.rows}
+        drawn += [f'<g transform="translate({rectangle.x:g},{rectangle.y:g})">', *lines, "</g>"]
+    edges = [edge for p in placed for edge in _edges(p, by_number)]
     return (max((p.right for p in placed), default=0), max((p.bottom for p in placed), default=0),
             [*edges, *drawn])
 
 
-def _edges(p: _Placed, at: dict[int, _Placed]) -> Iterator[str]:
+def _edges(p: _Placed, by_number: dict[int, _Placed]) -> Iterator[str]:
     """Yield a line from each box that a box waits for: straight down where that is possible."""
-    others = {id(at[k]): at[k] for k in p.box.waits if k in at}.values()
+    others = {id(by_number[k]): by_number[k] for k in p.box.waits if k in by_number}.values()
     style = "edge many" if len(others) > 8 else "edge"
     for other in others:
         x, to_x = other.toward(p), p.toward(other)
@@ -146,7 +146,7 @@ def _box(box: GraphBox) -> tuple[float, float, list[str]]:
 def _head(box: GraphBox, letters: int) -> Iterator[str]:
     """Yield two lines of text: what a box does, and the line of the source."""
     many = f" ×{len(box.rows)}" if len(box.rows) > 1 else ""
-    yield _text(PAD, LINE, _cut(f"{box.number} {box.what}{many}", letters), "head")
+    yield _text(PAD, LINE, _cut(f"{box.number} {box.action}{many}", letters), "head")
     line = line_text(box.place).rpartition(":")[2]
     yield _text(PAD, 2 * LINE, _cut(f"{line}: {box.text}" if box.place else "", letters))
 
@@ -155,7 +155,7 @@ def _said(box: GraphBox) -> str:
     streams = sorted({row["stream"] for row in box.rows})
     which = str(streams[0]) if len(streams) == 1 else f"{streams[0]} to {streams[-1]}"
     return "\n".join([
-        f"{box.number} {box.what}, stream {which}", f"{line_text(box.place)}: {box.text}",
+        f"{box.number} {box.action}, stream {which}", f"{line_text(box.place)}: {box.text}",
         f"reads {', '.join(box.reads) or 'nothing'}",
         f"writes {', '.join(box.writes) or 'nothing'}",
         f"waits for {', '.join(map(str, box.waits)) or 'nothing'}",

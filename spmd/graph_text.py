@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from spmd.graph_boxes import GraphBox, GraphRegion, line_text, touched_text
 
 HEAD = "operations, a column for each stream; what each waits for, reads -> writes"
-MOST_WAITS = 6
+MOST_WAITS = 6  # numbers of rows that a line names; the others are counted
 
 
 def graph_text(region: GraphRegion) -> str:
@@ -46,4 +46,4 @@ def _said(box: GraphBox) -> str:
         waits = [*waits[:MOST_WAITS], f"{len(waits) - MOST_WAITS} more"]
     after = f" after {', '.join(waits)}" if waits else ""
     touched = "" if box.regions else touched_text(box)
-    return f"{box.number} {box.what}{many}{after}{touched and ': '}{touched}"
+    return f"{box.number} {box.action}{many}{after}{touched and ': '}{touched}"

@@ -16,7 +16,7 @@ from codegen.errors import LayoutWarning, UsageError
 from codegen.image.elf import printable
 from codegen.mesh import checked_count, checked_sizes
 from codegen.user.named import together
-from spmd import layout_table, looking, show, tables
+from spmd import image_or_program, layout_table, show, tables
 from spmd.arguments import check_checks
 from spmd.distributed import Distributed as Distributed
 from spmd.distributed import Local as Local
@@ -27,11 +27,11 @@ from spmd.files.whole import check_place, write_whole
 from spmd.frame_streams import FrameStream as FrameStream
 from spmd.launch import loader
 from spmd.launch.options import Options
-from spmd.mistakes import plainly
+from spmd.launch_signatures import call, takes, takes_more
 from spmd.opened import Opened as Opened
-from spmd.showing import shown
+from spmd.progress_display import shown
 from spmd.started import Started as Started
-from spmd.takes import call, takes, takes_more
+from spmd.tracebacks import plainly
 from spmd.verify import images
 from spmd.verify.formulas import layout_text
 
@@ -100,7 +100,7 @@ class Image:
                 )
             return self._again(check=checks)
         if self._path:
-            twin = looking.builder().checked_twin(self._checked, self._path, checks)
+            twin = image_or_program.builder().checked_twin(self._checked, self._path, checks)
             if twin is not None:
                 return Image(loader.check(twin))
         asked = repr(",".join(checks))
@@ -245,9 +245,9 @@ class Image:
         names = tuple(axis["name"] for axis in self.manifest["mesh"])
         sizes = checked_sizes({} if mesh is None else mesh, names)
         count = None if ranks is None else checked_count("ranks", ranks)
-        found = layout_table.table(self._checked.image, count, sizes)
-        lines = layout_table.text(self._checked.image, found)
-        return tables.Layouts(found, "\n".join(printable(line.expandtabs()) for line in lines))
+        table = layout_table.table(self._checked.image, count, sizes)
+        lines = layout_table.text(self._checked.image, table)
+        return tables.Layouts(table, "\n".join(printable(line.expandtabs()) for line in lines))
 
     @plainly
     def verify(
@@ -263,15 +263,15 @@ class Image:
         does not match, MeshError for ranks that the program refuses.
         """
         names = tuple(axis["name"] for axis in self.manifest["mesh"])
-        given = checked_sizes({} if mesh is None else mesh, names)
+        sizes = checked_sizes({} if mesh is None else mesh, names)
         several = None
         if ranks is not None:
             counts: Iterable[Any] = ranks if hasattr(ranks, "__iter__") else [ranks]
             several = [checked_count("ranks", count) for count in counts]
         with shown():
             name = self.manifest["program"]
-            found = images.checked(self._checked.image, name, several, given, scalars)
-        return tables.Table([found], images.as_text(found))
+            report = images.checked(self._checked.image, name, several, sizes, scalars)
+        return tables.Table([report], images.as_text(report))
 
     def _repr_html_(self) -> str:
         m = self.manifest

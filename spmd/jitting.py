@@ -44,9 +44,9 @@ from spmd.jit_arguments import (
 from spmd.launch import loader
 from spmd.launch.options import TIME_LIMIT, Options
 from spmd.launch.processes import Processes, disagreement
-from spmd.mistakes import cells, plainly
 from spmd.opened import Opened
 from spmd.opening import group_of
+from spmd.tracebacks import cells, plainly
 
 MOST_OPEN = 16  # images of one function that stay loaded; those that were called longest ago close
 
@@ -174,11 +174,11 @@ class Jit:
     def __reduce__(self) -> Any:
         """Return how it is pickled: as functions are, by its name; where nothing is called so, as
         its function. Images stay where they are."""
-        found: Any = sys.modules.get(self.__module__)
+        target: Any = sys.modules.get(self.__module__)
         name: str = getattr(self, "__qualname__", "")
         for part in name.split("."):
-            found = getattr(found, part, None)
-        return name if found is self else (Jit, (self._function, self._how))
+            target = getattr(target, part, None)
+        return name if target is self else (Jit, (self._function, self._how))
 
     def __get__(self, obj: Any, cls: type | None = None) -> Any:
         return self if obj is None else JitMethod(self, obj)
@@ -286,8 +286,8 @@ class Jit:
         data = self._data(program, self._checks)
         for text in source.warnings_of(data, loops=False):
             warnings.warn(cells(text), LayoutWarning, stacklevel=5)
-        made = self._entries[key] = _Entry(program, [x.name for x in inputs], data, watch, digest)
-        return key, leaves, made
+        built = self._entries[key] = _Entry(program, [x.name for x in inputs], data, watch, digest)
+        return key, leaves, built
 
     def _data(self, program: Jitted, checks: tuple[str, ...]) -> bytes:
         store = None if self._cache else Cache("")
@@ -295,7 +295,7 @@ class Jit:
         def build() -> bytes:
             return source.build_program(program, {}, self._target, store, checks)
 
-        return build() if self._processes is None else self._processes.from_first(build)
+        return build() if self._processes is None else self._processes.run_in_first(build)
 
     def _forget_with(self, obj: Any, key: Any) -> None:
         """Free the image of an object's method when the object is collected."""
@@ -322,7 +322,7 @@ class Jit:
             mine.extend(look())
             return key_text(mine[0]), mine[2]
 
-        everyones = self._processes.meet(step)
+        everyones = self._processes.run_and_gather(step)
         odd = [k for k, (theirs, _) in enumerate(everyones) if theirs != everyones[0][0]]
         if odd:
             self._processes.refuse(disagreement(
@@ -348,11 +348,11 @@ class Jit:
         check_arguments(self._function, args, kwargs)
         leaves: list[Leaf] = []
         taken: set[str] = {"self"}
-        given = []
+        positional = []
         for k, x in enumerate(args):
             name = name_of(self._parameters, k)
-            given.append(Static(x) if self._is_static(k, bound) else
-                         leaves_of(x, name, self._layout.get(name), leaves, taken))
+            positional.append(Static(x) if self._is_static(k, bound) else
+                              leaves_of(x, name, self._layout.get(name), leaves, taken))
             if self._is_static(k, bound) and not (bound and not k):
                 check_hash(name, x)
         named = {}
@@ -362,7 +362,7 @@ class Jit:
                 named[name] = Static(x)
             else:
                 named[name] = leaves_of(x, name, self._layout.get(name), leaves, taken)
-        return Jitted(self._function, tuple(given), named, self._mesh), leaves
+        return Jitted(self._function, tuple(positional), named, self._mesh), leaves
 
 
 class JitMethod:

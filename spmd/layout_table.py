@@ -21,7 +21,7 @@ from spmd.verify.formulas import infix, layout_text
 Row = dict[str, Any]
 
 # Ranks up to which what reaches each of some of them is counted, beyond it is what it is at most.
-COUNTED = 4096
+COUNTED = 4096  # ranks up to which each is evaluated; above, the ends and the middle tell
 _FOLDS = ("all-reduce", "reduce-scatter", "reduce", "scan", "exclusive scan")
 
 
@@ -43,11 +43,11 @@ def table(image: reader.ImageFile, ranks: int | None, mesh: dict[str, int]) -> d
             if counted is not None:
                 row["rank_bytes"] = counted.bytes(row)
         known = counted.sizes if counted is not None else None
-        found = {"mesh": known, "arrays": arrays, "exchanges": exchanges,
-                 "chosen": notes.get("chosen", [])}
-        for _ in text(image, found):  # a row that cannot be written is damaged
+        layouts = {"mesh": known, "arrays": arrays, "exchanges": exchanges,
+                   "chosen": notes.get("chosen", [])}
+        for _ in text(image, layouts):  # a row that cannot be written is damaged
             pass
-        return found
+        return layouts
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError):
         raise ImageError("damaged notes", expected="a table of layouts",
                          found="something else") from None
@@ -97,9 +97,9 @@ class _Counted:
 # ---- as text -----------------------------------------------------------------------------------
 
 
-def text(image: reader.ImageFile, found: dict[str, Any]) -> Iterator[str]:
+def text(image: reader.ImageFile, layouts: dict[str, Any]) -> Iterator[str]:
     axes = ", ".join(f'n_{a["name"]} ranks along "{a["name"]}"' for a in image.manifest["mesh"])
-    known = found["mesh"]
+    known = layouts["mesh"]
     yield ("on the mesh (" + ", ".join(f"{k}={n}" for k, n in known.items()) + ")") if known else (
         f"for any mesh of {axes}")
     yield ""
@@ -107,7 +107,7 @@ def text(image: reader.ImageFile, found: dict[str, Any]) -> Iterator[str]:
     rows = together(
         (f"{r['name']}", f"{r['dtype']}[{_shape(r['shape'])}]", layout_text(r["layout"]),
          amount(r), f"{r['because']} ({', '.join(r['what'])})")
-        for r in found["arrays"]
+        for r in layouts["arrays"]
     )
     widths = [max((len(row[k]) for row in rows), default=0) for k in range(4)]
     for row in rows:
@@ -115,9 +115,9 @@ def text(image: reader.ImageFile, found: dict[str, Any]) -> Iterator[str]:
         yield f"  {'  '.join(cells)}  {row[4]}"
     yield ""
     yield "what is exchanged, and the bytes that reach a rank from others"
-    if not found["exchanges"]:
+    if not layouts["exchanges"]:
         yield "  nothing"
-    for r in found["exchanges"]:
+    for r in layouts["exchanges"]:
         over = ", ".join(f'"{a}"' for a in r["axes"])
         whose = f" of {r['array']}" if r["array"] else ""
         yield f"  {r['site']}. {r['words']}{whose}, over {over}: {amount(r)}, {r['often']}"
@@ -125,17 +125,17 @@ def text(image: reader.ImageFile, found: dict[str, Any]) -> Iterator[str]:
         if r["advice"] is not None:
             yield f"       {r['advice']['message']}"
             yield f"       try: {r['advice']['try']}"
-    if found["chosen"]:
+    if layouts["chosen"]:
         yield ""
         yield "loops: what the compiler does before them, and which stand copied in the program"
-    for r in found["chosen"]:
+    for r in layouts["chosen"]:
         yield f"  {r['message']}"
         yield from quoted(r["place"])
         if r["try"]:
             yield f"       try: {r['try']}"
 
 
-def pointed_out(image: reader.ImageFile, loops: bool = True) -> Iterator[str]:
+def layout_warnings(image: reader.ImageFile, loops: bool = True) -> Iterator[str]:
     """Yield what to say at build of exchanges that give every rank a large array whole, once per
     line; loops: also of loops before which every rank gets large arrays, before which large
     products stand, or that are unrolled."""
@@ -148,9 +148,9 @@ def pointed_out(image: reader.ImageFile, loops: bool = True) -> Iterator[str]:
         )
     said = set()
     for row in image.notes()["traffic"]:
-        if row["advice"] is None or (at := (row["array"], row["place"]["line"])) in said:
+        if row["advice"] is None or (key := (row["array"], row["place"]["line"])) in said:
             continue
-        said.add(at)
+        said.add(key)
         place, advice = row["place"], row["advice"]
         caret = under(place["text"], place["column"], place["end"])
         often = "" if row["often"] == "once" else f", {row['often']}"

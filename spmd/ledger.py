@@ -47,8 +47,8 @@ class Ledger:
             raise self.wrong("damaged notes", "a table of exchanges", "something else") from None
         self.unknown = {row.site for row in self.table.rows if row.unknown}
 
-    def wrong(self, what: str, expected: str, found: str) -> ImageError:
-        return ImageError(f"{self.path}: {what}", expected=expected, found=found)
+    def wrong(self, message: str, expected: str, found: str) -> ImageError:
+        return ImageError(f"{self.path}: {message}", expected=expected, found=found)
 
     def rank(self, mesh: tuple[int, ...], scalars: dict[str, Any], index: int) -> Values:
         """Return the values that the expressions of the rank with this index may name."""
@@ -64,17 +64,17 @@ class Ledger:
     # ---- arrays ------------------------------------------------------------------------------
 
     def shard(
-        self, array: dict[str, Any], mesh: tuple[int, ...], at: Values
+        self, array: dict[str, Any], mesh: tuple[int, ...], values: Values
     ) -> tuple[list[int], list[int]]:
         """Return offset and extent of a rank's part: balanced blocks along the axes of each dim."""
         size = dict(zip(self.axes, mesh))
-        place = {name: at[symbol] for name, symbol in zip(self.axes, self.coordinates)}
+        place = {name: values[symbol] for name, symbol in zip(self.axes, self.coordinates)}
         offsets, extents = [], []
         for entry, extent in zip(array["layout"], array["shape"]):
             parts, k = 1, 0
             for name in entry:
                 parts, k = parts * size[name], k * size[name] + place[name]
-            first, size_of_block = block(k, reader.evaluate(extent, at), parts)
+            first, size_of_block = block(k, reader.evaluate(extent, values), parts)
             offsets.append(first)
             extents.append(size_of_block)
         return offsets, extents

@@ -25,21 +25,21 @@ from spmd.faces import Face
 from spmd.fitting import copied, fitting, shape_of, whole
 from spmd.following import CALLS, FOLLOWS, Following, listens
 from spmd.frame_streams import FrameQueue, FrameStream
-from spmd.launch import presence
-from spmd.launch.course import Launch
-from spmd.launch.ending import LEFT, end_all, end_all_on_error
+from spmd.launch import process_status
 from spmd.launch.job import Global, Job
+from spmd.launch.lifecycle import Launch
 from spmd.launch.loader import Checked
 from spmd.launch.options import Options
 from spmd.launch.processes import Elsewhere
+from spmd.launch.script_exit import LEFT, end_all, end_all_on_error
 from spmd.launch.setup import Setup
 from spmd.launch.sizes import axis_sizes
-from spmd.mistakes import plainly
 from spmd.opening import Process, check_options, group_of, kept_outputs
 from spmd.output_trees import structure
 from spmd.prepared_calls import LedCall, PreparedCall
 from spmd.started import FairLock, Started, Starter, refused
 from spmd.streaming import Streaming, check_saves
+from spmd.tracebacks import plainly
 
 Key = tuple[int | None, tuple[int, ...], Only]  # of prepared calls: see Opened._key
 MOST_PREPARED = 1024  # calls: of every entry, one for each of the extents that only a run knows
@@ -192,7 +192,8 @@ class Opened:
     def _in_turn(
         self, face: Face, arguments: dict[str, Any], frames: FrameQueue | None = None
     ) -> Any:
-        """Call a face once those who came before have ended: as `during`, a microsecond less."""
+        """Call a face once earlier calls have ended. It does what `during` does in a microsecond
+        less."""
         within = self._turns.is_mine()
         try:
             self._take_call_turn()
@@ -277,18 +278,18 @@ class Opened:
                          for number in self._faces_by_number()]
                 if not self._job.follow(calls):
                     self._end_failed()
-            kind, *what = self._group.hear()
+            kind, *details = self._group.hear()
             self._closed = kind in ("close", "left")
             if kind == "close":
                 return
             if kind == "left":
-                raise Elsewhere(*what)
+                raise Elsewhere(*details)
             with suppress(Exception):  # process 0 says what it is
-                self._do(kind, *what)
+                self._do(kind, *details)
 
-    def _do(self, kind: str, *what: Any) -> Any:
+    def _do(self, kind: str, *details: Any) -> Any:
         """Carry out an order of process 0: a call, by the number of its face."""
-        number, arguments, only = what
+        number, arguments, only = details
         return self._called(self._faces_by_number()[number], arguments, only)
 
     def _faces_by_number(self) -> dict[int | None, Face]:
@@ -304,9 +305,10 @@ class Opened:
         return tables.Profile(rows, timeline.profile_text(ranks, rows), inside)
 
     def _timed(self, path: str, arguments: dict[str, Any]) -> str:
-        """Run once; process 0 writes what every rank did when. Return what is to be said of it."""
+        """Run once. Process 0 writes the timeline of all ranks to a file; return what to print
+        about it."""
         job, times = self._measured(arguments, events=True)
-        return str(self.processes.from_first(lambda: timeline.write(path, job, times)))
+        return str(self.processes.run_in_first(lambda: timeline.write(path, job, times)))
 
     def _measured(
         self, arguments: dict[str, Any], events: bool
@@ -392,9 +394,9 @@ class Opened:
             before = self._job
             job = self._launch.loaded(setup, lambda job: self._put(face, job))
             if job is not before:
-                self.processes.together(lambda: self._bring_state(job))
-            self.processes.together(lambda: self._compute(face, job))
-            self._launch.kept()
+                self.processes.run_in_all(lambda: self._bring_state(job))
+            self.processes.run_in_all(lambda: self._compute(face, job))
+            self._launch.finish_outputs()
             outputs = [self._output(job, k, array) if job.wanted[k] else None
                        for k, array in face.outputs]
             job.replace(face.pairs)
@@ -479,7 +481,7 @@ class Opened:
         if not (self.distributed and dims):
             return {}
         known = [array["name"] for _, array in face.inputs]
-        met = self.processes.meet(lambda: {
+        met = self.processes.run_and_gather(lambda: {
             name: value.part.shape for name, value in named.spread(arguments, known).items()
             if isinstance(value, Local)})
         axes = axis_sizes(manifest, self.processes.count, dict(self._options.mesh or {}))
@@ -507,19 +509,19 @@ class Opened:
             self._options.feed = arguments.pop("feed", self._options.feed)
         arguments = named.spread(arguments, known)
         face.check_names(arguments)
-        given = {name: value for name, value in arguments.items() if name in known}
+        inputs = {name: value for name, value in arguments.items() if name in known}
         scalars = {k: v for k, v in arguments.items() if k not in known}
-        shapes = {k: joined.get(k) or shape_of(v) for k, v in given.items()}
-        setup = self._launch.bound(face, scalars, shapes, only)
+        shapes = {k: joined.get(k) or shape_of(v) for k, v in inputs.items()}
+        setup = self._launch.bind(face, scalars, shapes, only)
         self.arrays = {
-            array["name"]: fitting(array, setup.shape(array), given[array["name"]])
+            array["name"]: fitting(array, setup.shape(array), inputs[array["name"]])
             for _, array in face.inputs
-            if array["name"] in given
+            if array["name"] in inputs
         }
-        said = {**face.own(self._launch.scalars), "entry": face.name, "inputs": sorted(given),
+        said = {**face.own(self._launch.scalars), "entry": face.name, "inputs": sorted(inputs),
                 "only": self._launch.computed,
                 **self._options.agreed()}
-        return self._launch.mine(setup, said)
+        return self._launch.contribution(setup, said)
 
     def _compute(self, face: Face, job: Job) -> None:
         try:
@@ -528,7 +530,7 @@ class Opened:
             self.arrays = {}
 
     def _put(self, face: Face, job: Job) -> None:
-        job.forget(face.given)
+        job.forget(face.given_flags)
         self._hand_over(face, job)
         for number, array in face.inputs:
             value = self.arrays.get(array["name"])
@@ -537,7 +539,7 @@ class Opened:
             elif value is not None:
                 assert isinstance(value, np.ndarray)  # the others have been handed over
                 job.put(number, global_of(value, array["dtype"]))
-        presence.show(presence.COMPUTES)
+        process_status.show(process_status.COMPUTES)
 
     def _hand_over(self, face: Face, job: Job) -> None:
         """Make outputs of the last call inputs, inside the memory of every rank. Those of another
@@ -547,13 +549,13 @@ class Opened:
             value = self.arrays.get(array["name"])
             if not isinstance(value, Distributed):
                 continue
-            if not value.lies_in(job) or (found := moves_of(job, value, number)) is None:
+            if not value.lies_in(job) or (copies := moves_of(job, value, number)) is None:
                 self.arrays[array["name"]] = (
                     Local(value.local, value.offsets) if self.distributed else value.local
                 )
             else:
-                moves += found
-                job.given[number] = 1
+                moves += copies
+                job.given_flags[number] = 1
                 del self.arrays[array["name"]]
         # Memory of one array may be that of another: what would be overwritten is read first.
         targets = [(to, to + size) for _, to, size in moves]
@@ -566,16 +568,16 @@ class Opened:
         for start, to, size in moves:
             ffi.memmove(ffi.cast("char *", to), ffi.cast("char *", start), size)
 
-    def _put_part(self, job: Job, number: int, array: dict[str, Any], given: Local) -> None:
+    def _put_part(self, job: Job, number: int, array: dict[str, Any], local: Local) -> None:
         """Put one rank's shard, a global array of which only this part is there."""
-        rank, part = job.setup.first, given.part
+        rank, part = job.setup.first, local.part
         offset, extent, _ = job.shard(number, rank)
-        found = given.offsets, part.shape
-        if given.offsets is not None and found != (tuple(offset), tuple(extent)):
+        position = local.offsets, part.shape
+        if local.offsets is not None and position != (tuple(offset), tuple(extent)):
             raise UsageError(
                 f"input {array['name']} was given an output of another layout",
                 expected=f"the part of shape {tuple(extent)} that begins at {tuple(offset)}",
-                found=f"the part of shape {part.shape} that begins at {given.offsets}",
+                found=f"the part of shape {part.shape} that begins at {local.offsets}",
                 remedy="give output and input one layout in the program; or out.gather(), "
                 "comm.bcast, and hand in the whole array",
             )

@@ -11,11 +11,11 @@ from typing import Any
 from codegen.errors import EnvironmentFault, UsageError
 from codegen.mesh import checked_count, checked_sizes
 from codegen.user import named
-from spmd.launch import launchers, presence
-from spmd.launch.attendance import Attendance
-from spmd.launch.ending import end_all_on_error
+from spmd.launch import launchers, process_status
+from spmd.launch.meeting_watch import MeetingWatch
 from spmd.launch.options import OPTIONS, TIME_LIMIT, Options
 from spmd.launch.processes import Elsewhere, Processes
+from spmd.launch.script_exit import end_all_on_error
 from spmd.texts import MOST_SECONDS
 
 
@@ -34,12 +34,12 @@ def check_options(options: Options, manifest: dict[str, Any], processes: Process
     """
     names = tuple(axis["name"] for axis in manifest["mesh"])
     options.mesh = checked_sizes({} if options.mesh is None else options.mesh, names)
-    for what in ("ranks", "threads"):
-        if (count := getattr(options, what)) is not None:
-            setattr(options, what, checked_count(what, count))
-    for what, row in OPTIONS.items():
-        if row.known and (name := getattr(options, what)) not in row.known:
-            raise UsageError(f"there is no {what} {name!r}", expected=", ".join(row.known))
+    for option in ("ranks", "threads"):
+        if (count := getattr(options, option)) is not None:
+            setattr(options, option, checked_count(option, count))
+    for option, row in OPTIONS.items():
+        if row.known and (name := getattr(options, option)) not in row.known:
+            raise UsageError(f"there is no {option} {name!r}", expected=", ".join(row.known))
     if not _is_limit(options.time_limit):
         raise UsageError(
             f"time_limit {options.time_limit!r} is not a number of seconds",
@@ -60,12 +60,12 @@ def group_of(comm: Any, time_limit: Any) -> Processes:
     processes = Processes(comm)
     if processes.count > 1:
         limit = time_limit if _is_limit(time_limit) else TIME_LIMIT
-        processes.waiting = Attendance(processes, limit)
+        processes.waiting = MeetingWatch(processes, limit)
     return processes
 
 
 def _check_launcher() -> None:
-    if presence.is_forked():
+    if process_status.is_forked():
         raise UsageError(
             "a process that was forked cannot use the MPI of the one that it was forked from",
             remedy="leave comm= out, or make the process by mpirun",

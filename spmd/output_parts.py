@@ -44,25 +44,25 @@ def hosted_parts(job: Job, array: int) -> list[Part]:
     return parts
 
 
-def collect(job: Job, rooms: Mapping[int, tuple[str, int]], what: str) -> dict[int, np.ndarray]:
+def collect(job: Job, rooms: Mapping[int, tuple[str, int]], kind: str) -> dict[int, np.ndarray]:
     """Brings arrays, by their numbers, to their rooms: a file, with the byte where it begins;
     without one ("") to the first process, where these arrays come out. Every process must come.
-    what: they are, in messages.
+    kind: what messages call the arrays, as "output".
     """
     processes = job.processes
     files = {array: room for array, room in rooms.items() if room[0]}
     # The first process has made the files; other hosts may not see them.
-    seen = processes.meet(lambda: [os.path.exists(path) for path, _ in files.values()])
+    seen = processes.run_and_gather(lambda: [os.path.exists(path) for path, _ in files.values()])
 
     def fill() -> None:
         for (array, (path, start)), here in zip(files.items(), seen[processes.number], strict=True):
             if here:
-                store(job, array, path, start, what, hosted_parts(job, array))
+                store(job, array, path, start, kind, hosted_parts(job, array))
 
-    processes.together(fill)
+    processes.run_in_all(fill)
     if not all(map(all, seen)):
-        processes.together(lambda: _bring(job, files, seen, what))
-    found = {}
+        processes.run_in_all(lambda: _bring(job, files, seen, kind))
+    arrays = {}
     for array in (array for array in rooms if array not in files):
         row = job.array(array)
         shape, dtype = job.setup.shape(row), numpy_dtype(row["dtype"])
@@ -70,12 +70,12 @@ def collect(job: Job, rooms: Mapping[int, tuple[str, int]], what: str) -> dict[i
             continue
         whole = gather(processes.comm, hosted_parts(job, array), shape, dtype)
         if whole is not None:
-            found[array] = whole
-    return found
+            arrays[array] = whole
+    return arrays
 
 
 def _bring(job: Job, files: Mapping[int, tuple[str, int]], seen: list[list[bool]],
-           what: str) -> None:
+           kind: str) -> None:
     """Sends parts from processes that do not see a file to the first one, which writes them. It
     takes all that is sent before it raises OutputError: nobody waits for it."""
     comm, failure = job.processes.comm, None
@@ -88,7 +88,7 @@ def _bring(job: Job, files: Mapping[int, tuple[str, int]], seen: list[list[bool]
             elif job.processes.number == 0:
                 parts = iter(partial(comm.recv, source=sender), None)
                 try:
-                    store(job, array, path, start, what, parts)
+                    store(job, array, path, start, kind, parts)
                 except OutputError as error:
                     failure = failure or error
                 for _ in parts:  # of a file that takes no more
@@ -111,7 +111,7 @@ def _pieces(parts: Iterable[Part]) -> Iterator[Part]:
                                 ((offsets[0] + half, *offsets[1:]), part[half:])])
 
 
-def store(job: Job, array: int, path: str, start: int, what: str, parts: Iterable[Part]) -> None:
+def store(job: Job, array: int, path: str, start: int, kind: str, parts: Iterable[Part]) -> None:
     """Writes parts of an array into a file whose elements begin at start.
 
     Byte by byte, where hosts share a file but not its pages in memory. Raises OutputError.
@@ -128,7 +128,7 @@ def store(job: Job, array: int, path: str, start: int, what: str, parts: Iterabl
             os.close(fd)
     except OSError as error:
         raise OutputError(
-            f"{what} {row['name']}: cannot write {path}: {error.strerror}",
+            f"{kind} {row['name']}: cannot write {path}: {error.strerror}",
             expected="a directory that may be written to",
             found=f"host {os.uname().nodename}", remedy="a path in another directory",
         ) from None
@@ -146,9 +146,9 @@ def _store_part(
     first = start + sum(o * s for o, s in zip(offsets, strides, strict=True))
     if part.size == 0:
         return
-    for at in np.ndindex(part.shape[:outer]):
-        run = np.ascontiguousarray(part[at]).reshape(-1).view(np.uint8).data
-        place = first + sum(k * s for k, s in zip(at, strides))
+    for position in np.ndindex(part.shape[:outer]):
+        run = np.ascontiguousarray(part[position]).reshape(-1).view(np.uint8).data
+        place = first + sum(k * s for k, s in zip(position, strides))
         while run:
             written = os.pwrite(fd, run, place)
             run, place = run[written:], place + written

@@ -34,11 +34,11 @@ def _named(name: str, fields: tuple[str, ...], values: Iterable[Any]) -> Any:
 
 @cache
 def _named_class(name: str, fields: tuple[str, ...]) -> Any:
-    found = namedtuple("Returned", fields, rename=True)  # type: ignore[misc]
-    found.__name__ = found.__qualname__ = name
+    record_class = namedtuple("Returned", fields, rename=True)  # type: ignore[misc]
+    record_class.__name__ = record_class.__qualname__ = name
 
     def reduced(self: Any) -> Any:  # the class has no module where pickle could look it up
         return _named, (name, fields, tuple(self))
 
-    found.__reduce__ = reduced  # type: ignore[method-assign]
-    return found
+    record_class.__reduce__ = reduced  # type: ignore[method-assign]
+    return record_class

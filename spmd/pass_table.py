@@ -20,7 +20,7 @@ class PassTable(NamedTuple):
 
     @property
     def between(self) -> float:
-        """Seconds of what runs between passes."""
+        """Return the seconds of lowering that no pass accounts for."""
         return self.lowering - sum(row.seconds for row in self.rows if not row.depth)
 
     def json(self) -> dict[str, Any]:

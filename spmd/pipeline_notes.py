@@ -139,8 +139,9 @@ def pipelines_of(
 
 def warnings(image: reader.ImageFile) -> Iterator[str]:
     """Yield what to say of each pipeline when it is built."""
-    for one in pipelines_of(image):
-        yield "\n".join([*filter(None, one.head()), *(f"  {line}" for line in one.facts(NOTABLE))])
+    for pipeline in pipelines_of(image):
+        facts = (f"  {line}" for line in pipeline.facts(NOTABLE))
+        yield "\n".join([*filter(None, pipeline.head()), *facts])
 
 
 def pipeline_of(
@@ -164,14 +165,14 @@ def pipeline_of(
     if kept is not None and len(kept) != schedule.stages:
         raise ImageError("damaged image", expected="kept bytes of each stage", found=str(len(kept)),
                          remedy=AGAIN)
-    found = {name: int(reader.evaluate(e, sizes)) for name, e in lengths.items()}
-    return PipelineNotes(schedule, kept, RowBytes(**found) if found else None, row)
+    row_bytes = {name: int(reader.evaluate(e, sizes)) for name, e in lengths.items()}
+    return PipelineNotes(schedule, kept, RowBytes(**row_bytes) if row_bytes else None, row)
 
 
 def _way_text(way: dict[str, Any]) -> str:
     """Return the bytes of a way to place the work, and what travels."""
-    what = "weights" if way["place"] == "microbatch" else "activations"
-    return (f'{bytes_text(way["bytes"])} from each rank: {what} and their gradients '
+    traffic = "weights" if way["place"] == "microbatch" else "activations"
+    return (f'{bytes_text(way["bytes"])} from each rank: {traffic} and their gradients '
             f'(place="{way["place"]}", {way["schedule"]})')
 
 

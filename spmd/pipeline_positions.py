@@ -73,7 +73,7 @@ class Positions:
         self.axes = [a["name"] for a in image.manifest["mesh"]]
         self.sizes = list(sizes)
 
-    def at(self, position: int, first: int, count: int = 1) -> RanksAtTick | None:
+    def work_of(self, position: int, first: int, count: int = 1) -> RanksAtTick | None:
         """Return what `count` ranks from rank `first` on do; None where they are in no tick."""
         if position == 0:
             return None

@@ -59,9 +59,9 @@ class PreparedCall:
         self._trees: dict[str, set[str]] = {}
         leaves: list[str] = []
         for name, value in arguments.items():
-            if name not in known and (found := named.of_tree(name, known)):
+            if name not in known and (tree_leaves := named.of_tree(name, known)):
                 self._trees[name] = {leaf for leaf, _ in named.named(value, name)}
-                leaves += found
+                leaves += tree_leaves
             elif name in known:
                 leaves.append(name)
         scalars = {scalar["name"]: (k, scalar)
@@ -81,11 +81,11 @@ class PreparedCall:
         self._there = [job.wanted[number] for number, _ in face.outputs]
         self._words = ffi.new("int64_t[]", job.setup.words or [0])
         self._floats = ffi.cast("double *", self._words)
-        given = bytearray(face.given)
+        given_flags = bytearray(face.given_flags)
         for name in leaves:
-            given[known[name][0]] = 1
-        given += job.wanted
-        self._kept += [ffi.new("uint8_t[]", bytes(given) or b"\0"),
+            given_flags[known[name][0]] = 1
+        given_flags += job.wanted
+        self._kept += [ffi.new("uint8_t[]", bytes(given_flags) or b"\0"),
                        ffi.new("uint32_t[]", face.pairs or [0])]
         self.pointer = ffi.new("spmd_call *", {
             "scalar": self._words, "given": self._kept[-2], "put": puts, "get": gets,
@@ -100,7 +100,7 @@ class PreparedCall:
         """
         transfers = ffi.new("spmd_transfer[]", sum(len(ranks) for _, _, ranks in rows))
         self._kept.append(transfers)
-        found, k = [], 0
+        arrays, k = [], 0
         for number, array, ranks in rows:
             dtype, shape = numpy_dtype(array["dtype"]), self.job.setup.shape(array)
             strides: list[int] = []
@@ -118,8 +118,8 @@ class PreparedCall:
                 place.shape, place.stride = extents
                 places.append(place)
                 k += 1
-            found.append((array, dtype, shape, places))
-        return found, transfers
+            arrays.append((array, dtype, shape, places))
+        return arrays, transfers
 
     def fits(self, job: Job | None, arguments: dict[str, Any], only: Only) -> bool:
         """Return whether this job can be called so, with arguments of these names, and is asked for
@@ -182,10 +182,10 @@ class PreparedCall:
             if leaves is None:
                 flat[name] = value
                 continue
-            found = dict(named.named(value, name))
-            if found.keys() != leaves:
+            values = dict(named.named(value, name))
+            if values.keys() != leaves:
                 return None
-            flat |= found
+            flat |= values
         return flat
 
     def room(self) -> list[np.ndarray]:
@@ -217,12 +217,12 @@ class LedCall(PreparedCall):
         super().__init__(job, face, arguments, only)
         self.number = face.number or 0
         count = len(job.setup.words)
-        at, ends = 8 * count, []
+        offset, ends = 8 * count, []
         for _, dtype, shape, _ in (*self._inputs, *self._outputs):
-            at = -(-at // LINE) * LINE
-            ends.append(at)
-            at += math.prod(shape) * dtype.itemsize
-        base = memory(max(at, 8))
+            offset = -(-offset // LINE) * LINE
+            ends.append(offset)
+            offset += math.prod(shape) * dtype.itemsize
+        base = memory(max(offset, 8))
         views = []
         for begin, (_, dtype, shape, places) in zip(ends, (*self._inputs, *self._outputs)):
             for place in places:
@@ -273,8 +273,8 @@ def mentioned(formulas: Any) -> set[str]:
 def _address(place: Any, array: np.ndarray) -> Any:
     """Write the address of an array into a place; return what must live as long as it is used."""
     try:
-        place.base = found = _from_buffer(array)
-        return found
+        place.base = pointer = _from_buffer(array)
+        return pointer
     except (ValueError, BufferError, TypeError):  # it is not contiguous, or of a foreign dtype
         array = np.ascontiguousarray(array)
         place.base = ffi.cast("char *", address(array))

@@ -55,7 +55,7 @@ def _hidden(error: BaseException) -> SpmdError | None:
     nobody."""
     if isinstance(error, SpmdError) and not isinstance(error, InternalError):
         return None
-    told: SpmdError | None = import_module("spmd.hiding").hidden(error)
+    told: SpmdError | None = import_module("spmd.shadowed_modules").shadowing_error(error)
     return told
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from codegen.dtypes import DType, numpy_dtype
 from codegen.errors import EnvironmentFault
 from codegen.library_routines import Routine, every, routine
-from codegen.routine_trials import Given, Key, MakesTrial
+from codegen.routine_trials import Key, MakesTrial, SampleMatrices
 from spmd.engine import ffi
 from spmd.launch import routines
 
@@ -29,8 +29,8 @@ def beside_numpy(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _fault(called: Routine, trial: MakesTrial, dtype: DType) -> str:
-    given = Given(np.dtype(numpy_dtype(dtype)))
-    arguments, result, expected = trial(given)
+    matrices = SampleMatrices(np.dtype(numpy_dtype(dtype)))
+    arguments, result, expected = trial(matrices)
     try:
         address = routines.address(called.source, called.name)
         handed = [_handed(x, dtype) for x in arguments]
@@ -41,7 +41,7 @@ def _fault(called: Routine, trial: MakesTrial, dtype: DType) -> str:
         return f"it returns {info}"
     for got, want in zip(result(), expected, strict=True):
         apart = np.max(abs(np.asarray(got) - want), initial=0) / np.max(abs(want), initial=1)
-        if not apart < 10.0 ** -DIGITS[given.real.name]:
+        if not apart < 10.0 ** -DIGITS[matrices.real.name]:
             return f"an element differs by {apart:.1e} of the largest one"
     return ""
 

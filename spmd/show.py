@@ -17,7 +17,7 @@ from codegen.image import manifest as reader
 from codegen.image.elf import printable
 from codegen.image.manifest import evaluate
 from codegen.user.named import roots, together
-from spmd import graph_picture, layout_table, looking, pipeline_notes, report
+from spmd import graph_picture, image_or_program, layout_table, pipeline_notes, report
 from spmd.arguments import check_settings, read, scalars_of
 from spmd.faces import Face, faces_of, states_of
 from spmd.files.whole import check_place, refuse_replacing, write_whole
@@ -33,11 +33,11 @@ RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 
 def command(asked: argparse.Namespace, _: Processes) -> int:
     """Run the command `spmd show`."""
-    what = asked.what or ["manifest"]
-    if asked.ranks and not {"layouts", "schedule"} & {*what}:
+    parts = asked.parts or ["manifest"]
+    if asked.ranks and not {"layouts", "schedule"} & {*parts}:
         raise UsageError("--ranks is for the bytes that --layouts shows, and for --schedule",
                          remedy="show IMAGE --layouts --ranks N")
-    if asked.mesh and not {"layouts", "schedule"} & {*what}:
+    if asked.mesh and not {"layouts", "schedule"} & {*parts}:
         raise UsageError("--mesh is for the bytes that --layouts shows, and for --schedule",
                          remedy="show IMAGE --layouts --mesh NAME=N")
     if asked.set and not loader.is_program(asked.image):
@@ -48,28 +48,28 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
         raise UsageError("--without is for a FILE.py, which is built to be shown",
                          found=f"{asked.image}, which was built before")
     if asked.output is not None:
-        check_picture(asked.output, asked.image, what)
-    if "passes" in what:
-        return _passes(asked, what)
-    return main(asked.image, what, asked.json, asked.ranks, asked.mesh, asked.set, asked.no_cache,
+        check_picture(asked.output, asked.image, parts)
+    if "passes" in parts:
+        return _passes(asked, parts)
+    return main(asked.image, parts, asked.json, asked.ranks, asked.mesh, asked.set, asked.no_cache,
                 asked.output, asked.without)
 
 
-def _passes(asked: argparse.Namespace, what: list[str]) -> int:
+def _passes(asked: argparse.Namespace, parts: list[str]) -> int:
     """Print what each pass does in a build made afresh."""
     if not loader.is_program(asked.image):
         raise UsageError("--passes is for a FILE.py, which is built to be shown",
                          found=f"{asked.image}: what passes did is not in an image")
-    if len(what) > 1:
-        raise UsageError("--passes stands alone", found=" ".join(f"--{part}" for part in what))
-    table = looking.builder().passes_of(asked.image, asked.set, asked.without)
+    if len(parts) > 1:
+        raise UsageError("--passes stands alone", found=" ".join(f"--{part}" for part in parts))
+    table = image_or_program.builder().passes_of(asked.image, asked.set, asked.without)
     print(json.dumps(table.json(), indent=1) if asked.json else "\n".join(table.text()))
     return 0
 
 
-def check_picture(output: str, path: str, what: list[str]) -> None:
+def check_picture(output: str, path: str, parts: list[str]) -> None:
     """Raises UsageError or OutputError where no picture can be written to `output`."""
-    drawn = [part for part in what if part in DRAWN]
+    drawn = [part for part in parts if part in DRAWN]
     if len(drawn) != 1:
         raise UsageError("-o is for the picture of --graph, or of --schedule",
                          remedy="show IMAGE --graph -o FILE.svg")
@@ -81,7 +81,7 @@ def check_picture(output: str, path: str, what: list[str]) -> None:
 
 
 def main(
-    path: str, what: list[str], as_json: bool, ranks: int | None = None,
+    path: str, parts: list[str], as_json: bool, ranks: int | None = None,
     mesh: dict[str, int] | None = None, settings: dict[str, str] | None = None,
     no_cache: bool = False, output: str | None = None, without: Sequence[str] = (),
 ) -> int:
@@ -89,22 +89,22 @@ def main(
     a mesh. output: a file for the graph as a picture. Raises ImageError and its like."""
     settings = settings or {}
     with loader.named(path):
-        data, parameters = looking.image_or_built(path, settings, no_cache, without)
+        data, parameters = image_or_program.image_or_built(path, settings, no_cache, without)
         image = reader.read(data, host=False)
         scalars = {name: value for name, value in read(settings).items() if name not in parameters}
         check_settings(image.manifest, scalars)
         scalars_of(image.manifest, scalars)  # what the program does not know is refused
         if output is not None:
-            write_whole(output, _picture(image, what, ranks, mesh).encode())
-            what = [part for part in what if part not in DRAWN]
-        return _shown(image, what, as_json, ranks, mesh)
+            write_whole(output, _picture(image, parts, ranks, mesh).encode())
+            parts = [part for part in parts if part not in DRAWN]
+        return _shown(image, parts, as_json, ranks, mesh)
 
 
 def _picture(
-    image: reader.ImageFile, what: list[str], ranks: int | None, mesh: dict[str, int] | None,
+    image: reader.ImageFile, parts: list[str], ranks: int | None, mesh: dict[str, int] | None,
 ) -> str:
     """Return the picture of the graph, or of the schedule of a pipeline, as SVG."""
-    if "graph" in what:
+    if "graph" in parts:
         return graph_picture.picture(region_of(image), printable(image.manifest["program"]))
     pipelines = _pipelines(image, ranks, mesh)
     if len(pipelines) > 1:
@@ -117,19 +117,19 @@ def _pipelines(
     image: reader.ImageFile, ranks: int | None, mesh: dict[str, int] | None = None,
 ) -> list[pipeline_notes.PipelineNotes]:
     sizes.check_axes(image.manifest, mesh or {})
-    found = pipeline_notes.pipelines_of(image, ranks, mesh)
-    if not found:
+    pipelines = pipeline_notes.pipelines_of(image, ranks, mesh)
+    if not pipelines:
         raise UsageError("--schedule is for an image that has a pipeline of spmd.pipeline",
                          found=f"{image.manifest['program']}, which has none")
-    return found
+    return pipelines
 
 
 def _shown(
-    image: reader.ImageFile, what: list[str], as_json: bool, ranks: int | None,
+    image: reader.ImageFile, names: list[str], as_json: bool, ranks: int | None,
     mesh: dict[str, int] | None,
 ) -> int:
     parts: dict[str, Any] = {}
-    for part in what:
+    for part in names:
         if part == "manifest":
             parts[part] = {**image.manifest, "digest": image.digest, "sections": _sections(image),
                            "graph": image.notes().get("operations", [])}
@@ -138,8 +138,8 @@ def _shown(
         elif part == "layouts":
             parts[part] = layout_table.table(image, ranks, mesh or {})
         elif part == "schedule":
-            parts[part] = [one.json() if as_json else one.text()
-                           for one in _pipelines(image, ranks, mesh)]
+            parts[part] = [pipeline.json() if as_json else pipeline.text()
+                           for pipeline in _pipelines(image, ranks, mesh)]
         elif part == "asm":
             from codegen.image.link import disassemble  # subprocess, for --asm alone
 
@@ -203,8 +203,8 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
     yield from _entry_rows(m) if m["entries"] else _face_rows(m, Face(m))
     for c in m["conditions"]:
         yield f"condition   {c['text']}  ({c['place']})"
-    for one in pipeline_notes.pipelines_of(image):
-        yield f"pipeline    {one.schedule.title()}; --schedule draws it"
+    for pipeline in pipeline_notes.pipelines_of(image):
+        yield f"pipeline    {pipeline.schedule.title()}; --schedule draws it"
     if m["checks"]:
         yield f"checks      {report.checks_text(m)}, whenever it runs"
     for r in m["routes"]:
@@ -217,8 +217,8 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
         )
     for c in m["constants"]:
         used = ", ".join(str(k) for k in c["operations"])
-        what = f"{c['name']}: {c['dtype']}, {c['bytes']} bytes in the image"
-        yield f"constant {c['number']:<3}{what}" + (f", operations {used}" if used else "")
+        label = f"{c['name']}: {c['dtype']}, {c['bytes']} bytes in the image"
+        yield f"constant {c['number']:<3}{label}" + (f", operations {used}" if used else "")
     for row in m["libraries"]:
         yield f"library {row['number']:<4}{row['routine']} of {row['source']}{_used(row)}"
     for row in m.get("kernels", ()):
@@ -226,8 +226,8 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
     for row in m["operations"]:
         over = f" over ({', '.join(row['axes'])})" if "axes" in row else ""
         where = f"  {row['place']}: {row['text']}" if "place" in row else ""
-        what = f'{row["kind"]} of feed "{row["feed"]}"' if "feed" in row else row["kind"]
-        yield f"operation {row['number']:<3}{what}{over}{where}"
+        label = f'{row["kind"]} of feed "{row["feed"]}"' if "feed" in row else row["kind"]
+        yield f"operation {row['number']:<3}{label}{over}{where}"
     if "streams" in m:
         many = m["streams"]
         yield f"streams     {many}{', joined into one' if many > 1 else ''}; --graph draws them"
@@ -244,8 +244,8 @@ def _entry_rows(m: dict[str, Any]) -> Iterator[str]:
     names = list(states_of(m))
     rows = ((a["name"], f"{a['dtype']}[{shape_text(a)}] over {layout_text(a['layout'])}", "")
             for _, a in states_of(m).values())
-    for name, what, _ in together(rows):
-        yield f"state       {name}: {what}"
+    for name, description, _ in together(rows):
+        yield f"state       {name}: {description}"
     for face in faces_of(m).values():
         entry = m["entries"][face.number]
         where = f"  ({entry['place']})" if "place" in entry else ""
@@ -269,8 +269,8 @@ def _face_rows(m: dict[str, Any], face: Face, numbers: bool = True) -> Iterator[
         if s["name"] in face.scalars and "at_most" not in s:
             yield f"scalar      {s['name']}: {s['dtype']} = {s['default']}"
     for kind, arrays in (("input", face.inputs), ("output", face.outputs)):
-        for name, what, last in together(_array_row(a, numbers) for _, a in arrays):
-            yield f"{kind:<12}{name}: {what}{last}"
+        for name, description, last in together(_array_row(a, numbers) for _, a in arrays):
+            yield f"{kind:<12}{name}: {description}{last}"
     for f in m["feeds"]:
         if f["name"] in face.feeds:
             yield from _feed_rows(f)
@@ -291,8 +291,8 @@ def rows_text(face: Face) -> str:
 
 def _used(row: dict[str, Any]) -> str:
     """Return which buffers a routine or a kernel is handed, and in which operations."""
-    said = ((what, ", ".join(map(str, row.get(what, ())))) for what in ("buffers", "operations"))
-    return "".join(f", {what} {numbers}" for what, numbers in said if numbers)
+    said = ((role, ", ".join(map(str, row.get(role, ())))) for role in ("buffers", "operations"))
+    return "".join(f", {role} {numbers}" for role, numbers in said if numbers)
 
 
 def _feed_rows(feed: dict[str, Any]) -> Iterator[str]:
@@ -303,19 +303,19 @@ def _feed_rows(feed: dict[str, Any]) -> Iterator[str]:
     sent = feed["sends"][0]["fields"] if feed["sends"] else []
     for kind, arrays in (("field", feed["fields"]), ("sent", sent)):
         for a in arrays:
-            what = f"{a['dtype']}[{shape_text(a)}] over {layout_text(a['layout'])}"
-            yield f"  {kind:<10}{a['name']}: {what}"
+            description = f"{a['dtype']}[{shape_text(a)}] over {layout_text(a['layout'])}"
+            yield f"  {kind:<10}{a['name']}: {description}"
 
 
 def _array_row(a: dict[str, Any], numbers: bool) -> tuple[str, ...]:
-    """Return its name; what it is; those of a tree are many: which buffers they have is left
-    out."""
-    given = ", has a default" if a.get("default") else ""
-    given += ", optional" if "optional" in a else ""
-    given += f", needs {' and '.join(a['needs'])}" if a.get("needs") else ""
-    what = f"{a['dtype']}[{shape_text(a)}] over {layout_text(a['layout'])}"
+    """Return an array's name, its description, and the remarks behind it. Arrays of a tree are
+    many, so their buffers are left out."""
+    remarks = ", has a default" if a.get("default") else ""
+    remarks += ", optional" if "optional" in a else ""
+    remarks += f", needs {' and '.join(a['needs'])}" if a.get("needs") else ""
+    description = f"{a['dtype']}[{shape_text(a)}] over {layout_text(a['layout'])}"
     buffer = f", buffer {a['buffer']}" if numbers and "." not in a["name"] else ""
-    return a["name"], what, buffer + given
+    return a["name"], description, buffer + remarks
 
 
 # ---- sizes -------------------------------------------------------------------------------------

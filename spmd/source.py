@@ -38,12 +38,12 @@ from spmd import pipeline_notes
 from spmd.cache import Cache
 from spmd.files.outputs import program_file
 from spmd.files.whole import refuse_replacing, write_whole
-from spmd.hiding import hidden
 from spmd.launch.loader import Checked
 from spmd.launch.processes import Processes
-from spmd.layout_table import pointed_out
+from spmd.layout_table import layout_warnings
 from spmd.pass_table import PassTable
-from spmd.showing import shown
+from spmd.progress_display import shown
+from spmd.shadowed_modules import shadowing_error
 
 # What only hands calls of the user on to Python and NumPy: what they raise is the user's mistake.
 HANDING_ON = tuple(
@@ -71,23 +71,23 @@ def find_program(path: str) -> Any:
         raise InputError(f"{path} is not a Python file", expected="the source of a program",
                          found="an image" if text[:4] == b"\x7fELF" else "a binary file",
                          remedy="build takes FILE.py, run and show take images")
-    found = {
+    programs = {
         key: value for key, value in _executed(path, text).items() if isinstance(value, Program)
     }
-    for key, program in found.items():  # what spmd.program(mesh=…)(f) is assigned to names it
-        if program.name not in found:
+    for key, program in programs.items():  # what spmd.program(mesh=…)(f) is assigned to names it
+        if program.name not in programs:
             program.name = key
-    names = ", ".join(found) or "no function under @spmd.program"
+    names = ", ".join(programs) or "no function under @spmd.program"
     if name:
-        if name not in found:
+        if name not in programs:
             raise UsageError(f"{path} has no program {name!r}", expected=names)
-        return found[name]
-    if len({id(program) for program in found.values()}) != 1:
+        return programs[name]
+    if len({id(program) for program in programs.values()}) != 1:
         raise UsageError(
-            f"{path} holds {len(found)} programs", expected="one program, or FILE.py:NAME",
+            f"{path} holds {len(programs)} programs", expected="one program, or FILE.py:NAME",
             found=names,
         )
-    return next(iter(found.values()))
+    return next(iter(programs.values()))
 
 
 def _executed(path: str, text: bytes) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def guarded(step: Any) -> Any:
 def _meant(error: Exception) -> str:
     """Return what to do about a name or a keyword that does not exist: one that is like it, or a
     package to install."""
-    if hider := hidden(error):
+    if hider := shadowing_error(error):
         return hider.remedy
     if isinstance(error, TypeError):
         return keyword_remedy(error) or ""
@@ -309,8 +309,8 @@ def passes_of(path: str, settings: dict[str, str], without: Sequence[str]) -> Pa
     program = find_program(path)
     parameters = parameters_of(program, settings)
     with shown(logged=True):
-        found = guarded(lambda: _compiler().recorded(program, parameters, without=without))
-    return PassTable(program.name, *found)
+        recording = guarded(lambda: _compiler().recorded(program, parameters, without=without))
+    return PassTable(program.name, *recording)
 
 
 def build_file(options: argparse.Namespace, _: Processes) -> int:
@@ -358,4 +358,4 @@ def point_out(data: bytes) -> None:
 
 
 def warnings_of(data: bytes, loops: bool = True) -> list[str]:
-    return list(pointed_out(reader.read(data, host=False), loops))
+    return list(layout_warnings(reader.read(data, host=False), loops))

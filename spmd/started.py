@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from threading import TIMEOUT_MAX
 
 from codegen.errors import UsageError
-from spmd.mistakes import plainly
+from spmd.tracebacks import plainly
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class FairLock:
 
     @contextmanager
     def during(self, take: Callable[[], object]) -> Iterator[None]:
-        """Do something in a turn that `take` takes. The turn belongs to this thread from when it
-        begins: an interrupt on the way in or out does not lose it."""
+        """Run the body of a `with` statement in a turn that `take` takes. The turn belongs to this
+        thread from when it begins: an interrupt on the way in or out does not lose it."""
         within = self.is_mine()  # a call within a call, which `take` refuses
         try:
             take()
@@ -174,7 +174,7 @@ class Starter:
         self._calls: deque[tuple[LockType, Callable[[], Any], Started]] = deque()
 
     def add(self, run: Callable[[], Any]) -> Started:
-        """Start a call; its turn comes when those before it have ended."""
+        """Queue a call, which begins when the calls before it have ended."""
         started = Started()
         with self._lock:
             gate = self._turns.reserve()

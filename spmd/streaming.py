@@ -118,17 +118,17 @@ class Streaming:
 
     def take(self, number: int, frame: Any) -> None:
         """Copy a part of a frame, a spmd_frame; put all frames that are whole, in their order."""
-        series, found = self._series[number], self._frames.get(frame.order)
-        if found is None:
-            found = _Frame(series.name, np.empty(series.shape, series.dtype), len(series.holders))
-            self._frames[frame.order] = found
+        series, pending = self._series[number], self._frames.get(frame.order)
+        if pending is None:
+            pending = _Frame(series.name, np.empty(series.shape, series.dtype), len(series.holders))
+            self._frames[frame.order] = pending
         if frame.bytes:
             dims = len(series.shape)
             offset, extent = frame.offset[0:dims], frame.extent[0:dims]
             where = tuple(slice(o, o + e) for o, e in zip(offset, extent))
             data = ffi.buffer(frame.data, frame.bytes)
-            found.array[where] = np.ndarray(tuple(extent), series.dtype, data)
-        found.missing -= 1
+            pending.array[where] = np.ndarray(tuple(extent), series.dtype, data)
+        pending.missing -= 1
         while (first := self._frames.get(self._next)) is not None and not first.missing:
             del self._frames[self._next]
             self._next += 1

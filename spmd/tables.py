@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from codegen.errors import EnvironmentFault
-from spmd.mistakes import cells
+from spmd.tracebacks import cells
 
 
 class Table(Sequence[dict]):
@@ -47,10 +47,10 @@ class Layouts(Table):
     `mesh` has the sizes of the axes, where they were given; rows then have "rank_bytes".
     """
 
-    def __init__(self, found: dict[str, Any], text: str) -> None:
-        super().__init__(found["arrays"], text)
-        self.exchanges: list[dict[str, Any]] = found["exchanges"]
-        self.mesh: dict[str, int] | None = found["mesh"]
+    def __init__(self, table: dict[str, Any], text: str) -> None:
+        super().__init__(table["arrays"], text)
+        self.exchanges: list[dict[str, Any]] = table["exchanges"]
+        self.mesh: dict[str, int] | None = table["mesh"]
 
 
 class Profile(Table):

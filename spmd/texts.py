@@ -9,7 +9,7 @@ import re
 
 from spmd.files import ARCHIVES, TABLES
 
-MOST_SECONDS = 1e6
+MOST_SECONDS = 1e6  # eleven days: a larger number is a mistake
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -40,12 +40,12 @@ def file(text: str) -> tuple[str, str]:
 def feed(text: str) -> tuple[str, str]:
     """Return name and source of name=FILE.py or name=PIPELINE@ADDRESS; for the only feed without
     its name, which is then ""."""
-    name, equals, what = text.partition("=")
+    name, equals, source = text.partition("=")
     if not equals or not name.isidentifier():
         return "", text
-    if not what:
+    if not source:
         raise ValueError(f"{text!r} is not NAME=FILE.py, or NAME=PIPELINE@ADDRESS")
-    return name, what
+    return name, source
 
 
 def mesh(text: str) -> dict[str, int]:
@@ -90,10 +90,10 @@ def counts(text: str) -> range:
 
 def sizes(text: str) -> tuple[int, int]:
     """Return the bytes that a text means, from and to, such as 8-16m."""
-    found = re.fullmatch(r"(\d{1,12})([kmg]?)(?:-(\d{1,12})([kmg]?))?", text.lower())
-    if not found:
+    match = re.fullmatch(r"(\d{1,12})([kmg]?)(?:-(\d{1,12})([kmg]?))?", text.lower())
+    if not match:
         raise ValueError(f"{text!r} is not a range of sizes such as 8-16m")
-    low, low_unit, high, high_unit = found.groups()
+    low, low_unit, high, high_unit = match.groups()
     least = max(1, int(low) * _UNITS[low_unit])
     most = int(high) * _UNITS[high_unit] if high else least
     if most < least:
@@ -136,10 +136,10 @@ def seconds(text: str) -> float:
 def duration(text: str) -> float:
     """Return a number of seconds, written as 2ms, 500us or 1.5s; 0 needs no unit. Raises
     ValueError."""
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(us|ms|s)", "0s" if text == "0" else text)
-    if not found:
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(us|ms|s)", "0s" if text == "0" else text)
+    if not match:
         raise ValueError(f"{text!r} is not a time such as 2ms, 500us or 1.5s")
-    return float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]]
+    return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
 
 
 def port(text: str) -> int:

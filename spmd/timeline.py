@@ -23,7 +23,7 @@ from spmd.launch.sizes import ranks_text
 from spmd.pipeline_positions import positions_of
 
 EVENT, TOTAL = (ffi.sizeof(name) // 8 for name in ("spmd_event", "spmd_total"))  # numbers in each
-NS = 1e9
+NS = 1e9  # nanoseconds of a second
 _OF_FEEDS = {"take": "batch of", "more": "whether there is more of", "send": "values to"}
 
 
@@ -42,13 +42,14 @@ class RankEvents:
             yield tuple(self.numbers[k : k + EVENT])
 
     def total(self, operation: int) -> tuple[int, ...]:
-        """Return count; time, busy (nanoseconds); bytes; the longest (nanoseconds)."""
+        """Return how often an operation ran, its time and its busy time in nanoseconds, the bytes
+        that it moved, and the longest run in nanoseconds."""
         return tuple(self.totals[operation * TOTAL : (operation + 1) * TOTAL])
 
 
 def gather(job: Job) -> list[RankEvents]:
     """Return the times of all ranks, in process 0; nothing elsewhere. Every process must come."""
-    return [RankEvents(*row) for rows in job.processes.to_first(_mine(job)) for row in rows]
+    return [RankEvents(*row) for rows in job.processes.gather_to_first(_mine(job)) for row in rows]
 
 
 def cost_of_checks(job: Job) -> tuple[float, float]:
@@ -78,7 +79,7 @@ def _mine(job: Job) -> list[Any]:
 
 
 def write(path: str, job: Job, ranks: list[RankEvents]) -> str:
-    """Writes the timeline; returns what there is to say of it. Raises OutputError."""
+    """Write the timeline to a file and return the line to print about it. Raises OutputError."""
     rows, names = job.manifest["operations"], job.setup.hosts.names
     begins, positions = _host_begins(job, ranks), positions_of(job)
     path = os.path.realpath(path)
@@ -94,7 +95,7 @@ def write(path: str, job: Job, ranks: list[RankEvents]) -> str:
                                   "name": "thread_name", "args": {"name": f"rank {rank.rank}"}}))
                 for position, events in groupby(rank.events(), lambda event: event[-1]):
                     of_tick = list(events)
-                    doing = positions and positions.at(position, rank.rank)
+                    doing = positions and positions.work_of(position, rank.rank)
                     if doing and not doing.ended:
                         file.write(_line(_tick(rank, of_tick, base, doing.action_text())))
                     for event in of_tick:
@@ -144,7 +145,7 @@ def _slice(
     return {
         "ph": "X", "pid": rank.process, "tid": rank.rank, "ts": (begin - base) / 1e3,
         "dur": (end - begin) / 1e3, "cat": "wait" if waits else kind,
-        "name": _waits(row) if waits else f"{_what(row)} {_place(row)}".strip(), "args": args,
+        "name": _waits(row) if waits else f"{_title(row)} {_place(row)}".strip(), "args": args,
     }
 
 
@@ -152,7 +153,7 @@ def _waits(row: dict[str, Any]) -> str:
     return f'waits for feed "{row["feed"]}"' if "feed" in row else "wait"
 
 
-def _what(row: dict[str, Any]) -> str:
+def _title(row: dict[str, Any]) -> str:
     if "feed" in row:
         return f'{_OF_FEEDS[str(row["kind"])]} feed "{row["feed"]}"'
     return str(row.get("kind", "operation")).replace("_", "-")
@@ -176,7 +177,7 @@ def profile(job: Job, ranks: list[RankEvents]) -> list[dict[str, Any]]:
     imbalance: of the time without waiting, the largest over the mean. bytes: brought to a rank, the
     mean; bandwidth: bytes over the time without waiting, per second and rank.
     """
-    found = []
+    rows = []
     for row in job.manifest["operations"]:
         of_feed = {"feed": row["feed"]} if "feed" in row else {}
         totals = [rank.total(row["number"]) for rank in ranks]
@@ -184,7 +185,7 @@ def profile(job: Job, ranks: list[RankEvents]) -> list[dict[str, Any]]:
         if not sum(count):
             continue
         mean = sum(busy) / len(ranks)
-        found.append({
+        rows.append({
             "operation": row["number"], "kind": row["kind"], "axes": row.get("axes", []),
             "place": _place(row), "text": row.get("text", "").strip(),
             "count": max(count), "seconds": sum(time) / len(ranks) / NS,
@@ -193,7 +194,7 @@ def profile(job: Job, ranks: list[RankEvents]) -> list[dict[str, Any]]:
             "bandwidth": sum(moved) / (sum(busy) / NS) if sum(moved) and sum(busy) else 0.0,
             **of_feed,
         })
-    return sorted(found, key=lambda row: -row["seconds"])
+    return sorted(rows, key=lambda row: -row["seconds"])
 
 
 HEAD = ("time", "share", "waits", "turns", "longest", "uneven", "bytes", "rate", "operation")
@@ -233,7 +234,7 @@ def profile_cells(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
             time_text(row["longest"]), f"{row['imbalance']:.2f}x",
             bytes_text(row["bytes"]) if exchange else "",
             f"{bytes_text(int(row['bandwidth']))}/s" if row["bandwidth"] else "",
-            f"{_what(row)}{over}" + (f", {row['place']}: {row['text']}" if row["place"] else ""),
+            f"{_title(row)}{over}" + (f", {row['place']}: {row['text']}" if row["place"] else ""),
         )
 
 

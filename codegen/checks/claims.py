@@ -83,7 +83,7 @@ class Claims:
 
     def on_member(self, e: Expr, position: Expr) -> Expr:
         """Return `e` as the member at a position evaluates it."""
-        return e.subst(self.mesh.at(self.axes, position))
+        return e.subst(self.mesh.coordinates(self.axes, position))
 
     def among(self) -> Facts:
         """Return facts that hold for all members, whatever their positions."""

@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from codegen.errors import Place
-from codegen.explain.traffic import Traffic
 from codegen.ir.cuts import layout_of
 from codegen.ir.graph import Module, Op, Region, Value, layout_text, walk
 from codegen.layouts.demands import Demands
 from codegen.mesh import LayoutEntry
 from codegen.ops import Fourier, Kernel, Loop, MatMul
+from codegen.ops.rules import Traffic
 from codegen.ops.transforms import FACTOR, FOUR_STEPS
 from codegen.symbolic import expr
 from codegen.symbolic.estimate import largest

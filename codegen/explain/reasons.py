@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.errors import Place
 from codegen.explain import advice
-from codegen.explain.traffic import Meter, Traffic
+from codegen.explain.traffic import Meter
 from codegen.graph import layout_propagation
-from codegen.graph.builder import global_ops
+from codegen.graph.builder import bytes_of, global_ops
 from codegen.ir import plan
 from codegen.ir.cuts import Window, home, layout_of
 from codegen.ir.graph import Input, Module, Op, Region, Value, layout_text, walk
 from codegen.ir.graph_text import user_text
 from codegen.ir.steps import walk_steps
-from codegen.layouts.costs import bytes_of
 from codegen.layouts.demands import Demands
 from codegen.ops import (
     Branch,
@@ -35,6 +34,7 @@ from codegen.ops import (
     Take,
     Update,
 )
+from codegen.ops.rules import Traffic
 from codegen.symbolic import expr
 from codegen.symbolic.expr import to_json
 from codegen.trace.targets import target_at

@@ -8,7 +8,6 @@ Always holds: what a rank has already does not count; of what ranks fold, a rank
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from codegen.errors import ProgramError
 from codegen.ir.cuts import Cut
@@ -16,23 +15,11 @@ from codegen.ir.graph import Op
 from codegen.mesh import Mesh
 from codegen.ops import Exchange
 from codegen.ops.group import Bounds, Span, each
+from codegen.ops.rules import Traffic
 from codegen.symbolic import block_laws, estimate, expr
 from codegen.symbolic.expr import LAUNCH, Call, Expr, Sym
 
 _COMBINED = {"add": "partial sums", "mul": "partial products", "max": "maxima", "min": "minima"}
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """The traffic of an exchange. kind: in a word. words: in some more. bytes: see above. result:
-    bytes of what a rank has afterwards. gathered: dims of which every rank then has the same, and
-    which were split."""
-
-    kind: str
-    words: str
-    bytes: Expr
-    result: Expr
-    gathered: tuple[int, ...] = ()
 
 
 class Meter:

@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from codegen.graph.builder import Builder
 from codegen.graph.clone import said_with
-from codegen.graph.layout_propagation import laid_out
+from codegen.graph.rewriter import Rewriter
 from codegen.ir.cuts import layout_of
 from codegen.ir.fresh import Fresh
-from codegen.ir.graph import ArrayType, Module, Op, Region, Shape, Value, used_values, walk
+from codegen.ir.graph import ArrayType, Module, Op, Region, Shape, Value, used_values
 from codegen.library_routines import LETTERS
-from codegen.ops import Full, Kind, Loop, Map, MatMul, Relayout, Reshape, ShardMap, Slice, Update
+from codegen.ops import Full, Loop, Map, MatMul, Relayout, Reshape, Slice, Update
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
@@ -30,7 +29,7 @@ ZERO, ONE = expr.const(0), expr.const(1)
 
 def blocked_substitution(graph: Module) -> Module:
     """Return the Graph with such loops rewritten as loops over blocks of rows."""
-    return graph.with_body(_Rewrite(graph).region(graph.body))
+    return _BlockedSubstitution(graph).run()
 
 
 @dataclass(frozen=True)
@@ -53,37 +52,27 @@ class _Rows:
     gone: frozenset[Op]
 
 
-class _Rewrite(Builder):
+class _BlockedSubstitution(Rewriter):
     def __init__(self, graph: Module) -> None:
-        super().__init__()
-        counters = [c for op in walk(graph.body) if (c := op.what.counts()) is not None]
+        super().__init__(graph, shard_maps=False)
+        counters = [c for op in graph.def_use.order if (c := op.what.counts()) is not None]
         self.fresh = Fresh([*(c.name for c in counters), *(s.name for s in graph.scalars)])
 
-    def region(self, region: Region) -> Region:
-        with self.inside() as ops:
-            for op in region.ops:
-                if not isinstance(op.what, ShardMap):
-                    op = op.mapped(self.region)
-                rows = _found(op, op.what) if isinstance(op.what, Loop) else None
-                if rows is None:
-                    ops.append(op)
-                else:
-                    _Blocks(self, op, rows).write()
-        return region.with_ops(ops)
-
-    def made(self, what: Kind, *operands: Value) -> Value:
-        types = [v.type for v in operands]
-        result = Value(self.name, laid_out(what, types, self.typed(what, operands)))
-        return self.add(what, operands, (result,)).result
+    def op(self, op: Op) -> None:
+        rows = _found(op, op.what) if isinstance(op.what, Loop) else None
+        if rows is None:
+            self.keep(op)
+        else:
+            _Blocks(self, op, rows).write()
 
     def box(self, x: Value, start: Shape, shape: Shape) -> Value:
-        return self.made(Slice(start, (1,) * len(start), shape), x)
+        return self.emit(Slice(start, (1,) * len(start), shape), (x,))
 
     def everywhere(self, x: Value, start: Shape, shape: Shape) -> Value:
-        return self.made(Relayout(((),) * len(shape)), self.box(x, start, shape))
+        return self.emit(Relayout(((),) * len(shape)), (self.box(x, start, shape),))
 
     def shaped(self, x: Value, shape: Shape) -> Value:
-        return x if x.type.shape == shape else self.made(Reshape(shape), x)
+        return x if x.type.shape == shape else self.emit(Reshape(shape), (x,))
 
 
 # ---- which loops ---------------------------------------------------------------------------------
@@ -204,7 +193,7 @@ class _Blocks:
     """Writes the loop over blocks. A block has `width` rows from row `first` on; `at` is a turn's
     row within its block, and `where` replaces the old counter by first + at."""
 
-    def __init__(self, to: _Rewrite, op: Op, rows: _Rows) -> None:
+    def __init__(self, to: _BlockedSubstitution, op: Op, rows: _Rows) -> None:
         assert isinstance(op.what, Loop) and op.what.counter is not None
         self.to, self.op, self.rows, self.i = to, op, rows, op.what.counter
         (self.body,) = op.regions
@@ -258,7 +247,7 @@ class _Blocks:
         reads = any(arg in o.operands and uses[o.result] for o in self.body.ops
                     if o not in rows.gone and o is not rows.update)
         before = (to.everywhere(args[rows.x], start, shape) if reads
-                  else to.made(Full(0.0, arg.type.dtype, shape, blank=True)))
+                  else to.emit(Full(0.0, arg.type.dtype, shape, blank=True)))
         x, made = Value(arg.name, before.type), Value(arg.name, before.type)
         corner = to.everywhere(rows.a, (self.first, self.first), (self.width, self.width))
         parts = to.everywhere(sums, (self.first, ZERO), (self.width, self.columns))
@@ -286,7 +275,7 @@ class _Blocks:
             to.name = o.result.name
             a = to.box(corner, (self.at, low), (ONE, count))
             b = to.box(x, (low, *zeros), (count, *arg.type.shape[1:]))
-            new = to.made(MatMul(), a, to.shaped(b, (count, self.columns)))
+            new = to.emit(MatMul(), (a, to.shaped(b, (count, self.columns))))
             old = to.box(parts, (self.at, ZERO), (ONE, self.columns))
             to.add(Map("add"), (old, new), o.results)
         elif o is rows.update:
@@ -323,7 +312,7 @@ class _Blocks:
                 return
         if any(self.i in e.symbols() for e in what.exprs()):
             what = said_with(what, self.where)
-        self.to.ops.append(replace(o, what=what))
+        self.to.keep(replace(o, what=what))
 
     def added(self, x: Value, sums: Value) -> Value:
         """Return the sums of products, with the products of a finished block added to all rows
@@ -333,6 +322,6 @@ class _Blocks:
         if not self.rows.forward:
             low, count = ZERO, self.first
         a = to.box(self.rows.a, (low, self.first), (count, self.width))
-        new = to.made(MatMul(), a, to.shaped(x, (self.width, self.columns)))
-        new = to.made(Map("add"), to.box(sums, (low, ZERO), (count, self.columns)), new)
-        return to.made(Update((low, ZERO), (1, 1)), sums, new)
+        new = to.emit(MatMul(), (a, to.shaped(x, (self.width, self.columns))))
+        new = to.map("add", to.box(sums, (low, ZERO), (count, self.columns)), new)
+        return to.emit(Update((low, ZERO), (1, 1)), (sums, new))

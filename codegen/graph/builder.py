@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import Place
 from codegen.ir.graph import ArrayType, Op, Region, Shape, Value
 from codegen.ops import Full, Kind, Map, ShardMap, Symbolic
+from codegen.symbolic.estimate import largest
 from codegen.symbolic.expr import Expr
 
 
@@ -76,3 +78,10 @@ def global_ops(region: Region) -> Iterator[Op]:
             for inner in op.regions:
                 yield from global_ops(inner)
         yield op
+
+
+def bytes_of(value: Value) -> int | None:
+    """Return the bytes of a whole array; None where its extents are not known."""
+    shape = [largest(e) for e in value.type.shape]
+    known = all(e.is_const for e in shape)
+    return prod(e.value for e in shape) * value.type.dtype.size if known else None

@@ -7,11 +7,11 @@ Always holds: both ops stand in one region; nobody writes over the result, so no
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Mapping
-from dataclasses import replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from codegen.ir.graph import DefUse, Module, Op, Region, Value, used_values
+from codegen.graph.rewriter import Rewriter
+from codegen.ir.graph import Module, Op, Region, Value
 from codegen.ops import (
     ArgReduce,
     ArgSort,
@@ -28,7 +28,6 @@ from codegen.ops import (
     Reshape,
     Roll,
     SearchSorted,
-    ShardMap,
     Slice,
     Sort,
     Symbolic,
@@ -42,74 +41,61 @@ FOLLOWS = (Broadcast, Full, Iota, Reshape, Roll, Slice, Symbolic, Transpose)
 
 def cse(graph: Module) -> Module:
     """Return the Graph in which no costly op is computed twice of the same operands."""
-    return graph.mapped(_Sharing(graph.def_use).region)
+    return _Cse(graph).run()
 
 
-class _Sharing:
+@dataclass
+class _Known:
+    """What is computed in a region. by_key: the first of all equal ops. first: by value, the first
+    value that is equal to it. costly: values of costly ops that are computed in each loop that
+    reads them, and what follows from those."""
+
+    by_key: dict[Hashable, Value] = field(default_factory=dict)
+    first: dict[Value, Value] = field(default_factory=dict)
+    costly: set[Value] = field(default_factory=set)
+
+
+class _Cse(Rewriter):
     """Replaces costly ops by the first equal op of their region."""
 
-    def __init__(self, known: DefUse) -> None:
-        self.known = known
-        self.instead: dict[Value, Value] = {}  # of a value that is gone
+    def __init__(self, graph: Module) -> None:
+        super().__init__(graph, shard_maps=False)
+        self.known: list[_Known] = []  # of the regions that are open, outer ones first
 
-    def region(self, region: Region) -> Region:
-        first: dict[Hashable, Value] = {}
-        same: dict[Value, Value] = {}  # by value: the first one of all that are equal
-        dear: set[Value] = set()  # what takes long where it is read, and what follows from that
-        gone: set[Op] = set()
-        for op in region.ops:
-            what = op.what
-            if not isinstance(what, (*TAKES_LONG, *FOLLOWS, Map)):
-                continue
-            # a compiler of C sees functions that are computed twice in one loop
-            long = isinstance(what, TAKES_LONG) or not dear.isdisjoint(op.operands)
-            if long and what.inline:  # in each loop that reads it
-                dear.add(op.result)
-            other = same[op.result] = first.setdefault(_key(op, same), op.result)
-            if other is not op.result and long and self.free(op.result, other):
-                self.instead[op.result] = other
-                gone.add(op)
-        results = tuple(map(self.of, region.results))
-        if results != region.results:
-            region = replace(region, results=results)
-        ops = [self.renamed(op) for op in region.ops if op not in gone]
-        return region.with_ops(_needed(region.with_ops(ops)) if gone else ops)
+    def rewritten(self, region: Region, shown: Sequence[Value]) -> tuple[Region, tuple[Value, ...]]:
+        self.known.append(_Known())
+        rewritten = super().rewritten(region, shown)
+        self.known.pop()
+        return rewritten
 
-    def free(self, *values: Value) -> bool:
-        """Return whether some values are only read: no op updates them in place or passes them to a
-        region."""
-        uses = [use for v in values for use in self.known.uses.get(v, ())]
+    def op(self, op: Op) -> None:
+        known = self.known[-1]
+        if not isinstance(op.what, (*TAKES_LONG, *FOLLOWS, Map)):
+            self.keep(op)
+            return
+        # a compiler of C sees functions that are computed twice in one loop
+        costly = isinstance(op.what, TAKES_LONG) or not known.costly.isdisjoint(op.operands)
+        if costly and op.what.inline:
+            known.costly.add(op.result)
+        other = known.by_key.setdefault(_key(op, known.first), op.result)
+        known.first[op.result] = other
+        if other is not op.result and costly and self.are_only_read(op.result, other):
+            self.instead[op.result] = other
+        else:
+            self.keep(op)
+
+    def are_only_read(self, *values: Value) -> bool:
+        """Return whether no op updates these values in place or passes them to a region."""
+        uses = [use for v in values for use in self.uses.get(v, ())]
         return all(
             use.op is not None and not use.op.regions and not isinstance(use.op.what, Kernel)
             and not (use.op.what.in_place and use.operand == 0)
             for use in uses
         )
 
-    def of(self, value: Value) -> Value:
-        return self.instead.get(value, value)
 
-    def renamed(self, op: Op) -> Op:
-        operands = tuple(map(self.of, op.operands))
-        if operands != op.operands:
-            op = replace(op, operands=operands)
-        return op if isinstance(op.what, ShardMap) else op.mapped(self.region)
-
-
-def _key(op: Op, same: Mapping[Value, Value]) -> Hashable:
+def _key(op: Op, first: Mapping[Value, Value]) -> Hashable:
     """Return a key that is equal for ops that compute the same. A Full is keyed by its text, since
     0.0, -0.0 and 0 are equal in Python but fill differently."""
     what = repr(op.what) if isinstance(op.what, Full) else op.what
-    return what, tuple(same.get(v, v) for v in op.operands), op.result.type
-
-
-def _needed(region: Region) -> list[Op]:
-    """Return the ops of a region without the cheap ones whose results nobody reads any more (dead
-    code)."""
-    used = Counter(used_values(region))
-    ops = []
-    for op in reversed(region.ops):
-        if isinstance(op.what, (*FOLLOWS, Map)) and not used[op.result]:
-            used.subtract(op.operands)
-        else:
-            ops.append(op)
-    return ops[::-1]
+    return what, tuple(first.get(v, v) for v in op.operands), op.result.type

@@ -8,64 +8,43 @@ Always holds: what is read is the same; a product that others read stays as it i
 
 from __future__ import annotations
 
-from codegen.graph.builder import Builder
-from codegen.ir.graph import DefUse, Module, Op, Region, Value
+from codegen.graph.rewriter import Rewriter
+from codegen.ir.graph import Module, Op, Value
 from codegen.ops import MatMul, Reduce, Reshape, Transpose
 from codegen.symbolic import expr
 
 
 def fold_batch_sums(program: Module) -> Module:
     """Return the Program with such sums of products joined."""
-    return program.mapped(_Joining(program.def_use).region)
+    return Rewriter(program, product_over_batch).run()
 
 
-class _Joining(Builder):
-    """Joins sums of products, region by region."""
+def product_over_batch(op: Op, rewriter: Rewriter) -> bool:
+    """Replace a sum of matrix products over the last dims of their batch by one product. The left
+    operand must be a transposed view of rows in memory: only then do the rows of all members form
+    one matrix."""
+    what, defs = op.what, rewriter.defs
+    if not isinstance(what, Reduce) or what.fn != "add":
+        return False
+    product = defs.get(op.operands[0])
+    if product is None or not isinstance(product.what, MatMul):
+        return False
+    left, y = product.operands
+    n, transposed = product.result.type.ndim, defs.get(left)
+    batch = tuple(range(n - 2 - len(what.dims), n - 2))
+    if transposed is None or not isinstance(transposed.what, Transpose) or (
+            not transposed.what.turns_matrices or tuple(what.dims) != batch
+            or len(rewriter.uses[product.result]) != 1):
+        return False
+    rewriter.place = product.place
+    (x,), lead = transposed.operands, n - 2 - len(what.dims)
+    rows, columns = stacked(x, lead, rewriter), stacked(y, lead, rewriter)
+    matrices = rewriter.emit(Transpose((*range(lead), lead + 1, lead)), (rows,))
+    rewriter.add(MatMul(), (matrices, columns), op.results)
+    return True
 
-    def __init__(self, known: DefUse) -> None:
-        super().__init__()
-        self.known = known
 
-    def region(self, region: Region) -> Region:
-        joined = {op.result: op for op in region.ops if self.is_joined(op)}
-        gone = {op.operands[0] for op in joined.values()}
-        with self.inside() as ops:
-            for op in region.ops:
-                if op.results and op.results[0] in joined:
-                    self.join(op)
-                elif not op.results or op.results[0] not in gone:
-                    ops.append(op.mapped(self.region))
-        return region.with_ops(ops)
-
-    def is_joined(self, op: Op) -> bool:
-        """Return whether an op sums a matrix product over the last dims of its batch, and the left
-        operand is a transposed view of rows in memory: only then do the rows of all members form
-        one matrix."""
-        what, defs, uses = op.what, self.known.defs, self.known.uses
-        if not isinstance(what, Reduce) or what.fn != "add":
-            return False
-        product = defs.get(op.operands[0])
-        if product is None or not isinstance(product.what, MatMul):
-            return False
-        n = product.result.type.ndim
-        left = defs.get(product.operands[0])
-        return (
-            len(uses[product.result]) == 1
-            and tuple(what.dims) == tuple(range(n - 2 - len(what.dims), n - 2))
-            and left is not None and isinstance(left.what, Transpose) and left.what.turns_matrices
-        )
-
-    def join(self, op: Op) -> None:
-        product = self.known.defs[op.operands[0]]
-        (x,), y = self.known.defs[product.operands[0]].operands, product.operands[1]
-        self.name, self.place = op.result.name, product.place
-        lead = x.type.ndim - 2 - len(op.what.dims)  # type: ignore[attr-defined]
-        left, right = self.tall(x, lead), self.tall(y, lead)
-        turned = self.emit(Transpose((*range(lead), lead + 1, lead)), (left,))
-        self.add(MatMul(), (turned, right), (op.result,))
-
-    def tall(self, x: Value, lead: int) -> Value:
-        """Return the matrices of a batch stacked below each other; the first `lead` dims stay as
-        they are."""
-        rows = expr.product(x.type.shape[lead:-1])
-        return self.emit(Reshape((*x.type.shape[:lead], rows, x.type.shape[-1])), (x,))
+def stacked(x: Value, lead: int, rewriter: Rewriter) -> Value:
+    """Return the matrices of a batch below each other; the first `lead` dims stay as they are."""
+    rows = expr.product(x.type.shape[lead:-1])
+    return rewriter.emit(Reshape((*x.type.shape[:lead], rows, x.type.shape[-1])), (x,))

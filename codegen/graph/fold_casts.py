@@ -7,47 +7,36 @@ or beyond an integer type's range, are left to the run: checks may ask for them 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from codegen.dtypes import DType, numpy_dtype
-from codegen.ir.graph import Module, Op, Region, Value
+from codegen.graph.rewriter import Rewriter
+from codegen.ir.graph import Module, Op
 from codegen.ops import Const, Map
 from codegen.ops.kind import Array
 
 
 def fold_casts(graph: Module) -> Module:
     """Return the Graph with casts of constants folded; the same object if there are none."""
-    return graph.mapped(_Casting(graph.def_use.defs).region)
+    return Rewriter(graph, folded_cast).run()
 
 
-class _Casting:
-    """Folds casts, region by region. `made` maps each value to its op; a folded cast to its new
-    Const."""
-
-    def __init__(self, defs: Mapping[Value, Op]) -> None:
-        self.made = dict(defs)
-
-    def region(self, region: Region) -> Region:
-        return region.with_ops(map(self.op, region.ops))
-
-    def op(self, op: Op) -> Op:
-        if not isinstance(op.what, Map) or op.what.fn != "cast":
-            return op.mapped(self.region)
-        (x,) = op.operands
-        made = self.made.get(x)
-        if made is None or not isinstance(made.what, Const):
-            return op
-        with np.errstate(all="ignore"):
-            data = made.what.data.astype(numpy_dtype(op.result.type.dtype))
-        if not _keeps(made.what.data, data, op.result.type.dtype):
-            return op
-        self.made[op.result] = cast = Op(Const(data), (), op.results, (), op.place)
-        return cast
+def folded_cast(op: Op, rewriter: Rewriter) -> bool:
+    """Replace the cast of a constant that only rounds by a constant."""
+    constant = rewriter.defs.get(op.operands[0]) if op.operands else None
+    if not isinstance(op.what, Map) or op.what.fn != "cast" or constant is None or not isinstance(
+            constant.what, Const):
+        return False
+    before, dtype = constant.what.data, op.result.type.dtype
+    with np.errstate(all="ignore"):
+        after = before.astype(numpy_dtype(dtype))
+    if only_rounds(before, after, dtype):
+        rewriter.add(Const(after), (), op.results)
+        return True
+    return False
 
 
-def _keeps(before: Array, after: Array, dtype: DType) -> bool:
+def only_rounds(before: Array, after: Array, dtype: DType) -> bool:
     """Return whether a cast to a dtype only rounds: integers keep their values, finite numbers stay
     finite."""
     if dtype.kind in "iu":

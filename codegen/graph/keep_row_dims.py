@@ -8,60 +8,46 @@ Always holds: no element is computed by other functions, or of other elements, t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from codegen.graph.builder import Builder
-from codegen.graph.layout_propagation import laid_out
+from codegen.graph.rewriter import Rewriter
 from codegen.ir.cuts import layout_of
-from codegen.ir.graph import Module, Op, Region, Shape, Use, Value
-from codegen.ops import Full, Kind, Map, Reshape, ShardMap, Slice, Update
+from codegen.ir.graph import Module, Op, Shape, Value
+from codegen.ops import Full, Map, Reshape, Slice, Update
 
 DEEPEST = 40  # ops in one expression that are written again
 
 
 def keep_row_dims(graph: Module) -> Module:
     """Return the Graph in which rows that are written are computed with all dims of their array."""
-    return graph.mapped(_Rewrite(graph.def_use.defs, graph.def_use.uses).region)
+    return _KeepRowDims(graph, shard_maps=False).run()
 
 
-class _Rewrite(Builder):
+class _KeepRowDims(Rewriter):
     """Rewrites updates of rows so that what they write keeps the dims of extent 1."""
 
-    def __init__(self, defs: Mapping[Value, Op], uses: Mapping[Value, tuple[Use, ...]]) -> None:
-        super().__init__()
-        self.defs, self.uses = defs, uses
+    def op(self, op: Op) -> None:
+        self.place = op.place
+        if isinstance(op.what, Update) and self.drops_rows(op):
+            array, rows = op.operands
+            op = replace(op, operands=(array, self.with_dims(rows, rows.type.shape)))
+        self.keep(op)
 
-    def region(self, region: Region) -> Region:
-        here = {op.result for op in region.ops if len(op.results) == 1}
-        with self.inside() as ops:
-            for op in region.ops:
-                if isinstance(op.what, Update):
-                    (whole, rows), self.place = op.operands, op.place
-                    if self.drops_rows(whole, rows, here):
-                        rows = self.with_dims(rows, rows.type.shape)
-                        op = replace(op, operands=(whole, rows))
-                ops.append(op if isinstance(op.what, ShardMap) else op.mapped(self.region))
-        return region.with_ops(ops)
-
-    def drops_rows(self, whole: Value, value: Value, here: set[Value]) -> bool:
+    def drops_rows(self, update: Op) -> bool:
         """Return whether an update writes rows of a split dim that were reshaped from rows of the
         same shape, or computed elementwise of such rows for this update only."""
-        op, split = self.defs.get(value), zip(layout_of(whole), value.type.shape)
+        array, value = update.operands
+        op, split = self.defs.get(value), zip(layout_of(array), value.type.shape)
         if not any(axes and e == 1 for axes, e in split):
             return False
         if op is None or not isinstance(op.what, Reshape) or len(self.uses[value]) != 1:
             return False
-        made = op.operands[0]
-        alike = _long(made.type.shape) == _long(value.type.shape)
-        by = self.defs.get(made)
+        row, regions = op.operands[0], self.module.def_use.regions
+        alike = _long(row.type.shape) == _long(value.type.shape)
+        by = self.defs.get(row)
         copied = by is not None and isinstance(by.what, Reshape)  # p[-1, :] = p[-2, :]
-        return alike and (copied or self.alone(made, here)) and (
-            self.has_row(made, value.type.shape, DEEPEST))
-
-    def alone(self, value: Value, here: set[Value]) -> bool:
-        """Return whether a value is computed elementwise in this region, for one use."""
-        return value in here and self.expands(value, 1)
+        computed = regions.get(row) is regions[update.result] and self.expands(row, 1)
+        return alike and (copied or computed) and self.has_row(row, value.type.shape, DEEPEST)
 
     def expands(self, value: Value, depth: int) -> bool:
         """Return whether an elementwise op has one use, so that computing it in another shape
@@ -93,16 +79,10 @@ class _Rewrite(Builder):
             return value
         if op is not None and self.expands(value, depth):
             operands = tuple(self.with_dims(v, shape, depth - 1) for v in op.operands)
-            return self.made(op.what, operands, value)
+            return self.emit(op.what, operands, value.name)
         if op is not None and isinstance(op.what, Full):
-            return self.made(op.what.but(shape=shape), (), value)
-        return self.made(Reshape(shape), (value,), value)
-
-    def made(self, what: Kind, operands: tuple[Value, ...], like: Value) -> Value:
-        t = laid_out(what, [v.type for v in operands], self.typed(what, operands))
-        result = Value(like.name, replace(t, free=like.type.free))
-        self.add(what, operands, (result,))
-        return result
+            return self.emit(op.what.but(shape=shape), (), value.name)
+        return self.emit(Reshape(shape), (value,), value.name)
 
 
 def _long(shape: Shape) -> Shape:

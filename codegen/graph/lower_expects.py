@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from codegen import dtypes
 from codegen.graph.builder import Builder
+from codegen.graph.rewriter import Rewriter
 from codegen.ir.graph import Module, Op, Region, Shape, Value
 from codegen.ir.indexing import strides
 from codegen.ops import POSITION, Exchange, Expect, Gather, Iota, Reduce, Reshape
@@ -24,26 +25,35 @@ _NOWHERE = 2**63 - 1  # the first place where nothing is found
 
 def lower_expects(program: Module) -> Module:
     """Return the Program with every `expect` of an array lowered to one of scalars."""
-    return program.mapped(_region)
+    return _LowerExpects(program, expect_of_scalars).run()
 
 
-def _region(region: Region) -> Region:
-    """Return a region with each `expect` of arrays lowered. Checks for NaN and overflow wait until
-    an op that others see, so that the loops before them can fuse."""
-    out: list[Op] = []
-    late: list[Op] = []  # what shows no arrays is asked once nothing is left to compute
-    for op in region.ops:
-        if isinstance(op.what, Expect) and op.operands[0].type.ndim:
-            *before, op = _Places(op, op.what).ops
-            out += before
-        if isinstance(op.what, Expect) and op.what.check in _LATE:
-            late.append(op)
-            continue
-        if op.regions or isinstance(op.what, (Control, Effect, Exchange)):
-            out += late
-            late = []
-        out.append(op.mapped(_region))
-    return region.with_ops((*out, *late))
+def expect_of_scalars(op: Op, rewriter: Rewriter) -> bool:
+    """Replace an `expect` of arrays by one of the elements at the first place where it fails."""
+    if not isinstance(op.what, Expect) or not op.operands[0].type.ndim:
+        return False
+    for new in _Places(op, op.what).ops:
+        rewriter.keep(new)
+    return True
+
+
+class _LowerExpects(Rewriter):
+    """Lowers each `expect` of arrays. Checks for NaN and overflow wait until an op that others see,
+    so that the loops before them can fuse."""
+
+    def rewritten(self, region: Region, shown: Sequence[Value]) -> tuple[Region, tuple[Value, ...]]:
+        region, shown = super().rewritten(region, shown)
+        ops: list[Op] = []
+        late: list[Op] = []
+        for op in region.ops:
+            if isinstance(op.what, Expect) and op.what.check in _LATE:
+                late.append(op)
+                continue
+            if op.regions or isinstance(op.what, (Control, Effect, Exchange)):
+                ops += late
+                late = []
+            ops.append(op)
+        return region.with_ops((*ops, *late)), shown
 
 
 class _Places(Builder):

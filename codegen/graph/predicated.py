@@ -25,7 +25,7 @@ NONE: Symbols = frozenset()
 
 def predicated(graph: Module) -> Module:
     """Return the Graph, itself where every call gives and asks for the same."""
-    optional = [i for i in graph.inputs if i.given is not None]
+    optional = [i for i in graph.inputs if i.flag is not None]
     selected = [o for o in graph.outputs if o.wanted is not None]
     if not optional and not selected:
         outputs = [o if o.otherwise is None else replace(o, otherwise=None) for o in graph.outputs]
@@ -36,7 +36,7 @@ def predicated(graph: Module) -> Module:
     if graph.entries:
         return _of_entries(graph, work, optional)
     body = work.region(graph.body, NONE, outermost=True)
-    names = {i.given: i.root for i in optional}
+    names = {i.flag: i.root for i in optional}
     outputs, chosen = list[Output](), list[Op]()
     for o in graph.outputs:
         needed = needs.of(o.value)
@@ -57,7 +57,7 @@ def _of_entries(graph: Module, work: _Predicating, optional: Sequence[Input]) ->
     """Return the Graph whose entries are predicated, each on its own. A state whose new value needs
     what a call does not give stays as it is."""
     needs, bodies, entries = work.needs, list[Region](), list[Entry]()
-    names = {i.given: i.root for i in optional}
+    names = {i.flag: i.root for i in optional}
     for entry, arm in zip(graph.entries, graph.bodies, strict=True):
         body, results, reads = work.region(arm, NONE, outermost=True), list(arm.results), set[int]()
         chosen: list[Op] = []
@@ -128,7 +128,7 @@ class _Needs:
 
     def __init__(self, optional: Iterable[Input]) -> None:
         self.values: dict[Value, Symbols] = {
-            i.value: frozenset({i.given}) for i in optional if i.given is not None}
+            i.value: frozenset({i.flag}) for i in optional if i.flag is not None}
         self.symbols: dict[Sym, Symbols] = {}
         self.runs: dict[Op, Symbols] = {}
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from codegen import dtypes
-from codegen.graph.builder import Builder
+from codegen.graph.rewriter import Rewriter
 from codegen.graph.variance import Variance, analysed
 from codegen.ir.graph import DefUse, Module, Op, Region, Value
 from codegen.mesh import LayoutEntry
@@ -38,9 +38,9 @@ _MOVES = (Broadcast, Reshape, Slice, Transpose)
 
 def sink_allreduce(program: Module) -> Module:
     """Return the Program with these sums behind their loops; the same object if there are none."""
-    work = _Behind(program)
-    made = program.with_body(work.region(program.body))
-    return made if made is program else replace(made, origins=work.origins)
+    rewriter = _SinkAllReduce(program)
+    rewritten = rewriter.run()
+    return program if rewritten is program else replace(rewritten, origins=rewriter.origins)
 
 
 @dataclass(frozen=True)
@@ -52,30 +52,28 @@ class _Added:
     axes: LayoutEntry
 
 
-class _Behind(Builder):
+class _SinkAllReduce(Rewriter):
     """Moves sums over ranks behind loops, region by region."""
 
     def __init__(self, program: Module) -> None:
-        super().__init__()
-        self.program = program
+        super().__init__(program)
         self.origins = dict(program.origins)
-        self.zeros: set[Value] = set()
 
     @cached_property
     def variance(self) -> Variance:
-        return analysed(self.program)
+        return analysed(self.module)
 
-    def region(self, region: Region) -> Region:
-        with self.inside() as ops:
-            for op in region.ops:
-                if isinstance(op.what, Full) and op.what.value == 0 and not op.what.blank:
-                    self.zeros.add(op.result)
-                op = op.mapped(self.region)
-                if isinstance(op.what, Loop):
-                    self.loop(op, op.what)
-                else:
-                    ops.append(op)
-        return region.with_ops(ops)
+    def op(self, op: Op) -> None:
+        if isinstance(op.what, Loop):
+            self.loop(op, op.what)
+        else:
+            self.keep(op)
+
+    def is_zero(self, value: Value) -> bool:
+        """Return whether a value is an array of zeros."""
+        op = self.defs.get(value)
+        return (op is not None and isinstance(op.what, Full) and op.what.value == 0
+                and not op.what.blank)
 
     def loop(self, op: Op, what: Loop) -> None:
         """Emit a loop, and behind it the sums over ranks of what it accumulates."""
@@ -89,18 +87,17 @@ class _Behind(Builder):
                      if all(test.args[k] not in asked for test in op.regions[:-1]))
             added = {k: some for k, some in found if some is not None}
         if not added:
-            self.ops.append(op)
+            self.keep(op)
             return
         operands, results = list(op.operands), list(op.results)
         for k in added:
             results[k] = Value(op.results[k].name, op.results[k].type)
-            if operands[k] not in self.zeros:
+            if not self.is_zero(operands[k]):
                 self.name, self.place = operands[k].name, op.place
                 operands[k] = self.full(0, results[k].type.dtype, results[k].type.shape)
         gone = {o.result: o.operands[0] for some in added.values() for o in some.sums}
         regions = (*op.regions[:-1], _without(body, gone))
-        self.ops.append(replace(op, operands=tuple(operands), results=tuple(results),
-                                regions=regions))
+        self.keep(replace(op, operands=tuple(operands), results=tuple(results), regions=regions))
         for k, some in added.items():
             began = None if operands[k] is op.operands[k] else op.operands[k]
             self.sum(some, results[k], began, op.results[k])
@@ -131,7 +128,7 @@ class _Turn:
     """The body of a loop that makes at least `turns` turns; finds what it adds to carried
     values."""
 
-    def __init__(self, at: _Behind, body: Region, turns: Expr) -> None:
+    def __init__(self, at: _SinkAllReduce, body: Region, turns: Expr) -> None:
         self.at, self.body, self.turns = at, body, turns
         known = DefUse.of(body)
         self.defs, self.every = known.defs, known.uses

@@ -9,9 +9,11 @@ Always holds: every value is what it was; no element is read that the update wri
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
-from codegen.ir.graph import DefUse, Module, Op, Region, Value, walk
+from codegen.graph.rewriter import Rewriter
+from codegen.ir.graph import Module, Op, Region, Value, walk
 from codegen.ops import Slice, Update
 from codegen.symbolic import expr
 
@@ -20,23 +22,20 @@ def sink_reads(program: Module) -> Module:
     """Return the Program with updates in front of what they do not touch."""
     if not any(isinstance(op.what, Update) for region in program.regions for op in walk(region)):
         return program
-    return program.mapped(_MovedReads(program.def_use).region)
+    return _SinkReads(program).run()
 
 
-class _MovedReads:
+class _SinkReads(Rewriter):
     """Moves reads behind updates, region by region."""
 
-    def __init__(self, known: DefUse) -> None:
-        self.uses = known.uses
-
-    def region(self, region: Region) -> Region:
+    def rewritten(self, region: Region, shown: Sequence[Value]) -> tuple[Region, tuple[Value, ...]]:
         parts: dict[Value, list[Op]] = defaultdict(list)
         for op in region.ops:
             if isinstance(op.what, Slice):
                 parts[op.operands[0]].append(op)
         if any(isinstance(op.what, Update) and op.operands[0] in parts for op in region.ops):
             region = region.with_ops(self.delayed(region, parts))
-        return region.with_ops([op.mapped(self.region) for op in region.ops])
+        return super().rewritten(region, shown)
 
     def delayed(self, region: Region, parts: dict[Value, list[Op]]) -> list[Op]:
         """Return the ops of a region in another order. parts: of each array, the slices of it."""

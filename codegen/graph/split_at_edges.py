@@ -8,25 +8,13 @@ Always holds: the pieces of an array have no element in common and cover it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from codegen.errors import Place
-from codegen.graph.builder import Builder
-from codegen.graph.layout_propagation import laid_out
-from codegen.ir.graph import Module, Op, Region, Shape, Value, used_values
-from codegen.ops import (
-    Full,
-    Kind,
-    Map,
-    MatMul,
-    Reduce,
-    Relayout,
-    ShardMap,
-    Slice,
-    Update,
-)
+from codegen.graph.rewriter import Rewriter
+from codegen.ir.graph import Module, Op, Region, Shape, Value
+from codegen.ops import Full, Kind, Map, MatMul, Reduce, Relayout, Slice, Update
 from codegen.symbolic import expr
 
 THIN = 16  # elements of a dim that an update may leave alone
@@ -50,44 +38,29 @@ class _Pieces:
 
 def split_at_edges(graph: Module) -> Module:
     """Return the Graph with such arrays split into pieces; the same object if there are none."""
-    shown = [o.value for o in graph.outputs]
-    same: dict[Value, Value] = {}
-    uses = Counter({v: len(found) for v, found in graph.def_use.uses.items()})
-    body = _Rewrite(uses, same).run(graph.body, shown)
-    outputs = tuple(replace(o, value=same.get(o.value, o.value)) for o in graph.outputs)
-    return replace(graph, body=body, outputs=outputs) if body is not graph.body else graph
+    return _SplitAtEdges(graph).run()
 
 
-class _Rewrite(Builder):
-    """Rewrites the ops of one region. `same` maps slices that are exactly a piece to that piece,
-    for this region and those around it."""
+class _SplitAtEdges(Rewriter):
+    """Computes arrays in pieces. `pieces` holds the arrays that are in pieces for all their
+    readers."""
 
-    def __init__(self, uses: Counter[Value], same: dict[Value, Value]) -> None:
-        super().__init__()
-        self.uses, self.same = uses, same
-        self.defs: dict[Value, Op] = {}
-        self.readers: dict[Value, list[Op]] = {}
+    def __init__(self, graph: Module) -> None:
+        super().__init__(graph, shard_maps=False)
         self.pieces: dict[Value, _Pieces] = {}
 
-    def run(self, region: Region, shown: Sequence[Value] = ()) -> Region:
-        """Return the region in pieces. `shown` are values that are needed besides its results."""
-        for op in region.ops:
-            for x in op.operands:
-                self.readers.setdefault(x, []).append(op)
-        for op in region.ops:
-            self.op(op)
-        results = tuple(self.same.get(v, v) for v in region.results)
-        if self.ops == list(region.ops) and results == region.results:
-            return region
-        kept = [self.same.get(v, v) for v in (*results, *shown)]
-        return Region(region.args, tuple(self.needed(kept)), results)
+    def rewritten(self, region: Region, shown: Sequence[Value]) -> tuple[Region, tuple[Value, ...]]:
+        outside, self.defs = self.defs, {}  # of outer regions: computed once, not in each turn
+        rewritten = super().rewritten(region, shown)
+        self.defs = outside
+        return rewritten
+
+    def readers(self, value: Value) -> list[Op]:
+        """Return the ops that read a value in the region where it is defined."""
+        home = self.module.def_use.regions.get(value)
+        return [use.op for use in self.uses.get(value, ()) if use.op and use.region is home]
 
     def op(self, op: Op) -> None:
-        if not isinstance(op.what, ShardMap):
-            op = op.mapped(lambda r: _Rewrite(self.uses, self.same).run(r))
-        operands = tuple(self.same.get(v, v) for v in op.operands)
-        if operands != op.operands:
-            op = replace(op, operands=operands)
         self.defs.update(dict.fromkeys(op.results, op))
         found = None
         before = self.pieces.get(op.operands[0]) if op.operands else None
@@ -96,7 +69,7 @@ class _Rewrite(Builder):
             found = self.mapped(op)
         elif before is not None and box in before.of:
             if isinstance(op.what, Slice):
-                self.same[op.result] = before.of[box]
+                self.instead[op.result] = before.of[box]
                 return
             found = replace(before, of={**before.of, box: op.operands[1]})
         for v in op.operands:
@@ -104,7 +77,7 @@ class _Rewrite(Builder):
                 self.put_together(v, self.pieces.pop(v))
         found = found or self.begun(op)
         if found is None:
-            self.ops.append(op)
+            self.keep(op)
         elif self.absorbed(op.result, found):
             self.pieces[op.result] = found
         else:
@@ -119,7 +92,7 @@ class _Rewrite(Builder):
         if filled is None and not isinstance(op.what, Map):
             return None
         value = op.result
-        by = [r for r in self.readers.get(value, ()) if isinstance(r.what, Update)]
+        by = [r for r in self.readers(value) if isinstance(r.what, Update)]
         if len(by) != 1 or value.type.layout is None or (filled and filled.blank):
             return None
         box, size = _box_of(by[0]), self.size(value)
@@ -145,8 +118,8 @@ class _Rewrite(Builder):
 
     def absorbed(self, value: Value, found: _Pieces) -> bool:
         """Return whether all readers of a value can work on its pieces."""
-        readers = self.readers.get(value, [])
-        if self.uses[value] != len(readers):
+        readers = self.readers(value)
+        if len(self.uses.get(value, ())) != len(readers):
             return False
         if len(readers) == 1 and isinstance(readers[0].what, Map):
             return True
@@ -162,7 +135,7 @@ class _Rewrite(Builder):
         for k, (box, piece) in enumerate(found.of.items()):
             made = value if k == len(found.of) - 1 else Value(value.name, t)
             update = Update(box.start, (1,) * t.ndim, apart=True)
-            self.defs[made] = self.add(update, (whole, piece), (made,))
+            self.add(update, (whole, piece), (made,))
             whole = made
 
     # ---- parts -----------------------------------------------------------------------------------
@@ -182,12 +155,12 @@ class _Rewrite(Builder):
         op = self.defs.get(value)
         if op is None or not isinstance(op.what, Map) or value in self.pieces:
             return 0
-        return 1 + sum(self.size(v) for v in op.operands if self.uses[v] == 1)
+        return 1 + sum(self.size(v) for v in op.operands if self.is_read_once(v))
 
     def has_sums(self, op: Op) -> bool:
         """Return whether a reduction or product is part of an expression: as a whole it is reduced
         once, but in pieces it would be reduced for each."""
-        alone = [v for v in op.operands if self.uses[v] == 1 and v not in self.pieces]
+        alone = [v for v in op.operands if self.is_read_once(v) and v not in self.pieces]
         made = [self.defs.get(v) for v in alone]
         return isinstance(op.what, Reduce | MatMul) or isinstance(op.what, Map) and any(
             d is not None and self.has_sums(d) for d in made)
@@ -200,7 +173,7 @@ class _Rewrite(Builder):
         op, filled = self.defs.get(value), self.filled(value)
         if filled:
             return self.piece(filled.but(shape=box.shape), (), value)
-        if op is not None and isinstance(op.what, Map) and (whole or self.uses[value] == 1):
+        if op is not None and isinstance(op.what, Map) and (whole or self.is_read_once(value)):
             return self.again(op, box)
         return self.piece(Slice(box.start, (1,) * len(box.start), box.shape), (value,), value)
 
@@ -209,27 +182,11 @@ class _Rewrite(Builder):
         return self.piece(op.what, operands, op.result)
 
     def piece(self, what: Kind, operands: tuple[Value, ...], like: Value) -> Value:
-        t = laid_out(what, [v.type for v in operands], self.typed(what, operands))
-        name = f"{like.name.removesuffix('_part')}_part"
-        result = Value(name, replace(t, free=like.type.free))
         self.place = self.place_of(like)
-        self.defs[result] = self.add(what, operands, (result,))
-        return result
+        return self.emit(what, operands, f"{like.name.removesuffix('_part')}_part")
 
-    def needed(self, results: Sequence[Value]) -> list[Op]:
-        """Return the emitted ops without those whose results are not needed any more (dead
-        code)."""
-        used = Counter(results)
-        for op in self.ops:
-            used.update(used_values(Region((), (op,), ())))
-        out = []
-        for op in reversed(self.ops):
-            free = op.what.inline or isinstance(op.what, Relayout)  # nothing but its result
-            if free and not used[op.result]:
-                used.subtract(op.operands)
-            else:
-                out.append(op)
-        return out[::-1]
+    def is_read_once(self, value: Value) -> bool:
+        return len(self.uses.get(value, ())) == 1
 
 
 def _box_of(op: Op) -> _Box | None:

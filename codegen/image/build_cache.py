@@ -19,7 +19,7 @@ import numpy
 
 from codegen.image import commands, link
 from codegen.image.c_objects import compile_c
-from codegen.progress import at
+from codegen.progress import announce
 from codegen.trace.c_kernel import CKernel
 from codegen.trace.control import reads
 from codegen.trace.kernel_call import Kernel
@@ -60,7 +60,7 @@ def kernel(store: BuildStore, kernel: Kernel, signature: Any, symbol: str, targe
         key = _key("kernel", read, signature, symbol, target, _numba()) if read else ""
     if key and (data := store.get(key)) is not None:
         return data
-    at(f"compiling the kernel {kernel.name}")
+    announce(f"compiling the kernel {kernel.name}")
     if isinstance(kernel, CKernel):
         data = compile_c(kernel.in_c, kernel.passed, signature, symbol, target)
     else:
@@ -77,7 +77,7 @@ def linked(store: BuildStore, source: str, *, target: str, **parts: Any) -> byte
     key = _key("link", source, target, sorted(parts.items()), _compiler())
     data = store.get(key)
     if data is None:
-        at("compiling C")
+        announce("compiling C")
         data = link.link(source, target=target, **parts)
         store.put(key, data)
     return data
@@ -94,7 +94,7 @@ def _compiler() -> list[Any]:
     key."""
     words = [*link.compiler(), "as", "ld"]
     told = "CPATH C_INCLUDE_PATH LIBRARY_PATH COMPILER_PATH GCC_EXEC_PREFIX".split()
-    return [(w, _state(commands.found(w))) for w in words] + [os.environ.get(n) for n in told]
+    return [(w, _state(commands.path_of(w))) for w in words] + [os.environ.get(n) for n in told]
 
 
 def _numba() -> list[Any]:
@@ -108,8 +108,8 @@ def _state(path: str | None) -> tuple[Any, ...]:
     if not path:
         return ()
     real = os.path.realpath(path)
-    found = os.stat(real)
-    return real, found.st_size, found.st_mtime_ns
+    status = os.stat(real)
+    return real, status.st_size, status.st_mtime_ns
 
 
 @functools.cache

@@ -41,11 +41,11 @@ class FunctionInC:
     def texts(self) -> tuple[tuple[str, str], ...]:
         """Return the file and those that it includes by "…", as they are now: each with its path
         from the file's folder on. KernelError where the file cannot be read."""
-        found: dict[str, tuple[str, str]] = {}
+        texts: dict[str, tuple[str, str]] = {}
         todo, here = [self.path], os.path.dirname(self.path)
         while todo:
             path = todo.pop()
-            if (real := os.path.realpath(path)) in found:
+            if (real := os.path.realpath(path)) in texts:
                 continue
             try:
                 with open(path, encoding="utf-8", errors="surrogateescape") as file:
@@ -58,9 +58,9 @@ class FunctionInC:
                         found=os.path.basename(path),
                         remedy="a path is relative to the folder of the program's file") from None
                 continue  # of the system, or the compiler says that it is missing
-            found[real] = os.path.relpath(path, here), text
+            texts[real] = os.path.relpath(path, here), text
             todo += [os.path.join(os.path.dirname(path), inner) for inner in _INCLUDE.findall(text)]
-        return tuple(found.values())
+        return tuple(texts.values())
 
     def files(self) -> tuple[str, ...]:
         """Return the paths of these files."""
@@ -89,7 +89,7 @@ def compile_c(
     folder = os.path.dirname(function.path)
     flags = [*link.FLAGS, *(f"-Werror={e}" for e in _ERRORS), f"-march={target}",
              "-D_DEFAULT_SOURCE", f"-ffile-prefix-map={folder}{os.sep}="]
-    made, done = link.in_folder(
+    object_file, done = link.in_folder(
         {"kernel.c": text.encode("utf-8", "surrogateescape")},
         [[*link.compiler(), *flags, "-c", "-o", "kernel.o", "kernel.c"],
          ["objcopy", f"--keep-global-symbol={symbol}", "kernel.o"]],
@@ -98,8 +98,8 @@ def compile_c(
     if done.code:
         link.trial(target)  # raises what the compiler lacks
         raise c_refusals.not_compiled(function, done.err)
-    c_refusals.check_object(function, symbol, made)
-    return made
+    c_refusals.check_object(function, symbol, object_file)
+    return object_file
 
 
 # ---- the function around the user's --------------------------------------------------------------
@@ -112,24 +112,24 @@ def _wrapper(
     called once, or in every turn of the loops."""
     prototype = function.prototype
     parameters = {p.name: p for p in prototype.parameters}
-    given = dict(zip(passed.names, enumerate(signature), strict=True))
+    arrays = dict(zip(passed.names, enumerate(signature), strict=True))
     lines: list[str] = []
-    for k, p in given.values():
+    for k, p in arrays.values():
         if p.apart:
             empty = " || ".join(f"n{k}_{d} == 0" for d in range(p.ndim))
             lines.append(f"if ({empty})\n    return;")
-    loops = {i: f"n{k}_{d}" for k, p in given.values() for d, i in enumerate(p.loops or ())
+    loops = {i: f"n{k}_{d}" for k, p in arrays.values() for d, i in enumerate(p.loops or ())
              if i != ONLY}
     pad = ""
     for i in sorted(loops):
         lines.append(f"{pad}for (int64_t i{i} = 0; i{i} < {loops[i]}; i{i}++)")
         pad += "    "
-    extents = {name: f"n{given[array][0]}_{dim + len(given[array][1].loops or ())}"
+    extents = {name: f"n{arrays[array][0]}_{dim + len(arrays[array][1].loops or ())}"
                for name, array, dim in passed.extents}
-    arguments = [extents[p.name] if p.name in extents else _argument(p, *given[p.name])
+    arguments = [extents[p.name] if p.name in extents else _argument(p, *arrays[p.name])
                  for p in prototype.parameters]
     lines.append(f"{pad}{prototype.name}({', '.join(arguments)});")
-    takes = [f"{c} {name}" for k, p in given.values()
+    takes = [f"{c} {name}" for k, p in arrays.values()
              for c, name in zip(gufunc.c_types(p), gufunc.c_names(k, p), strict=True)]
     body = "\n".join("    " + line for text in lines for line in text.split("\n"))
     declared = ", ".join(f"{'const ' * (p.pointer and not p.writes)}{p.c} {'*' * p.pointer}"
@@ -146,10 +146,10 @@ def _argument(p: CParameter, k: int, passed: Parameter) -> str:
     if passed.ndim or passed.writes:
         typed = f"({'' if p.writes else 'const '}{c} *)p{k}"
         inner = [f"n{k}_{d}" for d in range(len(passed.loops or ()), passed.ndim)]
-        at = "0"
+        row = "0"
         for d, i in enumerate(passed.loops or ()):
-            at = f"({at} * n{k}_{d} + {'0' if i == ONLY else f'i{i}'})"
-        offset = " * ".join([at, *inner]) if passed.loops else "0"
+            row = f"({row} * n{k}_{d} + {'0' if i == ONLY else f'i{i}'})"
+        offset = " * ".join([row, *inner]) if passed.loops else "0"
         return f"{typed} + {offset}" if p.pointer else f"({typed})[{offset}]"
     if passed.dtype.kind == "c":  # by its parts
         parts = f"{passed.dtype.c.removesuffix(' _Complex')} parts[2]"
@@ -174,8 +174,8 @@ def loaded(
     loaded."""
     key = (function.texts(), function.prototype, passed, tuple(signature))
     if key not in _loaded:
-        made = compile_c(function, passed, signature, _SYMBOL, target)
-        data = link.shared({"kernel.o": made}, target)
+        object_file = compile_c(function, passed, signature, _SYMBOL, target)
+        data = link.shared({"kernel.o": object_file}, target)
         file = os.memfd_create("spmd-c-kernel", os.MFD_CLOEXEC)
         try:
             with os.fdopen(os.dup(file), "wb") as out:

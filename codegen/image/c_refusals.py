@@ -31,11 +31,11 @@ def line_of(file: str, word: str, behind: str = "") -> Place | None:
     linecache.checkcache(file)
     text = "".join(linecache.getlines(file))
     code = _NO_CODE.sub(lambda x: re.sub(r"[^\n]", " ", x[0]), text)
-    found = re.search(rf"\b{re.escape(word)}\b\s*{re.escape(behind)}", code)
-    if found is None:
+    match = re.search(rf"\b{re.escape(word)}\b\s*{re.escape(behind)}", code)
+    if match is None:
         return None
-    line = code.count("\n", 0, found.start()) + 1
-    column = found.start() - (code.rfind("\n", 0, found.start()) + 1)
+    line = code.count("\n", 0, match.start()) + 1
+    column = match.start() - (code.rfind("\n", 0, match.start()) + 1)
     return Place(file, line, column, column + len(word))
 
 
@@ -43,9 +43,9 @@ def _anywhere(function: FunctionInC, *words: str) -> Place | None:
     """Return the first place in any of a function's files where one of these words stands: as a
     call if it can."""
     files = [function.file, *function.files()[1:]]
-    found = (line_of(file, word, behind)
-             for word in words for behind in ("(", "") for file in files)
-    return next(filter(None, found), None)
+    places = (line_of(file, word, behind)
+              for word in words for behind in ("(", "") for file in files)
+    return next(filter(None, places), None)
 
 
 def _refused(function: FunctionInC, text: str, expected: str, found: str, remedy: str,
@@ -64,18 +64,18 @@ def not_compiled(function: FunctionInC, said: str) -> KernelError:
     rows = [(file, int(line), int(column or 1), kind, _OPTION.sub("", text))
             for file, line, column, kind, text in _SAID.findall(said)]
     texts = [text for _, _, _, kind, text in rows if kind != "note"]
-    found = texts[0] if texts else (said.strip().splitlines() or ["not a word"])[0]
+    first_text = texts[0] if texts else (said.strip().splitlines() or ["not a word"])[0]
     for file, line, column, kind, text in rows:
         if file != _WRAPPER and (kind != "note" or "definition" in text):
             linecache.checkcache(file)
             place = Place(function.file if file == function.path else file, line, column - 1)
-            if re.match(rf"conflicting types for .{function.prototype.name}\b", found):
+            if re.match(rf"conflicting types for .{function.prototype.name}\b", first_text):
                 return _refused(function, "the function is not what its prototype says",
                                 " ".join(function.prototype.text.split()),
                                 place.source_line().strip(),
                                 "make the two say the same", place)
-            return _refused(function, "the C compiler refuses it", "C11", found, "", place)
-    return _refused(function, "the C compiler refuses it", "C11", found, "", None)
+            return _refused(function, "the C compiler refuses it", "C11", first_text, "", place)
+    return _refused(function, "the C compiler refuses it", "C11", first_text, "", None)
 
 
 # ---- what it makes, and no image can hold --------------------------------------------------------
@@ -158,15 +158,15 @@ def _read(data: bytes) -> tuple[list[_Section], list[_Symbol]]:
     table, count, names = struct.unpack_from("<40xQ12xHH", data)
     rows = [struct.unpack_from("<IIQQQQIIQQ", data, table + 64 * k) for k in range(count)]
 
-    def text(row: tuple[int, ...], at: int) -> str:
-        begin = row[4] + at
+    def text(row: tuple[int, ...], offset: int) -> str:
+        begin = row[4] + offset
         return data[begin : data.find(b"\0", begin)].decode("ascii", "replace")
 
     def symbols() -> Iterator[_Symbol]:
         for row in rows:
             if row[1] == _SYMBOLS:  # with their names in section number row[6]
-                for at in range(row[4], row[4] + row[5], 24):
-                    name, info, _, section = struct.unpack_from("<IBBH", data, at)
+                for offset in range(row[4], row[4] + row[5], 24):
+                    name, info, _, section = struct.unpack_from("<IBBH", data, offset)
                     yield _Symbol(text(rows[row[6]], name), info & 15, section)
 
     sections = [_Section(text(rows[names], r[0]), r[1], r[2], r[5]) for r in rows]

@@ -28,7 +28,7 @@ class Ended:
     err: str
 
 
-def found(name: str) -> str:
+def path_of(name: str) -> str:
     """Return the path of a program of this name on PATH, or ""."""
     return shutil.which(name) or ""
 

@@ -35,10 +35,10 @@ def broken_route(
         size, senders = evaluate(route["size"], values), dict[int, int]()
         sends, target = rows_of(route["sends"]), rows_of(route["to"])
         for member in range(size if size <= MOST_TRIED else 0):
-            at = {**values, route["member"]: member}
-            if not value(sends, at, of_64_bits):
+            symbols = {**values, route["member"]: member}
+            if not value(sends, symbols, of_64_bits):
                 continue
-            to = value(target, at, of_64_bits)
+            to = value(target, symbols, of_64_bits)
             if not 0 <= to < size:
                 return route, f"rank {member} sends to {to}, which does not exist"
             if to in senders:

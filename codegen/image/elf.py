@@ -57,8 +57,8 @@ def read_sections(data: bytes) -> tuple[str, Sections]:
 
 def _read_sections(data: bytes) -> tuple[str, Sections]:
     if len(data) < 4 or data[:4] != b"\x7fELF":
-        found = "an empty file" if not data else f"{len(data)} bytes that begin with {data[:4]!r}"
-        raise ImageError("not an spmd image", expected="an ELF shared object", found=found,
+        content = "an empty file" if not data else f"{len(data)} bytes that begin with {data[:4]!r}"
+        raise ImageError("not an spmd image", expected="an ELF shared object", found=content,
                          remedy="spmd build FILE.py makes an image")
     if len(data) < _HEADER.size:
         raise _truncated(_HEADER.size, len(data))
@@ -88,8 +88,8 @@ def _read_sections(data: bytes) -> tuple[str, Sections]:
     return MACHINES.get(machine, f"machine {machine}"), sections
 
 
-def text_at(table: bytes, at: int) -> str:
-    return table[at : table.find(b"\0", at)].decode("ascii", "replace")
+def text_at(table: bytes, offset: int) -> str:
+    return table[offset : table.find(b"\0", offset)].decode("ascii", "replace")
 
 
 def _refuse_overlap(sections: Sections) -> None:
@@ -103,8 +103,8 @@ def _refuse_overlap(sections: Sections) -> None:
 
 
 def _truncated(expected: int, found: int) -> ImageError:
-    what = "truncated image" if found < expected else "image with bytes behind its end"
-    return ImageError(f"{what}: expected {expected} bytes, got {found}",
+    problem = "truncated image" if found < expected else "image with bytes behind its end"
+    return ImageError(f"{problem}: expected {expected} bytes, got {found}",
                       remedy="copy or build the image again")
 
 

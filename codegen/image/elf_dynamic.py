@@ -129,8 +129,8 @@ class _Dynamic:
     def check(self) -> None:
         needed = list(self._read_entries())
         strings, length = self._required(_STRINGS), self._required(_STRSZ)
-        at = self.place(strings, length, writes=False)
-        self.names = self.data[at : at + length]
+        offset = self.place(strings, length, writes=False)
+        self.names = self.data[offset : offset + length]
         if not length or self.names[-1]:
             raise damaged("no end", "names that end with a zero byte")
         for value in needed:
@@ -143,14 +143,14 @@ class _Dynamic:
         self._relocations(count)
 
     def _read_entries(self) -> list[int]:
-        found = [s for s in self.segments if s.kind == _DYNAMIC]
-        if len(found) != 1:
-            raise damaged(str(len(found)), "one dynamic segment")
-        self.dynamic = found[0]
+        segments = [s for s in self.segments if s.kind == _DYNAMIC]
+        if len(segments) != 1:
+            raise damaged(str(len(segments)), "one dynamic segment")
+        self.dynamic = segments[0]
         first = self.place(self.dynamic.address, max(16, self.dynamic.room), writes=True)
         needed: list[int] = []
-        for at in range(first, first + self.dynamic.room - 15, 16):
-            tag, value = struct.unpack_from("<QQ", self.data, at)
+        for offset in range(first, first + self.dynamic.room - 15, 16):
+            tag, value = struct.unpack_from("<QQ", self.data, offset)
             if tag == 0:
                 return needed
             if tag not in _HARMLESS:
@@ -170,13 +170,13 @@ class _Dynamic:
             raise damaged("none", f"a dynamic entry {tag:#x}")
         return self.entries[tag]
 
-    def _name(self, at: int) -> str:
-        if at >= len(self.names):
-            raise damaged(f"one at {at}", f"names within {len(self.names)} bytes")
-        return text_at(self.names, at)
+    def _name(self, offset: int) -> str:
+        if offset >= len(self.names):
+            raise damaged(f"one at {offset}", f"names within {len(self.names)} bytes")
+        return text_at(self.names, offset)
 
-    def _library(self, at: int) -> None:
-        name = self._name(at)[:80]
+    def _library(self, offset: int) -> None:
+        name = self._name(offset)[:80]
         if name not in LIBRARIES:
             raise ImageError(
                 f"image asks for the library {printable(name)}",
@@ -192,10 +192,10 @@ class _Dynamic:
         if first >= end:
             raise damaged("symbols behind their names", "symbols before their names")
         count = (end - first) // 24
-        at = self.place(first, 24 * count)
+        offset = self.place(first, 24 * count)
         for k in range(count):
             name, info, _, section, value, size = struct.unpack_from(
-                "<IBBHQQ", self.data, at + 24 * k)
+                "<IBBHQQ", self.data, offset + 24 * k)
             self._name(name)
             if info & 15 == _INDIRECT:
                 raise _indirect()
@@ -223,9 +223,9 @@ class _Dynamic:
         if not fits or max(buckets, words) > 1 << 20:
             raise damaged(f"one of {buckets} rows", "a table of names")
         chains = max(0, count - first)
-        at = self.place(address, 16 + 8 * words + 4 * (buckets + chains)) + 16 + 8 * words
-        starts = struct.unpack_from(f"<{buckets}I", self.data, at)
-        ends = struct.unpack_from(f"<{chains}I", self.data, at + 4 * buckets)
+        offset = self.place(address, 16 + 8 * words + 4 * (buckets + chains)) + 16 + 8 * words
+        starts = struct.unpack_from(f"<{buckets}I", self.data, offset)
+        ends = struct.unpack_from(f"<{chains}I", self.data, offset + 4 * buckets)
         if any(s and not first <= s < count for s in starts) or (ends and not ends[-1] & 1):
             raise damaged("one beyond the symbols", "chains of names that end")
 
@@ -233,8 +233,8 @@ class _Dynamic:
         buckets, chains = struct.unpack_from("<2I", self.data, self.place(address, 8))
         if not 0 < buckets <= 1 << 20 or chains != count:
             raise damaged(f"one of {buckets} rows", "a table of names")
-        at = self.place(address, 8 + 4 * (buckets + chains)) + 8
-        rows = struct.unpack_from(f"<{buckets + chains}I", self.data, at)
+        offset = self.place(address, 8 + 4 * (buckets + chains)) + 8
+        rows = struct.unpack_from(f"<{buckets + chains}I", self.data, offset)
         starts, following = rows[:buckets], rows[buckets:]
         if any(k >= count for k in rows):
             raise damaged("one beyond the symbols", "chains of names")
@@ -250,11 +250,11 @@ class _Dynamic:
         """Check which symbol is wanted in which version of a library."""
         known = {0, 1}
         if _VERNEED in self.entries:
-            at = self.entries[_VERNEED]
+            address = self.entries[_VERNEED]
             for _ in range(min(self.entries.get(_VERNEEDNUM, 0), 16)):
-                known |= self._version_row(at)
-                (more,) = struct.unpack_from("<12xI", self.data, self.place(at, 16))
-                at += more
+                known |= self._version_row(address)
+                (more,) = struct.unpack_from("<12xI", self.data, self.place(address, 16))
+                address += more
                 if not more:
                     break
             else:
@@ -265,24 +265,24 @@ class _Dynamic:
                 if version & 0x7FFF not in known:
                     raise damaged(f"version {version}", "versions that the image names")
 
-    def _version_row(self, at: int) -> set[int]:
+    def _version_row(self, address: int) -> set[int]:
         """Return the numbers of the versions of one library."""
         revision, count, library, first = struct.unpack_from(
-            "<HHII", self.data, self.place(at, 16))
+            "<HHII", self.data, self.place(address, 16))
         self._library(library)
-        found: set[int] = set()
+        versions: set[int] = set()
         if revision != 1 or not 0 < count <= 256:
             raise damaged(f"{count} of revision {revision}", "versions of a library")
-        row = at + first
+        row = address + first
         for k in range(count):
             _, _, number, name, more = struct.unpack_from(
                 "<IHHII", self.data, self.place(row, 16))
             self._name(name)
-            found.add(number & 0x7FFF)
+            versions.add(number & 0x7FFF)
             if (more == 0) != (k == count - 1):
                 raise damaged("another number", "as many versions as are said")
             row += more
-        return found
+        return versions
 
     # ---- relocations -------------------------------------------------------------------------
 
@@ -291,12 +291,13 @@ class _Dynamic:
             length = self.entries.get(size, 0)
             if (table in self.entries) != bool(length) or length % 24:
                 raise damaged(f"{length} bytes", "relocations of 24 bytes")
-            at = self.place(self.entries[table], length) if length else 0
+            offset = self.place(self.entries[table], length) if length else 0
             leading = self.entries.get(_RELACOUNT, 0) if table == _RELA else 0
             if leading * 24 > length:
                 raise damaged(f"{leading} first ones", "as many relocations as are said")
             for k in range(length // 24):
-                where, kind, symbol, addend = struct.unpack_from("<QIIq", self.data, at + 24 * k)
+                where, kind, symbol, addend = struct.unpack_from("<QIIq", self.data,
+                                                                 offset + 24 * k)
                 if kind in _RESOLVED:
                     raise _indirect()
                 relative = kind in _RELATIVE
@@ -316,8 +317,8 @@ class _Dynamic:
             raise damaged(f"{length} bytes", "packed relocations of 8 bytes")
         if not length:
             return
-        at, where = self.place(self.entries[_RELR], length), 0
-        for (word,) in struct.iter_unpack("<Q", self.data[at : at + length]):
+        offset, where = self.place(self.entries[_RELR], length), 0
+        for (word,) in struct.iter_unpack("<Q", self.data[offset : offset + length]):
             places = [word] if not word & 1 else [
                 where + 8 * k for k in range(63) if word >> (k + 1) & 1]
             where = word + 8 if not word & 1 else where + 8 * 63
@@ -339,15 +340,15 @@ def _segments(data: bytes) -> list[Segment]:
     start, entry, count = struct.unpack_from("<32xQ14xHH", data)
     if entry != _SEGMENT.size or not 0 < count <= 32 or start + count * entry > len(data):
         raise damaged(f"{count} of {entry} bytes at {start}", "a table of segments")
-    found = []
+    segments = []
     for k in range(count):
         kind, flags, offset, address, _, size, room, align = _SEGMENT.unpack_from(
             data, start + k * entry)
         if offset + size > len(data) or kind not in _KINDS:
             raise damaged(f"kind {kind:#x} up to byte {offset + size}",
                           f"segments of known kinds within {len(data)} bytes")
-        found.append(Segment(kind, flags, offset, address, size, room, align))
-    return found
+        segments.append(Segment(kind, flags, offset, address, size, room, align))
+    return segments
 
 
 def _indirect() -> ImageError:

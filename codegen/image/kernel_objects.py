@@ -50,15 +50,15 @@ def compile_kernel(
     return object_file
 
 
-def results_of(function: Callable[..., Any], given: Sequence[DType]) -> list[str]:
+def results_of(function: Callable[..., Any], operands: Sequence[DType]) -> list[str]:
     """Return NumPy's names of the element types that a function of numbers of these types gives.
     Raises KernelError where numba cannot tell."""
     refusals.check_names(function)
     try:
-        made, signature = _with_helpers(function, {}, False), tuple(map(_element, given))
-        made.compile(signature)
-        found = made.overloads[signature].signature.return_type
-        parts = getattr(found, "types", None) or [found] * getattr(found, "count", 1)
+        compiled, signature = _with_helpers(function, {}, False), tuple(map(_element, operands))
+        compiled.compile(signature)
+        result = compiled.overloads[signature].signature.return_type
+        parts = getattr(result, "types", None) or [result] * getattr(result, "count", 1)
         return [str(numpy_support.as_dtype(getattr(p, "dtype", p))) for p in parts]
     except Exception as error:  # as in _typed
         raise refusals.not_typed(function, str(error) or type(error).__name__) from None
@@ -108,10 +108,10 @@ def _wrapper(signature: Sequence[Parameter]) -> str:
             lines.append(f"    if a{k}.size == 0:\n        return")
         if p.loops:
             loops |= {i: n for i, n in zip(p.loops, parts) if i != ONLY}
-            at = ["0" if i == ONLY else f"i{i}" for i in p.loops]
-            if p.writes and len(at) == p.ndim:  # of single elements: an array of one
-                at[-1] = f"{at[-1]}:{at[-1]} + 1"
-            argument += f"[{', '.join(at)}]"
+            subscripts = ["0" if i == ONLY else f"i{i}" for i in p.loops]
+            if p.writes and len(subscripts) == p.ndim:  # of single elements: an array of one
+                subscripts[-1] = f"{subscripts[-1]}:{subscripts[-1]} + 1"
+            argument += f"[{', '.join(subscripts)}]"
         arguments.append(argument)
     pad = "    "
     for i in sorted(loops):
@@ -144,30 +144,30 @@ def _c_signature(signature: Sequence[Parameter]) -> Any:
     return types.void(*arguments)
 
 
-def _with_helpers(function: Any, made: dict[Any, Any], debug: bool) -> Any:
+def _with_helpers(function: Any, compiled: dict[Any, Any], debug: bool) -> Any:
     """Return the function, and the user's functions that it names, for numba to compile now.
 
-    made: those that were met before; functions may call each other, and themselves.
+    compiled: the functions that were met before; functions may call each other, and themselves.
     """
-    if function in made:
-        return made[function]
+    if function in compiled:
+        return compiled[function]
     # One that the user gave to numba may be compiled already, with what it read then.
     own = getattr(function, "targetoptions", {})
     options = {"error_model": "numpy", "boundscheck": False, "debug": debug, **own}
     options.pop("nopython", None)
-    given, function = function, getattr(function, "py_func", function)
+    key, function = function, getattr(function, "py_func", function)
     code, scope = function.__code__, dict(function.__globals__)
     closure = function.__closure__ or ()
     cells = tuple(pytypes.CellType(c.cell_contents) for c in closure)
     copy = pytypes.FunctionType(code, scope, function.__name__, function.__defaults__, cells)
-    made[given] = njit(**options)(copy)
+    compiled[key] = njit(**options)(copy)
     for name in names_in(code):
         if _is_helper(helper := scope.get(name)):
-            scope[name] = _with_helpers(helper, made, debug)
+            scope[name] = _with_helpers(helper, compiled, debug)
     for cell in cells:
         if _is_helper(cell.cell_contents):
-            cell.cell_contents = _with_helpers(cell.cell_contents, made, debug)
-    return made[given]
+            cell.cell_contents = _with_helpers(cell.cell_contents, compiled, debug)
+    return compiled[key]
 
 
 def _is_helper(x: Any) -> bool:

@@ -31,13 +31,13 @@ _WORKS = "a kernel that works on the arrays it is given"
 def check_names(function: Callable[..., Any]) -> list[types.FunctionType]:
     """Return the functions of a kernel: itself and its helpers. Raises KernelError for names that
     stand for nothing, or for what only the program has."""
-    found: list[types.FunctionType] = []
+    functions: list[types.FunctionType] = []
     todo: list[Any] = [function]
     while todo:
         f = todo.pop()
-        if f in found:
+        if f in functions:
             continue
-        found.append(f)
+        functions.append(f)
         closure = dict(zip(f.__code__.co_freevars, f.__closure__ or ()))
         for name, place in _reads(f, f.__code__):
             try:
@@ -56,22 +56,23 @@ def check_names(function: Callable[..., Any]) -> list[types.FunctionType]:
                 raise _of_the_program(function, name, value, place)
             if isinstance(value, types.FunctionType):
                 todo.append(value)
-    return found
+    return functions
 
 
 _NOTHING = object()
 
 
 def _reads(f: types.FunctionType, code: types.CodeType) -> Iterator[tuple[str, Place]]:
-    """Names that code takes from around it, with their places."""
-    for at in dis.get_instructions(code):
-        if at.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF") and isinstance(at.argval, str):
-            if at.opname == "LOAD_DEREF" and at.argval not in f.__code__.co_freevars:
-                continue
-            p = at.positions
-            line = p.lineno if p and p.lineno else code.co_firstlineno
-            column, end = (p.col_offset or 0, p.end_col_offset or -1) if p else (0, -1)
-            yield at.argval, Place(code.co_filename, line, column, end, f.__name__)
+    """Yield the names that code reads from outside of it, with their places."""
+    for instruction in dis.get_instructions(code):
+        opname, name, p = instruction.opname, instruction.argval, instruction.positions
+        if opname not in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF") or not isinstance(name, str):
+            continue
+        if opname == "LOAD_DEREF" and name not in f.__code__.co_freevars:
+            continue
+        line = p.lineno if p and p.lineno else code.co_firstlineno
+        column, end = (p.col_offset or 0, p.end_col_offset or -1) if p else (0, -1)
+        yield name, Place(code.co_filename, line, column, end, f.__name__)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _reads(f, constant)
@@ -165,8 +166,8 @@ def _calls(
 
 
 def _field(node: str, name: str) -> str:
-    found = re.search(rf'\b{name}: (?:"([^"]*)"|([^\s,)]+))', node)
-    return (found[1] or found[2]) if found else ""
+    match = re.search(rf'\b{name}: (?:"([^"]*)"|([^\s,)]+))', node)
+    return (match[1] or match[2]) if match else ""
 
 
 def _raised(module: str) -> Iterator[tuple[str, str, int]]:
@@ -213,12 +214,12 @@ def _find(
         for node in ast.walk(tree):
             if not wanted(node):
                 continue
-            at = first + node.lineno - 1  # type: ignore[attr-defined]
-            if line in (0, at):
+            node_line = first + node.lineno - 1  # type: ignore[attr-defined]
+            if line in (0, node_line):
                 column = node.col_offset + indent  # type: ignore[attr-defined]
                 end = (node.end_col_offset or 0) + indent  # type: ignore[attr-defined]
                 file, name = function.__code__.co_filename, function.__name__
-                return Place(file, at, column, end, name)
+                return Place(file, node_line, column, end, name)
     return None
 
 

@@ -111,7 +111,7 @@ class Reading:
             return use in up.args and self._called(up, up.args.index(use), ndim)
         return isinstance(up, ast.For) and up.iter is use and ndim == 1
 
-    def _called(self, call: ast.Call, at: int, ndim: int) -> bool:
+    def _called(self, call: ast.Call, number: int, ndim: int) -> bool:
         """Return whether a function leaves its argument alone."""
         if call.keywords:
             return False
@@ -119,14 +119,14 @@ class Reading:
             return call.func.attr not in _WRITES and isinstance(call.func.value, ast.Name)
         if not isinstance(call.func, ast.Name):
             return False
-        found = self._named(call.func.id)
-        if isinstance(found, types.FunctionType):
-            parameters = list(inspect.signature(found).parameters)
-            inner = self if found is self.function else Reading(found, self.find)
-            return at < len(parameters) and found is not self.function and not inner.writes(
-                parameters[at], ndim
+        callee = self._named(call.func.id)
+        if isinstance(callee, types.FunctionType):
+            parameters = list(inspect.signature(callee).parameters)
+            inner = self if callee is self.function else Reading(callee, self.find)
+            return number < len(parameters) and callee is not self.function and not inner.writes(
+                parameters[number], ndim
             )
-        return found in (len, min, max, sum, abs, float, int, bool, range, enumerate, zip)
+        return callee in (len, min, max, sum, abs, float, int, bool, range, enumerate, zip)
 
     def _named(self, name: str) -> Any:
         closure = inspect.getclosurevars(self.function).nonlocals

@@ -111,7 +111,7 @@ def compiler() -> list[str]:
     there is none."""
     named = os.environ.get("CC", "").split()
     for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
-        if commands.found(command[0]):
+        if commands.path_of(command[0]):
             return command
     raise EnvironmentFault(
         f"{named[0] if named else 'cc'} not found; install gcc or set CC",
@@ -227,10 +227,10 @@ def _refused(
 ) -> EnvironmentFault | InternalError:
     """Return the error that says why a compiler failed: what it lacks, or what we gave it."""
     lines = [ln for ln in done.err.splitlines() if "error" in ln] or done.err.splitlines()
-    found = "; ".join(lines[:3])[:500] or f"exit code {done.code}, and not a word"
+    message = "; ".join(lines[:3])[:500] or f"exit code {done.code}, and not a word"
     for sign, lacks, remedy in _LACKS:
         if sign in done.err:
-            return EnvironmentFault(f"the C compiler {name} {lacks}", found=found[:300],
+            return EnvironmentFault(f"the C compiler {name} {lacks}", found=message[:300],
                                     remedy=remedy)
     if done.code < 0:
         return EnvironmentFault(f"the C compiler {name} was killed",
@@ -242,18 +242,18 @@ def _refused(
             return error
         return InternalError(
             "the C compiler refused what spmd generated",
-            expected="code that compiles without a warning", found=found,
+            expected="code that compiles without a warning", found=message,
             remedy=REPORT,
         )
     return EnvironmentFault(
-        f"{name} does not compile C as images need it", found=found,
+        f"{name} does not compile C as images need it", found=message,
         expected="C11 with the options of gcc or clang", remedy="CC=gcc, or CC=clang",
     )
 
 
 def disassemble(data: bytes) -> str:
     """Return the machine code as text. Raises EnvironmentFault where objdump is missing."""
-    if not commands.found("objdump"):
+    if not commands.path_of("objdump"):
         raise EnvironmentFault("objdump not found", remedy="apt install binutils")
     with _folder() as folder:
         Path(folder, "image.so").write_bytes(data)

@@ -14,16 +14,10 @@ import struct
 from codegen.errors import ImageError, InputError, UsageError, VersionError
 from codegen.image.elf import MACHINES, Sections, damaged, printable, read_sections
 from codegen.image.elf_dynamic import check_dynamic
-from codegen.image.schema import (
-    AXES,
-    BITS_64,
-    check_manifest,
-    check_names,
-    check_notes,
-    formula,
-)
+from codegen.image.schema import AXES, check_formula, check_manifest, check_notes
 from codegen.image.target import host_features, mark, native
 from codegen.symbolic.meaning import integers, rows_of, value
+from codegen.validators import BITS_64
 
 try:  # without hashlib, which loads OpenSSL
     from _blake2 import blake2b as hashed
@@ -111,12 +105,12 @@ def check_machine(machine: str) -> None:
 
 def digest_of(data: bytes, size: int, *blank: tuple[int, int]) -> bytes:
     """Return BLAKE2b of the bytes, as if the blank ranges (offset, size) were zero."""
-    state, view, at = hashed(digest_size=size), memoryview(data), 0
+    state, view, position = hashed(digest_size=size), memoryview(data), 0
     for offset, length in sorted(blank):
-        state.update(view[at:offset])
+        state.update(view[position:offset])
         state.update(bytes(length))
-        at = offset + length
-    state.update(view[at:])
+        position = offset + length
+    state.update(view[position:])
     digest: bytes = state.digest()
     return digest
 
@@ -126,41 +120,42 @@ def make_digest(data: bytes, sections: Sections) -> bytes:
 
     The index words count as zero; so do, in the first, its own bytes.
     """
-    at, room = sections[".spmd.digest"]
+    start, room = sections[".spmd.digest"]
     parts = b""
     for name, (offset, size) in sections.items():
         content = bytes(size) if name in (".spmd.index", ".spmd.digest") else data[offset:][:size]
         parts += digest_of(content, SECTION_DIGEST_SIZE)
     parts = parts.ljust(room - DIGEST_SIZE, b"\0")
-    whole = data[: at + DIGEST_SIZE] + parts + data[at + room :]
-    return digest_of(whole, DIGEST_SIZE, sections[".spmd.index"], (at, DIGEST_SIZE)) + parts
+    whole = data[: start + DIGEST_SIZE] + parts + data[start + room :]
+    return digest_of(whole, DIGEST_SIZE, sections[".spmd.index"], (start, DIGEST_SIZE)) + parts
 
 
 def check_digest(image: ImageFile) -> None:
     """Sets the image's digest. Sections are looked at one by one only to name the damaged one."""
-    data, sections, found = image.data, image.sections, image.section(".spmd.digest")
+    data, sections, digests = image.data, image.sections, image.section(".spmd.digest")
     name = "headers"
-    if len(found) == DIGEST_ROOM:
+    if len(digests) == DIGEST_ROOM:
         blank = (sections[".spmd.index"], (sections[".spmd.digest"][0], DIGEST_SIZE))
         whole = digest_of(data, DIGEST_SIZE, *blank)
-        if whole == found[:DIGEST_SIZE]:
+        if whole == digests[:DIGEST_SIZE]:
             image.digest = whole.hex()
             return
-        name = _damaged_section(sections, found, make_digest(data, sections), whole)
+        name = _damaged_section(sections, digests, make_digest(data, sections), whole)
     raise ImageError(f"digest mismatch in section {printable(name)}",
                      remedy="the file was changed: copy or build it again")
 
 
-def _damaged_section(sections: Sections, found: bytes, wanted: bytes, whole: bytes) -> str:
-    if found[:DIGEST_SIZE] == wanted[:DIGEST_SIZE]:
+def _damaged_section(sections: Sections, digests: bytes, wanted: bytes, whole: bytes) -> str:
+    if digests[:DIGEST_SIZE] == wanted[:DIGEST_SIZE]:
         return ".spmd.digest"  # the digest of one section was damaged, not the section
     for k, name in enumerate(sections):
-        at = DIGEST_SIZE + k * SECTION_DIGEST_SIZE
-        if wanted[at : at + SECTION_DIGEST_SIZE] != found[at : at + SECTION_DIGEST_SIZE]:
+        start = DIGEST_SIZE + k * SECTION_DIGEST_SIZE
+        part = slice(start, start + SECTION_DIGEST_SIZE)
+        if wanted[part] != digests[part]:
             return name
     # Every section is sound. Two digests differ in about half of their bits, unless one of them
     # was damaged itself.
-    differ = int.from_bytes(whole, "big") ^ int.from_bytes(found[:DIGEST_SIZE], "big")
+    differ = int.from_bytes(whole, "big") ^ int.from_bytes(digests[:DIGEST_SIZE], "big")
     return ".spmd.digest" if differ.bit_count() <= DIGEST_SIZE else "headers"
 
 
@@ -201,17 +196,16 @@ def _escaped(value: Any) -> Any:
 
 def check_expression(e: Any, known: set[str]) -> None:
     """Raises ImageError unless `evaluate` can do it, in bounded time."""
-    formula(e, "an expression")
-    check_names(e, known, "an expression")
+    check_formula(e, known, "an expression")
 
 
 def check_version(manifest: dict[str, Any]) -> None:
-    found = manifest.get("format")
-    if type(found) is not int or found < 1:
-        raise damaged(printable(repr(found)[:20]), "a format version in the manifest")
-    if found != FORMAT:
-        newer = "install a newer spmd, or " if found > FORMAT else ""
-        raise VersionError(f"image format {found}, this runtime reads {FORMAT}",
+    version = manifest.get("format")
+    if type(version) is not int or version < 1:
+        raise damaged(printable(repr(version)[:20]), "a format version in the manifest")
+    if version != FORMAT:
+        newer = "install a newer spmd, or " if version > FORMAT else ""
+        raise VersionError(f"image format {version}, this runtime reads {FORMAT}",
                            remedy=f"{newer}build the image again")
     if manifest.get("interface") != INTERFACE:
         raise VersionError(
@@ -242,8 +236,8 @@ def check_features(target: dict[str, Any]) -> None:
 
 def evaluate(e: Any, values: dict[str, int]) -> int:
     """Return the integer of an expression in prefix form. Raises ImageError as of_64_bits does."""
-    found: int = value(rows_of(e), values, of_64_bits)
-    return found
+    number: int = value(rows_of(e), values, of_64_bits)
+    return number
 
 
 def of_64_bits(op: str, args: Sequence[int]) -> int:

@@ -74,12 +74,12 @@ def parse(text: str) -> Prototype:
     parameters: list[CParameter] = []
     array: str | None = None
     for part in inner.split(","):
-        found = _parameter(part, array)
-        if found.name in (*(p.name for p in parameters), *RESERVED):
+        parameter = _parameter(part, array)
+        if parameter.name in (*(p.name for p in parameters), *RESERVED):
             raise ValueError("another name for each parameter; halo and boundary are of calls",
-                             f"{found.name}, in {part.strip()}")
-        parameters.append(found)
-        array = found.name if found.pointer else found.extent_of
+                             f"{parameter.name}, in {part.strip()}")
+        parameters.append(parameter)
+        array = parameter.name if parameter.pointer else parameter.extent_of
     if not any(p.writes for p in parameters):
         raise ValueError("an output: a pointer that is not const", inner.strip() or "no parameter")
     return Prototype(text, name, tuple(parameters))

@@ -8,19 +8,33 @@ Always holds: work is bounded by the length of the text; only cheap modules are 
 from __future__ import annotations
 
 from codegen.checks.names import CHECKS
-from codegen.image.elf import damaged, printable
+from codegen.image.elf import damaged
 from codegen.symbolic.meaning import ARGUMENTS, MANY, names_in
+from codegen.validators import (
+    BITS_64,
+    Invalid,
+    all_of,
+    anything,
+    each,
+    flag,
+    integer,
+    maybe,
+    one_of,
+    row,
+    shown,
+    table,
+    text,
+)
 
 TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from typing import Any
 
-    Rule = Callable[[Any, str], None]
+    from codegen.validators import Check
 
 AXES = 3
 DIMS = 8
-BITS_64 = range(-(2**63), 2**63)
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
     "bfloat16", "float32", "float64", "complex64", "complex128",
@@ -31,127 +45,26 @@ _MOST_DEPTH = 100
 MOST_NESTED = 100  # containers inside each other, of what a program returns
 
 
-# ---- rules ---------------------------------------------------------------------------------------
+# ---- checkers of our own -------------------------------------------------------------------------
+
+_COUNT, _TEXT = integer(0), text(None)
 
 
-def refuse(where: str, expected: str, value: Any) -> None:
-    text = printable(repr(value)[:60]) if isinstance(value, (str, int, float)) else _kind(value)
-    raise damaged(f"{text} at {where}", expected)
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    return "an object" if isinstance(value, dict) else "a list"
-
-
-def text(value: Any, where: str) -> None:
-    if not isinstance(value, str):
-        refuse(where, "a text", value)
-
-
-def anything(value: Any, where: str) -> None:
-    """Accept every value, since only people read it."""
-
-
-def truth(value: Any, where: str) -> None:
-    if type(value) is not bool:
-        refuse(where, "true or false", value)
-
-
-def integer(low: int = BITS_64[0], high: int = BITS_64[-1]) -> Rule:
-    """Return the rule of an integer from low to high, both inclusive."""
-
-    def rule(value: Any, where: str) -> None:
-        if type(value) is not int or not low <= value <= high:
-            refuse(where, f"an integer from {low} to {high}", value)
-
-    return rule
-
-
-def word(*known: str) -> Rule:
-    def rule(value: Any, where: str) -> None:
-        if not isinstance(value, str) or value not in known:
-            refuse(where, f"one of {', '.join(known)}", value)
-
-    return rule
-
-
-def maybe(inner: Rule) -> Rule:
-    """Return the rule of that, or of nothing (null)."""
-
-    def rule(value: Any, where: str) -> None:
-        if value is not None:
-            inner(value, where)
-
-    return rule
-
-
-def every(inner: Rule, most: int = 1 << 20) -> Rule:
-    """Return the rule of a list of at most so many items."""
-
-    def rule(value: Any, where: str) -> None:
-        if not isinstance(value, list) or len(value) > most:
-            refuse(where, f"a list of at most {most}", value)
-        for k, one in enumerate(value):
-            inner(one, f"{where}[{k}]")
-
-    return rule
-
-
-def row(*rules: Rule) -> Rule:
-    """Return the rule of a list of just these items."""
-
-    def rule(value: Any, where: str) -> None:
-        if not isinstance(value, list) or len(value) != len(rules):
-            refuse(where, f"a list of {len(rules)}", value)
-        for k, (one, inner) in enumerate(zip(value, rules)):
-            inner(one, f"{where}[{k}]")
-
-    return rule
-
-
-def both(*rules: Rule) -> Rule:
-    def rule(value: Any, where: str) -> None:
-        for inner in rules:
-            inner(value, where)
-
-    return rule
-
-
-def table(optional: dict[str, Rule] | None = None, **fields: Rule) -> Rule:
-    """Return the rule of an object with these fields, some of which may be missing. What else is
-    there nobody reads."""
-
-    def rule(value: Any, where: str) -> None:
-        if not isinstance(value, dict):
-            refuse(where, "an object", value)
-        for name, inner in fields.items():
-            at = f"{where}.{name.rstrip('_')}" if where else name.rstrip("_")
-            if name.rstrip("_") not in value:
-                refuse(at, "a value", None)
-            inner(value[name.rstrip("_")], at)
-        for name, inner in (optional or {}).items():
-            if name in value:
-                inner(value[name], f"{where}.{name}" if where else name)
-
-    return rule
-
-
-def _accumulation(value: Any, where: str) -> None:
+def _accumulation(value: Any) -> None:
     """Check that an accumulation is a number of microbatches, or "8 ticks"."""
     number = value[:-len(" ticks")] if isinstance(value, str) and value.endswith(" ticks") else ""
     if not number.isdecimal() or len(number) > 9 or int(number) < 1:
-        integer(1)(value, where)
+        integer(1)(value)
 
 
-def scalar_default(value: Any, where: str) -> None:
+def _scalar_default(value: Any) -> None:
+    """Check that a default is nothing, or a number of 64 bits."""
     if value is not None and (type(value) not in (int, float, bool) or (
             type(value) is int and value not in BITS_64)):
-        refuse(where, "a number of 64 bits", value)
+        raise Invalid("a number of 64 bits", value)
 
 
-def formula(value: Any, where: str) -> None:
+def _formula(value: Any) -> None:
     """Check an expression in prefix form, of bounded depth and length: names are looked at
     later."""
     level, nodes = [value], 0
@@ -162,46 +75,43 @@ def formula(value: Any, where: str) -> None:
                 op, count = (node[0] if node else None), len(node) - 1
                 if not isinstance(op, str) or count < 1 or (
                         op not in (*MANY, "table") and ARGUMENTS.get(op) != count):
-                    refuse(where, "an operation and its arguments", op)
+                    raise Invalid("an operation and its arguments", op)
                 if op == "table" and any(type(value) is not int for value in node[2:]):
-                    refuse(where, "a table of integers", node)
+                    raise Invalid("a table of integers", node)
                 below += node[1:]
             elif not isinstance(node, str) and (type(node) is not int or node not in BITS_64):
-                refuse(where, "an integer of 64 bits, a name or a list", node)
+                raise Invalid("an integer of 64 bits, a name or a list", node)
         nodes += len(level)
         if nodes + len(below) > _MOST_NODES:
-            refuse(where, f"at most {_MOST_NODES} parts of an expression", nodes + len(below))
+            raise Invalid(f"at most {_MOST_NODES} parts of an expression", nodes + len(below))
         if not below:
             return
         level = below
-    refuse(where, f"an expression that nests at most {_MOST_DEPTH} deep", "a deeper one")
+    raise Invalid(f"an expression that nests at most {_MOST_DEPTH} deep", value)
 
 
-_COUNT = integer(0)
-
-
-def returned(value: Any, where: str) -> None:
+def _returned(value: Any) -> None:
     """Check a tree as codegen.ir.graph.Returned says; `leaves` gives the outputs that it holds."""
     level = [value]
     for _ in range(MOST_NESTED + 2):
-        level = [tree for node in level for tree in _nested(node, where)]
+        level = [tree for node in level for tree in _nested(node)]
         if not level:
             return
-    refuse(where, f"containers that nest at most {MOST_NESTED} deep", "deeper ones")
+    raise Invalid(f"containers that nest at most {MOST_NESTED} deep", value)
 
 
-def _nested(node: Any, where: str) -> list[Any]:
+def _nested(node: Any) -> list[Any]:
     """Return the trees of which a tree consists."""
     if not isinstance(node, list):
-        _COUNT(node, where)
+        _COUNT(node)
         return []
     kind, *trees = node or [None]
-    word("tuple", "list", "dict", "named")(kind, where)
+    one_of("tuple", "list", "dict", "named")(kind)
     if kind in ("tuple", "list"):
         return trees
     if kind == "named":
-        text(trees.pop(0) if trees else None, where)
-    every(row(text, anything))(trees, where)
+        _TEXT(trees.pop(0) if trees else None)
+    each(row(_TEXT, anything))(trees)
     return [tree for _, tree in trees]
 
 
@@ -217,107 +127,122 @@ def leaves(tree: Any) -> Iterator[int]:
 
 # ---- the schema ----------------------------------------------------------------------------------
 
-_ARRAY = table(name=text, dtype=word(*DTYPES), shape=every(formula, DIMS),
-               layout=every(every(text, AXES), DIMS), buffer=_COUNT)
-_FIELD = table(name=text, dtype=word(*DTYPES), shape=every(formula, DIMS),
-               layout=every(every(text, AXES), DIMS))
+_ARRAY = table(name=_TEXT, dtype=one_of(*DTYPES), shape=each(_formula, DIMS),
+               layout=each(each(_TEXT, AXES), DIMS), buffer=_COUNT)
+_FIELD = table(name=_TEXT, dtype=one_of(*DTYPES), shape=each(_formula, DIMS),
+               layout=each(each(_TEXT, AXES), DIMS))
 _MANIFEST = table(
-    {"kernels": every(table({"rows": every(_COUNT)}, symbol=text, name=text, file=text,
-                            buffers=every(_COUNT), operations=every(_COUNT))),
+    {"kernels": each(table({"rows": each(_COUNT)}, symbol=_TEXT, name=_TEXT, file=_TEXT,
+                           buffers=each(_COUNT), operations=each(_COUNT))),
      "streams": integer(1), "position": _COUNT,
-     "independent_rows": every(table({"dim": text, "because": text, "place": text,
-                                      "text": text}))},
-    program=text, parameters=table(),
-    target=table(machine=text, level=text, features=every(text, 1000)),
-    mesh=every(table(name=text, size=maybe(integer(1, 2**31 - 1))), AXES),
-    scalars=every(table({"at_most": _COUNT}, name=text, dtype=word("int64", "float64"),
-                        default=scalar_default, loads=truth)),
-    inputs=every(both(_ARRAY, table({"optional": text}, default=truth))),
-    outputs=every(both(_ARRAY, table({"needs": every(text), "selectable": truth}))),
-    points=maybe(every(every(table(
-        name=text, dtype=word(*DTYPES), shape=maybe(every(formula, DIMS)),
-        layout=maybe(every(every(text, AXES), DIMS)), buffer=_COUNT)))),
-    feeds=every(table(
-        {"place": text}, name=text, fields=every(_FIELD),
-        takes=every(table(number=_COUNT, buffers=every(_COUNT))),
-        sends=every(table(number=_COUNT, fields=every(_ARRAY))))),
-    saves=every(both(_ARRAY, table(every=_COUNT))),
-    returns=returned,
-    states=every(table({"begins": truth}, input=_COUNT, path=text, new=_COUNT)),
-    entries=every(table({"place": text}, name=text, inputs=every(_COUNT), outputs=every(_COUNT),
-                        reads=every(_COUNT), rebinds=every(_COUNT), updates=every(_COUNT),
-                        scalars=every(text), feeds=every(text), saves=every(text),
-                        returns=maybe(returned))),
-    conditions=every(table(holds=formula, text=text, place=text)),
-    routes=every(table(member=text, to=formula, sends=formula, size=formula, text=text,
-                       place=text)),
-    operations=every(table(
-        {"place": text, "text": text, "site": _COUNT, "axes": every(text, AXES), "phase": text,
-         "feed": text, "lines": row(_COUNT, _COUNT), "libraries": every(_COUNT),
-         "kernels": every(text)},
-        number=_COUNT, kind=text, buffers=every(_COUNT),
+     "independent_rows": each(table({"dim": _TEXT, "because": _TEXT, "place": _TEXT,
+                                     "text": _TEXT}))},
+    program=_TEXT, parameters=table(),
+    target=table(machine=_TEXT, level=_TEXT, features=each(_TEXT, 1000)),
+    mesh=each(table(name=_TEXT, size=maybe(integer(1, 2**31 - 1))), AXES),
+    scalars=each(table({"at_most": _COUNT}, name=_TEXT, dtype=one_of("int64", "float64"),
+                       default=_scalar_default, loads=flag)),
+    inputs=each(all_of(_ARRAY, table({"optional": _TEXT}, default=flag))),
+    outputs=each(all_of(_ARRAY, table({"needs": each(_TEXT), "selectable": flag}))),
+    points=maybe(each(each(table(
+        name=_TEXT, dtype=one_of(*DTYPES), shape=maybe(each(_formula, DIMS)),
+        layout=maybe(each(each(_TEXT, AXES), DIMS)), buffer=_COUNT)))),
+    feeds=each(table(
+        {"place": _TEXT}, name=_TEXT, fields=each(_FIELD),
+        takes=each(table(number=_COUNT, buffers=each(_COUNT))),
+        sends=each(table(number=_COUNT, fields=each(_ARRAY))))),
+    saves=each(all_of(_ARRAY, table(every=_COUNT))),
+    returns=_returned,
+    states=each(table({"begins": flag}, input=_COUNT, path=_TEXT, new=_COUNT)),
+    entries=each(table({"place": _TEXT}, name=_TEXT, inputs=each(_COUNT), outputs=each(_COUNT),
+                        reads=each(_COUNT), rebinds=each(_COUNT), updates=each(_COUNT),
+                        scalars=each(_TEXT), feeds=each(_TEXT), saves=each(_TEXT),
+                        returns=maybe(_returned))),
+    conditions=each(table(holds=_formula, text=_TEXT, place=_TEXT)),
+    routes=each(table(member=_TEXT, to=_formula, sends=_formula, size=_formula, text=_TEXT,
+                       place=_TEXT)),
+    operations=each(table(
+        {"place": _TEXT, "text": _TEXT, "site": _COUNT, "axes": each(_TEXT, AXES), "phase": _TEXT,
+         "feed": _TEXT, "lines": row(_COUNT, _COUNT), "libraries": each(_COUNT),
+         "kernels": each(_TEXT)},
+        number=_COUNT, kind=_TEXT, buffers=each(_COUNT),
     )),
-    buffers=every(table(number=_COUNT, name=text, dtype=word(*DTYPES), bytes=formula,
-                        overlay=_COUNT, operations=every(_COUNT))),
-    overlays=every(_COUNT),
-    constants=every(table(number=_COUNT, name=text, dtype=word(*DTYPES), offset=_COUNT,
-                          bytes=_COUNT, operations=every(_COUNT))),
-    libraries=every(table({"buffers": every(_COUNT), "rows": every(_COUNT)}, number=_COUNT,
-                          source=text, routine=text, operations=every(_COUNT))),
-    checks=every(word(*CHECKS)),
+    buffers=each(table(number=_COUNT, name=_TEXT, dtype=one_of(*DTYPES), bytes=_formula,
+                        overlay=_COUNT, operations=each(_COUNT))),
+    overlays=each(_COUNT),
+    constants=each(table(number=_COUNT, name=_TEXT, dtype=one_of(*DTYPES), offset=_COUNT,
+                          bytes=_COUNT, operations=each(_COUNT))),
+    libraries=each(table({"buffers": each(_COUNT), "rows": each(_COUNT)}, number=_COUNT,
+                          source=_TEXT, routine=_TEXT, operations=each(_COUNT))),
+    checks=each(one_of(*CHECKS)),
 )
 
-_NAMED = every(row(text, formula))
-_BOX = table(buffer=_COUNT, offset=formula, extent=every(formula, 32),
-             stride=every(formula, 32), names=_NAMED)
-_TICKS = every(every(integer(-1, 1 << 40), 1 << 12), 1 << 12)
-_PLACE = word("block", "round", "v", "microbatch")
-_ROWS = table(weights=formula, activations=formula, cotangents=formula, loss=formula)
+_NAMED = each(row(_TEXT, _formula))
+_BOX = table(buffer=_COUNT, offset=_formula, extent=each(_formula, 32),
+             stride=each(_formula, 32), names=_NAMED)
+_TICKS = each(each(integer(-1, 1 << 40), 1 << 12), 1 << 12)
+_PLACE = one_of("block", "round", "v", "microbatch")
+_ROWS = table(weights=_formula, activations=_formula, cotangents=_formula, loss=_formula)
 _SCHEDULE = table(
-    name=text, stages=integer(1, 1 << 12), microbatches=integer(1, 1 << 12),
+    name=_TEXT, stages=integer(1, 1 << 12), microbatches=integer(1, 1 << 12),
     ticks=table({"W": _TICKS, "U": _TICKS}, F=_TICKS, B=_TICKS),
-    period=maybe(integer(1, 1 << 40)), accumulate=_accumulation, correction=text,
-    place=_PLACE, ranks=integer(1, 1 << 12), proof=text, source=text)
+    period=maybe(integer(1, 1 << 40)), accumulate=_accumulation, correction=_TEXT,
+    place=_PLACE, ranks=integer(1, 1 << 12), proof=_TEXT, source=_TEXT)
 _NOTES = table(
     {
-        "graph": text, "program": text, "loops": text, "plan": text, "c": text,
-        "load": _NAMED, "coordinates": every(text, AXES),
-        "exchanges": every(table({"fn": text},
-            site=_COUNT, kind=text, axes=every(text, AXES), place=text, member=text,
-            loops=every(row(text, formula, maybe(formula), formula)),
-            guards=every(row(maybe(formula), _COUNT, _COUNT)),
-            sends=maybe(formula), dest=maybe(formula), receives=maybe(formula),
-            source=maybe(formula), root=maybe(formula),
+        "graph": _TEXT, "program": _TEXT, "loops": _TEXT, "plan": _TEXT, "c": _TEXT,
+        "load": _NAMED, "coordinates": each(_TEXT, AXES),
+        "exchanges": each(table({"fn": _TEXT},
+            site=_COUNT, kind=_TEXT, axes=each(_TEXT, AXES), place=_TEXT, member=_TEXT,
+            loops=each(row(_TEXT, _formula, maybe(_formula), _formula)),
+            guards=each(row(maybe(_formula), _COUNT, _COUNT)),
+            sends=maybe(_formula), dest=maybe(_formula), receives=maybe(_formula),
+            source=maybe(_formula), root=maybe(_formula),
             from_=maybe(_BOX), into=maybe(_BOX), send=maybe(_BOX), give=maybe(_BOX),
-            flow=word(*FLOWS), wraps=formula, near=every(every(formula, 4), AXES),
+            flow=one_of(*FLOWS), wraps=_formula, near=each(each(_formula, 4), AXES),
         )),
-        "operations": every(table(
-            {"region": row(_COUNT, _COUNT), "operation": _COUNT, "place": text, "text": text,
-             "libraries": every(_COUNT), "kernel": text, "exchange": text,
-             "axes": every(text, AXES), "feed": text},
-            number=_COUNT, kind=text, waits=every(_COUNT), stream=_COUNT, reads=every(_COUNT),
-            writes=every(_COUNT))),
-        "arrays": every(table(name=text, dtype=word(*DTYPES), shape=every(formula, 64),
-                              bytes=formula)),
-        "traffic": every(table(site=_COUNT, kind=text, words=text, bytes=formula, often=text)),
-        "chosen": every(table({"try": text, "costs": truth}, message=text)),
-        "pipelines": every(table(
-            {"kept": every(formula, 1 << 12), "rows": _ROWS},
-            place=maybe(table(file=text, line=_COUNT, column=_COUNT, end=integer(-1), text=text)),
-            axis=text, cut=text, stages_lie=_PLACE, schedule=_SCHEDULE)),
+        "operations": each(table(
+            {"region": row(_COUNT, _COUNT), "operation": _COUNT, "place": _TEXT, "text": _TEXT,
+             "libraries": each(_COUNT), "kernel": _TEXT, "exchange": _TEXT,
+             "axes": each(_TEXT, AXES), "feed": _TEXT},
+            number=_COUNT, kind=_TEXT, waits=each(_COUNT), stream=_COUNT, reads=each(_COUNT),
+            writes=each(_COUNT))),
+        "arrays": each(table(name=_TEXT, dtype=one_of(*DTYPES), shape=each(_formula, 64),
+                              bytes=_formula)),
+        "traffic": each(table(site=_COUNT, kind=_TEXT, words=_TEXT, bytes=_formula, often=_TEXT)),
+        "chosen": each(table({"try": _TEXT, "costs": flag}, message=_TEXT)),
+        "pipelines": each(table(
+            {"kept": each(_formula, 1 << 12), "rows": _ROWS},
+            place=maybe(table(file=_TEXT, line=_COUNT, column=_COUNT, end=integer(-1), text=_TEXT)),
+            axis=_TEXT, cut=_TEXT, stages_lie=_PLACE, schedule=_SCHEDULE)),
     }
 )
 
 
+def _check(check: Check, value: Any, where: str) -> None:
+    """Raise ImageError with the place of what a checker refuses. where: the place of the value."""
+    try:
+        check(value)
+    except Invalid as error:
+        place = (where + error.path).lstrip(".")
+        raise damaged(f"{error.found} at {place}" if place else error.found,
+                      error.expected) from None
+
+
+def refuse(where: str, expected: str, value: Any) -> None:
+    """Raise ImageError for what stands at a place of the image."""
+    raise damaged(f"{shown(value)} at {where}", expected)
+
+
 def check_manifest(m: dict[str, Any]) -> None:
     """Raises ImageError unless all that a runtime reads is there and means something."""
-    _MANIFEST(m, "")
+    _check(_MANIFEST, m, "")
     for name in ("mesh", "scalars", "inputs", "outputs", "feeds", "saves"):
-        names = [one["name"] for one in m[name]]
+        names = [row["name"] for row in m[name]]
         if len(set(names)) < len(names):
             refuse(name, "distinct names", max(names, key=names.count))
     for name in ("operations", "buffers", "constants", "libraries"):
-        numbers = [one["number"] for one in m[name]]
+        numbers = [row["number"] for row in m[name]]
         if numbers != list(range(len(numbers))):
             refuse(f"{name} are not numbered", "numbers from 0 on", numbers[0])
     for k, around in enumerate(m["overlays"]):
@@ -356,8 +281,8 @@ def check_manifest(m: dict[str, Any]) -> None:
         if save["every"] < 1:
             refuse(f"saves[{k}].every", "a number from 1", save["every"])
     for kind, part in (("conditions", "holds"), ("buffers", "bytes")):
-        for k, one in enumerate(m[kind]):
-            check_names(one[part], known, f"{kind}[{k}].{part}")
+        for k, entry in enumerate(m[kind]):
+            check_names(entry[part], known, f"{kind}[{k}].{part}")
     for k, route in enumerate(m["routes"]):
         for part in ("to", "sends", "size"):
             check_names(route[part], known | {route["member"]}, f"routes[{k}].{part}")
@@ -418,7 +343,7 @@ def _check_feeds(
     each."""
     for k, feed in enumerate(feeds):
         where, fields = f"feeds[{k}]", feed["fields"]
-        names = [one["name"] for one in fields]
+        names = [item["name"] for item in fields]
         if not fields or len(set(names)) < len(names):
             refuse(f"{where}.fields", "fields, each with a name of its own", names)
         for j, field in enumerate(fields):
@@ -442,7 +367,13 @@ def _check_feeds(
 
 def check_notes(notes: dict[str, Any]) -> None:
     """Raise ImageError unless the notes are as the schema says."""
-    _NOTES(notes, "notes")
+    _check(_NOTES, notes, "notes")
+
+
+def check_formula(e: Any, known: set[str], where: str) -> None:
+    """Raise ImageError unless this is a formula of bounded size that names only these."""
+    _check(_formula, e, where)
+    check_names(e, known, where)
 
 
 def check_names(e: Any, known: set[str], where: str) -> None:

@@ -132,12 +132,13 @@ class Scalar:
 
 @dataclass(frozen=True, eq=False)
 class Input:
-    """A global array read at launch. default: one rank's code that computes its shard instead.
+    """A global array that a launch reads.
 
-    The region has no args and one result of the shard's shape; None: the input must be given.
-    origin: of the layout: given, rules (of the program), or chosen (by the compiler). given: a flag
-    that is 1 where a call gives the input, of one that calls may leave out; None: of others. root:
-    of such an input, the name of its declaration, which may be of a tree.
+    default: a region without args that computes one rank's shard where the input is not given;
+    None: it must be given. origin: who says the layout: "given" (the user), "rules" (of the
+    program) or "chosen" (by the compiler). flag: for an input that a call may leave out, a symbol
+    that is 1 where the call gives it; else None. root: the name of the declaration of such an
+    input, which may be a tree of inputs.
     """
 
     value: Value
@@ -146,7 +147,7 @@ class Input:
     default: Region | None = None
     place: Place | None = None
     origin: str = "given"
-    given: Sym | None = None
+    flag: Sym | None = None
     root: str = ""
 
     @property
@@ -304,10 +305,10 @@ class Module:
 
     def with_bodies(self, bodies: Iterable[Region]) -> Module:
         """Return the module with others of these."""
-        made = tuple(bodies)
+        arms = tuple(bodies)
         if not self.entries:
-            return self.with_body(made[0])
-        branch = replace(self.body.ops[-1], regions=made)
+            return self.with_body(arms[0])
+        branch = replace(self.body.ops[-1], regions=arms)
         return self.with_body(self.body.with_ops((*self.body.ops[:-1], branch)))
 
     def mapped(self, fn: Callable[[Region], Region]) -> Module:
@@ -361,19 +362,19 @@ class DefUse:
         clock = itertools.count(1)
 
         def ends(values: Iterable[Value], region: Region) -> None:
-            at = next(clock)
+            time = next(clock)
             for v in values:
-                uses.setdefault(v, []).append(Use(None, 0, at, region))
+                uses.setdefault(v, []).append(Use(None, 0, time, region))
 
         def enter(region: Region) -> None:
             begins.update(dict.fromkeys(region.args, next(clock)))
             for op in region.ops:
-                at = next(clock)
+                time = next(clock)
                 order.append(op)
                 for k, v in enumerate(op.operands):
-                    uses.setdefault(v, []).append(Use(op, k, at, region))
+                    uses.setdefault(v, []).append(Use(op, k, time, region))
                 if (counter := op.what.counts()) is not None:
-                    begins[counter] = at
+                    begins[counter] = time
                 defs.update(dict.fromkeys(op.results, op))
                 regions.update(dict.fromkeys(op.results, region))
                 for inner in op.regions:  # a nest has the results of the ops in it
@@ -384,8 +385,8 @@ class DefUse:
         for region in entries:
             enter(region)
         ends(shown, entries[-1])
-        found = {v: tuple(us) for v, us in uses.items()}
-        return cls(tuple(order), defs, regions, found, begins)
+        all_uses = {v: tuple(us) for v, us in uses.items()}
+        return cls(tuple(order), defs, regions, all_uses, begins)
 
 
 def walk(region: Region) -> Iterator[Op]:

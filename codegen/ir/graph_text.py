@@ -55,14 +55,14 @@ _REDUCTIONS = {
 
 def exchange_text(op: Op) -> str:
     """Return an exchange as its user knows it: psum over "x"."""
-    what = op.what
-    assert isinstance(what, Exchange)
-    name = _CALLS.get(what.called, what.called)
-    if isinstance(what, Fold):
-        total = _REDUCTIONS.get(what.fn, f"preduce of {what.fn}")
+    kind = op.what
+    assert isinstance(kind, Exchange)
+    name = _CALLS.get(kind.called, kind.called)
+    if isinstance(kind, Fold):
+        total = _REDUCTIONS.get(kind.fn, f"preduce of {kind.fn}")
         combined = {"all_reduce": total, "scan": "pscan"}
-        name = "pexscan" if what.flow == "before" else combined.get(what.called, name)
-    return f"{name} over {axes_text(what.axes)}"
+        name = "pexscan" if kind.flow == "before" else combined.get(kind.called, name)
+    return f"{name} over {axes_text(kind.axes)}"
 
 
 def axes_text(axes: Iterable[str]) -> str:
@@ -116,11 +116,12 @@ class EntryText:
     def __init__(self, module: Module, number: int) -> None:
         branch, entry = module.entry_branch, module.entries[number]
         assert branch is not None
-        arm, at = branch.regions[number], {v: k for k, v in enumerate(branch.results)}
+        arm, positions = branch.regions[number], {v: k for k, v in enumerate(branch.results)}
         new = {module.states[k].new: "state" for k in entry.rebinds}
-        given = {k: f"{kind} {module.outputs[k].name.removeprefix(f'{entry.name}.')}"
+        results = {k: f"{kind} {module.outputs[k].name.removeprefix(f'{entry.name}.')}"
                  for k, kind in {**new, **dict.fromkeys(entry.outputs, "output")}.items()}
-        self.gives = {text: arm.results[at[module.outputs[k].value]] for k, text in given.items()}
+        self.gives = {text: arm.results[positions[module.outputs[k].value]]
+                      for k, text in results.items()}
         others = set(arm.results).difference(self.gives.values())
         self.body = arm.with_ops(
             op for op in arm.ops
@@ -135,7 +136,7 @@ def _entry_lines(
     for shown in (EntryText(module, number) for number in range(len(module.entries))):
         yield f"{indent}{shown.head}"
         yield from _region_lines(shown.body, name, f"{indent}  ", last)
-        yield from (f"{indent}  {what} = {name(v)}" for what, v in shown.gives.items())
+        yield from (f"{indent}  {label} = {name(v)}" for label, v in shown.gives.items())
 
 
 def _body_lines(module: Module, name: ValueNames) -> Iterator[str]:
@@ -187,7 +188,7 @@ def module_text(module: Module) -> str:
         lines.append(
             f"{kind} {name(i.value)}: {i.value.type.dtype}[{name.shape(i.shape)}] "
             f"over {layout_text(i.layout)}"
-            + (f", optional: {i.given.name}" if i.given else "")
+            + (f", optional: {i.flag.name}" if i.flag else "")
         )
         if i.default is not None:
             lines.append("  default:")
@@ -213,8 +214,8 @@ def module_text(module: Module) -> str:
 def _kept_lines(some: Keeps, name: ValueNames) -> Iterator[str]:
     """Yield lines about what a way back keeps, with the bytes of the whole arrays."""
     place = f" at line {some.place.line}" if some.place else ""
-    what = "to compute again what is called" if some.turns is None else "of each turn of the loop"
-    yield f"kept {what}{place}: {_kept_bytes(some.values, some.turns, name)}"
+    reason = "to compute again what is called" if some.turns is None else "of each turn of the loop"
+    yield f"kept {reason}{place}: {_kept_bytes(some.values, some.turns, name)}"
     for v in some.values:
         yield f"  {name(v)}: {name.type(v.type)}: {_kept_bytes([v], some.turns, name)}"
 

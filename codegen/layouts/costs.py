@@ -18,7 +18,6 @@ from codegen.ir.graph import Module, Op, Region, Shape, Value, free_counters, wa
 from codegen.mesh import Mesh
 from codegen.ops import Branch, Exchange, Fold, Loop, Move
 from codegen.ops.group import each
-from codegen.symbolic.estimate import largest
 from codegen.symbolic.expr import Expr, Sym
 
 OP = 3e-9  # seconds: what an op costs beside its elements
@@ -56,13 +55,6 @@ def gathering(ranks: int, amount: int) -> float:
     """Return the seconds for an exchange of so many bytes, in which every rank gets what it
     lacks."""
     return meeting(ranks) + amount * (1 - 1 / ranks) * BYTE if ranks > 1 else 0.0
-
-
-def bytes_of(value: Value) -> int | None:
-    """Return the bytes of a whole array; None where its extents are not known."""
-    shape = [largest(e) for e in value.type.shape]
-    known = all(e.is_const for e in shape)
-    return prod(e.value for e in shape) * value.type.dtype.size if known else None
 
 
 class Costs:

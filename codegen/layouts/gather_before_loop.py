@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from codegen.graph.builder import Builder
+from codegen.graph.builder import Builder, bytes_of
 from codegen.ir import cuts
 from codegen.ir.cuts import home, layout_of
 from codegen.ir.fresh import Fresh
 from codegen.ir.graph import ArrayType, Module, Op, Region, Value, walk
-from codegen.layouts.costs import bytes_of, gathering, meeting
+from codegen.layouts.costs import gathering, meeting
 from codegen.layouts.demands import Demands, Split
 from codegen.ops import Full, Loop, Relayout, ShardMap, Slice, Update
 from codegen.symbolic import expr

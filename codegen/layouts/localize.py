@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from codegen import dtypes
 from codegen.dtypes import DType
-from codegen.graph.builder import Builder
 from codegen.ir import cuts
 from codegen.ir.cuts import Cut, Window
 from codegen.ir.graph import Op, Shape, Value
@@ -29,6 +28,7 @@ from codegen.ops import (
     Update,
 )
 from codegen.ops.group import along
+from codegen.ops.rules import GraphBuilder
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
@@ -54,7 +54,7 @@ class Localizer:
         operands."""
         return op.what.needs(op, window, self)
 
-    def make(self, op: Op, window: Window, operands: Sequence[Value], build: Builder) -> Value:
+    def make(self, op: Op, window: Window, operands: Sequence[Value], build: GraphBuilder) -> Value:
         """Return the part of the result, of the operands' parts that `needs` named."""
         return op.what.localize(op, window, list(operands), build, self)
 
@@ -100,7 +100,7 @@ class Localizer:
     def lows(self, window: Window) -> Shape:
         return cuts.lows(self.mesh, window)
 
-    def part(self, value: Value, held: Window, wanted: Window, build: Builder) -> Value:
+    def part(self, value: Value, held: Window, wanted: Window, build: GraphBuilder) -> Value:
         """Return a part of a part that a rank has."""
         if held == wanted:
             return value
@@ -111,7 +111,8 @@ class Localizer:
         return build.emit(Slice(start, (1,) * len(start), shape, cut=True), (value,))
 
     def counted(
-        self, shape: Shape, dim: int, low: Expr, period: Expr | None, dtype: DType, build: Builder
+        self, shape: Shape, dim: int, low: Expr, period: Expr | None, dtype: DType,
+        build: GraphBuilder
     ) -> Value:
         """Return low, low + 1, … along a dim, modulo the period."""
         value = build.emit(Iota(dim, dtype, shape))
@@ -123,7 +124,7 @@ class Localizer:
             value = build.emit(Map(fn), (value, other))
         return value
 
-    def around(self, x: Value, dim: int, wanted: Cut, build: Builder) -> Value:
+    def around(self, x: Value, dim: int, wanted: Cut, build: GraphBuilder) -> Value:
         """Return a part that lies beyond the ends, too, of a dim that goes on and that a rank has
         whole."""
         wraps = wanted.wraps()
@@ -133,7 +134,7 @@ class Localizer:
         shape = (*x.type.shape[:dim], high - low, *x.type.shape[dim + 1 :])
         if not before.is_const or not beyond.is_const:
             at = self.counted((high - low,), 0, low, period, dtypes.INT64, build)
-            return build.emit(Gather(dims=(dim,), at=dim), (x, at))
+            return build.emit(Gather(dims=(dim,), index_dim=dim), (x, at))
         value = build.emit(Full(0, x.type.dtype, shape, blank=True))
         step = (1,) * len(shape)
         for wrap in range(-before.value, beyond.value + 1):
@@ -147,7 +148,7 @@ class Localizer:
             value = build.emit(Update(tuple(here), step, cut=True), (value, piece))
         return value
 
-    def wide(self, x: Value, build: Builder) -> Value:
+    def wide(self, x: Value, build: GraphBuilder) -> Value:
         """Return a value of a half type in float32, in which it is folded before it is rounded
         once."""
         return build.cast(x, dtypes.folded_in(x.type.dtype))
@@ -174,7 +175,8 @@ class Localizer:
         return tuple(cuts.whole(e) if used & set(c.axes) else c for c, e in zip(window, shape))
 
     def combined(
-        self, op: Op, window: Window, inner: Sequence[Cut], value: Value, fn: str, build: Builder
+        self, op: Op, window: Window, inner: Sequence[Cut], value: Value, fn: str,
+        build: GraphBuilder
     ) -> Value:
         """Combine, over all ranks, what each rank computed from its own elements of the inner
         dims."""
@@ -189,7 +191,7 @@ class Localizer:
 
     def over(
         self, axes: LayoutEntry, op: Op, held: Window, window: Window, value: Value, fn: str,
-        build: Builder,
+        build: GraphBuilder,
     ) -> Value:
         """Combine a part of the result that all ranks have, along these axes; return the part of it
         that is wanted."""

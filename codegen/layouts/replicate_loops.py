@@ -14,9 +14,10 @@ from dataclasses import replace
 from functools import cached_property
 from math import prod
 
+from codegen.graph.builder import bytes_of
 from codegen.ir.cuts import layout_of
 from codegen.ir.graph import Module, Op, Region, Value, free_values, walk
-from codegen.layouts.costs import Cost, Costs, a_few_and_many, bytes_of, gathering
+from codegen.layouts.costs import Cost, Costs, a_few_and_many, gathering
 from codegen.layouts.demands import Demands, Split
 from codegen.layouts.loop_dims import across
 from codegen.layouts.relayout import Inside, Laid, relaid

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
+from codegen.graph.builder import bytes_of
 from codegen.ir.graph import Module, Op, Region, Value, layout_text, walk
-from codegen.layouts.costs import Costs, a_few_and_many, bytes_of
+from codegen.layouts.costs import Costs, a_few_and_many
 from codegen.layouts.demands import Split
 from codegen.layouts.relayout import Inside, Laid, relaid
 from codegen.mesh import Layout, Mesh

@@ -19,13 +19,12 @@ from codegen.ir.indexing import (
     ravel,
     unravel,
 )
-from codegen.ir.plan import Bound, Load, Node, Var
+from codegen.ir.plan import Bound, Load, Var
 from codegen.ops import Full, Gather, Reshape, Scatter, Slice, Update
 from codegen.ops.kind import Array
+from codegen.ops.rules import Element
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
-
-At = Node[Value]
 
 
 class Resolver:
@@ -59,26 +58,26 @@ class Resolver:
             self.named[e] = Sym(f"at{len(self.named)}", "size")
         return expr.symbol(self.named[e]) + plus
 
-    def node(self, value: Value, index: Index) -> At:
+    def node(self, value: Value, index: Index) -> Element:
         """Return the scalar at this index of a value: a Load if the value is stored, else its
         formula."""
         if value in self.stored:
             return Load(value, ravel(index, value.type.shape))
         return self.computed(self.defs[value], index)
 
-    def operand(self, value: Value, index: Index) -> At:
+    def operand(self, value: Value, index: Index) -> Element:
         """Return the value that an op reads at this index of an operand. An element of a Full is a
         number, even where another op needs that array in memory."""
         node = self.node(value, index)
         op = self.defs.get(node.buffer) if isinstance(node, Load) and not node.bounds else None
         return op.what.element(op, (), self) if op and isinstance(op.what, Full) else node
 
-    def computed(self, op: Op, index: Index) -> At:
+    def computed(self, op: Op, index: Index) -> Element:
         """Return the scalar that an op computes at this index of its result, whether that is stored
         or not."""
         return op.what.element(op, index, self)
 
-    def at_offset(self, value: Value, offset: Expr) -> At:
+    def at_offset(self, value: Value, offset: Expr) -> Element:
         """Return the scalar at a row-major offset of a value."""
         if value in self.stored:
             return Load(value, offset)
@@ -136,8 +135,8 @@ class Resolver:
         """Return the position in x (of this shape) that `index` of a gather's result (or of a
         scatter's operand) stands for."""
         count = indices[0].type.ndim
-        chosen = index[kind.at : kind.at + count]
-        rest = list(index[: kind.at] + index[kind.at + count :])
+        chosen = index[kind.index_dim : kind.index_dim + count]
+        rest = list(index[: kind.index_dim] + index[kind.index_dim + count :])
         bounds: list[Bound[Value]] = []
         inner: list[Expr] = []
         for d, extent in enumerate(shape):

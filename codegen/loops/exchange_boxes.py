@@ -41,7 +41,7 @@ class Sides:
         """Return the fields of a plan.Exchange that depend on its kind: the kind of the op, or
         a barrier that is asked for around it."""
         self.me, self.member = self.mesh.position(kind.axes), expr.symbol(member)
-        self.exactly = self.mesh.at(kind.axes, self.member)
+        self.exactly = self.mesh.coordinates(kind.axes, self.member)
         theirs = {c: Sym(f"their_{c.name[2:]}", "var", c.lo, c.hi) for c in self.exactly}
         self.names = {their: self.exactly[coord] for coord, their in theirs.items()}
         self.there = {coord: expr.symbol(their) for coord, their in theirs.items()}

@@ -23,8 +23,9 @@ from codegen.ir.loops import Act, Do, Loops
 from codegen.ir.plan import Caller, Exchange, LibraryCall, Literal, Part, Store, Var
 from codegen.ir.steps import memory_read
 from codegen.library_routines import Routine
-from codegen.loops.access import At, Resolver
+from codegen.loops.access import Resolver
 from codegen.loops.exchange_boxes import Sides
+from codegen.ops.rules import Element
 from codegen.symbolic import expr
 from codegen.symbolic.expr import LAUNCH, Expr, Sym
 
@@ -88,7 +89,7 @@ class Maker(Resolver):
     def add(self, act: Act) -> None:
         self.acts.append(act)
 
-    def store(self, into: Value, node: At, op: Op) -> None:
+    def store(self, into: Value, node: Element, op: Op) -> None:
         """Add a store of all elements of a result; `node` is the element at the positions of its
         loops."""
         loops = loop_vars(into.type.shape)

@@ -1,7 +1,7 @@
 """The vocabulary: every op kind is one class, with its fields and its rules, in a file per family.
 
-Always holds: no kind imports a pass while it runs: a pass asks a kind for a rule, and hands it what
-the rule may use (Maker, Localizer, Instrument).
+Always holds: no kind imports a pass: a pass asks a kind for a rule and passes it an object with the
+methods that the rule may use; rules.py has a protocol for each.
 """
 
 from __future__ import annotations

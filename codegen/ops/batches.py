@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from codegen import dtypes
 from codegen.ir import plan
 from codegen.ir.graph import ArrayType, Op, Shape
 from codegen.mesh import Layout
 from codegen.ops.kind import Kind, Types
-
-if TYPE_CHECKING:
-    from codegen.loops.to_loops import Maker
+from codegen.ops.rules import LoopBuilder
 
 # Of a rank's part of a field: shape and layout of the whole.
 Homes = tuple[tuple[Shape, Layout], ...]
@@ -49,9 +46,9 @@ class Take(Feeding):
     def infer(self, types: Types) -> list[ArrayType]:
         return list(self.types)
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         arrays = _arrays(self.fields, [v.type for v in op.results], self.homes)
-        at.add(plan.Take(at.numbered(), self.feed, op.results, arrays, op.place))
+        builder.add(plan.Take(builder.numbered(), self.feed, op.results, arrays, op.place))
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,8 @@ class More(Feeding):
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         return ()
 
-    def steps(self, op: Op, at: Maker) -> None:
-        at.add(plan.More(self.feed, op.result, op.place))
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        builder.add(plan.More(self.feed, op.result, op.place))
 
 
 @dataclass(frozen=True)
@@ -83,9 +80,9 @@ class Send(Feeding):
     def infer(self, types: Types) -> list[ArrayType]:
         return []
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         arrays = _arrays(self.fields, [v.type for v in op.operands], self.homes)
-        at.add(plan.Send(at.numbered(), self.feed, op.operands, arrays, op.place))
+        builder.add(plan.Send(builder.numbered(), self.feed, op.operands, arrays, op.place))
 
 
 def _arrays(names: Sequence[str], types: Types, homes: Homes) -> tuple[plan.Home, ...]:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from codegen.ir.cuts import Window
 from codegen.ir.graph import ArrayType, Op, Value
 from codegen.mesh import Layout
 from codegen.ops.kind import Array, Eval, Kind, Stated, Types
+from codegen.ops.rules import BatchBuilder, GradientBuilder, GraphBuilder, Shards, Values
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
-
-if TYPE_CHECKING:
-    from codegen.graph.builder import Builder
-    from codegen.layouts.localize import Localizer
-    from codegen.trace.batching.batch import Batch
-    from codegen.trace.derive.reverse import Reverse
 
 
 class Control(Kind):
@@ -49,13 +44,11 @@ class Loop(Control):
     def counts(self) -> Sym | None:
         return self.counter
 
-    def batch(
-        self, op: Op, given: Sequence[Value | None], at: Batch
-    ) -> Sequence[Value | None]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Values:
         """Carry one value for each member where members differ in some turn. Where members have
         conditions of their own, the loop runs until all are done; a member that is done keeps its
         values."""
-        return at.loop(op, given)
+        return batch.loop(op, stacked)
 
     def turns(self) -> Expr | None:
         """Return how many turns a loop has if no condition ends it before; 0 or less for none, and
@@ -84,14 +77,15 @@ class Let(Control):
     def infer(self, types: Types) -> list[ArrayType]:
         return []
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         """Take the largest number of turns of all members: the loops that count turns are made so
         that further ones change nothing. Raise UnsupportedError for any other integer that members
         have their own of."""
         if not self.key.startswith("turns "):
-            raise at.none(op, "a number that each member has its own of, in a formula of the index",
-                          "the same number for all members: in_axes=None for its argument")
-        return at.emit_all(self, at.most(*at.every(op, given)))
+            raise batch.none(op,
+                             "a number that each member has its own of, in a formula of the index",
+                             "the same number for all members: in_axes=None for its argument")
+        return batch.emit_all(self, batch.most(*batch.every(op, stacked)))
 
     def counts(self) -> Sym | None:
         return self.counter
@@ -107,11 +101,9 @@ class Branch(Stated, Control):
     on: Expr | None
     types: tuple[ArrayType, ...]
 
-    def batch(
-        self, op: Op, given: Sequence[Value | None], at: Batch
-    ) -> Sequence[Value | None]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Values:
         """Compute all arms where members choose for themselves, and select from their results."""
-        return at.branch(op, given)
+        return batch.branch(op, stacked)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,11 +118,9 @@ class Defined(Stated, Control):
     types: tuple[ArrayType, ...]
     kept: int = 0
 
-    def batch(
-        self, op: Op, given: Sequence[Value | None], at: Batch
-    ) -> Sequence[Value | None]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Values:
         """Map the region over members, and the way back too."""
-        return at.defined(op, given)
+        return batch.defined(op, stacked)
 
 
 @dataclass(frozen=True)
@@ -156,17 +146,17 @@ class Relayout(Kind):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [operands[0]]
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        return given
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
+        return cotangents
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        return [at.emit(self.but(to=at.layout(self.to)), *at.every(op, given))]
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
+        return [batch.emit(self.but(to=batch.layout(self.to)), *batch.every(op, stacked))]
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         return [window]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         return operands[0]
 
@@ -184,8 +174,6 @@ class ShardMap(Stated, Control):
     types: tuple[ArrayType, ...]
     sure: bool = False
 
-    def batch(
-        self, op: Op, given: Sequence[Value | None], at: Batch
-    ) -> Sequence[Value | None]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Values:
         """Map the region over the members too: each rank has all members of its shards."""
-        return at.shard_map(op, given)
+        return batch.shard_map(op, stacked)

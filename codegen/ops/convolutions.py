@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,17 +25,18 @@ from codegen.library_routines import LETTERS, named_in
 from codegen.mesh import joined_layout
 from codegen.ops.kind import Array, Eval, Kind, Types, extents, layout_of
 from codegen.ops.matmul import shared
+from codegen.ops.rules import (
+    BatchBuilder,
+    CheckBuilder,
+    GradientBuilder,
+    GraphBuilder,
+    LoopBuilder,
+    Shards,
+    Values,
+)
 from codegen.ops.views import Broadcast
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-
-if TYPE_CHECKING:
-    from codegen.checks.instrument import Instrument
-    from codegen.graph.builder import Builder
-    from codegen.layouts.localize import Localizer
-    from codegen.loops.to_loops import Maker
-    from codegen.trace.batching.batch import Batch
-    from codegen.trace.derive.reverse import Reverse
 
 # Bytes of rows of windows that wait for one product: they stay in a core's own cache.
 _ROOM = 1 << 17
@@ -83,12 +84,12 @@ class Convolve(Kind):
         if not len(a) == len(b) == n + 3 or types[0].dtype.name not in LETTERS:
             raise InternalError(f"{self.called} along {n} dims of {types[0]} and {types[1]}")
         if self.gives == "y":
-            made = (a[0], *self.shape, a[-2], b[-1])
+            shape = (a[0], *self.shape, a[-2], b[-1])
         elif self.gives == "x":
-            made = (b[0], *self.shape, b[-2], a[-2])
+            shape = (b[0], *self.shape, b[-2], a[-2])
         else:
-            made = (a[-2], *self.shape, a[-1], b[-1])
-        return [ArrayType(types[0].dtype, made)]
+            shape = (a[-2], *self.shape, a[-1], b[-1])
+        return [ArrayType(types[0].dtype, shape)]
 
     def work(self, op: Op) -> Iterable[Shape]:
         of = self.by_name(op)
@@ -108,12 +109,12 @@ class Convolve(Kind):
         of = dict(zip(self.reads_of, operands, strict=True))
         start, shape = extents(self.start, value), extents(self.shape, value)
         if self.gives == "y":
-            made = (*of["x"].shape[:1], *shape, of["x"].shape[-2], of["w"].shape[-1])
+            full_shape = (*of["x"].shape[:1], *shape, of["x"].shape[-2], of["w"].shape[-1])
         elif self.gives == "x":
-            made = (*of["y"].shape[:1], *shape, of["y"].shape[-2], of["w"].shape[-2])
+            full_shape = (*of["y"].shape[:1], *shape, of["y"].shape[-2], of["w"].shape[-2])
         else:
-            made = (of["x"].shape[-2], *shape, of["x"].shape[-1], of["y"].shape[-1])
-        of[self.gives] = out = np.zeros(made, operands[0].dtype)
+            full_shape = (of["x"].shape[-2], *shape, of["x"].shape[-1], of["y"].shape[-1])
+        of[self.gives] = out = np.zeros(full_shape, operands[0].dtype)
         n = len(start)
         for k in product(*map(range, of["w"].shape[1:-2])):
             first = [a + d * j for a, d, j in zip(start, self.dilation, k)]
@@ -131,7 +132,7 @@ class Convolve(Kind):
             into += np.einsum(*(part for term in terms.values() for part in term), named)
         return [out]
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         """Put the members of one operand into the dim that it alone hands on to the result (batch,
         channels or filters); where both operands have members, make them further groups."""
         n = len(self.stride)
@@ -139,56 +140,57 @@ class Convolve(Kind):
         alone = {"y": {"x": (0, 0), "w": (n + 2, n + 2)},
                  "x": {"y": (0, 0), "w": (n + 1, n + 2)},
                  "w": {"x": (n + 2, n + 1), "y": (n + 2, n + 2)}}[self.gives]
-        own = [name for name, g in zip(self.reads_of, given) if g is not None]
+        own = [name for name, g in zip(self.reads_of, stacked) if g is not None]
         if len(own) == 2:
             of, into = {name: groups[name] for name in self.reads_of}, groups[self.gives]
         else:
             of, into = {own[0]: alone[own[0]][0]}, alone[own[0]][1]
-        operands = [v if g is None else at.merged(g, of[name])
-                    for name, v, g in zip(self.reads_of, op.operands, given)]
-        return [at.unmerged(at.emit(self, *operands), into, op.result.type.shape[into])]
+        operands = [v if g is None else batch.merged(g, of[name])
+                    for name, v, g in zip(self.reads_of, op.operands, stacked)]
+        return [batch.unmerged(batch.emit(self, *operands), into, op.result.type.shape[into])]
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        (g,), of = given, self.by_name(op)
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
+        (g,), of = cotangents, self.by_name(op)
         assert g is not None
         of[self.gives] = g
 
         def transposed(name: str) -> Value | None:
-            if of[name] not in at.active:
+            if of[name] not in builder.active:
                 return None
             shape = tuple(of[name].type.shape[d] for d in self.along)
-            what = self.but(gives=name, shape=shape)
-            return at.emit(what, *(of[other] for other in what.reads_of))
+            kind = self.but(gives=name, shape=shape)
+            return builder.emit(kind, *(of[other] for other in kind.reads_of))
 
         return [transposed(name) for name in self.reads_of]
 
     def title(self) -> str:
         return "a convolution"
 
-    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
+    def finite(self, op: Op, value: Value, builder: CheckBuilder) -> Value | None:
         """Check that the operands are finite: a number that is not may reach every element of the
         result."""
-        some = (at.any_of(at.not_finite(v), range(v.type.ndim)) for v in op.operands)
-        where = at.emit(Broadcast((), value.type.shape), (at.map("logical_or", *some),))
-        return at.unless(value, where)
+        some = (builder.any_of(builder.not_finite(v), range(v.type.ndim)) for v in op.operands)
+        where = builder.emit(Broadcast((), value.type.shape), (builder.map("logical_or", *some),))
+        return builder.unless(value, where)
 
     # ---- parts of global arrays ----------------------------------------------------------------
 
-    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+    def lies(self, op: Op, dim: int, shards: Shards) -> Cut | None:
         """Return the cut of a dim of the result: a window belongs to the rank that has its middle
         element."""
         of = self.by_name(op)
         if self.gives == "w" or dim > len(self.stride):
             return None
         if dim == 0:
-            return at.natural(of["x" if self.gives == "y" else "y"], 0)
+            return shards.natural(of["x" if self.gives == "y" else "y"], 0)
         if self.gives == "y":
-            return self._middle(op, dim, at)
+            return self._middle(op, dim, shards)
         x, y, d = of["x"].type.shape[dim], of["y"].type.shape[dim], dim - 1
         middle = self.start[d] + self._span(op, d) // 2
-        return at.natural(of["y"], dim) if middle == 0 and self.stride[d] == 1 and x == y else None
+        return shards.natural(of["y"],
+                              dim) if middle == 0 and self.stride[d] == 1 and x == y else None
 
-    def _middle(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+    def _middle(self, op: Op, dim: int, shards: Shards) -> Cut | None:
         """Return the part of y whose windows have their middle in a rank's part of x; None where a
         middle may lie outside x."""
         of, d = self.by_name(op), dim - 1
@@ -196,94 +198,95 @@ class Convolve(Kind):
         middle = self.start[d] + self._span(op, d) // 2
         if not (expr.nonneg(middle) and expr.nonneg(x - 1 - middle - self.stride[d] * (y - 1))):
             return None
-        return cuts.of_result(at.natural(of["x"], dim), middle, self.stride[d], y, at.mesh)
+        return cuts.of_result(shards.natural(of["x"], dim), middle, self.stride[d], y, shards.mesh)
 
-    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+    def goes_on(self, op: Op, dim: int, shards: Shards) -> bool:
         return False
 
     def _span(self, op: Op, d: int) -> Expr:
         """Return the distance from the first element of a window to the last one."""
         return self.dilation[d] * (self.by_name(op)["w"].type.shape[1 + d] - 1)
 
-    def _read(self, op: Op, d: int, of_y: Cut, at: Localizer) -> Cut:
+    def _read(self, op: Op, d: int, of_y: Cut, shards: Shards) -> Cut:
         """Return the part of dim d of x that the windows of this part of y read."""
         span, extent = self._span(op, d), self.by_name(op)["x"].type.shape[1 + d]
-        cut = cuts.of_operand(of_y, self.start[d], self.stride[d], at.mesh)
-        return _clipped(_wider(cut, expr.const(0), span, at), extent, at)
+        cut = cuts.of_operand(of_y, self.start[d], self.stride[d], shards.mesh)
+        return _clipped(_wider(cut, expr.const(0), span, shards), extent, shards)
 
-    def _reached(self, op: Op, d: int, of_x: Cut, at: Localizer) -> Cut:
+    def _reached(self, op: Op, d: int, of_x: Cut, shards: Shards) -> Cut:
         """Return which windows along a dim hold something of this part of x."""
         span, count = self._span(op, d), self.by_name(op)["y"].type.shape[1 + d]
-        cut = _wider(of_x, span, expr.const(0), at)
-        return cuts.of_result(cut, self.start[d], self.stride[d], count, at.mesh)
+        cut = _wider(of_x, span, expr.const(0), shards)
+        return cuts.of_result(cut, self.start[d], self.stride[d], count, shards.mesh)
 
-    def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
+    def summed(self, op: Op, window: Window, shards: Shards) -> list[Cut] | None:
         """Return the parts of the channels over which a sum goes; where it gives a window, of all
         places that this has been at."""
         if self.gives == "y":
             last = op.operands[1].type.ndim - 2
-            return [shared(op, window, at, op.operands[0].type.ndim - 1, last)]
+            return [shared(op, window, shards, op.operands[0].type.ndim - 1, last)]
         if self.gives == "x":
-            return [shared(op, window, at, op.operands[0].type.ndim - 1,
+            return [shared(op, window, shards, op.operands[0].type.ndim - 1,
                            op.operands[1].type.ndim - 1)]
         of = self.by_name(op)
-        found = [shared(op, window, at, 0, 0)]
+        inner = [shared(op, window, shards, 0, 0)]
         for d in self.along:
-            cut, used = at.natural(of["y"], d), {a for c in found for a in c.axes}
+            cut, used = shards.natural(of["y"], d), {a for c in inner for a in c.axes}
             if not cut.axes:
-                cut = self._middle(op, d, at) or cut
-            found.append(cuts.whole(of["y"].type.shape[d]) if used & set(cut.axes) else cut)
-        return found
+                cut = self._middle(op, d, shards) or cut
+            inner.append(cuts.whole(of["y"].type.shape[d]) if used & set(cut.axes) else cut)
+        return inner
 
-    def windows(self, op: Op, window: Window, at: Localizer) -> dict[str, Window]:
+    def windows(self, op: Op, window: Window, shards: Shards) -> dict[str, Window]:
         """Return the parts of all three that a rank computes with."""
-        inner = self.summed(op, window, at)
+        inner = self.summed(op, window, shards)
         assert inner is not None
-        held, of = at.computed(op, window, inner), self.by_name(op)
+        held, of = shards.computed(op, window, inner), self.by_name(op)
         kept = tuple(cuts.whole(of["w"].type.shape[d]) for d in self.along)
         n = range(len(self.stride))
         if self.gives == "w":
             (group, *_, c, f), (batch, *y) = held, inner
-            x = [self._read(op, d, y[d], at) for d in n]
+            x = [self._read(op, d, y[d], shards) for d in n]
         elif self.gives == "y":
             (batch, *y, group, f), (c,) = held, inner
-            x = [self._read(op, d, y[d], at) for d in n]
+            x = [self._read(op, d, y[d], shards) for d in n]
         else:
             (batch, *x, group, c), (f,) = held, inner
-            y = [self._reached(op, d, x[d], at) for d in n]
+            y = [self._reached(op, d, x[d], shards) for d in n]
         return {"x": (batch, *x, group, c), "w": (group, *kept, c, f), "y": (batch, *y, group, f)}
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
-        held = self.windows(op, window, at)
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
+        held = self.windows(op, window, shards)
         return [held[name] for name in self.reads_of]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
-        held, inner = self.windows(op, window, at), self.summed(op, window, at)
+        held, inner = self.windows(op, window, shards), self.summed(op, window, shards)
         assert inner is not None
-        lows = {name: at.lows(held[name]) for name in "xy"}
+        lows = {name: shards.lows(held[name]) for name in "xy"}
         start = tuple(
             a + s * lows["y"][d] - lows["x"][d]
             for d, a, s in zip(self.along, self.start, self.stride)
         )
-        shape = tuple(at.shape(held[self.gives])[d] for d in self.along)
+        shape = tuple(shards.shape(held[self.gives])[d] for d in self.along)
         value = build.emit(self.but(start=start, shape=shape), operands)
         if self.gives != "w":
-            return at.combined(op, window, inner, value, "add", build)
+            return shards.combined(op, window, inner, value, "add", build)
         wide = tuple(cuts.whole(e) if d in self.along else c
                      for d, (c, e) in enumerate(zip(window, op.result.type.shape)))
-        return at.part(at.combined(op, wide, inner, value, "add", build), wide, window, build)
+        return shards.part(shards.combined(op, wide, inner, value, "add", build), wide, window,
+                           build)
 
     # ---- how it is computed --------------------------------------------------------------------
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         of, few = self.by_name(op), MOST_DIMS - len(self.stride)
         dtype, ones = op.result.type.dtype, (expr.const(1),) * few
-        given = {name: _Memory.of(of[name], op, at) for name in self.reads_of}
-        given[self.gives] = _Memory(op.result, expr.const(0), strides(op.result.type.shape))
+        memory = {name: _Memory.of(of[name], op, builder) for name in self.reads_of}
+        memory[self.gives] = _Memory(op.result, expr.const(0), strides(op.result.type.shape))
         batch, group, f, c = *(of["y"].type.shape[d] for d in (0, -2, -1)), of["w"].type.shape[-2]
-        read, *apart, next_group, _ = given["x"].strides
+        read, *apart, next_group, _ = memory["x"].strides
         x, window, y = ((*ones, *(of[name].type.shape[d] for d in self.along)) for name in "xwy")
         deep = c * expr.product(window)
         lanes = c == 1 == f and group != 1
@@ -293,14 +296,14 @@ class Convolve(Kind):
             batch, group, c, f, *window, *x, *y, *(expr.const(0),) * few, *self.start,
             read, *ones, *apart, next_group, room,
         )
-        read_from = (given[name] for name in self.reads_of)
+        read_from = (memory[name] for name in self.reads_of)
         parts = [Part(m.buffer, m.offset, writes=m.copied) for m in read_from]
         parts.append(Part(op.result, expr.const(0), writes=True))
-        spare = at.spare(f"{op.result.name}_rows", dtype, room)
+        spare = builder.spare(f"{op.result.name}_rows", dtype, room)
         parts.append(Part(spare, expr.const(0), writes=True))
         moves = tuple((1,) * few + by for by in (self.stride, self.dilation))
         caller, given_to = _caller(self, dtype, moves, dict(zip(_NUMBERS, numbers)), lanes)
-        at.call(caller, (), given_to, parts, op)
+        builder.call(caller, (), given_to, parts, op)
 
 
 class _Memory(NamedTuple):
@@ -313,27 +316,27 @@ class _Memory(NamedTuple):
     copied: bool = False
 
     @classmethod
-    def of(cls, value: Value, op: Op, at: Maker) -> _Memory:
+    def of(cls, value: Value, op: Op, builder: LoopBuilder) -> _Memory:
         """Return the memory of an operand that lies row by row without gaps (of x: whose channels
         lie together); else a copy that does."""
         loops, shape = loop_vars(value.type.shape), value.type.shape
-        node, plain = at.node(value, positions(loops)), strides(shape)
-        found = affine(node.offset, loops) if isinstance(node, Load) and not node.bounds else None
-        if found is not None:
+        node, plain = builder.node(value, positions(loops)), strides(shape)
+        address = affine(node.offset, loops) if isinstance(node, Load) and not node.bounds else None
+        if address is not None:
             assert isinstance(node, Load)
-            apart = tuple(b if e == 1 else a for e, a, b in zip(shape, found[1], plain))
+            apart = tuple(b if e == 1 else a for e, a, b in zip(shape, address[1], plain))
             is_x = value is op.operands[0] and op.what.gives != "x"  # type: ignore[attr-defined]
             if apart == plain or (is_x and apart[-1] == 1):
-                return cls(node.buffer, found[0], apart)
-        into = at.spare(f"{value.name}_copy", value.type.dtype, *shape)
-        at.store(into, node, op)
+                return cls(node.buffer, address[0], apart)
+        into = builder.spare(f"{value.name}_copy", value.type.dtype, *shape)
+        builder.store(into, node, op)
         return cls(into, expr.const(0), plain, copied=True)
 
 
-def _wider(cut: Cut, before: Expr, behind: Expr, at: Localizer) -> Cut:
+def _wider(cut: Cut, before: Expr, behind: Expr, shards: Shards) -> Cut:
     """Return the cut with so many elements more at its ends."""
     if cut.interval is not None or (cut.axes and cut.step < 0):
-        low, high = cut.bounds(at.mesh)
+        low, high = cut.bounds(shards.mesh)
         return cuts.interval(cut.axes, low - before, high + behind)
     return replace(
         cut, first=cut.first - before, last=cut.last + behind,
@@ -341,7 +344,7 @@ def _wider(cut: Cut, before: Expr, behind: Expr, at: Localizer) -> Cut:
     )
 
 
-def _clipped(cut: Cut, extent: Expr, at: Localizer) -> Cut:
+def _clipped(cut: Cut, extent: Expr, shards: Shards) -> Cut:
     """Return the cut without what lies outside a dim of this extent."""
     def inside(e: Expr) -> Expr:
         e = e if expr.nonneg(extent - e) else expr.minimum(e, extent)
@@ -476,18 +479,18 @@ _LANE_FORMS = {
 }
 
 
-def _caller(what: Convolve, dtype: DType, moves: Sequence[Sequence[int]],
+def _caller(kind: Convolve, dtype: DType, moves: Sequence[Sequence[int]],
             known: Mapping[str, Expr], lanes: bool) -> tuple[Caller, Shape]:
     """Return a C function that has all known numbers as constants, and the numbers that it is
     called with."""
-    gives, c = what.gives, dtype.c
+    gives, c = kind.gives, dtype.c
     fixed = {name: known[name].value for name in _FIXED if known[name].is_const}
     if lanes:
         begin, added, end = _LANE_FORMS[gives]
         text = _LANES.replace("<begin>", begin).replace("<end>", end).replace("<walk>", _WALK)
         text = text.replace("<in row>", indented(_IN_LANES.replace("<sum>", added), 12))
         text = text.replace("<at row>", f"{'' if gives == 'y' else 'const '}{c} *restrict to = "
-                                        "y + row * groups;")
+                            "y + row * groups;")
     else:
         begin, some, block = _FORMS[gives]
         text = _BLOCKS.replace("<begin>", begin).replace("<any>", some)
@@ -512,10 +515,10 @@ def _caller(what: Convolve, dtype: DType, moves: Sequence[Sequence[int]],
     text = "".join(f"const int64_t {name} = {fixed[name]};\n"
                    for name in read if name in fixed) + text
     read = [name for name in read if name not in fixed]
-    called = "_".join([LETTERS[dtype.name] + what.called, *(str(m) for by in moves for m in by),
+    called = "_".join([LETTERS[dtype.name] + kind.called, *(str(m) for by in moves for m in by),
                        *(str(fixed.get(name, "n")) for name in _FIXED)])
     arrays = [f"{'' if name == gives else 'const '}{c} *restrict {name}"
-              for name in (*what.reads_of, gives)]
+              for name in (*kind.reads_of, gives)]
     parameters = [*(f"int64_t {name}" for name in read), *arrays, f"{c} *restrict rows"]
     caller = Caller(called, ", ".join(parameters), text, routines)
     return caller, tuple(known[name] for name in read)

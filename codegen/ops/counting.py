@@ -28,12 +28,12 @@ def counted(
 ) -> dict[int, int]:
     """Return, for those indexed dims of an array whose index counts 0, 1, 2, … to the end, the dim
     of the indices along which it counts."""
-    found: dict[int, int] = {}
+    along: dict[int, int] = {}
     for value, d in zip(index, dims):
         j = _along(value, defs)
-        if j is not None and j not in found.values() and value.type.shape[j] == shape[d]:
-            found[d] = j
-    return found
+        if j is not None and j not in along.values() and value.type.shape[j] == shape[d]:
+            along[d] = j
+    return along
 
 
 def within(cut: Cut) -> bool:
@@ -46,24 +46,24 @@ def _along(value: Value, defs: Defs) -> int | None:
     op = defs.get(value)
     if op is None:
         return None
-    what = op.what
-    if isinstance(what, Iota):
-        return what.dim
-    if isinstance(what, Const):
-        wide = [d for d, n in enumerate(what.data.shape) if n != 1]
-        counts = len(wide) == 1 and np.array_equal(what.data.ravel(), np.arange(what.data.size))
+    kind = op.what
+    if isinstance(kind, Iota):
+        return kind.dim
+    if isinstance(kind, Const):
+        wide = [d for d, n in enumerate(kind.data.shape) if n != 1]
+        counts = len(wide) == 1 and np.array_equal(kind.data.ravel(), np.arange(kind.data.size))
         return wide[0] if counts else None
-    if isinstance(what, Map):
+    if isinstance(kind, Map):
         inner = _as_it_was(op, defs)
         return None if inner is None else _along(inner, defs)
-    if not isinstance(what, (Relayout, Broadcast, Reshape)):
+    if not isinstance(kind, (Relayout, Broadcast, Reshape)):
         return None
     source = op.operands[0]
     inner_dim = _along(source, defs)
-    if inner_dim is None or isinstance(what, Relayout):
+    if inner_dim is None or isinstance(kind, Relayout):
         return inner_dim
-    if isinstance(what, Broadcast):
-        j = what.dims[inner_dim]
+    if isinstance(kind, Broadcast):
+        j = kind.dims[inner_dim]
         return j if source.type.shape[inner_dim] == value.type.shape[j] else None
     before, after = ([d for d, e in enumerate(v.type.shape) if e != 1] for v in (source, value))
     return after[0] if before == [inner_dim] and len(after) == 1 else None

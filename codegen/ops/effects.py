@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from codegen.ir import plan
 from codegen.ir.graph import ArrayType, Op, Shape, Value
 from codegen.mesh import Layout
 from codegen.ops.kind import Array, Eval, Kind, Types
+from codegen.ops.rules import BatchBuilder, LoopBuilder, Values
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-
-if TYPE_CHECKING:
-    from codegen.loops.to_loops import Maker
-    from codegen.trace.batching.batch import Batch
 
 POSITION = "@"  # a spec of an `expect`: where the element is
 
@@ -41,13 +37,13 @@ class Print(Effect):
     every_rank: bool
     paced: bool = False
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         """Print one line for each member."""
-        return at.one_by_one(op, given)
+        return batch.one_by_one(op, stacked)
 
-    def steps(self, op: Op, at: Maker) -> None:
-        nodes = tuple(at.node(v, ()) for v in op.operands)
-        at.add(plan.Print(self.parts, nodes, self.every_rank, op.place, self.paced))
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        nodes = tuple(builder.node(v, ()) for v in op.operands)
+        builder.add(plan.Print(self.parts, nodes, self.every_rank, op.place, self.paced))
 
 
 @dataclass(frozen=True)
@@ -62,20 +58,20 @@ class Expect(Effect):
     start: Shape | None = None
     check: str = ""
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         """Expect that the condition holds for every member that comes here."""
         first, *shown = op.operands
-        holds = at.where_active(*at.every_of([first], given[:1]))
+        holds = batch.where_active(*batch.every_of([first], stacked[:1]))
         each = []
-        for v, g in zip(shown, given[1:]):
-            (wide,) = [v] if g is None and not v.type.ndim else at.every_of([v], [g])
-            each.append(wide if wide is v else at.along(wide, holds.type.shape))
+        for v, g in zip(shown, stacked[1:]):
+            (wide,) = [v] if g is None and not v.type.ndim else batch.every_of([v], [g])
+            each.append(wide if wide is v else batch.along(wide, holds.type.shape))
         start = None if self.start is None else (expr.const(0), *self.start)
-        return at.emit_all(self.but(start=start), holds, *each)
+        return batch.emit_all(self.but(start=start), holds, *each)
 
-    def steps(self, op: Op, at: Maker) -> None:
-        holds, *shown = (at.node(v, ()) for v in op.operands)
-        at.add(plan.Expect(holds, self.parts, tuple(shown), self.check, op.place))
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        holds, *shown = (builder.node(v, ()) for v in op.operands)
+        builder.add(plan.Expect(holds, self.parts, tuple(shown), self.check, op.place))
 
 
 @dataclass(frozen=True)
@@ -99,17 +95,17 @@ class Save(Kind):
     def work(self, op: Op) -> Iterable[Shape]:
         return ()
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         """Raise UnsupportedError, since members do not come here together: each would make frames
         of its own."""
-        raise at.none(op, f'save "{self.series}", in a function of one member',
-                      "save what spmd.vmap returns, in a loop around it")
+        raise batch.none(op, f'save "{self.series}", in a function of one member',
+                         "save what spmd.vmap returns, in a loop around it")
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         (v,) = op.operands
         home = None if self.home is None else (*self.home, None)
         array = plan.Home(self.series, v.type.dtype, v.type.shape, home)
-        at.add(plan.Save(self.series, self.every, op.operands, (array,), op.place))
+        builder.add(plan.Save(self.series, self.every, op.operands, (array,), op.place))
 
 
 @dataclass(frozen=True)
@@ -139,12 +135,12 @@ class Point(Kind):
     def work(self, op: Op) -> Iterable[Shape]:
         return ()
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         homes = []
         for k, v in enumerate(op.operands):
             home = self.homes[k] if self.homes else None
-            if home is None and at.is_everywhere(v):
+            if home is None and builder.is_everywhere(v):
                 home = v.type.shape, ((),) * v.type.ndim, None
             homes.append(plan.Home(v.name, v.type.dtype, v.type.shape, home))
-        at.begins += zip(op.operands, op.results, strict=True)
-        at.add(plan.Point(self.number, self.counter, op.results, tuple(homes), op.place))
+        builder.begins.extend(zip(op.operands, op.results, strict=True))
+        builder.add(plan.Point(self.number, self.counter, op.results, tuple(homes), op.place))

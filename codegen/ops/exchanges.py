@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,16 +18,18 @@ from codegen.functions import neutral
 from codegen.ir.graph import ArrayType, Op, Value
 from codegen.ops.group import Bounds, Group, Near, Wraps, common, each, poison, within
 from codegen.ops.kind import Array, Kind, Types, extents
+from codegen.ops.rules import (
+    BatchBuilder,
+    CheckBuilder,
+    ExchangeSides,
+    LoopBuilder,
+    Proofs,
+    Traffic,
+    TrafficMeter,
+    Values,
+)
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, IntLike, Sym
-
-if TYPE_CHECKING:
-    from codegen.checks.claims import Claims
-    from codegen.checks.instrument import Instrument
-    from codegen.explain.traffic import Meter, Traffic
-    from codegen.loops.exchange_boxes import Sides
-    from codegen.loops.to_loops import Maker
-    from codegen.trace.batching.batch import Batch
 
 Axes = tuple[str, ...]
 
@@ -40,10 +42,10 @@ class Exchange(Kind):
     moves: ClassVar[bool] = False
     axes: Axes
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         if self.in_place:
-            at.take_over(op)
-        at.exchange(op, self)
+            builder.take_over(op)
+        builder.exchange(op, self)
 
     def agreed(self) -> dict[str, Expr]:
         """Return, by name, the formulas that must be the same on all members."""
@@ -59,7 +61,7 @@ class Exchange(Kind):
         and the value of these elements."""
         return expr.const(0), 0
 
-    def claims(self, op: Op, at: Claims) -> None:
+    def claims(self, op: Op, proofs: Proofs) -> None:
         raise NotImplementedError(self.name)
 
     def together(self, group: Group) -> list[list[Array]]:
@@ -67,11 +69,11 @@ class Exchange(Kind):
         written to."""
         raise NotImplementedError(self.name)
 
-    def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
+    def boxes(self, op: Op, sides: ExchangeSides) -> dict[str, Any]:
         """Return the fields of a plan.Exchange by which it is carried out."""
         raise NotImplementedError(self.name)
 
-    def traffic(self, op: Op, at: Meter) -> Traffic:
+    def traffic(self, op: Op, meter: TrafficMeter) -> Traffic:
         """Return how much of it reaches a rank, of an exchange that has a result."""
         raise NotImplementedError(self.name)
 
@@ -89,8 +91,8 @@ class Flowing(Exchange):
     def takes(self, taker: IntLike, giver: IntLike, root: int | None = None) -> Expr:
         """Return whether (1) a member reads another one, by their positions."""
         if self.root is not None:
-            at = self.root if root is None else root
-            return expr.eq(giver if self.flow == "from_root" else taker, at)
+            position = self.root if root is None else root
+            return expr.eq(giver if self.flow == "from_root" else taker, position)
         if self.flow in ("up_to", "before"):
             return expr.le(giver, taker) if self.flow == "up_to" else expr.lt(giver, taker)
         return expr.const(1)
@@ -120,17 +122,17 @@ class Permute(Exchange):
         known = {name: e for name, e in solved.items() if e is not None}
         return {"to": self.to, "sends": self.sends, **known}
 
-    def claims(self, op: Op, at: Claims) -> None:
+    def claims(self, op: Op, proofs: Proofs) -> None:
         shape = op.operands[0].type.shape
-        at.injective(self.to, self.sends, self.var)
+        proofs.injective(self.to, self.sends, self.var)
         if self.source is None or self.receives is None:
-            at.independent(shape)
-            at.shapes(shape)
+            proofs.independent(shape)
+            proofs.shapes(shape)
             return
-        at.inverse(self.to, self.sends, self.source, self.receives, self.var)
-        here = {self.var: at.position()}
+        proofs.inverse(self.to, self.sends, self.source, self.receives, self.var)
+        here = {self.var: proofs.position()}
         source = self.source.subst(here)
-        at.shapes(tuple(at.on_member(e, source) for e in shape), self.receives.subst(here))
+        proofs.shapes(tuple(proofs.on_member(e, source) for e in shape), self.receives.subst(here))
 
     def together(self, group: Group) -> list[list[Array]]:
         """Send each member's operand by `to` and `sends` alone, which checks `source` and
@@ -144,7 +146,7 @@ class Permute(Exchange):
         for k, member in enumerate(group.members):
             shape = extents(stated.shape, member.value)
             nothing = np.zeros(shape, dtypes.numpy_dtype(stated.dtype))
-            out.append([group.given[sender[k]].copy() if k in sender else nothing])
+            out.append([group.inputs[sender[k]].copy() if k in sender else nothing])
             if self.source is not None and self.receives is not None:
                 here = member.eval(self.receives, self.var, k)
                 source = member.eval(self.source, self.var, k) if here else None
@@ -153,18 +155,19 @@ class Permute(Exchange):
                                        f"receives from {sender.get(k)}")
         return out
 
-    def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
-        mine, into = at.box(op.operands[0]), at.box(op.result)
+    def boxes(self, op: Op, sides: ExchangeSides) -> dict[str, Any]:
+        mine, into = sides.box(op.operands[0]), sides.box(op.result)
         peers = {"source": self.source, "receives": self.receives,
                  "dest": self.to, "sends": self.sends}
-        return {"pull_from": at.seen(mine, into.extent), "pull_into": into, "send": mine,
-                **{k: e and e.subst({self.var: at.me}) for k, e in peers.items()}}
+        return {"pull_from": sides.seen(mine, into.extent), "pull_into": into, "send": mine,
+                **{k: e and e.subst({self.var: sides.me}) for k, e in peers.items()}}
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        return [at.emit(self.but(types=tuple(map(at.stacked, self.types))), *at.every(op, given))]
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
+        return [batch.emit(self.but(types=tuple(map(batch.stacked, self.types))),
+                           *batch.every(op, stacked))]
 
-    def traffic(self, op: Op, at: Meter) -> Traffic:
-        return at.whole("permute", op)
+    def traffic(self, op: Op, meter: TrafficMeter) -> Traffic:
+        return meter.whole("permute", op)
 
 
 @dataclass(frozen=True)
@@ -217,93 +220,94 @@ class Move(Flowing):
     def infer(self, types: Types) -> list[ArrayType]:
         return list(self.types) or super().infer(types)
 
-    def claims(self, op: Op, at: Claims) -> None:
+    def claims(self, op: Op, proofs: Proofs) -> None:
         """State that parts had and wanted are in bounds. That members hold all that others want
         follows from the cuts."""
-        given, made = op.operands[0].type.shape, op.result.type.shape
+        sent, received = op.operands[0].type.shape, op.result.type.shape
         if self.room:
-            at.spans(self.room, made)
+            proofs.spans(self.room, received)
             return
         if self.root is not None:
-            root = at.root(self.root, "receives" if self.flow == "to_root" else "is sent from")
+            root = proofs.root(self.root, "receives" if self.flow == "to_root" else "is sent from")
         if self.flow == "from_root":
-            given = tuple(at.on_member(e, root) for e in given)
+            sent = tuple(proofs.on_member(e, root) for e in sent)
         else:
-            at.independent(given, [d for d, have in enumerate(self.have) if have is None])
+            proofs.independent(sent, [d for d, have in enumerate(self.have) if have is None])
             if not any(self.have):
-                at.broken("no two members give one element", "all of them give all there is")
-        at.spans(self.have, given)
-        at.spans(self.want, made)
-        bounds = (each(self.have, len(given)), each(self.want, len(made)))
-        for have, want, e, r in zip(*bounds, given, made, strict=True):
+                proofs.broken("no two members give one element", "all of them give all there is")
+        proofs.spans(self.have, sent)
+        proofs.spans(self.want, received)
+        bounds = (each(self.have, len(sent)), each(self.want, len(received)))
+        for have, want, e, r in zip(*bounds, sent, received, strict=True):
             if have is None and want is None:
-                at.same(r, e, "a dim has the extent of what is received")
+                proofs.same(r, e, "a dim has the extent of what is received")
             elif have is None and want is not None:
-                at.tiles(want, e)
+                proofs.tiles(want, e)
             elif have is not None and want is None and self.flow == "to_root":
-                at.tiles(have, total := at.on_member(r, root))
-                at.same(r, total * expr.eq(at.position(), root), "only the root gets something")
+                proofs.tiles(have, total := proofs.on_member(r, root))
+                proofs.same(r, total * expr.eq(proofs.position(), root),
+                            "only the root gets something")
             elif have is not None and want is None:
-                at.tiles(have, r)
+                proofs.tiles(have, r)
 
     def together(self, group: Group) -> list[list[Array]]:
         """Copy every element from the member that holds it; elements that nobody holds are
         poisoned."""
         root = 0 if self.root is None else group.root(self.root)
         out = []
-        for k, (member, mine) in enumerate(zip(group.members, group.given, strict=True)):
+        for k, (member, mine) in enumerate(zip(group.members, group.inputs, strict=True)):
             if self.room:
-                made, base = mine.copy(), member.box(self.room, mine.shape)
+                result, base = mine.copy(), member.box(self.room, mine.shape)
             else:
                 (stated,) = self.types
-                made = poison(extents(stated.shape, member.value), stated.dtype)
-                base = member.box(self.want, made.shape)
-            want, times = member.box(self.want, made.shape), np.zeros(made.shape, int)
-            for j, (source, given) in enumerate(zip(group.members, group.given, strict=True)):
+                result = poison(extents(stated.shape, member.value), stated.dtype)
+                base = member.box(self.want, result.shape)
+            want, times = member.box(self.want, result.shape), np.zeros(result.shape, int)
+            for j, (source, theirs) in enumerate(zip(group.members, group.inputs, strict=True)):
                 if self.takes(k, j, root) == 0 or not group.near(
                     member, source, self.axes, self.near
                 ):
                     continue
-                have = source.box(self.have, given.shape)
-                lies = source.box(self.room, given.shape) if self.room else have
-                if tuple(b - a for a, b in lies) != given.shape:
-                    raise group.broken(f"{group.what}: member {j} has {given.shape}, not {lies}")
+                have = source.box(self.have, theirs.shape)
+                lies = source.box(self.room, theirs.shape) if self.room else have
+                if tuple(b - a for a, b in lies) != theirs.shape:
+                    raise group.broken(f"{group.name}: member {j} has {theirs.shape}, not {lies}")
                 for held, there in zip(member.copies(have, self.wraps),
                                        member.copies(lies, self.wraps), strict=True):
                     box = common(held, want)
                     if box is None or (self.room and source is member and held == have):
                         continue  # what is a member's own stays
-                    made[within(box, base)] = given[within(box, there)]
+                    result[within(box, base)] = theirs[within(box, there)]
                     times[within(box, base)] += 1
             if self.parts and (times != 1).any():
-                raise group.broken(f"{group.what}: of what member {k} gets, no member or several "
+                raise group.broken(f"{group.name}: of what member {k} gets, no member or several "
                                    "hold an element")
-            out.append([made])
+            out.append([result])
         return out
 
-    def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
-        from_, into, send = at.parts(op, self.have, self.want, self.room, self.wraps)
-        taken, given = self.takes(at.me, at.member), self.takes(at.member, at.me)
+    def boxes(self, op: Op, sides: ExchangeSides) -> dict[str, Any]:
+        from_, into, send = sides.parts(op, self.have, self.want, self.room, self.wraps)
+        taken, gives_to = self.takes(sides.me, sides.member), self.takes(sides.member, sides.me)
         # what a root sends, and blocks that all exchange, is only pulled, not written there
         gives = self.flow != "from_root" and not (self.parts and self.differs())
         return {
-            "pull_from": at.where(taken, from_), "pull_into": at.where(taken, into),
-            "send": at.where(given, send),
-            "give_into": at.where(given, at.theirs(into)) if gives else None,
+            "pull_from": sides.where(taken, from_), "pull_into": sides.where(taken, into),
+            "send": sides.where(gives_to, send),
+            "give_into": sides.where(gives_to, sides.theirs(into)) if gives else None,
             "differs": bool(self.differs()), "in_place": self.in_place,
             "flow": "near" if self.near else self.flow, "root": self.root,
-            "near": self.near, "wraps": at.copies(self.wraps),
+            "near": self.near, "wraps": sides.copies(self.wraps),
         }
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         """Move the elements of all members in one exchange."""
-        what = self.but(
+        kind = self.but(
             have=_deeper(self.have), want=_deeper(self.want), room=_deeper(self.room),
-            wraps=_deeper(self.wraps), types=tuple(map(at.stacked, self.types)))
-        return [at.emit(what, *at.every(op, given))]
+            wraps=_deeper(self.wraps), types=tuple(map(batch.stacked, self.types)))
+        return [batch.emit(kind, *batch.every(op, stacked))]
 
-    def traffic(self, op: Op, at: Meter) -> Traffic:
-        return at.moved(op, self.have, self.want, self.flow)
+    def traffic(self, op: Op, meter: TrafficMeter) -> Traffic:
+        return meter.moved(op, self.have, self.want, self.flow)
 
 
 @dataclass(frozen=True)
@@ -331,23 +335,23 @@ class Fold(Flowing):
         return [e for want in self.want for e in want or ()] if self.flow == "all" else None
 
     def infer(self, types: Types) -> list[ArrayType]:
-        (given,) = types
-        want = each(self.want, given.ndim)
-        shape = (e if w is None else w[1] - w[0] for e, w in zip(given.shape, want, strict=True))
-        return [ArrayType(given.dtype, tuple(shape))]
+        (operand,) = types
+        want = each(self.want, operand.ndim)
+        shape = (e if w is None else w[1] - w[0] for e, w in zip(operand.shape, want, strict=True))
+        return [ArrayType(operand.dtype, tuple(shape))]
 
-    def exact(self, op: Op, at: Instrument) -> Value | None:
-        return at.emit(self, at.floats(op)) if self.fn in ("add", "mul") else None
+    def exact(self, op: Op, builder: CheckBuilder) -> Value | None:
+        return builder.emit(self, builder.floats(op)) if self.fn in ("add", "mul") else None
 
-    def claims(self, op: Op, at: Claims) -> None:
+    def claims(self, op: Op, proofs: Proofs) -> None:
         shape = op.operands[0].type.shape
         if self.root is not None:
-            at.root(self.root, "receives")
-        at.independent(shape)
-        at.shapes(self.infer([op.operands[0].type])[0].shape)
+            proofs.root(self.root, "receives")
+        proofs.independent(shape)
+        proofs.shapes(self.infer([op.operands[0].type])[0].shape)
         for want, extent in zip(self.want, shape):
             if want is not None:
-                at.tiles(want, extent)
+                proofs.tiles(want, extent)
 
     def unsent(self, me: Expr, result: ArrayType) -> tuple[Expr, Any]:
         if self.root is not None:
@@ -360,7 +364,7 @@ class Fold(Flowing):
         root = None if self.root is None else group.root(self.root)
         out = []
         for k, member in enumerate(group.members):
-            read = [x for j, x in enumerate(group.given) if self.takes(k, j, root) == 1]
+            read = [x for j, x in enumerate(group.inputs) if self.takes(k, j, root) == 1]
             mine = member.operands[0]
             nothing = 0 if self.root is not None else neutral(self.fn, group.dtype)
             total = group.total(self.fn, read) if read else np.full_like(mine, nothing)
@@ -368,20 +372,20 @@ class Fold(Flowing):
             out.append([total[tuple(slice(*ends) for ends in part)].copy()])
         return out
 
-    def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
-        found = at.parts(op, (), self.want)
-        from_, into, send = found if self.want else map(at.flat, found)
+    def boxes(self, op: Op, sides: ExchangeSides) -> dict[str, Any]:
+        boxes = sides.parts(op, (), self.want)
+        from_, into, send = boxes if self.want else map(sides.flat, boxes)
         return {"pull_from": from_, "pull_into": into, "send": send, "differs": bool(self.want),
                 "flow": self.flow, "root": self.root, "fn": self.fn}
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        return [at.emit(self.but(want=_deeper(self.want)), *at.every(op, given))]
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
+        return [batch.emit(self.but(want=_deeper(self.want)), *batch.every(op, stacked))]
 
-    def traffic(self, op: Op, at: Meter) -> Traffic:
+    def traffic(self, op: Op, meter: TrafficMeter) -> Traffic:
         words = {"to_root": "reduce", "up_to": "scan", "before": "exclusive scan"}
         every = "reduce-scatter" if self.want else "all-reduce"
         cut = [d for d, want in enumerate(self.want) if want is not None]
-        return at.folded(op, words.get(self.flow, every), self.fn, cut)
+        return meter.folded(op, words.get(self.flow, every), self.fn, cut)
 
 
 @dataclass(frozen=True)
@@ -396,13 +400,13 @@ class Barrier(Exchange):
     def infer(self, types: Types) -> list[ArrayType]:
         return []
 
-    def claims(self, op: Op, at: Claims) -> None:
+    def claims(self, op: Op, proofs: Proofs) -> None:
         pass
 
     def together(self, group: Group) -> list[list[Array]]:
         return [[] for _ in group.members]
 
-    def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
+    def boxes(self, op: Op, sides: ExchangeSides) -> dict[str, Any]:
         return {}
 
 

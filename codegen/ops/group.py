@@ -27,9 +27,9 @@ Wraps = tuple[tuple[Expr, Expr, Expr] | None, ...]
 Box = Sequence[tuple[int, int]]  # Bounds of one member, evaluated
 
 
-def along(ndim: int, given: Mapping[int, Span]) -> Bounds:
+def along(ndim: int, spans: Mapping[int, Span]) -> Bounds:
     """Return bounds for `ndim` dims: all of each, but the given spans of some."""
-    return tuple(given.get(d) for d in range(ndim))
+    return tuple(spans.get(d) for d in range(ndim))
 
 
 def each(bounds: Bounds, ndim: int) -> Bounds:
@@ -69,24 +69,25 @@ class Member:
             before, beyond, period = map(self.value, wrap or (0, 0, 0))
             moved = [k * period for k in range(-before, beyond + 1)]
             per_dim.append([(low + by, high + by) for by in moved])
-        return [list(one) for one in itertools.product(*per_dim)]
+        return [list(copy) for copy in itertools.product(*per_dim)]
 
 
 @dataclass
 class Group:
-    """The members of one exchange, in the order of their positions. what: the op's name."""
+    """The members of one exchange, in the order of their positions. name: the op's."""
 
-    what: str
+    name: str
     members: Sequence[Member]
     place: Place | None
 
     @property
-    def given(self) -> list[Array]:
+    def inputs(self) -> list[Array]:
+        """Return the first operand of each member."""
         return [m.operands[0] for m in self.members]
 
     @property
     def dtype(self) -> DType:
-        dtype = dtypes.from_numpy(self.given[0].dtype)
+        dtype = dtypes.from_numpy(self.inputs[0].dtype)
         assert dtype is not None
         return dtype
 
@@ -119,8 +120,8 @@ class Group:
         total, *rest = read
         if any(a.shape != total.shape for a in rest):
             raise MatchingError(
-                f"{self.what}: the members' arrays differ in shape", place=self.place,
-                found=", ".join(str(a.shape) for a in self.given),
+                f"{self.name}: the members' arrays differ in shape", place=self.place,
+                found=", ".join(str(a.shape) for a in self.inputs),
             )
         for a in rest:
             total = combine(fn)(total, a).astype(total.dtype)
@@ -153,6 +154,6 @@ def within(box: Box, held: Box) -> tuple[slice, ...]:
 def poison(shape: Sequence[int], dtype: DType) -> Array:
     """Return elements that would be seen in a result."""
     kind = dtypes.numpy_dtype(dtype)
-    made = np.empty(shape, kind)
-    made.view(np.uint8 if made.ndim else kind).fill(0xB5)
-    return made
+    array = np.empty(shape, kind)
+    array.view(np.uint8 if array.ndim else kind).fill(0xB5)
+    return array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +15,8 @@ from codegen.ir.graph import ArrayType, Op, Value
 from codegen.ir.indexing import loop_vars, positions
 from codegen.ir.plan import Argument, KernelCall
 from codegen.ops.kind import Array, Eval, Stated, extents
+from codegen.ops.rules import BatchBuilder, CheckBuilder, LoopBuilder, Shards, Values
 from codegen.ops.views import Broadcast
-
-if TYPE_CHECKING:
-    from codegen.checks.instrument import Instrument
-    from codegen.layouts.localize import Localizer
-    from codegen.loops.to_loops import Maker
-    from codegen.trace.batching.batch import Batch
 
 # Of an operand, per dim: the result and its dim that a part goes with, and ghost cells; None: whole
 Along = tuple[tuple[int, int, int] | None, ...]
@@ -53,16 +48,16 @@ class Kernel(Stated):
         name = self.kernel.name
         return f"{name}.defvjp(back) says its way back: back(*arguments, *cotangents)"
 
-    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
-        holds = at.map("isfinite", value)
+    def finite(self, op: Op, value: Value, builder: CheckBuilder) -> Value | None:
+        holds = builder.map("isfinite", value)
         for v in op.operands:
             if v.type.dtype.kind in "fc":
-                was = at.any_of(at.not_finite(v), range(v.type.ndim))
-                wide = at.emit(Broadcast((), value.type.shape), (was,))
-                holds = at.map("logical_or", holds, wide if value.type.ndim else was)
+                was = builder.any_of(builder.not_finite(v), range(v.type.ndim))
+                wide = builder.emit(Broadcast((), value.type.shape), (was,))
+                holds = builder.map("logical_or", holds, wide if value.type.ndim else was)
         return holds
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         """Return the parts of the operands that a kernel reads for a rank's blocks of its
         results."""
         return [
@@ -74,30 +69,31 @@ class Kernel(Stated):
             for v, dims in zip(op.operands, self.along, strict=True)
         ]
 
-    def depends(self, op: Op, window: Window, at: Localizer) -> list[Window | None]:
+    def depends(self, op: Op, window: Window, shards: Shards) -> list[Window | None]:
         """Return the whole of each operand's part: that ranks may call it on parts is what its user
         says."""
-        return [*super().needs(op, window, at)]
+        return [*super().needs(op, window, shards)]
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         """Call the kernel for each member: their dim is one more loop, before those of its
         signature."""
-        begun = {k for how, what in self.args if how in ("out", "own") for k in what[1:]}
-        operands = [at.spread(v) if g is None and (k in begun or self._loops_of(k)) else g or v
-                    for k, (v, g) in enumerate(zip(op.operands, given))]
-        own = [g is not None or x is not v for v, g, x in zip(op.operands, given, operands)]
+        begun = {k for role, content in self.args if role in ("out", "own") for k in content[1:]}
+        operands = [batch.spread(v) if g is None and (k in begun or self._loops_of(k)) else g or v
+                    for k, (v, g) in enumerate(zip(op.operands, stacked))]
+        own = [g is not None or x is not v for v, g, x in zip(op.operands, stacked, operands)]
         follows: list[tuple[int, ...] | None] = []
-        for (how, what), loops in zip(self.args, self.follows or [None] * len(self.args)):
-            has = how in ("out", "own") or (how == "in" and own[what])
+        for (role, content), loops in zip(self.args, self.follows or [None] * len(self.args)):
+            has = role in ("out", "own") or (role == "in" and own[content])
             deeper = None if loops is None else tuple(k + (k != gufunc.ONLY) for k in loops)
             follows.append((0, *(deeper or ())) if has else deeper)
-        args = tuple((how, _deeper(what) if how == "start" else what) for how, what in self.args)
+        args = tuple((role, _deeper(content) if role == "start" else content)
+                     for role, content in self.args)
         along = tuple(
             (((0, 0, 0),) if has else ()) + tuple(a and (a[0], a[1] + 1, a[2]) for a in dims)
             for has, dims in zip(own, self.along))
-        what = self.but(args=args, types=tuple(map(at.stacked, self.types)),
+        kind = self.but(args=args, types=tuple(map(batch.stacked, self.types)),
                         follows=tuple(follows), along=along)
-        return at.emit_all(what, *operands)
+        return batch.emit_all(kind, *operands)
 
     def _loops_of(self, operand: int) -> bool:
         """Return whether an operand has dims that loops follow."""
@@ -112,57 +108,57 @@ class Kernel(Stated):
             for t in self.types
         ]
         args: list[Any] = []
-        for how, what in self.args:
-            if how == "in":
-                x = operands[what]
+        for role, content in self.args:
+            if role == "in":
+                x = operands[content]
                 args.append(x[()] if x.ndim == 0 else np.array(x, order="C"))
-            elif how in ("out", "own"):
-                j, begins = what
+            elif role in ("out", "own"):
+                j, begins = content
                 if begins is not None:
                     outs[j] = np.array(operands[begins], order="C")
                 args.append(outs[j])
-            elif how == "expr":
-                args.append(value(what))
+            elif role == "expr":
+                args.append(value(content))
             else:  # of a whole array, places are 0
-                first = tuple(0 if how == "start" else value(e) for e in what)
+                first = tuple(0 if role == "start" else value(e) for e in content)
                 args.append(first if len(first) > 1 else first[0])
         if not self.apart or all(x.size for x in outs):
-            writes = [how == "out" for how, _ in self.args]
+            writes = [role == "out" for role, _ in self.args]
             function = getattr(self.kernel, "function", self.kernel)
             gufunc.call(function, args, self.follows or [None] * len(args), writes)
         return outs
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         arguments: list[Argument[Value]] = []
         signature: list[gufunc.Parameter] = []
         follows = self.follows or [None] * len(self.args)
-        for (how, what), loops in zip(self.args, follows, strict=True):
-            if how in ("out", "own"):
-                j, begins = what
+        for (role, content), loops in zip(self.args, follows, strict=True):
+            if role in ("out", "own"):
+                j, begins = content
                 v = op.results[j]
                 if begins is not None:
-                    content = op.operands[begins]
-                    at.store(v, at.node(content, positions(loop_vars(v.type.shape))), op)
+                    index = positions(loop_vars(v.type.shape))
+                    builder.store(v, builder.node(op.operands[begins], index), op)
                 arguments.append(Argument(v, v.type.dtype, v.type.shape, True))
-                apart = how == "out" and self.apart
+                apart = role == "out" and self.apart
                 signature.append(
-                    gufunc.Parameter(v.type.dtype, v.type.ndim, how == "out", loops, apart)
+                    gufunc.Parameter(v.type.dtype, v.type.ndim, role == "out", loops, apart)
                 )
-            elif how == "in":
-                v = op.operands[what]
+            elif role == "in":
+                v = op.operands[content]
                 if v.type.ndim:
-                    lies, offset = at.contiguous(v)
+                    lies, offset = builder.contiguous(v)
                     arguments.append(Argument(lies, v.type.dtype, v.type.shape, offset=offset))
                 else:
-                    arguments.append(Argument(at.node(v, ()), v.type.dtype))
+                    arguments.append(Argument(builder.node(v, ()), v.type.dtype))
                 signature.append(gufunc.Parameter(v.type.dtype, v.type.ndim, False, loops))
             else:
-                numbers = what if how == "starts" else (what,)
+                numbers = content if role == "starts" else (content,)
                 arguments += [Argument(e, dtypes.INT64) for e in numbers]
                 many = len(numbers) if len(numbers) > 1 else 0
                 signature.append(gufunc.Parameter(dtypes.INT64, 0, False, loops, many=many))
-        symbol = at.kernel(self.kernel, tuple(signature))
-        at.add(KernelCall(symbol, tuple(arguments), op.place))
+        symbol = builder.kernel(self.kernel, tuple(signature))
+        builder.add(KernelCall(symbol, tuple(arguments), op.place))
 
 
 def _deeper(dims: tuple[tuple[int, int] | None, ...]) -> tuple[tuple[int, int] | None, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from numpy.typing import NDArray
 
@@ -18,17 +18,19 @@ from codegen.ir.cuts import Cut, Window, whole
 from codegen.ir.graph import ArrayType, Op, Shape, Value
 from codegen.ir.indexing import Index, loop_vars, positions
 from codegen.mesh import Layout
+from codegen.ops.rules import (
+    BatchBuilder,
+    CheckBuilder,
+    Element,
+    ElementResolver,
+    GradientBuilder,
+    GraphBuilder,
+    LoopBuilder,
+    Proofs,
+    Shards,
+    Values,
+)
 from codegen.symbolic.expr import Expr, IntLike, Sym
-
-if TYPE_CHECKING:  # what rules are given; it asks kinds in turn
-    from codegen.checks.claims import Claims
-    from codegen.checks.instrument import Instrument
-    from codegen.graph.builder import Builder
-    from codegen.layouts.localize import Localizer
-    from codegen.loops.access import At, Resolver
-    from codegen.loops.to_loops import Maker
-    from codegen.trace.batching.batch import Batch
-    from codegen.trace.derive.reverse import Reverse
 
 Types = Sequence[ArrayType]
 Array = NDArray[Any]
@@ -88,7 +90,7 @@ class Kind:
         to."""
         raise NotImplementedError(self.name)
 
-    def element(self, op: Op, index: Index, at: Resolver) -> At:
+    def element(self, op: Op, index: Index, resolver: ElementResolver) -> Element:
         """Return the scalar at an index of the result; only a kind that is `inline` has this
         rule."""
         raise NotImplementedError(self.name)
@@ -97,10 +99,10 @@ class Kind:
         """Return whether computing an element again beats a trip through memory."""
         return False
 
-    def steps(self, op: Op, at: Maker) -> None:
-        """Adds what the op does to its results, which lie in memory."""
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        """Add the acts that write the results, which lie in memory."""
         index = positions(loop_vars(op.result.type.shape))
-        at.store(op.result, self.element(op, index, at), op)
+        builder.store(op.result, self.element(op, index, builder), op)
 
     def work(self, op: Op) -> Iterable[Shape]:
         """Return the extents of loops as long as the op works, about; of several the longest
@@ -108,27 +110,25 @@ class Kind:
         part = self.in_place or (self.inline and self.rereads)  # of the first operand
         return [v.type.shape for v in (*op.operands[part:], *(() if self.in_place else op.results))]
 
-    def claims(self, op: Op, at: Claims) -> None:
+    def claims(self, op: Op, proofs: Proofs) -> None:
         """State what must hold of an op of a Program, on every rank and for all sizes."""
 
     # ---- derivatives ---------------------------------------------------------------------------
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
         """Return what the cotangents of the results (None: zeros) add to those of the operands: the
         transpose of the derivative, applied. It is called where an operand matters to what is
         differentiated; raise UnsupportedError if there is no derivative."""
-        raise at.none(op)
+        raise builder.none(op)
 
     # ---- spmd.vmap -------------------------------------------------------------------------------
 
-    def batch(
-        self, op: Op, given: Sequence[Value | None], at: Batch
-    ) -> Sequence[Value | None]:
-        """Return the results of the op for all members of a batch, along a new first dim. given:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Values:
+        """Return the results of the op for all members of a batch, along a new first dim. stacked:
         the operands, which have such a dim too; None for one that all members share. None in the
         place of a result: all members share it, and it stays the value that it was. Called where an
         operand, or what a region reads, has a member's own value."""
-        raise at.none(op)
+        raise batch.none(op)
 
     # ---- what is checked while a program runs ----------------------------------------------------
 
@@ -136,54 +136,54 @@ class Kind:
         """Return what users call the op, as in "a sum makes a NaN"."""
         return self.name
 
-    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
+    def finite(self, op: Op, value: Value, builder: CheckBuilder) -> Value | None:
         """Return the condition that each element of a result is finite, or that an operand is not;
         None: it is not checked."""
         return None
 
-    def exact(self, op: Op, at: Instrument) -> Value | None:
+    def exact(self, op: Op, builder: CheckBuilder) -> Value | None:
         """Return the result in float64, of operands in float64; None if integers cannot wrap around
         here."""
         return None
 
     # ---- parts of global arrays on a rank --------------------------------------------------------
 
-    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+    def lies(self, op: Op, dim: int, shards: Shards) -> Cut | None:
         """Return the part of a dim of the result that a rank can have with the least exchange,
         where that is none of balanced blocks."""
         return None
 
-    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+    def goes_on(self, op: Op, dim: int, shards: Shards) -> bool:
         """Return whether what lies beyond the ends of a periodic dim of the result can be had from
         what lies beyond the ends of its operands."""
         return True
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         """Return the part of each operand that this part of the result needs; () for 0-d
         operands."""
         return [tuple(map(whole, v.type.shape)) for v in op.operands]
 
-    def depends(self, op: Op, window: Window, at: Localizer) -> list[Window | None]:
+    def depends(self, op: Op, window: Window, shards: Shards) -> list[Window | None]:
         """Return the part of each operand on which this part of the result depends, whoever has it:
-        what a rank needs, unless ranks exchange more. None: of indices that count 0, 1, 2, …, as
-        `at` knows already."""
-        return [*self.needs(op, window, at)]
+        what a rank needs, unless ranks exchange more. None: the operand holds indices that count
+        0, 1, 2, …, as `shards` knows already."""
+        return [*self.needs(op, window, shards)]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         """Return the part of the result, of the operands' parts that `needs` named."""
-        made = build.emit(self, operands)
-        return at.part(made, tuple(map(whole, op.result.type.shape)), window, build)
+        value = build.emit(self, operands)
+        return shards.part(value, tuple(map(whole, op.result.type.shape)), window, build)
 
-    def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
+    def summed(self, op: Op, window: Window, shards: Shards) -> list[Cut] | None:
         """Return the parts of the dims over which a sum goes; None if the op is no sum."""
         return None
 
     def but(self, **changed: Any) -> Self:
         """Return this kind with other values of these fields."""
-        made: Self = replace(self, **changed)  # type: ignore[type-var]
-        return made
+        changed_kind: Self = replace(self, **changed)  # type: ignore[type-var]
+        return changed_kind
 
     def counts(self) -> Sym | None:
         """Return the symbol that gets its values from the op, as a loop's counter does; None if
@@ -214,14 +214,14 @@ class Stated(Kind):
         return list(self.types)
 
 
-def exprs_in(what: object) -> Iterator[Expr]:
+def exprs_in(field: object) -> Iterator[Expr]:
     """Return every Expr in a field of a kind."""
-    if isinstance(what, Expr):
-        yield what
-    elif isinstance(what, ArrayType):
-        yield from what.shape
-    elif isinstance(what, tuple | list):
-        for part in what:
+    if isinstance(field, Expr):
+        yield field
+    elif isinstance(field, ArrayType):
+        yield from field.shape
+    elif isinstance(field, tuple | list):
+        for part in field:
             yield from exprs_in(part)
 
 

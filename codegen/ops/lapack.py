@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -21,14 +21,9 @@ from codegen.ir.plan import Caller, Part, Var
 from codegen.library_routines import LETTERS, named_in, real_of
 from codegen.mesh import joined_layout
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
+from codegen.ops.rules import BatchBuilder, GraphBuilder, LoopBuilder, Shards, Values
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-
-if TYPE_CHECKING:
-    from codegen.graph.builder import Builder
-    from codegen.layouts.localize import Localizer
-    from codegen.loops.to_loops import Maker
-    from codegen.trace.batching.batch import Batch
 
 INFO = dtypes.BY_NAME["int32"]
 COLUMNS_LEAST = 32  # right sides: with fewer, sharing them among ranks is not worth an exchange
@@ -43,11 +38,11 @@ class Factor(Kind):
     reads: ClassVar[Literal["points", "boxes", "whole"]] = "points"
     cores: ClassVar[tuple[int, ...]] = (2,)
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         """Return the element type and the shape of each result of one member."""
         raise NotImplementedError(self.name)
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         """Return the results for one member, in NumPy."""
         raise NotImplementedError(self.name)
 
@@ -55,9 +50,9 @@ class Factor(Kind):
         """Return how many dims the batch has."""
         return types[0].ndim - self.cores[0]
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         """Emit the op on a batch with one more dim."""
-        return at.emit_all(self, *at.every(op, given))
+        return batch.emit_all(self, *batch.every(op, stacked))
 
     def work(self, op: Op) -> Iterable[Shape]:
         shapes = [v.type.shape for v in op.operands if v.type.ndim]
@@ -65,24 +60,24 @@ class Factor(Kind):
 
     def infer(self, types: Types) -> list[ArrayType]:
         n = self.batch_dims(types)
-        made = self.made([t.shape[n:] for t in types], types[0].dtype)
-        return [ArrayType(dtype, (*types[0].shape[:n], *core)) for dtype, core in made]
+        results = self.result_types([t.shape[n:] for t in types], types[0].dtype)
+        return [ArrayType(dtype, (*types[0].shape[:n], *core)) for dtype, core in results]
 
     def layout(self, operands: Types, result: ArrayType) -> tuple[tuple[str, ...], ...]:
         n = self.batch_dims(operands)
         batch = joined_layout([layout_of(t)[:n] for t in operands]) if n else ()
         return (*batch, *[()] * (result.ndim - n))
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         n = self.batch_dims([v.type for v in op.operands])
         return [(*window[:n], *map(whole, v.type.shape[n:])) for v in op.operands]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         n = self.batch_dims([v.type for v in op.operands])
         held = (*window[:n], *map(whole, op.result.type.shape[n:]))
-        return at.part(build.emit(self, operands), held, window, build)
+        return shards.part(build.emit(self, operands), held, window, build)
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         n = operands[0].ndim - self.cores[0]
@@ -90,23 +85,24 @@ class Factor(Kind):
         outs = [np.zeros(tuple(map(value, t.shape)), dtypes.numpy_dtype(t.dtype))
                 for t in self.infer(types)]
         for index in np.ndindex(*operands[0].shape[:n]):
-            for out, made in zip(outs, self.alone(*(x[index] for x in operands)), strict=True):
-                out[index] = made
+            for out, result in zip(outs, self.on_member(*(x[index] for x in operands)),
+                                   strict=True):
+                out[index] = result
         return outs
 
 
 def _dtype(x: Array) -> DType:
-    found = dtypes.from_numpy(x.dtype)
-    assert found is not None
-    return found
+    dtype = dtypes.from_numpy(x.dtype)
+    assert dtype is not None
+    return dtype
 
 
 class Members:
     """Steps of an op share this: the loops over a batch, and where a member's parts lie."""
 
-    def __init__(self, what: Factor, op: Op, at: Maker) -> None:
-        self.op, self.at = op, at
-        self.n = what.batch_dims([v.type for v in op.operands])
+    def __init__(self, kind: Factor, op: Op, builder: LoopBuilder) -> None:
+        self.op, self.builder = op, builder
+        self.n = kind.batch_dims([v.type for v in op.operands])
         self.batch = op.operands[0].type.shape[: self.n]
         self.loops: tuple[Var, ...] = loop_vars(self.batch)
         self.dtype = op.operands[0].type.dtype
@@ -119,9 +115,9 @@ class Members:
     def copied(self, operand: Value, into: Value | None = None) -> Part[Value]:
         """Copy an operand to memory that a routine may write over, and return that."""
         if into is None:
-            into = self.at.spare(f"{operand.name}_copy", self.dtype, *operand.type.shape)
+            into = self.builder.spare(f"{operand.name}_copy", self.dtype, *operand.type.shape)
         index = positions(loop_vars(into.type.shape))
-        self.at.store(into, self.at.node(operand, index), self.op)
+        self.builder.store(into, self.builder.node(operand, index), self.op)
         return self.part(into, writes=True)
 
     def results(self, first: int = 0) -> list[Part[Value]]:
@@ -130,8 +126,8 @@ class Members:
 
     def spare(self, name: str, dtype: DType, *shape: Expr) -> Part[Value]:
         """Return memory that a member needs meanwhile."""
-        made = self.at.spare(f"{self.op.results[0].name}_{name}", dtype, *shape)
-        return Part(made, expr.const(0), True)
+        array = self.builder.spare(f"{self.op.results[0].name}_{name}", dtype, *shape)
+        return Part(array, expr.const(0), True)
 
     def call(self, name: str, parameters: str, text: str, numbers: Sequence[Expr],
              parts: Sequence[Part[Value]]) -> None:
@@ -141,7 +137,7 @@ class Members:
         for word, said in {"<T>": self.dtype.c, "<R>": real_of(self.dtype).c}.items():
             parameters, text = parameters.replace(word, said), text.replace(word, said)
         function = Caller(f"{LETTERS[self.dtype.name]}_{name}", parameters, text, routines)
-        self.at.call(function, self.loops, numbers, parts, self.op)
+        self.builder.call(function, self.loops, numbers, parts, self.op)
 
 
 @dataclass(frozen=True)
@@ -153,10 +149,10 @@ class Cholesky(Factor):
     name = "cholesky"
     upper: bool = False
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         return [(dtype, cores[0]), (INFO, ())]
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         (x,) = operands
         x = x.conj().T if self.upper else x
         lower = x
@@ -167,8 +163,8 @@ class Cholesky(Factor):
                 return [np.zeros_like(x), k]
         return [lower.conj().T if self.upper else lower, 0]
 
-    def steps(self, op: Op, at: Maker) -> None:
-        m, (factor, _) = Members(self, op, at), op.results
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        m, (factor, _) = Members(self, op, builder), op.results
         which, triangle = ("L", "upper") if self.upper else ("U", "lower")
         others = "j = 0; j < i" if self.upper else "j = i + 1; j < n"
         m.call(
@@ -188,10 +184,10 @@ class Lu(Factor):
 
     name = "lu"
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         return [(dtype, cores[0]), (INFO, (expr.minimum(*cores[0]),)), (INFO, ())]
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         a = operands[0].T.copy()
         pivots, info = np.zeros(min(a.shape), np.int32), 0
         for k in range(len(pivots)):
@@ -205,8 +201,8 @@ class Lu(Factor):
             a[k + 1 :, k + 1 :] -= np.outer(a[k + 1 :, k], a[k, k + 1 :])
         return [a.T, pivots, info]
 
-    def steps(self, op: Op, at: Maker) -> None:
-        m = Members(self, op, at)
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        m = Members(self, op, builder)
         m.call(
             "lu", "int64_t n, int64_t m, <T> *lu, int32_t *pivots, int32_t *info",
             "*info = m && n ? <getrf>(SPMD_BY_COLUMNS, m, n, lu, m, pivots) : 0;",
@@ -231,28 +227,28 @@ class LuSolve(Factor):
         split = columns or (within if many else ())
         return (*super().layout(operands, result)[:-2], split, ())
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
-        lu, pivots, _ = super().needs(op, window, at)
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
+        lu, pivots, _ = super().needs(op, window, shards)
         return [lu, pivots, (*window[:-1], whole(op.result.type.shape[-1]))]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         held = (*window[:-1], whole(op.result.type.shape[-1]))
-        return at.part(build.emit(self, operands), held, window, build)
+        return shards.part(build.emit(self, operands), held, window, build)
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         return [(dtype, cores[2])]
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         (lu, pivots, b), order = operands, list(range(len(operands[0])))
         for k, p in enumerate(pivots):
             order[k], order[p - 1] = order[p - 1], order[k]
         lower = np.tril(lu.T, -1) + np.eye(len(order), dtype=lu.dtype)
         return [np.linalg.solve(np.triu(lu.T), np.linalg.solve(lower, b.T[order])).T]
 
-    def steps(self, op: Op, at: Maker) -> None:
-        m, (lu, pivots, b) = Members(self, op, at), op.operands
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        m, (lu, pivots, b) = Members(self, op, builder), op.operands
         m.call(
             "lu_solve", "int64_t k, int64_t n, const <T> *lu, const int32_t *pivots, <T> *x",
             "if (n && k)\n    <getrs>(SPMD_BY_COLUMNS, 'N', n, k, lu, n, pivots, x, n);",
@@ -271,7 +267,7 @@ class Swapped(Factor):
     cores = (2, 1)
     first: Expr
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         return [(dtype, cores[0])]
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
@@ -282,16 +278,16 @@ class Swapped(Factor):
             order[a], order[b] = order[b], order[a]
         return [x[..., order]]
 
-    def steps(self, op: Op, at: Maker) -> None:
-        m, made = Members(self, op, at), at.take_over(op)
-        rows, columns = made.type.shape[-2:]
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        m, result = Members(self, op, builder), builder.take_over(op)
+        rows, columns = result.type.shape[-2:]
         m.call(
             "swapped", "int64_t rows, int64_t columns, int64_t count, int64_t first, <T> *x, "
             "const int32_t *pivots",
             "if (rows)\n"
             "    <laswp>(SPMD_BY_COLUMNS, rows, x + first, columns, 1, count, pivots, 1);",
             [rows, columns, op.operands[1].type.shape[-1], self.first],
-            [m.part(made, writes=True), m.part(op.operands[1])],
+            [m.part(result, writes=True), m.part(op.operands[1])],
         )
 
 
@@ -317,10 +313,10 @@ class Triangular(Factor):
     adjoint: bool = False
     unit: bool = False
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         return [(dtype, cores[0])]
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         b, a = operands
         a = np.tril(a) if self.lower else np.triu(a)
         if self.unit:
@@ -328,18 +324,18 @@ class Triangular(Factor):
         a = a.conj().T if self.adjoint else a
         return [np.linalg.solve(a.T, b.T).T if self.right else np.linalg.solve(a, b)]
 
-    def steps(self, op: Op, at: Maker) -> None:
-        m, made, a = Members(self, op, at), at.take_over(op), op.operands[1]
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        m, result, a = Members(self, op, builder), builder.take_over(op), op.operands[1]
         how = (_SIDE[self.right], _TRIANGLE[self.lower], _TURN[self.adjoint],
                _DIAGONAL[self.unit])
-        one = f"(const {m.dtype.c}[]){{1}}" if m.dtype.kind == "c" else "1"
+        unit_text = f"(const {m.dtype.c}[]){{1}}" if m.dtype.kind == "c" else "1"
         said = "_".join(word.removeprefix("SPMD_").lower() for word in how)
         m.call(
             f"triangular_{said}",
             "int64_t n, int64_t rows, int64_t columns, int64_t row, const <T> *a, <T> *x",
             "if (rows && columns)\n"
             f"    <trsm>(SPMD_ROW_MAJOR, {', '.join(how)},\n"
-            f"        rows, columns, {one}, a, n, x, row);",
-            (a.type.shape[-1], *made.type.shape[-2:], made.type.shape[-1]),
-            [m.part(a), replace(m.part(made, writes=True), row=3)],
+            f"        rows, columns, {unit_text}, a, n, x, row);",
+            (a.type.shape[-1], *result.type.shape[-2:], result.type.shape[-1]),
+            [m.part(a), replace(m.part(result, writes=True), row=3)],
         )

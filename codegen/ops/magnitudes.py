@@ -42,9 +42,9 @@ def compared(fn: str, args: tuple[Node[M], ...]) -> Node[M] | None:
 
 def _square(x: float) -> float:
     """Return the least number whose square root is x, or more."""
-    found = x * x
-    while sqrt(nextafter(found, 0)) >= x:
-        found = nextafter(found, 0)
-    while sqrt(found) < x:
-        found = nextafter(found, inf)
-    return found
+    square = x * x
+    while sqrt(nextafter(square, 0)) >= x:
+        square = nextafter(square, 0)
+    while sqrt(square) < x:
+        square = nextafter(square, inf)
+    return square

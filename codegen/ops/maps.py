@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,16 +19,17 @@ from codegen.ops.exchanges import Fold
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
 from codegen.ops.magnitudes import compared
 from codegen.ops.partials import FLAT, PARTIALS, of_power
+from codegen.ops.rules import (
+    BatchBuilder,
+    CheckBuilder,
+    Element,
+    ElementResolver,
+    GradientBuilder,
+    GraphBuilder,
+    Shards,
+    Values,
+)
 from codegen.symbolic.expr import const
-
-if TYPE_CHECKING:
-    from codegen.checks.instrument import Instrument
-    from codegen.graph.builder import Builder
-    from codegen.layouts.localize import Localizer
-    from codegen.loops.access import At, Resolver
-    from codegen.trace.batching.batch import Batch
-    from codegen.trace.derive.reverse import Reverse
-
 
 # Functions that give a number for numbers, and a finite one for finite ones.
 _SAFE = frozenset(
@@ -79,8 +79,8 @@ class Map(Kind):
             return [operands[0].astype(dtypes.numpy_dtype(self.dtype))]
         return [np.asarray(FUNCTIONS[self.fn].numpy(*operands))]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> At:
-        args = tuple(at.operand(v, index) for v in op.operands)
+    def element(self, op: Op, index: Index, resolver: ElementResolver) -> Element:
+        args = tuple(resolver.operand(v, index) for v in op.operands)
         operand = op.operands[-1 if self.fn == "select" else 0].type.dtype
         return compared(self.fn, args) or apply(self.fn, op.result.type.dtype, args, operand)
 
@@ -88,104 +88,105 @@ class Map(Kind):
     def flat(self) -> bool:  # type: ignore[override]
         return self.fn in FLAT
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        (g,), xs, fn = given, op.operands, self.fn
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
+        (g,), xs, fn = cotangents, op.operands, self.fn
         assert g is not None
         if fn in ("select", "guard"):
-            nothing = at.full(0, g)
+            nothing = builder.full(0, g)
             parts = [(g, nothing), (nothing, g)][: len(xs) - 1]
-            return [None, *(at.map("select", xs[0], a, b) for a, b in parts)]
+            return [None, *(builder.map("select", xs[0], a, b) for a, b in parts)]
         if fn in ("cast", "order_key", "of_order_key"):
             return [g]
         if fn == "sign" and xs[0].type.dtype.kind != "c":
             return [None]
         if fn in _PARTS or (fn in ("abs", "sign") and xs[0].type.dtype.kind == "c"):
-            return self._of_parts(op, g, at)
+            return self._of_parts(op, g, builder)
         if fn not in PARTIALS:
-            raise at.none(op)
+            raise builder.none(op)
         forms = PARTIALS[fn]
-        if fn == "pow" and isinstance(exponent := at.numbers.get(xs[1]), float):
+        if fn == "pow" and isinstance(exponent := builder.numbers.get(xs[1]), float):
             forms = (of_power(exponent), forms[1])
-        return [at.times(g, form, xs, op.result) if x in at.active else None
+        return [builder.times(g, form, xs, op.result) if x in builder.active else None
                 for x, form in zip(xs, forms, strict=True)]
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        return [at.emit(self, *at.every(op, given))]
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
+        return [batch.emit(self, *batch.every(op, stacked))]
 
-    def _of_parts(self, op: Op, g: Value, at: Reverse) -> Sequence[Value | None]:
+    def _of_parts(self, op: Op, g: Value, builder: GradientBuilder) -> Values:
         """Return the cotangents for functions of the parts of complex numbers, in JAX's convention:
         linear functions are transposed, not conjugated."""
         x, fn = op.operands[0], self.fn
         if x.type.dtype.kind != "c":
             return [g if fn in ("conj", "real") else None]
         if fn == "conj":
-            return [at.map("conj", g)]
+            return [builder.map("conj", g)]
         if fn == "with_real":
-            nothing = at.full(0, g)
-            return [at.map("with_real", g, nothing), at.map("with_imag", g, nothing)]
+            nothing = builder.full(0, g)
+            return [builder.map("with_real", g, nothing), builder.map("with_imag", g, nothing)]
         if fn == "with_imag":
-            nothing = at.full(0, g)
-            return [at.map("with_imag", g, nothing), at.map("neg", at.map("imag", g))]
+            nothing = builder.full(0, g)
+            return [builder.map("with_imag", g, nothing),
+                    builder.map("neg", builder.map("imag", g))]
         if fn == "sign":
-            return [self._of_sign(op, g, at)]
-        wide = at.cast(g, x.type.dtype)
+            return [self._of_sign(op, g, builder)]
+        wide = builder.cast(g, x.type.dtype)
         if fn == "real":
             return [wide]
         if fn == "imag":
-            return [at.map("mul", wide, at.full(-1j, x))]
-        return [at.map("mul", wide, at.map("conj", at.map("sign", x)))]  # abs
+            return [builder.map("mul", wide, builder.full(-1j, x))]
+        return [builder.map("mul", wide, builder.map("conj", builder.map("sign", x)))]  # abs
 
-    def _of_sign(self, op: Op, g: Value, at: Reverse) -> Value:
+    def _of_sign(self, op: Op, g: Value, builder: GradientBuilder) -> Value:
         """Return the cotangent of z for z / |z|: only a change that turns z matters; 0 where z is
         0."""
         (z,), sign = op.operands, op.result
-        along = at.cast(at.map("real", at.map("mul", g, sign)), g.type.dtype)
-        across = at.map("sub", g, at.map("mul", along, at.map("conj", sign)))
-        size = at.map("abs", z)
-        zero = at.map("eq", size, at.full(0, size))
-        safe = at.map("select", zero, at.full(1, size), size)
-        made = at.map("div", across, at.cast(safe, g.type.dtype))
-        return at.map("select", zero, at.full(0, made), made)
+        along = builder.cast(builder.map("real", builder.map("mul", g, sign)), g.type.dtype)
+        across = builder.map("sub", g, builder.map("mul", along, builder.map("conj", sign)))
+        size = builder.map("abs", z)
+        zero = builder.map("eq", size, builder.full(0, size))
+        safe = builder.map("select", zero, builder.full(1, size), size)
+        cotangent = builder.map("div", across, builder.cast(safe, g.type.dtype))
+        return builder.map("select", zero, builder.full(0, cotangent), cotangent)
 
     def title(self) -> str:
         return _TITLES.get(self.fn) or FUNCTIONS[self.fn].ufunc
 
-    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
+    def finite(self, op: Op, value: Value, builder: CheckBuilder) -> Value | None:
         if self.fn in ("order_key", "of_order_key"):  # what is sorted was there before
             return None
-        if not any(map(at.is_later, op.operands)):
+        if not any(map(builder.is_later, op.operands)):
             narrows = self.fn == "cast" and _narrows(op.operands[0].type.dtype, value.type.dtype)
             if self.fn in _SAFE or (self.fn == "cast" and not narrows):
                 return None
-        holds = at.map("isfinite", value)
-        if known := at.sources(op):
+        holds = builder.map("isfinite", value)
+        if known := builder.sources(op):
             # it was there already: in the numbers that this one follows from
-            was_nan = at.every("isnan", known, "logical_or")
-            no_nan = at.map("logical_not", at.map("isnan", value))
-            allowed = at.map("logical_or", was_nan, no_nan)
-            infinite = at.map("logical_not", at.every("isfinite", known))
-            holds = at.map("logical_or", holds, at.map("logical_and", infinite, allowed))
+            was_nan = builder.every("isnan", known, "logical_or")
+            no_nan = builder.map("logical_not", builder.map("isnan", value))
+            allowed = builder.map("logical_or", was_nan, no_nan)
+            infinite = builder.map("logical_not", builder.every("isfinite", known))
+            holds = builder.map("logical_or", holds, builder.map("logical_and", infinite, allowed))
         return holds
 
-    def exact(self, op: Op, at: Instrument) -> Value | None:
+    def exact(self, op: Op, builder: CheckBuilder) -> Value | None:
         if self.fn == "cast":
-            given, to = op.operands[0].type.dtype, op.result.type.dtype
-            fits = given.kind == "b" or (given.kind == to.kind and given.size <= to.size)
-            return None if fits or given.kind == "c" else at.floats(op)[0]
-        return at.map(self.fn, *at.floats(op)) if self.fn in _COUNTED else None
+            source, to = op.operands[0].type.dtype, op.result.type.dtype
+            fits = source.kind == "b" or (source.kind == to.kind and source.size <= to.size)
+            return None if fits or source.kind == "c" else builder.floats(op)[0]
+        return builder.map(self.fn, *builder.floats(op)) if self.fn in _COUNTED else None
 
-    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
-        return next((c for v in op.operands if (c := at.natural(v, dim)).axes), None)
+    def lies(self, op: Op, dim: int, shards: Shards) -> Cut | None:
+        return next((c for v in op.operands if (c := shards.natural(v, dim)).axes), None)
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         return [window] * len(op.operands)
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         value = build.emit(self, operands)
-        axes = at.partial.get(op.result)
-        if axes and op.result not in at.later:
+        axes = shards.partial.get(op.result)
+        if axes and op.result not in shards.later:
             value = build.emit(Fold(axes, "add"), (value,))
             value = build.cast(value, op.result.type.dtype)
         return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,17 +18,18 @@ from codegen.ir.plan import Caller, LibraryCall, Part
 from codegen.library_routines import LETTERS, MOST, named_in
 from codegen.mesh import joined_layout
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
+from codegen.ops.rules import (
+    BatchBuilder,
+    CheckBuilder,
+    GradientBuilder,
+    GraphBuilder,
+    LoopBuilder,
+    Shards,
+    Values,
+)
 from codegen.ops.views import Broadcast, Transpose
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-
-if TYPE_CHECKING:
-    from codegen.checks.instrument import Instrument
-    from codegen.graph.builder import Builder
-    from codegen.layouts.localize import Localizer
-    from codegen.loops.to_loops import Maker
-    from codegen.trace.batching.batch import Batch
-    from codegen.trace.derive.reverse import Reverse
 
 # A product whose summed extent and one other are at most this is written as loops: calling BLAS
 # takes longer than computing it.
@@ -146,63 +147,63 @@ class MatMul(Kind):
         product = np.asarray(np.matmul(operands[0], operands[1]))
         return [product.astype(operands[0].dtype)]  # of bfloat16, NumPy's is float32
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        (a, b), (g,) = op.operands, given
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
+        (a, b), (g,) = op.operands, cotangents
         assert g is not None
         *batch, row, column = range(a.type.ndim)
         turned = Transpose((*batch, column, row))
         return [
-            at.emit(MatMul(), g, at.emit(turned, b)) if a in at.active else None,
-            at.emit(MatMul(), at.emit(turned, a), g) if b in at.active else None,
+            builder.emit(MatMul(), g, builder.emit(turned, b)) if a in builder.active else None,
+            builder.emit(MatMul(), builder.emit(turned, a), g) if b in builder.active else None,
         ]
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         """Repeat what all members share: `steps` sees that, and makes one product of more rows."""
-        gram = self.gram and None not in given
-        return [at.emit(self.but(gram=gram), *at.every(op, given))]
+        gram = self.gram and None not in stacked
+        return [batch.emit(self.but(gram=gram), *batch.every(op, stacked))]
 
     def title(self) -> str:
         return "a product of matrices"
 
-    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
+    def finite(self, op: Op, value: Value, builder: CheckBuilder) -> Value | None:
         a, b = op.operands
         shape, n = value.type.shape, value.type.ndim
-        rows = at.any_of(at.not_finite(a), [n - 1])
-        columns = at.any_of(at.not_finite(b), [n - 2])
+        rows = builder.any_of(builder.not_finite(a), [n - 1])
+        columns = builder.any_of(builder.not_finite(b), [n - 2])
         batch = tuple(range(n - 2))
-        wide = [at.emit(Broadcast((*batch, d), shape), (x,))
+        wide = [builder.emit(Broadcast((*batch, d), shape), (x,))
                 for x, d in ((rows, n - 2), (columns, n - 1))]
-        return at.unless(value, at.map("logical_or", *wide))
+        return builder.unless(value, builder.map("logical_or", *wide))
 
-    def exact(self, op: Op, at: Instrument) -> Value | None:
-        return at.emit(self, at.floats(op))
+    def exact(self, op: Op, builder: CheckBuilder) -> Value | None:
+        return builder.emit(self, builder.floats(op))
 
-    def between(self, op: Op, window: Window, at: Localizer) -> Cut:
+    def between(self, op: Op, window: Window, shards: Shards) -> Cut:
         """Return the part of the summed dim that a rank takes. If an axis splits that dim, each
         rank sums its own part, and the sums are added. If the axis splits the result too, that
         needs the other operand whole: it is done only where moving that and the sums is less than
         moving the operand that is split along the summed dim."""
         a, b = op.operands
-        return shared(op, window, at, a.type.ndim - 1, b.type.ndim - 2)
+        return shared(op, window, shards, a.type.ndim - 1, b.type.ndim - 2)
 
-    def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
-        return [self.between(op, window, at)]
+    def summed(self, op: Op, window: Window, shards: Shards) -> list[Cut] | None:
+        return [self.between(op, window, shards)]
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
-        between = self.between(op, window, at)
-        *batch, rows, columns = at.computed(op, window, [between])
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
+        between = self.between(op, window, shards)
+        *batch, rows, columns = shards.computed(op, window, [between])
         return [(*batch, rows, between), (*batch, between, columns)]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
-        between = self.between(op, window, at)
-        gram = self.is_gram(op, at.computed(op, window, [between]), at)
-        value = build.emit(MatMul(gram), [at.wide(x, build) for x in operands])
-        made = at.combined(op, window, [between], value, "add", build)
-        return made if at.axes_of([between]) else build.cast(made, op.result.type.dtype)
+        between = self.between(op, window, shards)
+        gram = self.is_gram(op, shards.computed(op, window, [between]), shards)
+        value = build.emit(MatMul(gram), [shards.wide(x, build) for x in operands])
+        product = shards.combined(op, window, [between], value, "add", build)
+        return product if shards.axes_of([between]) else build.cast(product, op.result.type.dtype)
 
-    def is_gram(self, op: Op, held: Window, at: Localizer) -> bool:
+    def is_gram(self, op: Op, held: Window, shards: Shards) -> bool:
         """Return whether one operand is the transpose of the other, and all rows or all columns of
         the result are computed: of as many rows as columns, a rank has all."""
         cut = held[-2:]
@@ -212,18 +213,18 @@ class MatMul(Kind):
             return False
         *batch, row, column = range(len(held))
         for x, y in (op.operands, reversed(op.operands)):
-            by = at.defs.get(x)
+            by = shards.defs.get(x)
             if by is not None and by.what == Transpose((*batch, column, row)):
                 return by.operands[0] is y
         return False
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         (a, b), c = op.operands, op.result
         batch, dtype = loop_vars(c.type.shape[:-2]), c.type.dtype
         (m, n), k = c.type.shape[-2:], a.type.shape[-1]
-        x, y = _Matrix.of(a, batch, at), _Matrix.of(b, batch, at)
-        zero, one = expr.const(0), expr.const(1)
-        made = Part(c, ravel((*positions(batch), zero, zero), c.type.shape), writes=True)
+        x, y = _Matrix.of(a, batch, builder), _Matrix.of(b, batch, builder)
+        zero, unit = expr.const(0), expr.const(1)
+        result = Part(c, ravel((*positions(batch), zero, zero), c.type.shape), writes=True)
         matrix = x if n == 1 else y
         rows = (n == 1) == (matrix.row == 1 and matrix.column != 1)
         batch = tuple(v for v in batch if v.extent != 1)
@@ -231,13 +232,13 @@ class MatMul(Kind):
             m, n, x, y = n, m, y.turned, x.turned
         while wide := x.beside(m, batch, y):
             x, m = wide, m * batch[-1].extent
-            made = replace(made, offset=made.offset.subst({batch[-1].sym: 0}))
+            result = replace(result, offset=result.offset.subst({batch[-1].sym: 0}))
             batch = batch[:-1]
         small = [e.is_const and e.value <= _LOOPS_MOST for e in (m, n, k)]
         short = small[2] and any(small[:2])
         lies = x.lies(m, k), y.lies(k, n)
         if short or 1 in (m, n) or None in lies or dtype.name not in LETTERS:
-            self.by_loops(op, rows and not short and dtype.size != 2, at)
+            self.by_loops(op, rows and not short and dtype.size != 2, builder)
             return
         (turned_x, lead_x), (turned_y, lead_y) = lies  # type: ignore[misc]
         name, numbers = "gemm", (m, n, k, lead_x, lead_y, n)
@@ -245,15 +246,15 @@ class MatMul(Kind):
             k.is_const and k.value < _GRAM_LEAST
         ):
             name = "gram"
-        at.call(_caller(name, dtype, (turned_x, turned_y)), batch, (*numbers, one, zero),
-                (Part(x.buffer, x.offset), Part(y.buffer, y.offset), made), op)
+        builder.call(_caller(name, dtype, (turned_x, turned_y)), batch, (*numbers, unit, zero),
+                     (Part(x.buffer, x.offset), Part(y.buffer, y.offset), result), op)
 
-    def by_loops(self, op: Op, rows: bool, at: Maker) -> None:
+    def by_loops(self, op: Op, rows: bool, builder: LoopBuilder) -> None:
         """Compute the product by loops. rows: a whole row (or column) of the result is summed up in
         the inner loop. Loops are named in the order in which they nest, so that two products that
         read one matrix along its rows have equal loops, and are fused."""
-        (a, b), made = op.operands, op.result.type
-        extents = (*made.shape, a.type.shape[-1])
+        (a, b), result = op.operands, op.result.type
+        extents = (*result.shape, a.type.shape[-1])
         *batch, i, j, k = range(len(extents))
         across, along = (j, i) if extents[j] == 1 else (i, j)
         rows = rows and extents[k] != 1
@@ -262,14 +263,14 @@ class MatMul(Kind):
         named = sorted(order, key=lambda d: extents[d] == 1)
         loops = dict(zip(named, loop_vars(tuple(extents[d] for d in named))))
         *lead, row, column, inner = positions([loops[d] for d in range(len(extents))])
-        factors = at.node(a, (*lead, row, inner)), at.node(b, (*lead, inner, column))
-        fn = "or" if made.dtype.kind == "b" else "add"
-        wide = dtypes.folded_in(made.dtype)  # products of half types have more digits than these
-        at.add(plan.Reduce(
+        factors = builder.node(a, (*lead, row, inner)), builder.node(b, (*lead, inner, column))
+        fn = "or" if result.dtype.kind == "b" else "add"
+        wide = dtypes.folded_in(result.dtype)  # products of half types have more digits than these
+        builder.add(plan.Reduce(
             tuple(loops[d] for d in order if d != k), (loops[k],), rows, op.result,
-            ravel((*lead, row, column), made.shape),
-            plan.Apply("mul", wide, factors, wide), fn, made.dtype, op.place,
-            None if made.dtype.size == 2 else made.dtype,  # as libraries have it
+            ravel((*lead, row, column), result.shape),
+            plan.Apply("mul", wide, factors, wide), fn, result.dtype, op.place,
+            None if result.dtype.size == 2 else result.dtype,  # as libraries have it
             _ROWS_AT_ONCE if rows or (extents[across] == 1 and not few) else 1,
         ))
 
@@ -283,13 +284,13 @@ class _Matrix(NamedTuple):
     column: Expr
 
     @classmethod
-    def of(cls, value: Value, batch: tuple[plan.Var, ...], at: Maker) -> _Matrix:
+    def of(cls, value: Value, batch: tuple[plan.Var, ...], builder: LoopBuilder) -> _Matrix:
         last = loop_vars(value.type.shape[-2:], "k")
-        node = at.node(value, positions(batch) + positions(last))
+        node = builder.node(value, positions(batch) + positions(last))
         assert isinstance(node, plan.Load), "an operand of matmul lies in memory"
-        found = affine(node.offset, last)
-        assert found is not None, "an operand of matmul is strided"
-        base, (row, column) = found
+        address = affine(node.offset, last)
+        assert address is not None, "an operand of matmul is strided"
+        base, (row, column) = address
         return cls(node.buffer, base, row, column)
 
     @property
@@ -300,10 +301,10 @@ class _Matrix(NamedTuple):
     def beside(self, rows: Expr, batch: tuple[plan.Var, ...], other: _Matrix) -> _Matrix | None:
         """Return all matrices along the last dim of a batch as one of more rows, if they lie so,
         and if the other operand is the same for all of them."""
-        found = affine(self.offset, batch[-1:]) if batch else None
-        if found is None or batch[-1].sym in other.offset.symbols():
+        address = affine(self.offset, batch[-1:]) if batch else None
+        if address is None or batch[-1].sym in other.offset.symbols():
             return None
-        base, (stride,) = found
+        base, (stride,) = address
         apart = stride == 0 or (rows != 1 and stride != rows * self.row)
         if apart or not expr.nonneg(MOST - rows * batch[-1].extent):
             return None
@@ -323,11 +324,11 @@ class _Matrix(NamedTuple):
         return None
 
 
-def shared(op: Op, window: Window, at: Localizer, of_first: int, of_second: int) -> Cut:
+def shared(op: Op, window: Window, shards: Shards, of_first: int, of_second: int) -> Cut:
     """Return the part of a dim that a rank takes, over which products of two operands are summed:
     where it stands in each of them."""
     (a, b), used = op.operands, {axis for c in window for axis in c.axes}
-    of_a, of_b = at.natural(a, of_first), at.natural(b, of_second)
+    of_a, of_b = shards.natural(a, of_first), shards.natural(b, of_second)
     if of_a == of_b:
         return of_a
     split = [(c, x, y) for c, x, y in ((of_a, a, b), (of_b, b, a)) if c.axes]
@@ -339,7 +340,7 @@ def shared(op: Op, window: Window, at: Localizer, of_first: int, of_second: int)
     def size(x: Value) -> Expr:
         """Return how many elements move: where a batch repeats one matrix, only those of that
         one."""
-        by = at.defs.get(x)
+        by = shards.defs.get(x)
         repeated = by is not None and isinstance(by.what, Broadcast)
         return _size(by.operands[0] if by is not None and repeated else x)
 

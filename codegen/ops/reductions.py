@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,19 +22,19 @@ from codegen.ops.lookups import Gather, Scatter
 from codegen.ops.maps import Map
 from codegen.ops.partials import PARTIALS
 from codegen.ops.reshapes import OnceAtZero
+from codegen.ops.rules import (
+    BatchBuilder,
+    CheckBuilder,
+    GradientBuilder,
+    GraphBuilder,
+    LoopBuilder,
+    Shards,
+    Values,
+)
 from codegen.ops.sources import Iota
 from codegen.ops.views import Broadcast, Slice
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-
-if TYPE_CHECKING:
-    from codegen.checks.instrument import Instrument
-    from codegen.graph.builder import Builder
-    from codegen.layouts.localize import Localizer
-    from codegen.loops.to_loops import Maker
-    from codegen.trace.batching.batch import Batch
-    from codegen.trace.derive.reverse import Reverse
-
 
 _SORT_STEPS = expr.const(512)  # steps for an element that is sorted, say
 _TOTALS = ("add", "mul")  # what may leave the range of a type
@@ -76,79 +76,81 @@ class Reduce(Kind):
             return [np.asarray(ufunc.reduce(x, axis=dims)).astype(x.dtype)]
         return [np.asarray(ufunc.reduce(x, axis=dims, dtype=_summed_in(x))).astype(x.dtype)]
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        (x,), (g,), shape = op.operands, given, op.operands[0].type.shape
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
+        (x,), (g,), shape = op.operands, cotangents, op.operands[0].type.shape
         assert g is not None
         kept = tuple(d for d in range(len(shape)) if d not in self.dims)
-        wide = at.spread(g, kept, shape)
+        wide = builder.spread(g, kept, shape)
         if self.fn == "add":
             return [wide]
         if self.fn == "mul":
-            return [at.map("mul", wide, self._others(x, kept, at))]
-        out = at.spread(op.result, kept, shape)
+            return [builder.map("mul", wide, self._others(x, kept, builder))]
+        out = builder.spread(op.result, kept, shape)
         if self.fn in ("min", "max", "fmin", "fmax"):  # equal ones share it
-            same = at.cast(at.map("eq", x, out), g.type.dtype)
-            count = at.spread(at.sum(same, self.dims), kept, shape)
-            return [at.map("div", at.map("mul", wide, same), count)]
+            same = builder.cast(builder.map("eq", x, out), g.type.dtype)
+            count = builder.spread(builder.sum(same, self.dims), kept, shape)
+            return [builder.map("div", builder.map("mul", wide, same), count)]
         if self.fn not in ("hypot", "logaddexp"):
-            raise at.none(op)
-        return [at.times(wide, PARTIALS[self.fn][0], (x, out), out)]
+            raise builder.none(op)
+        return [builder.times(wide, PARTIALS[self.fn][0], (x, out), out)]
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        return [at.emit(self.but(dims=behind(self.dims)), *at.every(op, given))]
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
+        return [batch.emit(self.but(dims=behind(self.dims)), *batch.every(op, stacked))]
 
-    def _others(self, x: Value, kept: tuple[int, ...], at: Reverse) -> Value:
+    def _others(self, x: Value, kept: tuple[int, ...], builder: GradientBuilder) -> Value:
         """Return the product of all others, for each element; right where some are 0."""
-        x = at.emit(OnceAtZero(x.type.shape), x)
-        shape, one = x.type.shape, at.full(1, x)
-        zero = at.map("eq", x, at.full(0, x))
-        safe = at.map("select", zero, one, x)
-        product = at.spread(at.emit(self, safe), kept, shape)
-        count = at.spread(at.sum(at.cast(zero, dtypes.INT64), self.dims), kept, shape)
-        alone = at.map("eq", count, at.cast(zero, dtypes.INT64))  # no zero but this one, if any
-        return at.map("select", alone, at.map("div", product, safe), at.full(0, x))
+        x = builder.emit(OnceAtZero(x.type.shape), x)
+        shape, ones = x.type.shape, builder.full(1, x)
+        zero = builder.map("eq", x, builder.full(0, x))
+        safe = builder.map("select", zero, ones, x)
+        product = builder.spread(builder.emit(self, safe), kept, shape)
+        count = builder.spread(builder.sum(builder.cast(zero, dtypes.INT64), self.dims), kept,
+                               shape)
+        alone = builder.map("eq", count,
+                            builder.cast(zero, dtypes.INT64))  # no zero but this one, if any
+        return builder.map("select", alone, builder.map("div", product, safe), builder.full(0, x))
 
     def title(self) -> str:
         return "a sum" if self.fn == "add" else "a product"
 
-    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
+    def finite(self, op: Op, value: Value, builder: CheckBuilder) -> Value | None:
         if self.fn not in _TOTALS:
             return None
-        return at.unless(value, at.any_of(at.not_finite(op.operands[0]), self.dims))
+        return builder.unless(value, builder.any_of(builder.not_finite(op.operands[0]), self.dims))
 
-    def exact(self, op: Op, at: Instrument) -> Value | None:
-        return at.emit(self, at.floats(op)) if self.fn in _TOTALS else None
+    def exact(self, op: Op, builder: CheckBuilder) -> Value | None:
+        return builder.emit(self, builder.floats(op)) if self.fn in _TOTALS else None
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         (x,) = op.operands
-        inner = {d: at.natural(x, d) for d in self.dims}
-        kept = iter(at.computed(op, window, inner.values()))
+        inner = {d: shards.natural(x, d) for d in self.dims}
+        kept = iter(shards.computed(op, window, inner.values()))
         return [tuple(inner[d] if d in inner else next(kept) for d in range(x.type.ndim))]
 
-    def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
-        return [at.natural(op.operands[0], d) for d in self.dims] if self.fn == "add" else None
+    def summed(self, op: Op, window: Window, shards: Shards) -> list[Cut] | None:
+        return [shards.natural(op.operands[0], d) for d in self.dims] if self.fn == "add" else None
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
-        (held,) = self.needs(op, window, at)
+        (held,) = self.needs(op, window, shards)
         inner = [held[d] for d in self.dims]
         if any(c.axes for c in inner):
-            operands = [at.wide(x, build) for x in operands]
+            operands = [shards.wide(x, build) for x in operands]
         value = build.emit(self, operands)
-        return at.combined(op, window, inner, value, self.fn, build)
+        return shards.combined(op, window, inner, value, self.fn, build)
 
-    def steps(self, op: Op, at: Maker) -> None:
-        (x,), made = op.operands, op.result.type
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        (x,), result = op.operands, op.result.type
         loops = loop_vars(x.type.shape)
         kept = tuple(v for d, v in enumerate(loops) if d not in self.dims)
         inner = tuple(v for d, v in enumerate(loops) if d in self.dims)
         long = [d for d, v in enumerate(loops) if v.extent != 1]
-        rows = bool(kept) and bool(long) and long[-1] not in self.dims and made.dtype.size != 2
-        offset = ravel(positions(kept), made.shape)
-        node = at.node(x, positions(loops))
-        at.add(plan.Reduce(kept, inner, rows, op.result, offset, node, self.fn, made.dtype,
-                           op.place))
+        rows = bool(kept) and bool(long) and long[-1] not in self.dims and result.dtype.size != 2
+        offset = ravel(positions(kept), result.shape)
+        node = builder.node(x, positions(loops))
+        builder.add(plan.Reduce(kept, inner, rows, op.result, offset, node, self.fn, result.dtype,
+                                op.place))
 
 
 @dataclass(frozen=True)
@@ -174,27 +176,27 @@ class ArgReduce(Kind):
         first = np.argmin if self.fn == "min" else np.argmax
         return [np.asarray(first(x, axis=dim)).astype(np.int64)]
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        return [at.emit(self.but(dim=self.dim + 1), *at.every(op, given))]
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
+        return [batch.emit(self.but(dim=self.dim + 1), *batch.every(op, stacked))]
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
-        inner = at.natural(op.operands[0], self.dim)
-        kept = at.computed(op, window, [inner])
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
+        inner = shards.natural(op.operands[0], self.dim)
+        kept = shards.computed(op, window, [inner])
         return [(*kept[: self.dim], inner, *kept[self.dim :])]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         """Return the first position of the extreme: each rank finds its own, then the first of
         those that are the extreme of all."""
-        (held,), d, fn = self.needs(op, window, at), self.dim, self.fn
+        (held,), d, fn = self.needs(op, window, shards), self.dim, self.fn
         index = build.emit(self, operands)
         axes = held[d].axes
         kept = (*held[:d], *held[d + 1 :])
         if not axes:
-            return at.part(index, kept, window, build)
-        low, high = held[d].bounds(at.mesh)
-        best = at.wide(self.found(operands[0], index, build), build)
+            return shards.part(index, kept, window, build)
+        low, high = held[d].bounds(shards.mesh)
+        best = shards.wide(self.extreme(operands[0], index, build), build)
         extreme = build.emit(Fold(axes, fn), (best,))
         same = build.emit(Map("eq"), (best, extreme))
         if best.type.dtype.kind in "fc":  # a NaN is the extreme, and equals nothing
@@ -211,9 +213,9 @@ class ArgReduce(Kind):
         some = build.emit(Map("gt"), (everywhere(high - low), everywhere(expr.const(0))))
         mine = build.emit(Map("select"), (some, mine, none))
         first = build.emit(Fold(axes, "min"), (mine,))
-        return at.part(first, kept, window, build)
+        return shards.part(first, kept, window, build)
 
-    def found(self, x: Value, index: Value, build: Builder) -> Value:
+    def extreme(self, x: Value, index: Value, build: GraphBuilder) -> Value:
         """Return the extreme of a rank: of one lane it is read where it stands, without a second
         pass."""
         if x.type.ndim > 1:
@@ -223,14 +225,14 @@ class ArgReduce(Kind):
         value = build.emit(Gather((0,), 0), (x, index))
         return build.map("select", some, value, build.full(neutral(self.fn, dtype), dtype, ()))
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         (x,) = op.operands
         loops = loop_vars(x.type.shape)
         rest = tuple(v for d, v in enumerate(loops) if d != self.dim)
         offset = ravel(positions(rest), op.result.type.shape)
-        node = at.node(x, positions(loops))
-        at.add(plan.Lane(self.name, rest, loops[self.dim], op.result, offset, expr.const(0),
-                         x.type.dtype, self.fn, node, (), op.place))
+        node = builder.node(x, positions(loops))
+        builder.add(plan.Lane(self.name, rest, loops[self.dim], op.result, offset, expr.const(0),
+                              x.type.dtype, self.fn, node, (), op.place))
 
 
 class Lane(Kind):
@@ -239,8 +241,8 @@ class Lane(Kind):
 
     dim: int
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        return [at.emit(self.but(dim=self.dim + 1), *at.every(op, given))]
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
+        return [batch.emit(self.but(dim=self.dim + 1), *batch.every(op, stacked))]
 
     def work(self, op: Op) -> Iterable[Shape]:
         return [(*op.operands[0].type.shape, _SORT_STEPS)]
@@ -249,29 +251,29 @@ class Lane(Kind):
         entries = enumerate(layout_of(operands[0]))
         return (() if d == self.dim else entry for d, entry in entries)
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         """Return the operand's part that has the lanes whole, and the other dims as wanted."""
         d, x = self.dim, op.operands[0]
         return [(*window[:d], whole(x.type.shape[d]), *window[d + 1 :])]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         d = self.dim
         held = (*window[:d], whole(op.result.type.shape[d]), *window[d + 1 :])
-        return at.part(build.emit(self, operands), held, window, build)
+        return shards.part(build.emit(self, operands), held, window, build)
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         (x,), dim, shape = op.operands, self.dim, op.result.type.shape
         loops = loop_vars(x.type.shape)
         rest = tuple(v for d, v in enumerate(loops) if d != dim)
         first = tuple(expr.const(0) if d == dim else i for d, i in enumerate(positions(loops)))
-        node = at.node(x, positions(loops))
-        at.add(plan.Lane(self.name, rest, loops[dim], op.result, ravel(first, shape),
-                         strides(shape)[dim], x.type.dtype, getattr(self, "fn", ""), node,
-                         self.scratch(op, at), op.place))
+        node = builder.node(x, positions(loops))
+        builder.add(plan.Lane(self.name, rest, loops[dim], op.result, ravel(first, shape),
+                              strides(shape)[dim], x.type.dtype, getattr(self, "fn", ""), node,
+                              self.scratch(op, builder), op.place))
 
-    def scratch(self, op: Op, at: Maker) -> tuple[Value, ...]:
+    def scratch(self, op: Op, builder: LoopBuilder) -> tuple[Value, ...]:
         """Return the memory that a lane needs beside its result."""
         return ()
 
@@ -292,36 +294,37 @@ class Cumulative(Lane):
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         (x,) = operands
-        made = combine(self.fn).accumulate(x, axis=self.dim, dtype=_summed_in(x))
-        return [made.astype(x.dtype)]
+        totals = combine(self.fn).accumulate(x, axis=self.dim, dtype=_summed_in(x))
+        return [totals.astype(x.dtype)]
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        (g,) = given
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
+        (g,) = cotangents
         assert g is not None
-        return [running_back.back(op, g, at)]
+        return [running_back.back(op, g, builder)]
 
     def title(self) -> str:
         return "a running total"
 
-    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
+    def finite(self, op: Op, value: Value, builder: CheckBuilder) -> Value | None:
         if self.fn not in _TOTALS:
             return None
         byte = dtypes.BY_NAME["uint8"]
-        bits = at.cast(at.not_finite(op.operands[0]), byte)
-        before = at.emit(Cumulative("max", self.dim), (bits,))
-        return at.unless(value, at.map("ne", before, at.full(0, byte, value.type.shape)))
+        bits = builder.cast(builder.not_finite(op.operands[0]), byte)
+        before = builder.emit(Cumulative("max", self.dim), (bits,))
+        return builder.unless(value,
+                              builder.map("ne", before, builder.full(0, byte, value.type.shape)))
 
-    def exact(self, op: Op, at: Instrument) -> Value | None:
-        return at.emit(self, at.floats(op)) if self.fn in _TOTALS else None
+    def exact(self, op: Op, builder: CheckBuilder) -> Value | None:
+        return builder.emit(self, builder.floats(op)) if self.fn in _TOTALS else None
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         return [window]
 
-    def depends(self, op: Op, window: Window, at: Localizer) -> list[Window | None]:
-        return [*super().needs(op, window, at)]
+    def depends(self, op: Op, window: Window, shards: Shards) -> list[Window | None]:
+        return [*super().needs(op, window, shards)]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         """Return the running values of this rank's part, which continue after the totals of the
         ranks before."""
@@ -329,7 +332,7 @@ class Cumulative(Lane):
         axes = window[d].axes
         if not axes:
             return build.emit(self, operands)
-        operands = [at.wide(x, build) for x in operands]
+        operands = [shards.wide(x, build) for x in operands]
         value = build.emit(self, operands)
         total = _last(value, d, fn, build)
         before = build.emit(Fold(axes, fn, "before"), (total,))
@@ -339,38 +342,38 @@ class Cumulative(Lane):
         kind = mine.type.dtype.kind
         if fn == "add" and kind in "fc" or fn == "mul" and kind == "c":  # no neutral keeps all bits
             zero = build.integer(expr.const(0))
-            first = build.map("eq", build.integer(at.mesh.position(axes)), zero)
+            first = build.map("eq", build.integer(shards.mesh.position(axes)), zero)
             first = build.emit(Broadcast((), value.type.shape), (first,))
             value = build.map("select", first, mine, value)
         return build.cast(value, op.result.type.dtype)
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         """Fold row after row, where memory lies in rows across the dim."""
-        (x,), made, d = op.operands, op.result.type, self.dim
-        if made.dtype.size == 2 or all(e == 1 for e in made.shape[d + 1 :]):
-            super().steps(op, at)
+        (x,), result, d = op.operands, op.result.type, self.dim
+        if result.dtype.size == 2 or all(e == 1 for e in result.shape[d + 1 :]):
+            super().steps(op, builder)
             return
-        loops, sweeps = loop_vars(made.shape), []
+        loops, sweeps = loop_vars(result.shape), []
         for begin in (0, 1):
-            rest = expr.most(0, made.shape[d] - 1)
+            rest = expr.most(0, result.shape[d] - 1)
             along = replace(loops[d], extent=rest) if begin else loops[d]
             here = begin * (positions((along,))[0] + 1)
             index = tuple(here if k == d else i for k, i in enumerate(positions(loops)))
-            offset, value = ravel(index, made.shape), at.node(x, index)
+            offset, value = ravel(index, result.shape), builder.node(x, index)
             if begin:
-                before = plan.Load(op.result, offset - strides(made.shape)[d])
-                value = plan.Apply(COMBINE[self.fn], made.dtype, (before, value), made.dtype)
+                before = plan.Load(op.result, offset - strides(result.shape)[d])
+                value = plan.Apply(COMBINE[self.fn], result.dtype, (before, value), result.dtype)
             store = plan.Store((), op.result, offset, value, place=op.place)
             sweeps.append(plan.Sweep((along,) * begin + loops[d + 1 :], (store,)))
-        at.add(plan.Nest(loops[:d], tuple(sweeps), op.place))
+        builder.add(plan.Nest(loops[:d], tuple(sweeps), op.place))
 
 
-def _last(value: Value, d: int, fn: str, build: Builder) -> Value:
+def _last(value: Value, d: int, fn: str, build: GraphBuilder) -> Value:
     """Return the last of running totals along a dim; the neutral element where there is none."""
     (dtype, shape), zero = (value.type.dtype, value.type.shape), expr.const(0)
-    one = expr.minimum(shape[d], 1)
-    start = tuple(shape[d] - one if k == d else zero for k in range(len(shape)))
-    wide = tuple(one if k == d else e for k, e in enumerate(shape))
+    count = expr.minimum(shape[d], 1)
+    start = tuple(shape[d] - count if k == d else zero for k in range(len(shape)))
+    wide = tuple(count if k == d else e for k, e in enumerate(shape))
     last = build.emit(Slice(start, (1,) * len(shape), wide, cut=True), (value,))
     last = build.emit(Reduce("max", (d,)), (last,))  # of one element: to the bit
     some = build.map("gt", build.integer(shape[d]), build.integer(zero))
@@ -389,18 +392,18 @@ class Sort(Lane):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.sort(operands[0], axis=self.dim, kind="stable")]
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        (x,), (g,), shape = op.operands, given, op.operands[0].type.shape
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
+        (x,), (g,), shape = op.operands, cotangents, op.operands[0].type.shape
         assert g is not None
-        order = at.emit(ArgSort(self.dim), x)
-        places = [order if d == self.dim else at.emit(Iota(d, dtypes.INT64, shape))
+        order = builder.emit(ArgSort(self.dim), x)
+        places = [order if d == self.dim else builder.emit(Iota(d, dtypes.INT64, shape))
                   for d in range(len(shape))]
-        into = at.zeros(x.type, g.type.dtype)
-        return [at.emit(Scatter(tuple(range(len(shape))), 0, "set"), into, g, *places)]
+        into = builder.zeros(x.type, g.type.dtype)
+        return [builder.emit(Scatter(tuple(range(len(shape))), 0, "set"), into, g, *places)]
 
-    def scratch(self, op: Op, at: Maker) -> tuple[Value, ...]:
+    def scratch(self, op: Op, builder: LoopBuilder) -> tuple[Value, ...]:
         room = 2 * op.result.type.shape[self.dim]
-        return (at.spare(f"{op.result.name}_lane", op.operands[0].type.dtype, room),)
+        return (builder.spare(f"{op.result.name}_lane", op.operands[0].type.dtype, room),)
 
 
 @dataclass(frozen=True)
@@ -417,7 +420,7 @@ class ArgSort(Lane):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.argsort(operands[0], axis=self.dim, kind="stable").astype(np.int64)]
 
-    def scratch(self, op: Op, at: Maker) -> tuple[Value, ...]:
+    def scratch(self, op: Op, builder: LoopBuilder) -> tuple[Value, ...]:
         room = op.result.type.shape[self.dim]
-        lane = at.spare(f"{op.result.name}_lane", op.operands[0].type.dtype, room)
-        return lane, at.spare(f"{op.result.name}_order", dtypes.INT64, room * 5)
+        lane = builder.spare(f"{op.result.name}_lane", op.operands[0].type.dtype, room)
+        return lane, builder.spare(f"{op.result.name}_order", dtypes.INT64, room * 5)

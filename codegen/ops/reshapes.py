@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,17 +21,19 @@ from codegen.ir.plan import Store
 from codegen.mesh import Mesh
 from codegen.ops.kind import Array, Eval, Types, extents, layout_of
 from codegen.ops.reshape_groups import DimGroup, groups, reshaped_layout
+from codegen.ops.rules import (
+    BatchBuilder,
+    Element,
+    ElementResolver,
+    GradientBuilder,
+    GraphBuilder,
+    LoopBuilder,
+    Shards,
+    Values,
+)
 from codegen.ops.views import Slice, View
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, product
-
-if TYPE_CHECKING:
-    from codegen.graph.builder import Builder
-    from codegen.layouts.localize import Localizer
-    from codegen.loops.access import At, Resolver
-    from codegen.loops.to_loops import Maker
-    from codegen.trace.batching.batch import Batch
-    from codegen.trace.derive.reverse import Reverse
 
 
 @dataclass(frozen=True)
@@ -55,66 +56,66 @@ class Reshape(View):
             raise InternalError(f"reshape of {operands[0].shape} to {shape} changes the size")
         return [operands[0].reshape(shape)]
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        (g,) = given
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
+        (g,) = cotangents
         assert g is not None
-        return [at.reshaped(g, op.operands[0].type.shape)]
+        return [builder.reshaped(g, op.operands[0].type.shape)]
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        return [at.emit(self.but(shape=(at.n, *self.shape)), *at.every(op, given))]
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
+        return [batch.emit(self.but(shape=(batch.n, *self.shape)), *batch.every(op, stacked))]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> At:
+    def element(self, op: Op, index: Index, resolver: ElementResolver) -> Element:
         x = op.operands[0]
         mapped = match_dims(index, op.result.type.shape, x.type.shape)
         if mapped is not None:
-            return at.node(x, mapped)
-        return at.at_offset(x, ravel(index, op.result.type.shape))
+            return resolver.node(x, mapped)
+        return resolver.at_offset(x, ravel(index, op.result.type.shape))
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         """Copy the elements in the loops of the operand, which need no division: its memory has the
         same order."""
         (x,) = op.operands
-        while x not in at.stored and isinstance(at.defs[x].what, Reshape):
-            (x,) = at.defs[x].operands
+        while x not in builder.stored and isinstance(builder.defs[x].what, Reshape):
+            (x,) = builder.defs[x].operands
         loops = loop_vars(x.type.shape)
         index = positions(loops)
         if match_dims(index, x.type.shape, op.result.type.shape) is not None:
-            super().steps(op, at)
+            super().steps(op, builder)
             return
         offset = ravel(index, x.type.shape)
-        at.add(Store(loops, op.result, offset, at.node(x, index), place=op.place))
+        builder.add(Store(loops, op.result, offset, builder.node(x, index), place=op.place))
 
-    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+    def lies(self, op: Op, dim: int, shards: Shards) -> Cut | None:
         """Return the cut of the operand's leading dim in the group, if that dim leads to this one;
         else None."""
         x, before, after = op.operands[0], op.operands[0].type.shape, self.shape
         for group in groups(before, after):
             if dim not in group.after or not group.before or dim != group.after[0]:
                 continue
-            under = at.natural(x, group.before[0])
+            under = shards.natural(x, group.before[0])
             if before[group.before[0]] == after[dim]:
                 return under
             if len(group.after) == 1 and under.axes:
                 rest = product(before[d] for d in group.before[1:])
-                low, high = under.bounds(at.mesh)
+                low, high = under.bounds(shards.mesh)
                 return cuts.interval(under.axes, low * rest, high * rest)
         return None
 
-    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+    def goes_on(self, op: Op, dim: int, shards: Shards) -> bool:
         """Return whether what is beyond the ends can be had, for a dim that is one of the
         operand's."""
         x, before, after = op.operands[0], op.operands[0].type.shape, self.shape
-        found = (g.before[0] for g in groups(before, after)
-                 if g.after == (dim,) and len(g.before) == 1 and before[g.before[0]] == after[dim])
-        under = next(found, None)
-        return under is not None and at.goes_on(x, under)
+        dims = (g.before[0] for g in groups(before, after)
+                if g.after == (dim,) and len(g.before) == 1 and before[g.before[0]] == after[dim])
+        under = next(dims, None)
+        return under is not None and shards.goes_on(x, under)
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         before, after = op.operands[0].type.shape, self.shape
         out = [cuts.whole(e) for e in before]
-        owner = _owner(before, after, window, at.mesh)
+        owner = _owner(before, after, window, shards.mesh)
         for group in groups(before, after):
-            plan = _plan(group, before, owner.rest if owner else window, at.mesh, after)
+            plan = _plan(group, before, owner.rest if owner else window, shards.mesh, after)
             if plan.rows is not None:
                 out[group.before[0]] = plan.rows
         if owner is not None:
@@ -122,24 +123,24 @@ class Reshape(View):
         return [tuple(out)]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         (x,), before, after = operands, op.operands[0].type.shape, self.shape
         held: list[Cut] = [cuts.whole(e) for e in after]  # of the result, before the last slice
-        owner = _owner(before, after, window, at.mesh)
+        owner = _owner(before, after, window, shards.mesh)
         cut = owner.rest if owner else window
-        plans = [_plan(g, before, cut, at.mesh, after) for g in groups(before, after)]
+        plans = [_plan(g, before, cut, shards.mesh, after) for g in groups(before, after)]
         if any(p.elements is not None for p in plans):
-            x = _cut_to_elements(plans, op, x, build, at.mesh)
+            x = _cut_to_elements(plans, op, x, build, shards.mesh)
         for plan in plans:
             if plan.rows is not None:
                 held[plan.group.after[0]] = window[plan.group.after[0]]
         if owner is not None:
             held[owner.after] = window[owner.after]
-        shape = cuts.extents(at.mesh, tuple(held))
+        shape = cuts.extents(shards.mesh, tuple(held))
         if shape != x.type.shape:
             x = build.emit(Reshape(shape), (x,))
-        return at.part(x, tuple(held), window, build)
+        return shards.part(x, tuple(held), window, build)
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ def _plan(group: DimGroup, before: Shape, window: Window, mesh: Mesh, after: Sha
 
 
 def _cut_to_elements(
-    plans: Sequence[_Plan], op: Op, x: Value, build: Builder, mesh: Mesh
+    plans: Sequence[_Plan], op: Op, x: Value, build: GraphBuilder, mesh: Mesh
 ) -> Value:
     """Return one dim per group, of the elements of the part."""
     before = op.operands[0].type.shape
@@ -256,10 +257,10 @@ class OnceAtZero(Reshape):
 
     name = "once_at_zero"
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
         (x,) = op.operands
-        at.expect(at.map("ne", x, at.full(0, x)),
-                  "the second derivative of a product of which a factor is 0\n"
-                  "  expected: np.prod, np.cumprod, np.multiply.at of numbers that are not 0\n"
-                  "  try:      products that are written out: x[0] * x[1] * x[2]")
-        return given
+        builder.expect(builder.map("ne", x, builder.full(0, x)),
+                       "the second derivative of a product of which a factor is 0\n"
+                       "  expected: np.prod, np.cumprod, np.multiply.at of numbers that are not 0\n"
+                       "  try:      products that are written out: x[0] * x[1] * x[2]")
+        return cotangents

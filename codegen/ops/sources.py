@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,15 +15,9 @@ from codegen.ir.graph import ArrayType, Op, Shape, Value
 from codegen.ir.indexing import Index, ravel
 from codegen.ir.plan import Integer, Literal, Load, Runtime
 from codegen.ops.kind import Array, Eval, Kind, Types, extents
+from codegen.ops.rules import Element, ElementResolver, GraphBuilder, LoopBuilder, Shards
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-
-if TYPE_CHECKING:
-    from codegen.graph.builder import Builder
-    from codegen.layouts.localize import Localizer
-    from codegen.loops.access import At, Resolver
-    from codegen.loops.to_loops import Maker
-
 
 
 class Source(Kind):
@@ -51,12 +45,12 @@ class Const(Source):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.asarray(self.data)]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> At:
+    def element(self, op: Op, index: Index, resolver: ElementResolver) -> Element:
         if self.data.size == 1:
             return Literal(self.data.reshape(-1)[0].item(), op.result.type.dtype)
-        return Load(at.constant(op.result, self.data), ravel(index, op.result.type.shape))
+        return Load(resolver.constant(op.result, self.data), ravel(index, op.result.type.shape))
 
-    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+    def goes_on(self, op: Op, dim: int, shards: Shards) -> bool:
         return False
 
 
@@ -77,17 +71,17 @@ class Full(Source):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.full(extents(self.shape, value), self.value, dtypes.numpy_dtype(self.dtype))]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> At:
+    def element(self, op: Op, index: Index, resolver: ElementResolver) -> Element:
         return Literal(self.value, op.result.type.dtype)
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         if not self.blank:
-            super().steps(op, at)
+            super().steps(op, builder)
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
-        return build.emit(self.but(shape=at.shape(window)))
+        return build.emit(self.but(shape=shards.shape(window)))
 
 
 @dataclass(frozen=True)
@@ -108,14 +102,14 @@ class Iota(Source):
         line = np.arange(shape[self.dim]).astype(dtypes.numpy_dtype(self.dtype))
         return [np.broadcast_to(line.reshape(along), shape)]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> At:
+    def element(self, op: Op, index: Index, resolver: ElementResolver) -> Element:
         return Integer(index[self.dim], op.result.type.dtype)
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
-        low, period = at.lows(window)[self.dim], window[self.dim].period
-        return at.counted(at.shape(window), self.dim, low, period, self.dtype, build)
+        low, period = shards.lows(window)[self.dim], window[self.dim].period
+        return shards.counted(shards.shape(window), self.dim, low, period, self.dtype, build)
 
 
 @dataclass(frozen=True)
@@ -132,11 +126,11 @@ class Symbolic(Source):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.asarray(np.int64(value(self.value))).astype(dtypes.numpy_dtype(self.dtype))]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> At:
+    def element(self, op: Op, index: Index, resolver: ElementResolver) -> Element:
         return Integer(self.value, op.result.type.dtype)
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         return build.emit(self)
 
@@ -153,5 +147,5 @@ class RunScalar(Source):
     dtype: DType
     shape = ()
 
-    def element(self, op: Op, index: Index, at: Resolver) -> At:
-        return Runtime(at.runtime[self.scalar], self.scalar, op.result.type.dtype)
+    def element(self, op: Op, index: Index, resolver: ElementResolver) -> Element:
+        return Runtime(resolver.runtime[self.scalar], self.scalar, op.result.type.dtype)

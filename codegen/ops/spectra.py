@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,10 +17,8 @@ from codegen.ir.graph import Op, Shape
 from codegen.library_routines import real_of
 from codegen.ops.kind import Array
 from codegen.ops.lapack import INFO, Factor, Members
+from codegen.ops.rules import LoopBuilder
 from codegen.symbolic import expr
-
-if TYPE_CHECKING:
-    from codegen.loops.to_loops import Maker
 
 _BLOCK = 64  # columns that LAPACK takes at once: more workspace makes it no faster
 
@@ -38,19 +36,19 @@ class Qr(Factor):
     name = "qr"
     mode: Literal["reduced", "complete", "r"] = "reduced"
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         n, m = cores[0]
         k = expr.minimum(m, n)
         q = [(dtype, (m if self.mode == "complete" else k, m))]
         return [(dtype, (n, m)), (dtype, (k,)), (INFO, ()), *(q if self.mode != "r" else [])]
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         x = operands[0].T
         h, tau = np.linalg.qr(x, "raw")
         return [h, tau, 0, *([np.linalg.qr(x, self.mode)[0].T] if self.mode != "r" else [])]
 
-    def steps(self, op: Op, at: Maker) -> None:
-        m, (n, rows) = Members(self, op, at), op.operands[0].type.shape[-2:]
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        m, (n, rows) = Members(self, op, builder), op.operands[0].type.shape[-2:]
         columns = expr.maximum(n, rows) if self.mode == "complete" else n  # at most
         room = columns * expr.minimum(expr.minimum(n, rows), _BLOCK)
         parameters = "int64_t n, int64_t m, int64_t room, <T> *h, <T> *tau, int32_t *info, "
@@ -79,22 +77,22 @@ class Svd(Factor):
     name = "svd"
     vectors: str = "S"
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         n, m = cores[0]
         k = expr.minimum(m, n)
         u, v = (m, n) if self.vectors == "A" else (k, k)
-        found: list[tuple[DType, Shape]] = [(real_of(dtype), (k,)), (INFO, ())]
-        return found + ([(dtype, (u, m)), (dtype, (n, v))] if self.vectors != "N" else [])
+        results: list[tuple[DType, Shape]] = [(real_of(dtype), (k,)), (INFO, ())]
+        return results + ([(dtype, (u, m)), (dtype, (n, v))] if self.vectors != "N" else [])
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         x = operands[0].T
         if self.vectors == "N":
             return [np.linalg.svd(x, compute_uv=False), 0]
         u, s, v = np.linalg.svd(x, full_matrices=self.vectors == "A")
         return [s, 0, u.T, v.T]
 
-    def steps(self, op: Op, at: Maker) -> None:
-        m, (n, rows) = Members(self, op, at), op.operands[0].type.shape[-2:]
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        m, (n, rows) = Members(self, op, builder), op.operands[0].type.shape[-2:]
         small, large = expr.minimum(n, rows), expr.maximum(n, rows)
         is_complex, has = m.dtype.kind == "c", self.vectors != "N"
         # what LAPACK asks for; and more, where that is little beside the matrices
@@ -131,19 +129,19 @@ class Eigh(Factor):
     triangle: Literal["L", "U"] = "L"
     vectors: bool = True
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
-        found: list[tuple[DType, Shape]] = [(real_of(dtype), cores[0][:1]), (INFO, ())]
-        return found + ([(dtype, cores[0])] if self.vectors else [])
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+        results: list[tuple[DType, Shape]] = [(real_of(dtype), cores[0][:1]), (INFO, ())]
+        return results + ([(dtype, cores[0])] if self.vectors else [])
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         x = operands[0].T
         if not self.vectors:
             return [np.linalg.eigvalsh(x, self.triangle), 0]
         w, v = np.linalg.eigh(x, self.triangle)
         return [w, 0, v.T]
 
-    def steps(self, op: Op, at: Maker) -> None:
-        m, n = Members(self, op, at), op.operands[0].type.shape[-1]
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        m, n = Members(self, op, builder), op.operands[0].type.shape[-1]
         is_complex = m.dtype.kind == "c"
         square = n * n if self.vectors else expr.const(0)
         room = square * (1 if is_complex else 2) + n * (6 + _BLOCK) + 1
@@ -173,20 +171,20 @@ class Eig(Factor):
     name = "eig"
     vectors: bool = True
 
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+    def result_types(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         kind = complex_of(dtype)
-        found: list[tuple[DType, Shape]] = [(kind, cores[0][:1]), (INFO, ())]
-        return found + ([(kind, cores[0])] if self.vectors else [])
+        results: list[tuple[DType, Shape]] = [(kind, cores[0][:1]), (INFO, ())]
+        return results + ([(kind, cores[0])] if self.vectors else [])
 
-    def alone(self, *operands: Array) -> list[Any]:
+    def on_member(self, *operands: Array) -> list[Any]:
         x = operands[0].T
         if not self.vectors:
             return [np.linalg.eigvals(x), 0]
         w, v = np.linalg.eig(x)
         return [w, 0, v.T]
 
-    def steps(self, op: Op, at: Maker) -> None:
-        m, n = Members(self, op, at), op.operands[0].type.shape[-1]
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        m, n = Members(self, op, builder), op.operands[0].type.shape[-1]
         is_complex, room, job = m.dtype.kind == "c", n * (8 + _BLOCK), "NV"[self.vectors]
         vectors = f"{complex_of(m.dtype).c} *v, " if self.vectors else ""
         parts = [m.copied(*op.operands), *m.results(), m.spare("work", m.dtype, room),

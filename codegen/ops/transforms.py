@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,14 +20,10 @@ from codegen.ir.plan import Caller, Load, Part
 from codegen.library_routines import named_in
 from codegen.ops.kind import Array, Eval, Types, layout_of
 from codegen.ops.reductions import Lane
+from codegen.ops.rules import CheckBuilder, GradientBuilder, LoopBuilder, Values
 from codegen.ops.views import Broadcast, Slice, Update
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-
-if TYPE_CHECKING:
-    from codegen.checks.instrument import Instrument
-    from codegen.loops.to_loops import Maker
-    from codegen.trace.derive.reverse import Reverse
 
 # Of the complex type of a real one, and the other way round.
 COMPLEX = {"float32": "complex64", "float64": "complex128"}
@@ -60,12 +55,12 @@ class Fourier(Lane):
     def called(self) -> str:
         return self.fn
 
-    def made(self, given: DType) -> DType:
+    def result_dtype(self, operand: DType) -> DType:
         """Return the element type of the result."""
         names = {"rfft": COMPLEX, "irfft": REAL}.get(self.fn, dict(zip(REAL, REAL)))
-        if given.name not in names:
-            raise InternalError(f"{self.fn} of {given.name}")
-        return dtypes.BY_NAME[names[given.name]]
+        if operand.name not in names:
+            raise InternalError(f"{self.fn} of {operand.name}")
+        return dtypes.BY_NAME[names[operand.name]]
 
     def infer(self, types: Types) -> list[ArrayType]:
         (x,), d = types, self.dim
@@ -73,7 +68,7 @@ class Fourier(Lane):
         if x.shape[d] != (few if self.fn == "irfft" else self.n):
             raise InternalError(f"{self.fn} of {self.n} points reads {x.shape[d]}")
         extent = few if self.fn == "rfft" else self.n
-        return [ArrayType(self.made(x.dtype), (*x.shape[:d], extent, *x.shape[d + 1 :]))]
+        return [ArrayType(self.result_dtype(x.dtype), (*x.shape[:d], extent, *x.shape[d + 1 :]))]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         """Return a layout in which a rank has its lanes whole: the axes that split them split
@@ -97,65 +92,67 @@ class Fourier(Lane):
         dtype = dtypes.from_numpy(x.dtype)
         assert dtype is not None
         if x.size == 0 or n == 0:
-            return [np.zeros(shape, dtypes.numpy_dtype(self.made(dtype)))]
+            return [np.zeros(shape, dtypes.numpy_dtype(self.result_dtype(dtype)))]
         return [getattr(np.fft, self.fn)(x, n, self.dim, norm)]
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
         """Transform the cotangent by the same matrix, which is its own transpose for fft. rfft
         leaves out what is known by symmetry, irfft counts that twice."""
-        (g,), d = given, self.dim
+        (g,), d = cotangents, self.dim
         assert g is not None
         if self.fn in ("fft", "ifft"):
-            return [at.emit(self, g)]
+            return [builder.emit(self, g)]
         many = tuple(self.n if k == d else e for k, e in enumerate(g.type.shape))
         zeros, ones = (expr.const(0),) * g.type.ndim, (1,) * g.type.ndim
         if self.fn == "rfft":
-            whole = at.emit(Update(zeros, ones), at.zeros(ArrayType(g.type.dtype, many)), g)
-            return [at.map("real", at.emit(self.but(fn="fft"), whole))]
-        half = at.map("conj", at.emit(self.but(fn="rfft"), g))
+            whole = builder.emit(Update(zeros, ones), builder.zeros(ArrayType(g.type.dtype, many)),
+                                 g)
+            return [builder.map("real", builder.emit(self.but(fn="fft"), whole))]
+        half = builder.map("conj", builder.emit(self.but(fn="rfft"), g))
         inner = self.n - half.type.shape[d]  # those that stand for two, behind the first one
         shape = tuple(inner if k == d else e for k, e in enumerate(half.type.shape))
         start = tuple(expr.const(int(k == d)) for k in range(g.type.ndim))
-        twice = at.emit(Slice(start, ones, shape), half)
-        return [at.emit(Update(start, ones), half, at.map("add", twice, twice))]
+        twice = builder.emit(Slice(start, ones, shape), half)
+        return [builder.emit(Update(start, ones), half, builder.map("add", twice, twice))]
 
     def title(self) -> str:
         return "a Fourier transform"
 
-    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
-        bad = at.any_of(at.not_finite(op.operands[0]), [self.dim])
+    def finite(self, op: Op, value: Value, builder: CheckBuilder) -> Value | None:
+        bad = builder.any_of(builder.not_finite(op.operands[0]), [self.dim])
         kept = tuple(d for d in range(value.type.ndim) if d != self.dim)
-        return at.unless(value, at.emit(Broadcast(kept, value.type.shape), (bad,)))
+        return builder.unless(value, builder.emit(Broadcast(kept, value.type.shape), (bad,)))
 
-    def steps(self, op: Op, at: Maker) -> None:
-        (x,), made, d = op.operands, op.result, self.dim
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
+        (x,), result, d = op.operands, op.result, self.dim
         every = loop_vars(x.type.shape)
-        node = at.node(x, positions(every))
+        node = builder.node(x, positions(every))
         assert isinstance(node, Load), "an operand that is read as a box lies in memory"
-        found = affine(node.offset, every)
-        assert found is not None, "an operand that is read as a box is strided"
-        (begin, given), into = found, strides(made.type.shape)
-        others = [(x.type.shape[k], given[k], into[k]) for k in range(x.type.ndim) if k != d]
+        address = affine(node.offset, every)
+        assert address is not None, "an operand that is read as a box is strided"
+        (begin, step), into = address, strides(result.type.shape)
+        others = [(x.type.shape[k], step[k], into[k]) for k in range(x.type.ndim) if k != d]
         outer, (rows, row, to_row) = _batches(others)
         loops = loop_vars(tuple(e for e, _, _ in outer))
         places = positions(loops)
         first = sum((p * a for p, (_, a, _) in zip(places, outer, strict=True)), begin)
         to_first = sum((p * b for p, (_, _, b) in zip(places, outer, strict=True)), expr.const(0))
-        numbers = (rows, self.n, row, given[d], to_row, into[d])
+        numbers = (rows, self.n, row, step[d], to_row, into[d])
         few = expr.minimum(rows, WIDE)
-        room = [at.spare(f"{made.name}_lanes", v.type.dtype, few * (v.type.shape[d] + GAP))
-                for v in ((x, made) if self.fn in ("rfft", "irfft") else (x,))]
-        parts = (Part(node.buffer, first), Part(made, to_first, True),
+        room = [builder.spare(f"{result.name}_lanes", v.type.dtype, few * (v.type.shape[d] + GAP))
+                for v in ((x, result) if self.fn in ("rfft", "irfft") else (x,))]
+        parts = (Part(node.buffer, first), Part(result, to_first, True),
                  *(Part(r, expr.const(0), True) for r in room))
-        at.call(self.caller(x.type.dtype), loops, numbers, parts, op)
+        builder.call(self.caller(x.type.dtype), loops, numbers, parts, op)
 
-    def caller(self, given: DType) -> Caller:
+    def caller(self, operand: DType) -> Caller:
         """Return a C function for lanes at distance `row`, whose elements are `step` apart."""
-        made, fn = self.made(given), self.fn
-        real = given if given.kind == "f" else dtypes.BY_NAME[REAL[given.name]]
+        result, fn = self.result_dtype(operand), self.fn
+        real = operand if operand.kind == "f" else dtypes.BY_NAME[REAL[operand.name]]
         few, through = "n / 2 + 1", fn in ("rfft", "irfft")
         words = {
-            "<T>": given.c, "<U>": made.c, "<R>": real.c, "<wide>": str(WIDE), "<gap>": str(GAP),
+            "<T>": operand.c, "<U>": result.c, "<R>": real.c, "<wide>": str(WIDE),
+            "<gap>": str(GAP),
             "<reads>": few if fn == "irfft" else "n", "<makes>": few if fn == "rfft" else "n",
             "<factor>": {"one": "1", "n": f"1 / ({real.c})n", "root": f"1 / {_ROOT[real.name]}"}[
                 self.scale],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,19 +15,20 @@ from codegen.ir.graph import ArrayType, Op, Shape, Value
 from codegen.ir.indexing import Index, ravel, rows_kept, waiting_room
 from codegen.ir.plan import Store
 from codegen.ops.kind import Array, Eval, Kind, Types, behind, dropped, extents, layout_of
+from codegen.ops.rules import (
+    BatchBuilder,
+    Element,
+    ElementResolver,
+    GradientBuilder,
+    GraphBuilder,
+    LoopBuilder,
+    Proofs,
+    Shards,
+    Values,
+)
 from codegen.ops.sources import Iota
 from codegen.symbolic import estimate, expr
 from codegen.symbolic.expr import Expr, as_expr
-
-if TYPE_CHECKING:
-    from codegen.checks.claims import Claims
-    from codegen.graph.builder import Builder
-    from codegen.layouts.localize import Localizer
-    from codegen.loops.access import At, Resolver
-    from codegen.loops.to_loops import Maker
-    from codegen.trace.batching.batch import Batch
-    from codegen.trace.derive.reverse import Reverse
-
 
 T = TypeVar("T")
 
@@ -72,36 +73,36 @@ class Broadcast(View):
             spread[d] = x.shape[k]
         return [np.broadcast_to(x.reshape(spread), shape)]
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        (x,), (g,) = op.operands, given
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
+        (x,), (g,) = op.operands, cotangents
         assert g is not None
         stretched = {d for d, e in zip(self.dims, x.type.shape) if e == 1 != self.shape[d]}
         gone = tuple(d for d in range(len(self.shape)) if d not in self.dims or d in stretched)
-        return [at.reshaped(at.sum(g, gone), x.type.shape)]
+        return [builder.reshaped(builder.sum(g, gone), x.type.shape)]
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        what = Broadcast((0, *behind(self.dims)), (at.n, *self.shape))
-        return [at.emit(what, *at.every(op, given))]
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
+        kind = Broadcast((0, *behind(self.dims)), (batch.n, *self.shape))
+        return [batch.emit(kind, *batch.every(op, stacked))]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> At:
+    def element(self, op: Op, index: Index, resolver: ElementResolver) -> Element:
         (x,) = op.operands
         inner = tuple(
             expr.const(0) if x.type.shape[k] == 1 else index[d] for k, d in enumerate(self.dims)
         )
-        return at.node(x, inner)
+        return resolver.node(x, inner)
 
-    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+    def lies(self, op: Op, dim: int, shards: Shards) -> Cut | None:
         (x,) = op.operands
         if dim not in self.dims or x.type.shape[self.dims.index(dim)] != self.shape[dim]:
             return None
-        return at.natural(x, self.dims.index(dim))
+        return shards.natural(x, self.dims.index(dim))
 
-    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+    def goes_on(self, op: Op, dim: int, shards: Shards) -> bool:
         (x,) = op.operands
         k = self.dims.index(dim) if dim in self.dims else -1
-        return k < 0 or x.type.shape[k] != self.shape[dim] or at.goes_on(x, k)
+        return k < 0 or x.type.shape[k] != self.shape[dim] or shards.goes_on(x, k)
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         (x,), shape = op.operands, op.result.type.shape
         return [tuple(
             whole(1) if e == 1 and shape[d] != 1 else window[d]
@@ -109,9 +110,9 @@ class Broadcast(View):
         )]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
-        return build.emit(self.but(shape=at.shape(window)), operands)
+        return build.emit(self.but(shape=shards.shape(window)), operands)
 
 
 def numpy_box(
@@ -151,9 +152,9 @@ class Slice(View):
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         return (() if e == 1 else entry for e, entry in zip(result.shape, layout_of(operands[0])))
 
-    def claims(self, op: Op, at: Claims) -> None:
+    def claims(self, op: Op, proofs: Proofs) -> None:
         if not self.cut:
-            at.inside(self.start, self.step, op.result.type.shape, op.operands[0].type.shape)
+            proofs.inside(self.start, self.step, op.result.type.shape, op.operands[0].type.shape)
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         (x,) = operands
@@ -162,41 +163,41 @@ class Slice(View):
             return [np.empty(shape, x.dtype)]
         return [x[numpy_box(self, x.shape, value, shape)]]
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        (g,) = given
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
+        (g,) = cotangents
         assert g is not None
-        at.add_at(op.operands[0], self, g)
+        builder.add_at(op.operands[0], self, g)
         return [None]
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        what = self.but(start=(expr.const(0), *self.start), step=(1, *self.step),
-                        shape=(at.n, *self.shape))
-        return [at.emit(what, *at.every(op, given))]
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
+        kind = self.but(start=(expr.const(0), *self.start), step=(1, *self.step),
+                        shape=(batch.n, *self.shape))
+        return [batch.emit(kind, *batch.every(op, stacked))]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> At:
-        return at.node(op.operands[0], at.within(self, index))
+    def element(self, op: Op, index: Index, resolver: ElementResolver) -> Element:
+        return resolver.node(op.operands[0], resolver.within(self, index))
 
-    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
-        under = at.natural(op.operands[0], dim)
-        return of_result(under, self.start[dim], self.step[dim], self.shape[dim], at.mesh)
+    def lies(self, op: Op, dim: int, shards: Shards) -> Cut | None:
+        under = shards.natural(op.operands[0], dim)
+        return of_result(under, self.start[dim], self.step[dim], self.shape[dim], shards.mesh)
 
-    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+    def goes_on(self, op: Op, dim: int, shards: Shards) -> bool:
         (x,) = op.operands
         all_of_it = self.start[dim] == 0 and self.step[dim] == 1
-        return all_of_it and self.shape[dim] == x.type.shape[dim] and at.goes_on(x, dim)
+        return all_of_it and self.shape[dim] == x.type.shape[dim] and shards.goes_on(x, dim)
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         return [tuple(
-            of_operand(c, as_expr(start), step, at.mesh)
+            of_operand(c, as_expr(start), step, shards.mesh)
             for c, start, step in zip(window, self.start, self.step, strict=True)
         )]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
-        (held,) = self.needs(op, window, at)
-        start = begin(self, window, held, at)
-        return build.emit(Slice(start, self.step, at.shape(window), cut=True), operands)
+        (held,) = self.needs(op, window, shards)
+        start = begin(self, window, held, shards)
+        return build.emit(Slice(start, self.step, shards.shape(window), cut=True), operands)
 
 
 @dataclass(frozen=True)
@@ -223,31 +224,31 @@ class Transpose(View):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [operands[0].transpose(self.perm)]
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        (g,), back = given, (self.perm.index(d) for d in range(len(self.perm)))
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
+        (g,), back = cotangents, (self.perm.index(d) for d in range(len(self.perm)))
         assert g is not None
-        return [at.emit(Transpose(tuple(back)), g)]
+        return [builder.emit(Transpose(tuple(back)), g)]
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        return [at.emit(Transpose((0, *behind(self.perm))), *at.every(op, given))]
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
+        return [batch.emit(Transpose((0, *behind(self.perm))), *batch.every(op, stacked))]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> At:
+    def element(self, op: Op, index: Index, resolver: ElementResolver) -> Element:
         inner = list(index)
         for d, source in enumerate(self.perm):
             inner[source] = index[d]
-        return at.node(op.operands[0], tuple(inner))
+        return resolver.node(op.operands[0], tuple(inner))
 
-    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
-        return at.natural(op.operands[0], self.perm[dim])
+    def lies(self, op: Op, dim: int, shards: Shards) -> Cut | None:
+        return shards.natural(op.operands[0], self.perm[dim])
 
-    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
-        return at.goes_on(op.operands[0], self.perm[dim])
+    def goes_on(self, op: Op, dim: int, shards: Shards) -> bool:
+        return shards.goes_on(op.operands[0], self.perm[dim])
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         return [tuple(window[self.perm.index(d)] for d in range(len(self.perm)))]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         return build.emit(self, operands)
 
@@ -275,41 +276,42 @@ class Diagonal(View):
         diagonal = np.diagonal(operands[0], 0, self.first, self.second)
         return [np.moveaxis(diagonal, -1, self.first)]
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
         """Return a matrix with the cotangent on its diagonal, and zeros elsewhere."""
-        (x,), (g,) = op.operands, given
+        (x,), (g,) = op.operands, cotangents
         assert g is not None
         shape = x.type.shape
         others = tuple(d for d in range(len(shape)) if d != self.second)
-        wide = at.emit(Broadcast(others, shape), g)
-        row, column = (at.emit(Iota(d, INT64, shape)) for d in (self.first, self.second))
-        return [at.map("select", at.map("eq", row, column), wide, at.zeros(x.type, g.type.dtype))]
+        wide = builder.emit(Broadcast(others, shape), g)
+        row, column = (builder.emit(Iota(d, INT64, shape)) for d in (self.first, self.second))
+        return [builder.map("select", builder.map("eq", row, column), wide,
+                            builder.zeros(x.type, g.type.dtype))]
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        return [at.emit(Diagonal(self.first + 1, self.second + 1), *at.every(op, given))]
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
+        return [batch.emit(Diagonal(self.first + 1, self.second + 1), *batch.every(op, stacked))]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> At:
-        return at.node(op.operands[0], self._twice(index))
+    def element(self, op: Op, index: Index, resolver: ElementResolver) -> Element:
+        return resolver.node(op.operands[0], self._twice(index))
 
     def _twice(self, entries: tuple[T, ...]) -> tuple[T, ...]:
         """Return the entries of the result's dims as entries of the operand's dims, with one of
         them twice."""
         return (*entries[: self.second], entries[self.first], *entries[self.second :])
 
-    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+    def lies(self, op: Op, dim: int, shards: Shards) -> Cut | None:
         (x,) = op.operands
         if dim == self.first and not layout_of(x.type)[dim]:
-            return at.natural(x, self.second)
-        return at.natural(x, dim + (dim >= self.second))
+            return shards.natural(x, self.second)
+        return shards.natural(x, dim + (dim >= self.second))
 
-    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
-        return dim != self.first and at.goes_on(op.operands[0], dim + (dim >= self.second))
+    def goes_on(self, op: Op, dim: int, shards: Shards) -> bool:
+        return dim != self.first and shards.goes_on(op.operands[0], dim + (dim >= self.second))
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         return [self._twice(window)]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         return build.emit(self, operands)
 
@@ -336,36 +338,36 @@ class Roll(View):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         (x,), d = operands, self.dim
         extent = x.shape[d] if self.extent is None else value(self.extent)
-        at = np.arange(extent) - value(self.shift)
-        return [np.take(x, at % max(x.shape[d], 1), d)]
+        positions = np.arange(extent) - value(self.shift)
+        return [np.take(x, positions % max(x.shape[d], 1), d)]
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        (g,) = given
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
+        (g,) = cotangents
         assert g is not None
         if self.extent is not None:
-            raise at.none(op)
-        return [at.emit(Roll(self.dim, -self.shift), g)]
+            raise builder.none(op)
+        return [builder.emit(Roll(self.dim, -self.shift), g)]
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        return [at.emit(self.but(dim=self.dim + 1), *at.every(op, given))]
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
+        return [batch.emit(self.but(dim=self.dim + 1), *batch.every(op, stacked))]
 
-    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
-        return at.natural(op.operands[0], dim) if dim != self.dim else None
+    def lies(self, op: Op, dim: int, shards: Shards) -> Cut | None:
+        return shards.natural(op.operands[0], dim) if dim != self.dim else None
 
-    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+    def goes_on(self, op: Op, dim: int, shards: Shards) -> bool:
         cut_short = self.extent is not None and dim == self.dim
-        return not cut_short and at.goes_on(op.operands[0], dim)
+        return not cut_short and shards.goes_on(op.operands[0], dim)
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         d, extent = self.dim, op.operands[0].type.shape[self.dim]
-        return [(*window[:d], rolled(window[d], self.shift, extent, at.mesh), *window[d + 1 :])]
+        return [(*window[:d], rolled(window[d], self.shift, extent, shards.mesh), *window[d + 1 :])]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
         """Return the part of the operand that is there already, with the extents that the window
         says in its own formulas."""
-        shape = at.shape(window)
+        shape = shards.shape(window)
         if operands[0].type.shape == shape:
             return operands[0]
         zeros, ones = (expr.const(0),) * len(shape), (1,) * len(shape)
@@ -393,10 +395,10 @@ class Update(Kind):
         x, v = operands
         return layout_of(v if x.free and v.ndim == x.ndim else x)
 
-    def claims(self, op: Op, at: Claims) -> None:
+    def claims(self, op: Op, proofs: Proofs) -> None:
         x, v = op.operands
         if not self.cut:
-            at.inside(self.start, self.step, v.type.shape, x.type.shape)
+            proofs.inside(self.start, self.step, v.type.shape, x.type.shape)
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         x, v = operands
@@ -405,23 +407,24 @@ class Update(Kind):
             out[numpy_box(self, x.shape, value, v.shape)] = v
         return [out]
 
-    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
-        (x, v), (g,) = op.operands, given
+    def vjp(self, op: Op, cotangents: Values, builder: GradientBuilder) -> Values:
+        (x, v), (g,) = op.operands, cotangents
         assert g is not None
-        part = at.emit(Slice(self.start, self.step, v.type.shape), g) if v in at.active else None
-        at.add_around(x, Slice(self.start, self.step, v.type.shape), g)
+        part = builder.emit(Slice(self.start, self.step, v.type.shape),
+                            g) if v in builder.active else None
+        builder.add_around(x, Slice(self.start, self.step, v.type.shape), g)
         return [None, part]
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        what = self.but(start=(expr.const(0), *self.start), step=(1, *self.step))
-        return [at.emit(what, *at.every(op, given))]
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
+        kind = self.but(start=(expr.const(0), *self.start), step=(1, *self.step))
+        return [batch.emit(kind, *batch.every(op, stacked))]
 
-    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
-        return at.natural(op.operands[0], dim)
+    def lies(self, op: Op, dim: int, shards: Shards) -> Cut | None:
+        return shards.natural(op.operands[0], dim)
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
         part = tuple(
-            of_result(c, as_expr(start), step, m, at.mesh)
+            of_result(c, as_expr(start), step, m, shards.mesh)
             for c, start, step, m in zip(
                 window, self.start, self.step, op.operands[1].type.shape, strict=True
             )
@@ -429,30 +432,31 @@ class Update(Kind):
         return [window, part]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
-        _, part = self.needs(op, window, at)
-        return build.emit(self.but(start=begin(self, part, window, at), cut=True), operands)
+        _, part = self.needs(op, window, shards)
+        return build.emit(self.but(start=begin(self, part, window, shards), cut=True), operands)
 
-    def steps(self, op: Op, at: Maker) -> None:
+    def steps(self, op: Op, builder: LoopBuilder) -> None:
         x, v = op.operands
-        into, shape = at.take_over(op), x.type.shape
-        loops, index = at.plainest(v)
-        node, target = at.node(v, index), ravel(at.within(self, index), shape)
-        one = all(e == 1 for e in v.type.shape)
-        rows = 0 if one or v in at.stored else rows_kept(node, x, target, shape, self.step)
+        into, shape = builder.take_over(op), x.type.shape
+        loops, index = builder.plainest(v)
+        node, target = builder.node(v, index), ravel(builder.within(self, index), shape)
+        is_element = all(e == 1 for e in v.type.shape)
+        rows = 0 if is_element or v in builder.stored else rows_kept(node, x, target, shape,
+                                                                     self.step)
         assert rows is not None, "what reads x where the order of rows does not help is stored"
         waiting = None
         if rows:
             row = waiting_room(tuple(loop.extent for loop in loops[1:]), x.type.dtype)
             gone = {s for s in row.symbols() if not s.lays_out}
             most = estimate.upper_bound(row, gone) if gone else row
-            waiting = at.spare(f"{x.name}_rows", x.type.dtype, most * rows)
-        at.add(Store(loops, into, target, node, place=op.place, rows=rows, waiting=waiting))
+            waiting = builder.spare(f"{x.name}_rows", x.type.dtype, most * rows)
+        builder.add(Store(loops, into, target, node, place=op.place, rows=rows, waiting=waiting))
 
 
-def begin(box: Slice | Update, part: Window, held: Window, at: Localizer) -> Shape:
+def begin(box: Slice | Update, part: Window, held: Window, shards: Shards) -> Shape:
     """Return the index at which a part of a slice's result (of an update's operand) begins in the
     held part of the array that it is a slice of (written to)."""
-    lows = zip(box.start, box.step, at.lows(part), at.lows(held), strict=True)
+    lows = zip(box.start, box.step, shards.lows(part), shards.lows(held), strict=True)
     return tuple(as_expr(s) + k * low - under for s, k, low, under in lows)

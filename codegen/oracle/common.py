@@ -38,7 +38,7 @@ def _making(function: Any) -> Any:
     """Return a method of Common: NumPy's function, with layout=."""
 
     def call(self: Common, *args: Any, layout: Any = None, **more: Any) -> EagerArray:
-        return self.made(function(*args, **more), layout)
+        return self.eager_array(function(*args, **more), layout)
 
     return call
 
@@ -90,16 +90,16 @@ class Common:
             raise MeshError(text or "a condition of the program does not hold",
                             found=str(self.axes))
 
-    def outside(self, what: str) -> ProgramError:
+    def outside(self, operation: str) -> ProgramError:
         return ProgramError(
-            f"{what} stands outside a shard_map",
+            f"{operation} stands outside a shard_map",
             expected="one rank's view, where the index can be read",
             remedy="write it inside a function given to spmd.shard_map",
         )
 
     # ---- arrays ----------------------------------------------------------------------------------
 
-    def made(self, x: Any, layout: Any = None) -> EagerArray:
+    def eager_array(self, x: Any, layout: Any = None) -> EagerArray:
         out = local(x)
         if self.index_ is None:
             out.layout = layout
@@ -110,38 +110,38 @@ class Common:
         copy."""
         plain = isinstance(x, np.ndarray) and not isinstance(x, EagerArray)
         constant = plain and id(owner_of(x)) in self.reachable()
-        return self.made(np.array(dtypes.as_numpy(x), dtype, copy=constant or None), layout)
+        return self.eager_array(np.array(dtypes.as_numpy(x), dtype, copy=constant or None), layout)
 
     def array(self, x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> EagerArray:
-        return self.made(np.array(x, dtype), layout)
+        return self.eager_array(np.array(x, dtype), layout)
 
     def full(self, shape: Any, value: Any, dtype: Any = None, layout: Any = None) -> EagerArray:
         if dtype is not None and np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf":
             rounded(np.asarray(value).item(), element_type(dtype))  # of a NaN NumPy makes a number
-        return self.made(np.full(shape, value, dtype), layout)
+        return self.eager_array(np.full(shape, value, dtype), layout)
 
     def zeros(self, shape: Any, dtype: Any = None, layout: Any = None) -> EagerArray:
-        return self.made(np.zeros(shape, dtype or np.float64), layout)
+        return self.eager_array(np.zeros(shape, dtype or np.float64), layout)
 
     empty = zeros  # an empty array may hold anything; zeros are the same in every run
 
     def ones(self, shape: Any, dtype: Any = None, layout: Any = None) -> EagerArray:
-        return self.made(np.ones(shape, dtype or np.float64), layout)
+        return self.eager_array(np.ones(shape, dtype or np.float64), layout)
 
     arange, linspace = _making(np.arange), _making(np.linspace)
 
     def eye(self, n: int, m: Any = None, k: int = 0, dtype: Any = None,
             layout: Any = None) -> EagerArray:
-        return self.made(np.eye(n, m, k, dtype or np.float64), layout)
+        return self.eager_array(np.eye(n, m, k, dtype or np.float64), layout)
 
     def identity(self, n: int, dtype: Any = None) -> EagerArray:
         return self.eye(n, dtype=dtype)
 
     def full_like(self, x: Any, value: Any, dtype: Any = None, layout: Any = None,
                   **other: Any) -> EagerArray:
-        made = np.full_like(np.asarray(x), value, dtype, shape=other.get("shape"))
+        array = np.full_like(np.asarray(x), value, dtype, shape=other.get("shape"))
         same = layout is None and other.get("shape") is None
-        return self.made(made, getattr(x, "layout", None) if same else layout)
+        return self.eager_array(array, getattr(x, "layout", None) if same else layout)
 
     def zeros_like(self, x: Any, dtype: Any = None, layout: Any = None, **k: Any) -> EagerArray:
         return self.full_like(x, 0, dtype, layout, **k)
@@ -164,15 +164,15 @@ class Common:
 
     def top_k(self, x: Any, k: int, *, axis: int = -1) -> tuple[EagerArray, EagerArray]:
         turned = np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
-        at = np.take(np.shape(x)[axis] - 1 - turned, range(k), axis)
-        return local(np.take_along_axis(x, at, axis)), local(at)
+        positions = np.take(np.shape(x)[axis] - 1 - turned, range(k), axis)
+        return local(np.take_along_axis(x, positions, axis)), local(positions)
 
     def convolve(self, gives: str, a: Any, b: Any, start: Any, stride: Any, dilation: Any,
                  shape: Any) -> EagerArray:
-        what = Convolve(gives, tuple(map(expr.const, start)), tuple(stride), tuple(dilation),
+        kind = Convolve(gives, tuple(map(expr.const, start)), tuple(stride), tuple(dilation),
                         tuple(map(expr.const, shape)))
         x, y = (np.asarray(v, np.result_type(a, b)) for v in (a, b))
-        return local(what.reference([x, y], lambda e: as_expr(e).value)[0])
+        return local(kind.reference([x, y], lambda e: as_expr(e).value)[0])
 
     # ---- control flow: Python's own --------------------------------------------------------------
 
@@ -198,8 +198,8 @@ class Common:
         return (true if predicate else false)(*map_tree(_copied, args))
 
     def switch(self, index: Any, branches: Sequence[Any], *args: Any) -> Any:
-        at = min(max(int(index), 0), len(branches) - 1)
-        return branches[at](*map_tree(_copied, args))
+        number = min(max(int(index), 0), len(branches) - 1)
+        return branches[number](*map_tree(_copied, args))
 
     def scan(self, f: Any, init: Any, xs: Any = None, length: Any = None,
              reverse: bool = False) -> Any:
@@ -345,7 +345,7 @@ def _box(shape: Sequence[int], starts: Any, sizes: Any) -> tuple[slice, ...]:
     extents = sizes if isinstance(sizes, (tuple, list)) else (sizes,)
     box = []
     for first, n, have in zip(firsts, extents, shape, strict=True):
-        at = int(first) + (have if first < 0 else 0)
-        at = min(max(at, 0), have - int(n))
-        box.append(slice(at, at + int(n)))
+        start = int(first) + (have if first < 0 else 0)
+        start = min(max(start, 0), have - int(n))
+        box.append(slice(start, start + int(n)))
     return tuple(box)

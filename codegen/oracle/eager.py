@@ -45,14 +45,14 @@ from codegen.user.sameness import Said, check_same, text_and_form
 
 
 def run(
-    function: Callable[..., Any], axes: Mapping[str, int], given: Mapping[str, Any],
+    function: Callable[..., Any], axes: Mapping[str, int], arguments: Mapping[str, Any],
     graph: Callable[[], Module], of: Callable[[Callable[[], Any]], Module],
     prints: list[str] | None = None, frames: Mapping[str, Callable[..., Any]] | None = None,
     outside: Callable[[], Container[int]] = tuple,
 ) -> Any:
     """Run the program's function and return its result, with whole NumPy arrays as leaves.
 
-    axes: ranks along each mesh axis, in order. given: parameters, inputs and scalars by name.
+    axes: ranks along each mesh axis, in order. arguments: parameters, inputs and scalars by name.
     graph captures the program: for layouts of results that the compiler knows and plain NumPy does
     not; `of` does so with another function, for derivatives. prints collects what spmd.print says;
     by default it goes to standard output.
@@ -60,8 +60,8 @@ def run(
     outside: a function that returns, by id, the memory of arrays that the program finds.
     """
     parameters = inspect.signature(function).parameters
-    own = {k: v for k, v in given.items() if k in parameters}
-    world = World(axes, {k: v for k, v in given.items() if k not in parameters}, graph, of,
+    own = {k: v for k, v in arguments.items() if k in parameters}
+    world = World(axes, {k: v for k, v in arguments.items() if k not in parameters}, graph, of,
                   prints)
     world.frames, world.reachable = frames or {}, outside
     result = world.runs(  # an extent is a number while the run is under way
@@ -99,12 +99,12 @@ class World(Common):
     """The functions of `spmd` in the program itself: arrays are whole."""
 
     def __init__(
-        self, axes: Mapping[str, int], given: Mapping[str, Any], graph: Callable[[], Module],
+        self, axes: Mapping[str, int], arguments: Mapping[str, Any], graph: Callable[[], Module],
         of: Callable[[Callable[[], Any]], Module], prints: list[str] | None,
     ) -> None:
         super().__init__(axes, prints)
         self.graph, self.of = functools.cache(graph), of
-        self.given = given
+        self.arguments = arguments
         # by name of an input or a scalar: where it is declared, and as what
         self.declared: dict[str, tuple[Place | None, Said]] = {}
         self.most: dict[str, int] = {}  # elements along named dims that only a run knows
@@ -125,12 +125,12 @@ class World(Common):
         except SpmdError as error:
             put_place(error)
             raise
-        if unknown := [name for name in self.given if not self.knows(name) and name != "only"]:
+        if unknown := [name for name in self.arguments if not self.knows(name) and name != "only"]:
             raise UsageError(
                 f"the program has no {sorted(unknown)[0]!r}", place=place,
                 expected=f"one of {named.listed(sorted({*also, *self.declared})) or 'nothing'}",
             )
-        streams = self.given.get("feed") if self.feeds else None
+        streams = self.arguments.get("feed") if self.feeds else None
         if isinstance(streams, Mapping) and (
                 unknown := [f for f in streams if f not in self.feeds]):
             raise UsageError(f'the program has no feed "{unknown[0]}"',
@@ -140,7 +140,7 @@ class World(Common):
     def returned(self, result: Any) -> Any:
         """Return the result of a call: copies of what the function has returned, without what is
         not there, and without what the call does not ask for."""
-        only = None if self.knows("only") else self.given.get("only")
+        only = None if self.knows("only") else self.arguments.get("only")
         wanted = named.asked(only, [name or "result" for name, _ in named.named(result)])
         return named.renamed(lambda name, leaf: whole(leaf) if leaf is not None and
                              (name or "result") in wanted else None, result)
@@ -157,18 +157,21 @@ class World(Common):
               default: Any = None, optional: bool = False) -> Any:
         tree, leaves = spec.declared(name, shape, dtype, layout)
         if name in self.held:
-            types = {leaf: (element_type(what.dtype).name, _extents(what.shape))
-                     for leaf, what in leaves.items()}
+            types = {leaf: (element_type(stated.dtype).name, _extents(stated.shape))
+                     for leaf, stated in leaves.items()}
             return held_inputs.taken(self.held[name], name, types,
                                      lambda x: (x.dtype.name, x.shape), lambda x: x.copy())
-        given = named.spread({k: x for k, x in self.given.items()
-                              if k == name or named.is_in(k, name)
-                              if x is not None or not optional}, leaves)
+        arrays = named.spread({k: x for k, x in self.arguments.items()
+                               if k == name or named.is_in(k, name)
+                               if x is not None or not optional}, leaves)
         defaults = {} if default is None else named.spread({name: default}, leaves, "default of")
-        missing = name if optional and not given else ""
-        return named.renamed(lambda leaf, what: self._input(
-            leaf, what, given.get(leaf), defaults.get(leaf, what.default), optional, missing),
-            tree, name)
+        missing = name if optional and not arrays else ""
+
+        def declare(leaf: str, stated: spec.Spec) -> Any:
+            default_of_leaf = defaults.get(leaf, stated.default)
+            return self._input(leaf, stated, arrays.get(leaf), default_of_leaf, optional, missing)
+
+        return named.renamed(declare, tree, name)
 
     def knows(self, name: str) -> bool:
         """Return whether it is declared, or a tree of what is."""
@@ -176,24 +179,24 @@ class World(Common):
             return True
         return name in self.declared or bool(named.of_tree(name, self.declared))
 
-    def _input(self, name: str, what: spec.Spec, given: Any, default: Any, optional: bool,
+    def _input(self, name: str, stated: spec.Spec, value: Any, default: Any, optional: bool,
                missing: str) -> Any:
         """Declare an input and return its array. missing: the optional input, or tree, that a call
         has left out."""
-        shape, layout, dtype = what.shape, what.layout, element_type(what.dtype)
+        shape, layout, dtype = stated.shape, stated.layout, element_type(stated.dtype)
         dims = _extents(shape)
         self._declare("input", name, shape=dims, dtype=dtype, layout=layout, default=default,
                       optional=bool(optional))
         if optional:
             spec.check_optional(name, default)
-        if given is not None:
-            self._take(name, dims, np.shape(given))
+        if value is not None:
+            self._take(name, dims, np.shape(value))
         extents = tuple(int(e) if isinstance(e, BoundedDim) else e for e in dims)
         if missing:
             stand_in = stand_in_for(extents, dtypes.numpy_dtype(dtype))
-            return Absent(self.made(stand_in, layout), (missing,))
-        if given is not None:
-            array = dtypes.as_numpy(given)
+            return Absent(self.eager_array(stand_in, layout), (missing,))
+        if value is not None:
+            array = dtypes.as_numpy(value)
             if array.shape != extents:
                 raise InputError(f"input {name} has another shape", expected=str(extents),
                                  found=str(array.shape))
@@ -207,7 +210,7 @@ class World(Common):
             array = dtypes.as_numpy(default)
             if not array.ndim and array.dtype.kind in "iuf":
                 rounded(array.item(), dtype)  # of a NaN NumPy makes an integer
-        return self.made(np.broadcast_to(array, extents).astype(what.dtype), layout)
+        return self.eager_array(np.broadcast_to(array, extents).astype(stated.dtype), layout)
 
     def _take(self, name: str, dims: Sequence[Any], shape: Sequence[int]) -> None:
         """Note what the shape of a given input says of the dims that only a run knows."""
@@ -219,39 +222,39 @@ class World(Common):
     def extent_of(self, dim: BoundedDim) -> int:
         """Return the extent of a dim, as the inputs say that have been declared, or else those that
         are declared later; where none of them is given, the most."""
-        found = self.extents.values()
-        if dim.name not in found:
+        extents = self.extents.values()
+        if dim.name not in extents:
             with suppress(SpmdError):  # of a program that does not build
                 module = self.graph()
-                given = named.spread(self.given, [i.name for i in module.inputs])
-                found = interpret.extents_given(module, given)
-        return found.get(dim.name, dim.at_most)
+                inputs = named.spread(self.arguments, [i.name for i in module.inputs])
+                extents = interpret.extents_given(module, inputs)
+        return extents.get(dim.name, dim.at_most)
 
     def feed(self, name: str = "feed", /, **fields: Any) -> EagerStream:
         self._declare("feed", f"feed {name}", **{"list of fields": tuple(fields)}, **{
             k: (s.shape, s.dtype, s.layout) if isinstance(s, spec.Spec) else None
             for k, s in named.named(fields)})
         if name not in self.feeds:
-            self.feeds[name] = declared(self, self.given.get("feed"), name, fields, self.feeds)
+            self.feeds[name] = declared(self, self.arguments.get("feed"), name, fields, self.feeds)
         return self.feeds[name]
 
     def field_layout(self, feed: str, field: str) -> Any:
         """Return how the compiler lays a field out whose dims the program's rules may name."""
         try:
-            (found,) = (f for f in self.graph().feeds if f.name == feed)
+            (declared_feed,) = (f for f in self.graph().feeds if f.name == feed)
         except SpmdError as error:
             raise LayoutError(
                 f'field "{field}" of feed "{feed}" needs a layout in an eager run',
                 place=user_place(), expected="the layout that the program's rules say",
                 found=f"the program does not build: {error.message}",
                 remedy='write it: spmd.spec(shape, dtype, layout=("x", None))') from error
-        return as_written(layout_of(dict(found.fields)[field]))
+        return as_written(layout_of(dict(declared_feed.fields)[field]))
 
-    def _declare(self, what: str, name: str, **parts: Any) -> None:
+    def _declare(self, role: str, name: str, **parts: Any) -> None:
         """Raises ProgramError where a name means something else already."""
         said = {k: text_and_form(x, lambda leaf: leaf) for k, x in parts.items()}
-        now = user_place(), said | {"kind": (what, what)}
-        check_same(name, what, self.declared.setdefault(name, now), now)
+        now = user_place(), said | {"kind": (role, role)}
+        check_same(name, role, self.declared.setdefault(name, now), now)
 
     def scalar(self, name: str, default: Any = None, dtype: Any = None) -> Any:
         self._declare("scalar", name, dtype=dtype, default=default)
@@ -260,7 +263,7 @@ class World(Common):
             kind = np.asarray(default).dtype
         declared = {"name": name, "dtype": "int64" if kind.kind in "iub" else "float64",
                     "default": default}
-        value = scalar_value(declared, self.given[name]) if name in self.given else default
+        value = scalar_value(declared, self.arguments[name]) if name in self.arguments else default
         if value is None:
             raise InputError(f"scalar {name} is not given",
                              remedy=f"pass {name}=number, or declare a default")
@@ -279,8 +282,8 @@ class World(Common):
         interpreted."""
         with running_eagerly(None), fixed(self.extent_of):
             module = self.of(function)
-        found = interpret.run(module, self.axes)
-        return [self.made(found[o.name], as_written(o.layout)) for o in module.outputs]
+        results = interpret.run(module, self.axes)
+        return [self.eager_array(results[o.name], as_written(o.layout)) for o in module.outputs]
 
     # ---- shard_map -------------------------------------------------------------------------------
 
@@ -316,21 +319,21 @@ class World(Common):
             raise
         except SpmdError as error:
             raise self._unknown(f"the program does not build: {error.message}") from error
-        found = list(dict.fromkeys(
+        layouts = list(dict.fromkeys(
             (call.in_layouts, call.out_layouts) for place, call in calls
             if place and here
             and (place.file, place.line, place.column) == (here.file, here.line, here.column)
             and [len(layout) for layout in call.out_layouts] == list(ndims)
         ))
-        if len({out for _, out in found}) != 1:
-            raise self._unknown("other layouts in other calls of this line" if found else
+        if len({out for _, out in layouts}) != 1:
+            raise self._unknown("other layouts in other calls of this line" if layouts else
                                 "no such shard_map in the compiled program")
-        for operands, _ in found:
+        for operands, _ in layouts:
             rest = iter(operands)  # arrays met by closure and constants stand between and behind
             if not all(layout in rest for layout in taken):
                 lie = ", ".join(map(layout_text, operands))
                 raise self._unknown(f"the compiler lays the arguments out as {lie}")
-        return [as_written(layout) for layout in found[0][1]]
+        return [as_written(layout) for layout in layouts[0][1]]
 
     @staticmethod
     def _unknown(why: str) -> LayoutError:
@@ -341,16 +344,16 @@ class World(Common):
             "out_layouts=spmd.replicated says that all ranks return the same",
         )
 
-    def _argument_layouts(self, given: Any, args: Sequence[Any]) -> list[Any]:
+    def _argument_layouts(self, layouts: Any, args: Sequence[Any]) -> list[Any]:
         """Return one layout per leaf that is not None: the one that is given, else that of the
         array."""
         items = list(leaves(tuple(args)))
-        if given is None:
+        if layouts is None:
             return [getattr(x, "layout", None) for x in items if x is not None]
-        one = len(args) == 1 and isinstance(args[0], (tuple, list, dict))
-        if one and len(given) == 1:
-            given = given[0]
-        specs = spread(given, args[0] if one else tuple(args))
+        is_tree = len(args) == 1 and isinstance(args[0], (tuple, list, dict))
+        if is_tree and len(layouts) == 1:
+            layouts = layouts[0]
+        specs = spread(layouts, args[0] if is_tree else tuple(args))
         return [s for s, x in zip(specs, items, strict=True) if x is not None]
 
     def _body(self, f: Any, args: Any, layouts: Sequence[Any], crew: Crew, rank: int) -> Any:

@@ -108,10 +108,10 @@ class EagerEntity:
 
     def __init__(
         self, name: str, methods: Mapping[str, Callable[..., Any]], place: Place,
-        made: Callable[[], Any], world: Callable[[Mapping[str, Any]], eager.World],
+        make: Callable[[], Any], world: Callable[[Mapping[str, Any]], eager.World],
         states: Callable[[], Collection[str]], needed: Collection[str] = (),
     ) -> None:
-        """Make the object and note its state. methods: the entries. made: makes the object, as
+        """Make the object and note its state. methods: the entries. make: makes the object, as
         `__init__` does. world: what an eager run of these inputs knows. states: the paths of what
         is state in an image. needed: names of states that have to be given first."""
         self._name, self._methods, self._place = name, dict(methods), place
@@ -120,16 +120,16 @@ class EagerEntity:
         self._shared: dict[str, str] = {}  # paths of arrays that may be one, by each other
         self._written: set[str] = set()  # paths of arrays that are written in place
         self._first = world({})
-        self._object = self._first.runs(made)
-        found = leaves_by_path(self._object)
+        self._object = self._first.runs(make)
+        leaves = leaves_by_path(self._object)
         paths: dict[str, str] = {}
-        for path, (its_name, x) in found.items():
+        for path, (its_name, x) in leaves.items():
             if isinstance(x, np.ndarray) and paths.setdefault(its_name, path) != path:
                 raise state_rules.two_of_one_name(paths[its_name], path, its_name, place)
-        self._note_shared(found)
+        self._note_shared(leaves)
         self._values = {path: _copied(x, getattr(x, "layout", None))
-                        for path, (_, x) in found.items() if _kind(x) is not None}
-        self._names = {path: its_name for path, (its_name, _) in found.items()}
+                        for path, (_, x) in leaves.items() if _kind(x) is not None}
+        self._names = {path: its_name for path, (its_name, _) in leaves.items()}
         self._layouts = {path: getattr(x, "layout", None) for path, x in self._values.items()}
         self._contents = Contents(self._object)
         self.entries = {entry: EagerEntry(self, entry) for entry in methods}
@@ -177,8 +177,8 @@ class EagerEntity:
         while True:
             try:
                 return self._once(name, arguments, takers)
-            except _OtherNumber as found:
-                self._values[found.path] = _as(found.kind, self._values[found.path])
+            except _OtherNumber as other:
+                self._values[other.path] = _as(other.kind, self._values[other.path])
 
     def _once(
         self, name: str, arguments: Mapping[str, Any], takers: Callable[[], Takers] | None
@@ -197,14 +197,14 @@ class EagerEntity:
             before = leaves_by_path(self._object)
             returned = world.runs(lambda: method(self._object), self._place_of(name))
             after = leaves_by_path(self._object)
-            found = self._rebound(name, before, after)
+            values = self._rebound(name, before, after)
             outputs = world.returned(returned)
         except BaseException:
             self._shared, self._written = shared, written
             raise
         finally:
             self._contents.put_back()
-        self._values.update(found)
+        self._values.update(values)
         self._feeds = world.feeds
         return outputs
 
@@ -215,7 +215,7 @@ class EagerEntity:
         """Return the new values of the state. Raises ProgramError, CarryError for what no image
         does."""
         self._note_shared(after)
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for path in dict.fromkeys([*after, *before]):
             try:
                 if path not in before:
@@ -224,14 +224,14 @@ class EagerEntity:
                     raise state_rules.lost(path, entry)
                 old, x = before[path][1], after[path][1]
                 if path in self._values:
-                    found[path] = self._new_value(entry, path, old, x)
+                    values[path] = self._new_value(entry, path, old, x)
                 elif not _same(x, old):
                     raise state_rules.fixed(path, entry, repr(old), repr(x))
             except SpmdError as error:
                 error.place = error.place or state_rules.place_of_binding(
                     self._methods[entry], path, self._place_of(entry))
                 raise
-        return found
+        return values
 
     def _new_value(self, entry: str, path: str, old: Any, x: Any) -> Any:
         value = self._values[path]
@@ -256,9 +256,9 @@ class EagerEntity:
             return _copied(np.asarray(x, was.dtype), self._layouts[path])
         return _as(was, x)
 
-    def _note_shared(self, found: Leaves) -> None:
+    def _note_shared(self, leaves: Leaves) -> None:
         owner: dict[int, str] = {}
-        for path, (_, x) in found.items():
+        for path, (_, x) in leaves.items():
             if isinstance(x, np.ndarray) and id(owner_of(x)) not in self._first.reachable():
                 first = owner.setdefault(id(owner_of(x)), path)
                 if first != path:
@@ -286,21 +286,21 @@ class EagerEntity:
         kinds = {name: _kind(self._values[path]) for name, path in paths.items()}
         wanted = {name: kind.said for name, kind in kinds.items() if kind}
         if isinstance(state, (str, os.PathLike)):
-            found = state_paths.files().read(os.fspath(state), wanted, self._name)
+            arrays = state_paths.files().read(os.fspath(state), wanted, self._name)
         else:
-            found = self._fitting(named.spread(state, paths, "state"), wanted)
+            arrays = self._fitting(named.spread(state, paths, "state"), wanted)
         self._needed = []
         for name, path in paths.items():
-            value, array = self._values[path], found[name]
+            value, array = self._values[path], arrays[name]
             self._values[path] = (_copied(array, self._layouts[path])
                                   if isinstance(value, np.ndarray) else _as(kinds[name], array))
 
     def _fitting(
-        self, given: Mapping[str, Any], wanted: Mapping[str, tuple[str, tuple[int, ...]]]
+        self, values: Mapping[str, Any], wanted: Mapping[str, tuple[str, tuple[int, ...]]]
     ) -> dict[str, Any]:
         """Return the arrays in the dtypes of the state."""
-        found = {}
-        for name, x in given.items():
+        arrays = {}
+        for name, x in values.items():
             array = dtypes.as_numpy(x)
             if name not in wanted:
                 raise InputError(f"{self._name} has no state {name}", found=name,
@@ -311,11 +311,11 @@ class EagerEntity:
                 raise InputError(f"state {name} has another shape or dtype",
                                  expected=state_rules.type_text(*wanted[name]),
                                  found=state_rules.type_text(array.dtype.name, array.shape))
-            found[name] = array.astype(dtype)
-        if left := [name for name in wanted if name not in given]:
+            arrays[name] = array.astype(dtype)
+        if left := [name for name in wanted if name not in values]:
             raise InputError(f"state {left[0]} is not given", expected=named.listed(wanted),
-                             found=named.listed(given) or "nothing")
-        return found
+                             found=named.listed(values) or "nothing")
+        return arrays
 
 
 def _kind(x: Any) -> Kind | None:
@@ -352,9 +352,9 @@ def _as(kind: Kind | None, x: Any) -> Any:
 def _copied(x: Any, layout: Any) -> Any:
     if not isinstance(x, np.ndarray):
         return x
-    made = local(np.array(x))
-    made.layout = layout
-    return made
+    copy = local(np.array(x))
+    copy.layout = layout
+    return copy
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -22,14 +22,14 @@ class Grid:
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.sizes = dict(sizes)
         places = itertools.product(*(range(n) for n in sizes.values()))
-        self.coords = [dict(zip(sizes, at, strict=True)) for at in places]
+        self.coords = [dict(zip(sizes, place, strict=True)) for place in places]
 
     def position(self, rank: int, axes: Sequence[str]) -> int:
         """Return a rank's position along axes taken as one, row-major."""
-        at = 0
+        position = 0
         for name in axes:
-            at = at * self.sizes[name] + self.coords[rank][name]
-        return at
+            position = position * self.sizes[name] + self.coords[rank][name]
+        return position
 
     def group(self, rank: int, axes: Sequence[str]) -> list[int]:
         """Return the ranks that differ from this one along `axes` only, by position along them."""
@@ -44,8 +44,8 @@ class Grid:
         for extent, axes in zip(shape, layout, strict=True):
             blocks = int(np.prod([self.sizes[a] for a in axes], dtype=np.int64))
             cuts = [len(part) for part in np.array_split(np.arange(extent), blocks)]
-            at = self.position(rank, axes)
-            out.append(slice(sum(cuts[:at]), sum(cuts[: at + 1])))
+            position = self.position(rank, axes)
+            out.append(slice(sum(cuts[:position]), sum(cuts[: position + 1])))
         return tuple(out)
 
 

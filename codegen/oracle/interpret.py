@@ -68,10 +68,10 @@ def evaluator(values: Mapping[str, int]) -> Eval:
     def value(e: IntLike) -> int:
         if e.__class__ is int:
             return e
-        found = known.get(e)
-        if found is None:
-            found = known[e] = as_expr(e).evaluate(values)
-        return found
+        number = known.get(e)
+        if number is None:
+            number = known[e] = as_expr(e).evaluate(values)
+        return number
 
     return value
 
@@ -97,19 +97,19 @@ def run(
     world.streams = streams_of(feeds, {f.name: world.fields(f) for f in module.feeds})
     world.sent = [] if sent is None else sent
     there = set(inputs or {})
-    roots = {i.root for i in module.inputs if i.given is not None and i.name not in there}
+    roots = {i.root for i in module.inputs if i.flag is not None and i.name not in there}
     asked = [o.name for o in module.outputs] if only is None else [
         *only, *(module.outputs[state.new].name for state in module.states)]
     world.computed = {o.name for o in module.outputs
                       if o.name in asked and roots.isdisjoint(o.needs)}
-    world.env |= {i.given.name: int(i.root not in roots) for i in module.inputs if i.given}
+    world.env |= {i.flag.name: int(i.root not in roots) for i in module.inputs if i.flag}
     world.env |= {o.wanted.name: int(o.name in world.computed) for o in module.outputs if o.wanted}
     with np.errstate(all="ignore"):
         blank = world.of_other_entries()
-        given = {i.name: world.blank(i) if i in blank else world.input(i, inputs or {})
-                 for i in module.inputs}
-        found = world.run_graph(given) if module.level == "graph" else world.run_program(given)
-        return {name: found[name] for name in world.outputs() if name in found}
+        arrays = {i.name: world.blank(i) if i in blank else world.input(i, inputs or {})
+                  for i in module.inputs}
+        outputs = world.run_graph(arrays) if module.level == "graph" else world.run_program(arrays)
+        return {name: outputs[name] for name in world.outputs() if name in outputs}
 
 
 @dataclass
@@ -154,26 +154,26 @@ class _Rank:
         return array
 
     def op(self, op: Op, operands: list[Array]) -> Running:
-        what = op.what
-        if isinstance(what, Loop):
-            return (yield from self.loop(op, what, operands))
-        if isinstance(what, Branch):
-            return (yield from self.branch(op, what, operands))
-        if isinstance(what, Let):
-            self.set(what.counter, int(operands[0]))
+        kind = op.what
+        if isinstance(kind, Loop):
+            return (yield from self.loop(op, kind, operands))
+        if isinstance(kind, Branch):
+            return (yield from self.branch(op, kind, operands))
+        if isinstance(kind, Let):
+            self.set(kind.counter, int(operands[0]))
             return []
-        if isinstance(what, ShardMap):
-            return self.world.shard_map(op, what, operands, self)
-        if isinstance(what, Print):
-            self.print(what, operands)
+        if isinstance(kind, ShardMap):
+            return self.world.shard_map(op, kind, operands, self)
+        if isinstance(kind, Print):
+            self.print(kind, operands)
             return []
-        if isinstance(what, Expect):
-            self.expect(op, what, *operands)
+        if isinstance(kind, Expect):
+            self.expect(op, kind, *operands)
             return []
-        if isinstance(what, Feeding):
-            return self.world.feeding(op, what, operands, self)
-        if isinstance(what, RunScalar):
-            return [np.asarray(self.world.scalars[what.scalar], dtypes.numpy_dtype(what.dtype))]
+        if isinstance(kind, Feeding):
+            return self.world.feeding(op, kind, operands, self)
+        if isinstance(kind, RunScalar):
+            return [np.asarray(self.world.scalars[kind.scalar], dtypes.numpy_dtype(kind.dtype))]
         self.waits = (op, operands)
         return (yield op)
 
@@ -189,13 +189,13 @@ class _Rank:
             raise InternalError(f"{op.what.name} cannot be computed: {error}", place=op.place,
                                 found=f"operands {shapes}") from error
 
-    def loop(self, op: Op, what: Loop, carried: list[Array]) -> Running:
-        at, step = self.eval(what.start), self.eval(what.step)
-        end = None if what.stop is None else self.eval(what.stop)
+    def loop(self, op: Op, kind: Loop, carried: list[Array]) -> Running:
+        count, step = self.eval(kind.start), self.eval(kind.step)
+        end = None if kind.stop is None else self.eval(kind.stop)
         *condition, body = op.regions
-        while end is None or (at < end if step > 0 else at > end):
-            if what.counter is not None:
-                self.set(what.counter, at)
+        while end is None or (count < end if step > 0 else count > end):
+            if kind.counter is not None:
+                self.set(kind.counter, count)
             if condition:
                 (holds,) = yield from self.region(condition[0], carried)
                 if not holds:
@@ -203,41 +203,41 @@ class _Rank:
             carried = yield from self.region(body, carried)
             for value, array in zip(op.results, carried, strict=True):
                 self.checked(op, value, array)
-            at += step
+            count += step
         return carried
 
-    def branch(self, op: Op, what: Branch, operands: list[Array]) -> Running:
-        chosen = int(operands[0]) if what.on is None else self.eval(what.on)
+    def branch(self, op: Op, kind: Branch, operands: list[Array]) -> Running:
+        chosen = int(operands[0]) if kind.on is None else self.eval(kind.on)
         region = op.regions[min(max(chosen, 0), len(op.regions) - 1)]
         args = operands[len(operands) - len(region.args) :]
         return (yield from self.region(region, args))
 
-    def expect(self, op: Op, what: Expect, holds: Array, *shown: Array) -> None:
+    def expect(self, op: Op, kind: Expect, holds: Array, *shown: Array) -> None:
         if holds.all():
             return
-        at = np.unravel_index(int(np.argmin(holds)), holds.shape)
-        start = extents(what.start, self.eval) if what.start else (0,) * holds.ndim
-        place = tuple(int(k) + first for k, first in zip(at, start, strict=True))
-        text = _text(what, [x[at] if x.shape == holds.shape else x for x in shown], place)
+        index = np.unravel_index(int(np.argmin(holds)), holds.shape)
+        start = extents(kind.start, self.eval) if kind.start else (0,) * holds.ndim
+        place = tuple(int(k) + first for k, first in zip(index, start, strict=True))
+        text = _text(kind, [x[index] if x.shape == holds.shape else x for x in shown], place)
         where = "" if self.index is None else f"rank {self.index}"
         line = op.place.source_line().strip() if op.place else ""
         raise CheckError(text, str(op.place or ""), line, where)
 
-    def print(self, what: Print, operands: list[Array]) -> None:
-        if (self.index and not what.every_rank) or what.paced:
+    def print(self, kind: Print, operands: list[Array]) -> None:
+        if (self.index and not kind.every_rank) or kind.paced:
             return
-        text = _text(what, operands)
-        if what.every_rank and self.index is not None:
+        text = _text(kind, operands)
+        if kind.every_rank and self.index is not None:
             text = rank_prefix(self.index) + text
         going_on = bool(self.world.prints) and self.world.prints[-1].endswith(OPEN)
         joined(self.world.prints, text.removeprefix(ERROR) if going_on else text, OPEN)
 
 
-def _text(what: Print | Expect, operands: Sequence[Array], place: tuple[int, ...] = ()) -> str:
+def _text(kind: Print | Expect, operands: Sequence[Array], place: tuple[int, ...] = ()) -> str:
     """Return the text of a print or an expect."""
     text = ""
     shown = iter(operands)
-    for k, part in enumerate(what.parts):
+    for k, part in enumerate(kind.parts):
         if k % 2 == 0:
             text += part
         elif part == POSITION:
@@ -306,18 +306,18 @@ class _World:
         shape = extents(declared.shape, evaluator(self.env))
         return np.zeros(shape, dtypes.numpy_dtype(declared.value.type.dtype))
 
-    def input(self, declared: Input, given: Mapping[str, Any]) -> Array:
+    def input(self, declared: Input, arrays: Mapping[str, Any]) -> Array:
         """Return the whole array of an input: as given, or put together from what the default
         computes per rank. Raise InputError for another shape."""
         shape = extents(declared.shape, evaluator(self.env))
         dtype = dtypes.numpy_dtype(declared.value.type.dtype)
-        if declared.name in given:
-            array = np.asarray(given[declared.name])
+        if declared.name in arrays:
+            array = np.asarray(arrays[declared.name])
             if array.shape != shape:
                 raise InputError(f"input {declared.name} has another shape",
                                  expected=str(shape), found=str(array.shape))
             return array.astype(dtype)
-        if declared.given is not None:  # nobody may read it
+        if declared.flag is not None:  # nobody may read it
             anything = b"\xa5" * (math.prod(shape) * dtype.itemsize)
             return np.frombuffer(anything, dtype).reshape(shape)
         if declared.default is None:
@@ -328,18 +328,18 @@ class _World:
         boxes = [self.grid.box(shape, declared.layout, k) for k in range(len(ranks))]
         return self.assemble(declared.name, shape, [p[0] for p in parts], boxes)
 
-    def run_graph(self, given: Mapping[str, Array]) -> dict[str, Array]:
-        values = {i.value: given[i.name] for i in self.module.inputs}
+    def run_graph(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        values = {i.value: arrays[i.name] for i in self.module.inputs}
         whole = _Rank(self, dict(self.env), values)
         self.together([whole], [whole.region(self.module.body, [])])
         return {o.name: whole.values[o.value] for o in self.module.outputs
                 if o.name in self.computed}
 
-    def run_program(self, given: Mapping[str, Array]) -> dict[str, Array]:
+    def run_program(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         ranks = [self.rank(k, {}, self.env) for k in range(len(self.coords))]
         for i in self.module.inputs:
             for rank, box in zip(ranks, self.own(i.shape, i.layout, ranks), strict=True):
-                part = given[i.name][box]
+                part = arrays[i.name][box]
                 if part.shape != extents(i.value.type.shape, rank.eval):
                     raise InternalError(f"input {i.name}: shard {part.shape} is not of its type")
                 rank.values[i.value] = part
@@ -352,7 +352,7 @@ class _World:
         return out
 
     def shard_map(
-        self, op: Op, what: ShardMap, operands: Sequence[Array], outer: _Rank
+        self, op: Op, kind: ShardMap, operands: Sequence[Array], outer: _Rank
     ) -> list[Array]:
         (body,) = op.regions
         ranks, running = [], []
@@ -360,7 +360,7 @@ class _World:
             rank = self.rank(k, outer.values, outer.env)
             rank.taken, rank.sends = dict(outer.taken), outer.sends
             args = []
-            for arg, x, layout in zip(body.args, operands, what.in_layouts, strict=True):
+            for arg, x, layout in zip(body.args, operands, kind.in_layouts, strict=True):
                 args.append(rank.checked(op, arg, x[self.grid.box(x.shape, layout, k)]))
             ranks.append(rank)
             running.append(rank.region(body, args))
@@ -371,7 +371,7 @@ class _World:
                                 found=", ".join(str(r.taken) for r in ranks))
         outer.taken, outer.sends = ranks[0].taken, ranks[0].sends
         out = []
-        for j, (value, layout) in enumerate(zip(op.results, what.out_layouts, strict=True)):
+        for j, (value, layout) in enumerate(zip(op.results, kind.out_layouts, strict=True)):
             shape = extents(value.type.shape, outer.eval)
             boxes = [self.grid.box(shape, layout, k) for k in range(len(ranks))]
             out.append(self.assemble(value.name, shape, [p[j] for p in parts], boxes, op))
@@ -385,21 +385,21 @@ class _World:
                 for name, t in feed.fields}
 
     def feeding(
-        self, op: Op, what: Feeding, operands: Sequence[Array], rank: _Rank
+        self, op: Op, kind: Feeding, operands: Sequence[Array], rank: _Rank
     ) -> list[Array]:
         """Take from a feed or send to it: whole batches, or a rank's parts of them."""
-        stream, number = self.streams[what.feed], rank.taken.get(what.feed, 0)
-        if isinstance(what, More):
+        stream, number = self.streams[kind.feed], rank.taken.get(kind.feed, 0)
+        if isinstance(kind, More):
             return [np.asarray(stream.more(number))]
-        if isinstance(what, Take):
-            rank.taken[what.feed] = number + 1
-            found = stream.take(number)
-            whole = [found[name] for name in what.fields]
+        if isinstance(kind, Take):
+            rank.taken[kind.feed] = number + 1
+            batch = stream.take(number)
+            whole = [batch[name] for name in kind.fields]
             if rank.index is None:
                 return whole
             return [x[self.own(*home, [rank])[0]].copy()
-                    for x, home in zip(whole, what.homes, strict=True)]
-        assert isinstance(what, Send)
+                    for x, home in zip(whole, kind.homes, strict=True)]
+        assert isinstance(kind, Send)
         whole = list(operands)
         if rank.index is not None:
             rank.sends += 1
@@ -411,8 +411,8 @@ class _World:
             whole = [
                 self.assemble(name, extents(home[0], rank.eval), [parts[k][j] for k in
                               range(len(ranks))], self.own(*home, ranks), op)
-                for j, (name, home) in enumerate(zip(what.fields, what.homes, strict=True))]
-        self.sent.append((what.feed, number - 1, dict(zip(what.fields, whole, strict=True))))
+                for j, (name, home) in enumerate(zip(kind.fields, kind.homes, strict=True))]
+        self.sent.append((kind.feed, number - 1, dict(zip(kind.fields, whole, strict=True))))
         return []
 
     # ---- shards ----------------------------------------------------------------------------------
@@ -455,9 +455,9 @@ class _World:
             ready = next((g for r in waiting if (g := self.group(ranks, r))), None)
             if ready is None:
                 raise _deadlock(waiting[0], self.members(ranks, waiting[0]))
-            op, what = _waits(ready[0])
+            op, kind = _waits(ready[0])
             members = [Member(r.waits[1] if r.waits else [], r.env, r.eval) for r in ready]
-            received = what.together(Group(what.called, members, op.place))
+            received = kind.together(Group(kind.called, members, op.place))
             for rank, results in zip(ready, received, strict=True):
                 self.resume(rank, running[ranks.index(rank)], results)
         return [r.results or [] for r in ranks]
@@ -477,11 +477,11 @@ class _World:
         return members if all(r.waits and r.waits[0] is op for r in members) else None
 
     def members(self, ranks: Sequence[_Rank], rank: _Rank) -> list[_Rank]:
-        op, what = _waits(rank)
+        op, kind = _waits(rank)
         if rank.index is None:
-            raise InternalError(f"{what.called} outside shard_map", place=op.place)
+            raise InternalError(f"{kind.called} outside shard_map", place=op.place)
         by_index = {r.index: r for r in ranks}
-        return [by_index[k] for k in self.grid.group(rank.index, what.axes)]
+        return [by_index[k] for k in self.grid.group(rank.index, kind.axes)]
 
 
 def _waits(rank: _Rank) -> tuple[Op, Exchange]:
@@ -494,14 +494,14 @@ def _waits(rank: _Rank) -> tuple[Op, Exchange]:
 def _deadlock(first: _Rank, members: Sequence[_Rank]) -> MatchingError:
     """Return the error that names a waiting rank and a member of its group that it waits for in
     vain."""
-    op, what = _waits(first)
+    op, kind = _waits(first)
     other = next(r for r in members if not r.waits or r.waits[0] is not op)
     if other.waits is None:
         where = "has ended"
     else:
         where = f"waits in {other.waits[0].what.called} at {other.waits[0].place}"
     return MatchingError(
-        f"rank {first.index} waits in {what.called} at {op.place}, and rank {other.index} {where}",
+        f"rank {first.index} waits in {kind.called} at {op.place}, and rank {other.index} {where}",
         place=op.place, expected="all ranks of a group at the same exchange",
     )
 
@@ -519,24 +519,24 @@ def _sizes(module: Module, sizes: Mapping[str, int]) -> dict[str, int]:
     return out
 
 
-def extents_given(module: Module, given: Mapping[str, Any]) -> dict[str, int]:
+def extents_given(module: Module, arrays: Mapping[str, Any]) -> dict[str, int]:
     """Return the extents of named dims that inputs say."""
     dims = {expr.symbol(s.sym): s.name for s in module.scalars
             if s.at_most is not None and s.sym is not None}
-    found = GivenExtents({s.name: s.at_most for s in module.scalars if s.at_most is not None})
+    extents = GivenExtents({s.name: s.at_most for s in module.scalars if s.at_most is not None})
     for i in module.inputs:
-        if i.name in given:
-            found.take(i.name, [dims.get(e) for e in i.shape], np.shape(given[i.name]))
-    return found.values()
+        if i.name in arrays:
+            extents.take(i.name, [dims.get(e) for e in i.shape], np.shape(arrays[i.name]))
+    return extents.values()
 
 
-def _scalars(module: Module, given: Mapping[str, int | float]) -> dict[str, int | float]:
+def _scalars(module: Module, values: Mapping[str, int | float]) -> dict[str, int | float]:
     known = {s.name for s in module.scalars}
-    if unknown := set(given) - known:
+    if unknown := set(values) - known:
         raise UsageError(f"no scalar {sorted(unknown)[0]}", expected=f"one of {sorted(known)}")
     out = {}
     for s in module.scalars:
-        value = given.get(s.name, s.default)
+        value = values.get(s.name, s.default)
         if value is None:
             raise UsageError(f"scalar {s.name} is not given", place=s.place)
         out[s.name] = value

@@ -83,10 +83,10 @@ class EagerArray(np.ndarray[Any, Any]):
         return map_tree(self._result, result)
 
     def _result(self, x: Any) -> Any:
-        made = _dressed(x)
-        if isinstance(made, EagerArray) and made.shape == self.shape:
-            made.layout = self.layout
-        return made
+        result = _dressed(x)
+        if isinstance(result, EagerArray) and result.shape == self.shape:
+            result.layout = self.layout
+        return result
 
     def argsort(self, axis: Any = -1, kind: Any = None, order: Any = None, **_: Any) -> Any:
         """Sort stably, as in an image; np.argsort comes here."""

@@ -181,15 +181,15 @@ class EagerRank(Common):
         )
 
     def pbroadcast(self, x: Any, axis: Axes, source: Any = 0, *, root: Any = None) -> Any:
-        at = self.root(source if root is None else root, axis)
-        return self.each("pbroadcast", x, axis, lambda p: [received(p[at].copy()) for _ in p])
+        position = self.root(source if root is None else root, axis)
+        return self.each("pbroadcast", x, axis, lambda p: [received(p[position].copy()) for _ in p])
 
     def root(self, root: Any, axis: Axes) -> int:
-        n, at = self.axis_size(axis), int(root)
-        if not 0 <= at < n:
-            raise MatchingError(f"with {n} ranks, there is no member {at} to be the root",
+        n, position = self.axis_size(axis), int(root)
+        if not 0 <= position < n:
+            raise MatchingError(f"with {n} ranks, there is no member {position} to be the root",
                                 expected=f"0 to {n - 1}")
-        return at
+        return position
 
     def pvary(self, x: Any, axis: Axes) -> Any:
         self.names(axis)
@@ -205,17 +205,17 @@ class EagerRank(Common):
     def pmean(self, x: Any, axis: Axes) -> Any:
         n = self.axis_size(axis)
 
-        def one(leaf: Any) -> Any:
+        def mean(leaf: Any) -> Any:
             half = half_type_of(array := np.asarray(leaf))
             total = self.exchange("pmean", axis, np.array(widened(array)), _reduction("add"))
             return narrowed(total / n, half)
 
-        return map_tree(one, x)
+        return map_tree(mean, x)
 
     def preduce(self, x: Any, axis: Axes, op: Any = "sum", root: Any = 0) -> Any:
-        at = None if root is None else self.root(root, axis)
+        position = None if root is None else self.root(root, axis)
         if callable(op):
-            here = at is None or at == self.axis_index(axis)
+            here = position is None or position == self.axis_index(axis)
 
             def mine(leaf: Any) -> Any:
                 total = self.folded("preduce", leaf, axis, op, self.axis_size(axis))
@@ -225,23 +225,24 @@ class EagerRank(Common):
         total = _reduction(fn_of(op, "preduce"))
 
         def combine(parts: Sequence[Any]) -> list[Any]:
-            return [t if at in (k, None) else np.zeros_like(t) for k, t in enumerate(total(parts))]
+            return [t if position in (k, None) else np.zeros_like(t) for k,
+                    t in enumerate(total(parts))]
 
         return self.each("preduce", x, axis, combine)
 
-    def folded(self, what: str, x: Any, axis: Axes, op: Any, count: int) -> Any:
+    def folded(self, operation: str, x: Any, axis: Axes, op: Any, count: int) -> Any:
         """Combine the arrays of the first `count` members by a user's function, one by one."""
         def like(a: Any) -> Any:
-            made = self.empty_like(a)
-            made.made_empty = True
-            return made
+            array = self.empty_like(a)
+            array.made_empty = True
+            return array
 
         if hasattr(op, "combining"):  # a kernel
-            call = op.combining(what, like)
+            call = op.combining(operation, like)
         else:
-            check_call(op, f"op= of {what}", "a", "b", expected="a function of a, b")
+            check_call(op, f"op= of {operation}", "a", "b", expected="a function of a, b")
             call = op
-        parts = self.exchange(what, axis, np.array(x),
+        parts = self.exchange(operation, axis, np.array(x),
                               lambda p: [[received(a.copy()) for a in p] for _ in p])
         total = parts[0]
         for part in parts[1:count]:
@@ -277,7 +278,7 @@ class EagerRank(Common):
     def pargmin(self, x: Any, axis: Axes) -> Any:
         return self.located("pargmin", x, axis, np.argmin)
 
-    def located(self, what: str, x: Any, axis: Axes, find: Callable[..., Any]) -> Any:
+    def located(self, operation: str, x: Any, axis: Axes, find: Callable[..., Any]) -> Any:
         """Return the value and the position of the first member that has it."""
 
         def where(parts: Sequence[Any]) -> list[Any]:
@@ -285,10 +286,10 @@ class EagerRank(Common):
 
         def value(parts: Sequence[Any]) -> list[Any]:
             stacked = np.stack(parts)
-            at = np.expand_dims(find(stacked, axis=0), 0)
-            return [received(np.take_along_axis(stacked, at, 0)[0]) for _ in parts]
+            positions = np.expand_dims(find(stacked, axis=0), 0)
+            return [received(np.take_along_axis(stacked, positions, 0)[0]) for _ in parts]
 
-        return self.each(what, x, axis, value), self.each(what, x, axis, where)
+        return self.each(operation, x, axis, value), self.each(operation, x, axis, where)
 
     def all_ranks(self, flag: Any, axis: Axes = None) -> Any:
         return self.each("all_ranks", np.asarray(flag, bool), axis, _reduction("and"))
@@ -308,18 +309,18 @@ class EagerRank(Common):
 
     def pgather(self, x: Any, axis: Axes, root: Any = 0, dim: int = 0,
                 tiled: bool = False) -> Any:
-        at = self.root(root, axis)
+        position = self.root(root, axis)
 
         def combine(parts: Sequence[Any]) -> list[Any]:
             whole = _joined(parts, dim, tiled)
-            return [whole if k == at else whole.take([], axis=dim) for k in range(len(parts))]
+            return [whole if k == position else whole.take([], axis=dim) for k in range(len(parts))]
 
         return self.each("pgather", x, axis, combine)
 
     def pscatter(self, x: Any, axis: Axes, root: Any = 0, dim: int = 0, tiled: bool = False) -> Any:
-        at = self.root(root, axis)
+        position = self.root(root, axis)
 
-        return self.each("pscatter", x, axis, lambda p: _dealt(p[at], len(p), dim, tiled))
+        return self.each("pscatter", x, axis, lambda p: _dealt(p[position], len(p), dim, tiled))
 
     def psum_scatter(self, x: Any, axis: Axes, dim: int = 0, tiled: bool = False, *,
                      scatter_dimension: int | None = None) -> Any:

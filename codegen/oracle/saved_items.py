@@ -79,10 +79,10 @@ class SavedItems(EndedCall):
 
 def both(first: Takers, second: Takers) -> Takers:
     """Return takers that give each frame to both, where both have one of its name."""
-    found = {**first, **second}
+    takers = {**first, **second}
     for name in first.keys() & second.keys():
-        found[name] = _in_turn(first[name], second[name])
-    return found
+        takers[name] = _in_turn(first[name], second[name])
+    return takers
 
 
 def _in_turn(first: Taker, second: Taker) -> Taker:

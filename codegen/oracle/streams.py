@@ -39,27 +39,28 @@ class EagerStream:
 
     def next(self) -> Any:
         if (rank := self._rank("next")) is None:
-            found = self._take()
-            return self._batch({k: self.world.made(x, self.layouts[k]) for k, x in found.items()})
+            arrays = self._take()
+            return self._batch({k: self.world.eager_array(x, self.layouts[k]) for k,
+                                x in arrays.items()})
         layouts = {k: self._known_layout(k) for k in self.batches.fields}
 
         def blocks(_: Sequence[Any]) -> list[Any]:
             whole = self._take()
-            return [{k: rank.shards.shard(x, layouts[k], at) for k, x in whole.items()}
-                    for at in range(len(rank.shards.coords))]
+            return [{k: rank.shards.shard(x, layouts[k], number) for k, x in whole.items()}
+                    for number in range(len(rank.shards.coords))]
 
         return self._batch(self._together(rank, "next", None, blocks))
 
     def _take(self) -> dict[str, Any]:
-        found = self.batches.take(self.number)
+        arrays = self.batches.take(self.number)
         self.number += 1
-        return found
+        return arrays
 
     def more(self) -> bool:
         if (rank := self._rank("more")) is None:
             return self.batches.more(self.number)
-        return bool(self._together(rank, "more", None, lambda given: [
-            self.batches.more(self.number)] * len(given)))
+        return bool(self._together(rank, "more", None, lambda payloads: [
+            self.batches.more(self.number)] * len(payloads)))
 
     def __iter__(self) -> Iterator[Any]:
         def batches() -> Iterator[Any]:
@@ -105,7 +106,7 @@ class EagerStream:
         layout = self.layouts[field]
         return (layout,) if isinstance(layout, MeshName) else layout
 
-    def _together(self, rank: EagerRank, what: str, given: Any, of: Combine) -> Any:
+    def _together(self, rank: EagerRank, method: str, payload: Any, of: Combine) -> Any:
         """Return what `of` gives this rank, once all ranks have come here."""
         here = user_place()
 
@@ -116,43 +117,43 @@ class EagerStream:
                 error.place = here
                 raise
 
-        call = ExchangeCall(f"feed.{what}()", tuple(self.world.axes), here, given, at_this_line)
+        call = ExchangeCall(f"feed.{method}()", tuple(self.world.axes), here, payload, at_this_line)
         return rank.crew.exchange(rank.index_, call)
 
-    def _rank(self, what: str) -> EagerRank | None:
+    def _rank(self, method: str) -> EagerRank | None:
         """Return the rank that calls; None: the program itself."""
         now = eager_runs.runtime()
         if now is None:
             raise ProgramError(
-                f"feed.{what}() stands in a function that is differentiated, in an eager run",
+                f"feed.{method}() stands in a function that is differentiated, in an eager run",
                 place=user_place(), expected="a batch that is taken before it",
                 found="a derivative, which is computed as a program of its own",
                 remedy="b = feed.next() before, and b.x as an argument")
         return None if now is self.world else now
 
 
-def declared(world: World, given: Any, name: str, fields: Mapping[str, Any],
+def declared(world: World, source: Any, name: str, fields: Mapping[str, Any],
              others: Mapping[str, Any]) -> EagerStream:
-    """Return the stream of a declaration. given: what the run was given as feed=; others: the feeds
+    """Return the stream of a declaration. source: the argument feed= of the run; others: the feeds
     that are declared already."""
     specs: dict[str, Spec] = whole_batches.declared_fields(name, fields)
     shapes = {k: tuple(s.shape) if isinstance(s.shape, (tuple, list)) else (s.shape,)
               for k, s in specs.items()}
     whole_batches.check_batch(name, shapes, {k: element_type(s.dtype) for k, s in specs.items()})
-    if given is None:
+    if source is None:
         raise InputError(f'feed "{name}" is not given', place=user_place(),
                          expected="an iterable of dicts of arrays, a batch each",
                          remedy="pass feed=batches")
-    if isinstance(given, Mapping):
-        if name not in given:
+    if isinstance(source, Mapping):
+        if name not in source:
             raise InputError(f'feed "{name}" is not given', place=user_place(),
-                             expected=f"{name} in feed={{…}}", found=", ".join(given))
-        given = given[name]
+                             expected=f"{name} in feed={{…}}", found=", ".join(source))
+        source = source[name]
     elif others:
         raise UsageError("the program has several feeds", place=user_place(),
-                         expected="a dict by their names", found=type(given).__name__,
+                         expected="a dict by their names", found=type(source).__name__,
                          remedy=f"feed={{{next(iter(others))!r}: …, {name!r}: …}}")
-    batches = Batches(name, given, {
+    batches = Batches(name, source, {
         k: (tuple(map(index, shapes[k])), whole_batches.numpy_dtype(s.dtype))
         for k, s in specs.items()})
     return EagerStream(world, batches, {

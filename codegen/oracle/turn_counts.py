@@ -84,9 +84,9 @@ def _tree(code: CodeType) -> tuple[ast.AST, int] | None:
 def _loops(code: CodeType, line: int) -> list[tuple[str, int]]:
     """Return the loops of a function that enclose one of its lines, innermost first, as (kind,
     line)."""
-    if (found := _tree(code)) is None:
+    if (parsed := _tree(code)) is None:
         return []
-    tree, before = found
+    tree, before = parsed
     around = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While))
               and node.body[0].lineno + before <= line
               <= (node.body[-1].end_lineno or 0) + before]

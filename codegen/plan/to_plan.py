@@ -62,7 +62,7 @@ def to_plan(placed: BufferAssignment) -> Plan:
     steps += work.region(program.body, [])
     inputs = tuple(
         Array(i.name, of[i.value], i.value.type.dtype, i.shape, i.layout, i.default is not None,
-              flag=i.given, needs=(i.root,) if i.root else ())
+              flag=i.flag, needs=(i.root,) if i.root else ())
         for i in program.inputs
     )
     outputs = tuple(

@@ -46,11 +46,11 @@ def after(call: Call) -> Call | None:
 
 def extents(e: Expr) -> Iterator[tuple[Call, Expr, Expr]]:
     """Yield (call, slope, rest) of e = slope * (extent of the block that begins at call) + rest."""
-    found = sorted((a for a in e.atoms() if isinstance(a, Call) and a.op == "begin"),
-                   key=lambda a: a.order)
-    for call in found:
+    beginnings = sorted((a for a in e.atoms() if isinstance(a, Call) and a.op == "begin"),
+                        key=lambda a: a.order)
+    for call in beginnings:
         end = after(call)
-        if end not in found:
+        if end not in beginnings:
             continue
         slope, rest = linear_in(e, end)
         less, rest = linear_in(rest, call)
@@ -62,14 +62,15 @@ def extents(e: Expr) -> Iterator[tuple[Call, Expr, Expr]]:
 def opened(e: Expr, nesting: int = 0) -> Expr:
     """Return e without calls of begin: with quotients, remainders and comparisons instead. nesting:
     of searches for proofs, which bounds what is proved of their normal forms."""
-    found = begins(e)
+    beginnings = begins(e)
     forms: dict[Call, Expr] = {}
 
     def form(call: Call) -> Expr:
         if call not in forms:
             k, extent, blocks = (opened(a, nesting) for a in call.args)
             each, left = extent // blocks, extent % blocks
-            before = next((c for c in found if alike(c, call) and call.args[0] - c.args[0] == 1),
+            before = next((c for c in beginnings if alike(c, call)
+                           and call.args[0] - c.args[0] == 1),
                           None)
             if before is None:
                 forms[call] = k * each + CONSTRUCT["min"](k, left)
@@ -77,19 +78,19 @@ def opened(e: Expr, nesting: int = 0) -> Expr:
                 forms[call] = form(before) + each + CONSTRUCT["ge0"](left - k)
         return forms[call]
 
-    return replace(e, {call: form(call) for call in found}) if found else e
+    return replace(e, {call: form(call) for call in beginnings}) if beginnings else e
 
 
 def evened(e: Expr, sign: int) -> Expr:
     """Return e where all blocks are as long as the longest of their dim (sign 1), or the
     shortest."""
-    found, made = begins(e), {}
-    for call in found:
+    beginnings, ends = begins(e), {}
+    for call in beginnings:
         _, extent, blocks = call.args
-        if (end := after(call)) in found:
+        if (end := after(call)) in beginnings:
             longest = CONSTRUCT["begin"](const(1), extent, blocks)
-            made[end] = from_atom(call) + (longest if sign > 0 else extent // blocks)
-    return replace(e, made)
+            ends[end] = from_atom(call) + (longest if sign > 0 else extent // blocks)
+    return replace(e, ends)
 
 
 def written(e: Expr, moving: Set[Sym] | None = None) -> Expr:

@@ -49,15 +49,15 @@ def nonneg(e: Expr) -> bool:
     if e.is_const:
         return e.value >= 0
     level = nesting()
-    found = _known[level].get(e)
-    if found is None:
+    proved = _known[level].get(e)
+    if proved is None:
         _nesting += 1
         try:
-            found = _evident(e) or (not refuted(e) and _searched(e, level))
+            proved = _evident(e) or (not refuted(e) and _searched(e, level))
         finally:
             _nesting -= 1
-        _known[level][e] = found
-    return found
+        _known[level][e] = proved
+    return proved
 
 
 def _searched(e: Expr, level: int) -> bool:
@@ -94,9 +94,9 @@ def _everywhere(symbols: Iterable[Sym]) -> list[dict[str, int]] | None:
     return out
 
 
-def refuted(e: Expr, given: tuple[Expr, ...] = ()) -> bool:
-    """Return whether e < 0 at a sample point at which all given are >= 0."""
-    columns = [f.samples for f in given]
+def refuted(e: Expr, facts: tuple[Expr, ...] = ()) -> bool:
+    """Return whether e < 0 at a sample point at which all facts are >= 0."""
+    columns = [f.samples for f in facts]
     for p, v in enumerate(e.samples):
         if v is not None and v < 0:
             met = [column[p] for column in columns]
@@ -112,62 +112,62 @@ class _Search:
         self.left, self.opens = steps, opens
         self.failed: set[tuple[Expr, tuple[Expr, ...]]] = set()
 
-    def prove(self, e: Expr, given: tuple[Expr, ...], depth: int) -> bool:
-        """Return whether e >= 0 is proved wherever every given one is >= 0."""
+    def prove(self, e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
+        """Return whether e >= 0 is proved wherever every fact is >= 0."""
         if self.opens:
             e = block_laws.opened(e, nesting())
         if e.is_const and e.value >= 0:
             return True
         if _evident(e):
             return True
-        if refuted(e, given) or (e.is_const and not given):
+        if refuted(e, facts) or (e.is_const and not facts):
             return False
-        if (e, given) in self.failed or depth <= 0 or self.left <= 0:
+        if (e, facts) in self.failed or depth <= 0 or self.left <= 0:
             return False
         self.left -= 1
-        self.failed.add((e, given))
+        self.failed.add((e, facts))
         return (
-            any(_evident(e - f) for f in given)
-            or self.by_bounds(e, given, depth)
-            or self.by_scaling(e, given, depth)
-            or self.by_cases(e, given, depth)
+            any(_evident(e - f) for f in facts)
+            or self.by_bounds(e, facts, depth)
+            or self.by_scaling(e, facts, depth)
+            or self.by_cases(e, facts, depth)
             or _from_one(e)
-            or self.vacuous(given, depth)
+            or self.vacuous(facts, depth)
         )
 
-    def vacuous(self, given: tuple[Expr, ...], depth: int) -> bool:
-        """Return whether no sample meets the given: perhaps nothing does."""
-        if not given or not refuted(const(-1)):
+    def vacuous(self, facts: tuple[Expr, ...], depth: int) -> bool:
+        """Return whether no value meets all facts: no sample does, and a proof shows it."""
+        if not facts or not refuted(const(-1)):
             return False
-        if refuted(const(-1), given):
+        if refuted(const(-1), facts):
             return False
         return any(
-            self.prove(-f - 1, given[:k] + given[k + 1 :], depth - 2)
-            for k, f in enumerate(given)
+            self.prove(-f - 1, facts[:k] + facts[k + 1 :], depth - 2)
+            for k, f in enumerate(facts)
         )
 
-    def by_bounds(self, e: Expr, given: tuple[Expr, ...], depth: int) -> bool:
+    def by_bounds(self, e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
         for atom in sorted(e.atoms(), key=_elimination_order):
             slope, rest = linear_in(e, atom)
             if slope is None:
                 continue
-            sign = self.sign(slope, given, depth)
+            sign = self.sign(slope, facts, depth)
             if not sign:
                 continue
-            for bound in _bounds(atom, e, given, sign):
-                if self.prove(slope * bound + rest, given, depth - 1):
+            for bound in _bounds(atom, e, facts, sign):
+                if self.prove(slope * bound + rest, facts, depth - 1):
                     return True
         return False
 
-    def sign(self, slope: Expr, given: tuple[Expr, ...], depth: int) -> int:
+    def sign(self, slope: Expr, facts: tuple[Expr, ...], depth: int) -> int:
         """Return 1 for slope >= 0, -1 for slope <= 0, 0 for not known."""
         if slope.is_const:
             return 1 if slope.value >= 0 else -1
-        if self.prove(slope, given, min(depth - 1, 3)):
+        if self.prove(slope, facts, min(depth - 1, 3)):
             return 1
-        return -1 if self.prove(-slope, given, min(depth - 1, 3)) else 0
+        return -1 if self.prove(-slope, facts, min(depth - 1, 3)) else 0
 
-    def by_scaling(self, e: Expr, given: tuple[Expr, ...], depth: int) -> bool:
+    def by_scaling(self, e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
         """Prove by scaling with d, for q = x // d and d >= 1: d * e has the sign of e, and d * q is
         x - x % d.
 
@@ -180,30 +180,30 @@ class _Search:
             slope, rest = linear_in(e, atom)
             if slope is None or not _evident(d - 1):
                 continue
-            if slope == -1 and self.prove(d * rest + d - 1 - x, given, depth - 1):
+            if slope == -1 and self.prove(d * rest + d - 1 - x, facts, depth - 1):
                 return True
-            if slope == 1 and self.prove(d * rest + x, given, depth - 1):
+            if slope == 1 and self.prove(d * rest + x, facts, depth - 1):
                 return True
-            if self.prove(slope * (x - CONSTRUCT["mod"](x, d)) + d * rest, given, depth - 2):
+            if self.prove(slope * (x - CONSTRUCT["mod"](x, d)) + d * rest, facts, depth - 2):
                 return True
         return False
 
-    def by_cases(self, e: Expr, given: tuple[Expr, ...], depth: int) -> bool:
+    def by_cases(self, e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
         """Prove by cases of one call, an outer one first."""
         outer = sorted((a for a in e.atoms() if isinstance(a, Call)), key=lambda a: a.order)
         inner = [c for c in calls(e) if c not in outer]
         for call in [*outer, *inner]:
-            cases = self.cases(call, e, given)
+            cases = self.cases(call, e, facts)
             if cases is None:
                 continue
             return all(
-                self.prove(case, (*given, *(f for f in more if not _evident(f))), depth - 1)
+                self.prove(case, (*facts, *(f for f in more if not _evident(f))), depth - 1)
                 for case, more in cases
             )
         return False
 
     def cases(
-        self, call: Call, e: Expr, given: tuple[Expr, ...]
+        self, call: Call, e: Expr, facts: tuple[Expr, ...]
     ) -> list[tuple[Expr, tuple[Expr, ...]]] | None:
         """Return e without the call in each case, and what holds then; together the cases are
         everything."""
@@ -225,10 +225,10 @@ class _Search:
             ]
         if call.op in ("begin", "table"):
             return None
-        return self.unwrap(call, x, y, e, given)
+        return self.unwrap(call, x, y, e, facts)
 
     def unwrap(
-        self, call: Call, x: Expr, d: Expr, e: Expr, given: tuple[Expr, ...]
+        self, call: Call, x: Expr, d: Expr, e: Expr, facts: tuple[Expr, ...]
     ) -> list[tuple[Expr, tuple[Expr, ...]]] | None:
         """Return x % d and x // d where x lies within one d of [0, d)."""
         if not _evident(d - 1):
@@ -238,9 +238,9 @@ class _Search:
             new = const(turns) if call.op == "floordiv" else x - turns * d
             return replace(e, {call: new})
 
-        if self.prove(x, given, 3) and self.prove(2 * d - 1 - x, given, 3):
+        if self.prove(x, facts, 3) and self.prove(2 * d - 1 - x, facts, 3):
             return [(value(0), (d - 1 - x,)), (value(1), (x - d,))]
-        if self.prove(x + d, given, 3) and self.prove(d - 1 - x, given, 3):
+        if self.prove(x + d, facts, 3) and self.prove(d - 1 - x, facts, 3):
             return [(value(0), (x,)), (value(-1), (-x - 1,))]
         return None
 
@@ -280,19 +280,19 @@ def _atom_nonneg(a: Atom) -> bool:
     return all(map(_evident, a.args))
 
 
-def _from_given(atom: Atom, given: tuple[Expr, ...], slope: int) -> list[Expr]:
+def _from_facts(atom: Atom, facts: tuple[Expr, ...], slope: int) -> list[Expr]:
     """Return bounds that slope * atom + rest >= 0 gives: lower ones for slope 1, upper for -1."""
     out = []
-    for f in given:
-        found, rest = linear_in(f, atom)
-        if found is not None and found.is_const and found.value == slope:
+    for f in facts:
+        factor, rest = linear_in(f, atom)
+        if factor is not None and factor.is_const and factor.value == slope:
             out.append(-rest * slope)
     return out
 
 
-def _bounds(atom: Atom, e: Expr, given: tuple[Expr, ...], sign: int) -> list[Expr]:
+def _bounds(atom: Atom, e: Expr, facts: tuple[Expr, ...], sign: int) -> list[Expr]:
     """Return lower (sign 1) or upper bounds (-1) of an atom of e."""
-    out = _from_given(atom, given, sign)
+    out = _from_facts(atom, facts, sign)
     if isinstance(atom, Sym):
         own = atom.lo if sign > 0 else atom.hi
         return out if own is None else [*out, own]

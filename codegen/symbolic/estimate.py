@@ -39,10 +39,10 @@ def prefix_sum(extent: Expr, var: Sym, count: Expr) -> Expr | None:
     total = const(0)
     for call, slope, rest in block_laws.extents(extent):
         k, *dim = call.args
-        at = root(k, var)
-        if at is None or any(var in e.symbols() for e in (slope, *dim)):
+        zero = root(k, var)
+        if zero is None or any(var in e.symbols() for e in (slope, *dim)):
             continue
-        first, last = (k.subst({var: v}) for v in (const(0), count - 1)[:: at[1]])
+        first, last = (k.subst({var: v}) for v in (const(0), count - 1)[:: zero[1]])
         total = total + slope * (expr.begin(last + 1, *dim) - expr.begin(first, *dim))
         extent = rest
     for monomial, coefficient in extent.terms:
@@ -65,10 +65,10 @@ def _sum_of(atoms: Sequence[Atom], var: Sym, count: Expr) -> Expr | None:
     (atom, *more) = atoms
     if more or not isinstance(atom, Call) or atom.op not in TRUTH:
         return None
-    at = root(atom.args[0], var)
-    if at is None:
+    zero = root(atom.args[0], var)
+    if zero is None:
         return None
-    start, slope = at
+    start, slope = zero
     if atom.op == "eq0":
         return expr.ge0(start) * expr.lt(start, count)
     if slope < 0:  # var <= start

@@ -66,10 +66,10 @@ def _remembered(construct: Callable[..., Expr]) -> Callable[..., Expr]:
     def remember(*args: IntLike) -> Expr:
         key = tuple(as_expr(a) for a in args)
         table = known[nesting()]
-        found = table.get(key)
-        if found is None:
-            found = table[key] = construct(*key)
-        return found
+        result = table.get(key)
+        if result is None:
+            result = table[key] = construct(*key)
+        return result
 
     CONSTRUCT[{"minimum": "min", "maximum": "max"}.get(construct.__name__, construct.__name__)] = (
         remember

@@ -133,6 +133,6 @@ def tried(
     holds = [function(f, names) for f in facts]
     functions = [function(e, [*names, var.name] if var else names) for e in exprs]
     for values in places:
-        at = [values[n] for n in names]
-        if all(h(*at) for h in holds):
-            yield values, [partial(f, *at) for f in functions]
+        point = [values[n] for n in names]
+        if all(h(*point) for h in holds):
+            yield values, [partial(f, *point) for f in functions]

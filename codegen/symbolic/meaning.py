@@ -84,11 +84,11 @@ def rows_of(e: Any) -> list[Row]:
         if not isinstance(e, list):
             row: Row = "symbol" if isinstance(e, str) else "number", (e,)
             return rows.setdefault(row, len(rows))
-        found = known.get(id(e))
-        if found is None:
+        number = known.get(id(e))
+        if number is None:
             row = e[0], tuple([read(a) for a in e[1:]])
-            found = known[id(e)] = rows.setdefault(row, len(rows))
-        return found
+            number = known[id(e)] = rows.setdefault(row, len(rows))
+        return number
 
     read(e)
     return list(rows)
@@ -120,12 +120,12 @@ def value(rows: Sequence[Row], symbols: Mapping[str, Any], domain: Domain = inte
 
 def names_in(*formulas: Any) -> set[str]:
     """Return symbols of checked formulas in prefix form; None is none."""
-    found, left, seen = set[str](), list(formulas), set[int]()
+    names, left, seen = set[str](), list(formulas), set[int]()
     while left:
         e = left.pop()
         if isinstance(e, list):
             left += e[1:] if id(e) not in seen else ()
             seen.add(id(e))  # lists may be shared
         elif isinstance(e, str):
-            found.add(e)
-    return found
+            names.add(e)
+    return names

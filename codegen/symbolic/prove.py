@@ -110,18 +110,18 @@ def _cut(
             out.append(Case(guard * sends, to, lo, hi))
         return
     truth = expr.from_atom(atom)
-    at = root(atom.args[0], var)
+    zero = root(atom.args[0], var)
     yes = {atom: const(1)}
     no = {atom: const(0)}
-    if at is not None and atom.op == "eq0":
-        inside = expr.ge(at[0], lo) * expr.le(at[0], hi) * guard.subst({var: at[0]})
-        _pin(to, sends, var, size, inside, at[0], out)
+    if zero is not None and atom.op == "eq0":
+        inside = expr.ge(zero[0], lo) * expr.le(zero[0], hi) * guard.subst({var: zero[0]})
+        _pin(to, sends, var, size, inside, zero[0], out)
         _cut(expr.replace(to, no), expr.replace(sends, no), var, size,
              guard * (1 - truth), lo, hi, out)
         return
     yes_range, no_range = (lo, hi), (lo, hi)
-    if at is not None:  # var >= bound, or var <= bound
-        bound, slope = at
+    if zero is not None:  # var >= bound, or var <= bound
+        bound, slope = zero
         if slope > 0:
             yes_range = (expr.maximum(lo, bound), hi)
             no_range = (lo, expr.minimum(hi, bound - 1))
@@ -141,20 +141,20 @@ def _within(e: Expr, var: Sym, lo: Expr, hi: Expr) -> Expr:
 
 
 def _pin(
-    to: Expr, sends: Expr, var: Sym, size: Expr, guard: Expr, at: Expr, out: list[Case]
+    to: Expr, sends: Expr, var: Sym, size: Expr, guard: Expr, position: Expr, out: list[Case]
 ) -> None:
-    guard = guard.subst({var: at}) * sends.subst({var: at})
-    guard = guard * expr.ge0(at) * expr.lt(at, size)
+    guard = guard.subst({var: position}) * sends.subst({var: position})
+    guard = guard * expr.ge0(position) * expr.lt(position, size)
     if guard != 0:
-        out.append(Case(guard, to.subst({var: at}), at, at, at))
+        out.append(Case(guard, to.subst({var: position}), position, position, position))
 
 
 def _next_truth(to: Expr, sends: Expr, var: Sym) -> Call | None:
     """Return an innermost truth value that mentions var; equations first, they pin it. Where `to`
     has none, only those that bound var: who of an injective map's members sends does not matter."""
-    found = [a for e in (to, sends) for a in expr.calls(e) if a.op in TRUTH]
-    found = [a for a in found if var in a.args[0].symbols()]
-    inner = [a for a in found if not any(c.op in TRUTH for c in expr.calls(a.args[0]))]
+    truths = [a for e in (to, sends) for a in expr.calls(e) if a.op in TRUTH]
+    truths = [a for a in truths if var in a.args[0].symbols()]
+    inner = [a for a in truths if not any(c.op in TRUTH for c in expr.calls(a.args[0]))]
     bounds = [a for a in inner if root(a.args[0], var) is not None]
     for a in bounds:
         if a.op == "eq0":
@@ -276,20 +276,20 @@ def _agree(a: Expr, b: Expr, guard: Expr, var: Sym) -> bool:
 
 
 def injective(
-    to: Expr, sends: Expr, var: Sym, size: Expr, given: Facts = ()
+    to: Expr, sends: Expr, var: Sym, size: Expr, facts: Facts = ()
 ) -> Proof:
     """Return whether no two members send to one target and every target exists.
 
-    given: conditions on sizes that the program states; only sizes that meet them count.
+    facts: conditions on sizes that the program states; only sizes that meet them count.
     """
     condition = _prove_injective(to, sends, var, size)
     if condition is not None and condition == 1:
         return Proof("always")
-    if condition is not None and condition != 0 and _holds_at_large(condition, given):
+    if condition is not None and condition != 0 and _holds_at_large(condition, facts):
         return Proof("condition", condition)
-    found = counter_example(to, sends, var, size, given)
-    if found is not None:
-        return Proof("refuted", counter_example=found)
+    counter = counter_example(to, sends, var, size, facts)
+    if counter is not None:
+        return Proof("refuted", counter_example=counter)
     if _all_tried(size, (to.symbols() | sends.symbols()) - {var}):
         return Proof("always")
     return Proof("checked", checked=LIMIT)
@@ -387,15 +387,15 @@ def primes(a: int) -> list[int]:
     return [*out, a] if a > 1 else out
 
 
-def _holds_at_large(condition: Expr, given: Facts) -> bool:
+def _holds_at_large(condition: Expr, facts: Facts) -> bool:
     """Return whether sizes without bound meet a condition: one that only a few meet is a
     mistake."""
-    symbols = _all_symbols((condition, *given))
+    symbols = _all_symbols((condition, *facts))
     if any(s.kind != "size" for s in symbols):
         return True
 
     def met(e: Expr, places: Iterable[Values]) -> bool:
-        return any(value() for _, (value,) in tried(places, (e,), given))
+        return any(value() for _, (value,) in tried(places, (e,), facts))
 
     if any(s.hi is not None for s in symbols):
         return met(condition, (v for v in environments(symbols) if max(v.values()) > 1))
@@ -407,11 +407,11 @@ def _holds_at_large(condition: Expr, given: Facts) -> bool:
 
 
 def counter_example(
-    to: Expr, sends: Expr, var: Sym, size: Expr, given: Facts = (), limit: int = LIMIT
+    to: Expr, sends: Expr, var: Sym, size: Expr, facts: Facts = (), limit: int = LIMIT
 ) -> CounterExample | None:
     """Return the smallest number of members, up to limit, at which the map is wrong."""
-    places = environments(_all_symbols((to, sends, size, *given)) - {var}, size, limit)
-    for values, (target_of, sends_of, size_of) in tried(places, (to, sends, size), given, var):
+    places = environments(_all_symbols((to, sends, size, *facts)) - {var}, size, limit)
+    for values, (target_of, sends_of, size_of) in tried(places, (to, sends, size), facts, var):
         members, taken = size_of(0), dict[int, int]()
         for k in range(members):
             if not sends_of(k):

@@ -53,8 +53,8 @@ def sampled(op: str, columns: Sequence[Any]) -> Column:
     points = zip(*columns, strict=True)
     if op in MANY:
         compute = MANY[op]
-        return tuple([None if None in at else compute(at) for at in points])
-    return tuple([None if None in at else OPERATIONS[op](*at) for at in points])
+        return tuple([None if None in point else compute(point) for point in points])
+    return tuple([None if None in point else OPERATIONS[op](*point) for point in points])
 
 
 def _sample(sym: Sym, point: int) -> int | None:
@@ -64,8 +64,9 @@ def _sample(sym: Sym, point: int) -> int | None:
         return None
     mixed = zlib.crc32(f"{sym.name} {point}".encode())
     if sym.divides:
-        found = divisors(sym.divides, lo, hi)
-        return found[(0, -1, 0, -1)[point] if point < 4 else mixed % len(found)] if found else None
+        choices = divisors(sym.divides, lo, hi)
+        return choices[(0, -1, 0, -1)[point] if point < 4
+                       else mixed % len(choices)] if choices else None
     if lo is not None and hi is not None:
         if hi < lo:
             return None
@@ -76,8 +77,8 @@ def _sample(sym: Sym, point: int) -> int | None:
     if point >= _ENDS and sym.kind == "size" and lo is not None and hi is None:
         return max(_LARGE_SIZE, lo)
     if sym.kind == "size" and sym.lo is not None:
-        at = _SIZES[point] if point < 4 else _SIZES[mixed % _ENDS]
-        return max(at, lo or 0)
+        size = _SIZES[point] if point < 4 else _SIZES[mixed % _ENDS]
+        return max(size, lo or 0)
     if lo is not None:
         return lo + (_ABOVE[point] if point < 4 else _ABOVE[mixed % _ENDS])
     if hi is not None:

@@ -81,12 +81,12 @@ class _Writer:
         self.known: dict[Expr, Text] = {}  # Exprs share their parts
 
     def expr(self, e: Expr) -> Text:
-        found = self.known.get(e)
-        if found is None:
-            found = self.known[e] = self.made(e)
-        return found
+        text = self.known.get(e)
+        if text is None:
+            text = self.known[e] = self._text(e)
+        return text
 
-    def made(self, e: Expr) -> Text:
+    def _text(self, e: Expr) -> Text:
         e = written(e)
         truth = _is_truth(e)
         if truth and not e.is_const:
@@ -223,8 +223,8 @@ def _as_literal(e: Expr) -> tuple[Call | None, Call | None]:
 
 
 def _outer_truths(e: Expr) -> list[Call]:
-    found = {a for a in e.atoms() if isinstance(a, Call) and a.op in TRUTH}
-    return sorted(found, key=lambda a: a.order)
+    truths = {a for a in e.atoms() if isinstance(a, Call) and a.op in TRUTH}
+    return sorted(truths, key=lambda a: a.order)
 
 
 def _is_truth(e: Expr, depth: int = 8) -> bool:
@@ -334,7 +334,7 @@ def function(e: Expr, names: Iterable[str]) -> Callable[..., int]:
 
     Every call is evaluated once, whatever it stands in."""
     spelled = {n: f"v{k}" for k, n in enumerate(names)}
-    lines = [f"def made({', '.join(spelled.values())}):"]
+    lines = [f"def compiled({', '.join(spelled.values())}):"]
 
     def spell(op: str, args: Sequence[Any]) -> str:
         if op in OPERATIONS:
@@ -345,8 +345,8 @@ def function(e: Expr, names: Iterable[str]) -> Callable[..., int]:
     lines.append(f" return {value(rows_of(to_json(e)), spelled, spell)}")
     space: dict[str, Any] = dict(OPERATIONS)
     exec("\n".join(lines), space)
-    made: Callable[..., int] = space["made"]
-    return made
+    compiled: Callable[..., int] = space["compiled"]
+    return compiled
 
 
 @cache

@@ -35,9 +35,9 @@ def _arithmetic(symbolic: Any, ufunc: str, truth: bool = False, divides: bool = 
             nonzero(b)
         of_truths = strong and any(getattr(x, "truth", False) for x in (a, b))
         if symbolic is not None and left is not None and right is not None and not of_truths:
-            found = symbolic(left, right)
-            if found.depth <= DEEPEST:
-                return number(found, truth, strong)
+            formula = symbolic(left, right)
+            if formula.depth <= DEEPEST:
+                return number(formula, truth, strong)
         return operate(getattr(np, ufunc), a, b)
 
     def forward(self: Number, other: object) -> Any:

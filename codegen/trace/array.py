@@ -348,17 +348,17 @@ def not_given(value: Value, place: Place | None = None) -> ProgramError:
         remedy="that array among the parameters of the layer, or a part of x")
 
 
-def constant(e: Expr, what: str, remedy: str) -> int:
+def constant(e: Expr, operation: str, remedy: str) -> int:
     """Return the value of a constant Expr. Raises TracedValueError for any other."""
     if e.is_const:
         return e.value
-    raise TracedValueError(f"{what} needs a Python integer",
+    raise TracedValueError(f"{operation} needs a Python integer",
                            expected="an extent known while building",
                            found=f"{e}, known at launch only", remedy=remedy)
 
 
-def unsupported(what: str, remedy: str = "") -> UnsupportedError:
-    return UnsupportedError(f"{what} cannot be compiled", remedy=remedy)
+def unsupported(operation: str, remedy: str = "") -> UnsupportedError:
+    return UnsupportedError(f"{operation} cannot be compiled", remedy=remedy)
 
 
 # ---- values ----------------------------------------------------------------------------------

@@ -42,18 +42,18 @@ def asked(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any
         except SpmdError:
             raise
         except MISTAKES as error:
-            if (found := _of_numpy(ours, theirs, args, kwargs)) is not None:
-                raise found from error
+            if (numpy_error := _of_numpy(ours, theirs, args, kwargs)) is not None:
+                raise numpy_error from error
             if not isinstance(error, TypeError) or _binds(ours, args, kwargs):
                 raise
-            given = _in_order(theirs, args, kwargs)
-            if given is None:
+            reordered = _in_order(theirs, args, kwargs)
+            if reordered is None:
                 raise UnsupportedError(
                     f"np.{name} does not take this argument here",
                     expected=f"{name}{inspect.signature(ours)}".replace("typing.", ""),
                     found=str(error).partition(") ")[2],
                 ) from None
-        return ours(*given[0], **given[1])
+        return ours(*reordered[0], **reordered[1])
 
     return call
 

@@ -74,17 +74,17 @@ class Dealt:
         return mapping.relayout(mapping.relayout(blocks, first), self.turned_layout)
 
     def turned(self, own: Array) -> Any:
-        rows = linear.turned(own.reshape(self.width, -1))
+        rows = linear.transposed(own.reshape(self.width, -1))
         return rows.reshape(self.count, -1, self.width)
 
     def padded(self, x: Array) -> Array:
         """Return the transpose with zeros behind its last row and column, or with those of a unit
         matrix where the matrix is square."""
-        shape, given = (self.width, self.count * self.block), (self.columns, self.rows)
-        if shape == given:
+        shape, data_shape = (self.width, self.count * self.block), (self.columns, self.rows)
+        if shape == data_shape:
             return x
         wide = zeros(shape, x.dtype, layout=(self.axis, None))
-        wide[: given[0], : given[1]] = x
+        wide[: data_shape[0], : data_shape[1]] = x
         if self.rows != self.columns:
             return as_array(wide)
         i, j = arange(shape[0])[:, None], arange(shape[1])[None, :]
@@ -127,9 +127,9 @@ def cholesky(x: Array, upper: bool) -> Array | None:
     if upper:
         return adjoint(cholesky(adjoint(x), False))
     rows, layout = x.shape[0], (axis, None)
-    made = mapping.call(x.context, lambda part: Lower(part, rows, axis).factor(), (x,), {}, None,
-                        (layout,), layout)
-    return as_array(made)
+    factor = mapping.call(x.context, lambda part: Lower(part, rows, axis).factor(), (x,), {}, None,
+                          (layout,), layout)
+    return as_array(factor)
 
 
 class Lower(Dealt):
@@ -142,8 +142,8 @@ class Lower(Dealt):
     def __init__(self, x: Array, rows: int, axis: str) -> None:
         super().__init__(rows, rows, axis)
         self.x = x
-        n, at = _expr(axis_size(axis)), _expr(axis_index(axis))
-        self.mine = block_offset(rows, n, at), block_offset(rows, n, at + 1)
+        n, rank = _expr(axis_size(axis)), _expr(axis_index(axis))
+        self.mine = block_offset(rows, n, rank), block_offset(rows, n, rank + 1)
 
     def factor(self) -> Any:
         return self.result(fori_loop(0, self.count, self.step, self.dealt()))
@@ -179,8 +179,8 @@ class Lower(Dealt):
             blocks = as_array((columns[:, None, None] == i).astype(self.x.dtype))
 
         def deal(k: Any, blocks: Array) -> Array:
-            at = _expr(k * self.block)
-            begin, end, behind = (expr.minimum(at + _expr(e), self.rows)
+            start = _expr(k * self.block)
+            begin, end, behind = (expr.minimum(start + _expr(e), self.rows)
                                   for e in (offset, offset + own, self.block))
             have = self.mine, (zero, self.x.extents[1])
             part = self.fetched(self.x, have, ((begin, end), (zero, behind)))
@@ -210,9 +210,10 @@ class Lower(Dealt):
 
         def turn(t: Any, out: Array) -> Array:
             k = low // self.block + _expr(t)
-            at, columns = k * self.block, expr.minimum((k + 1) * self.block, self.rows)
-            first, last = (expr.maximum(expr.minimum(e - at, self.block), 0) for e in (low, high))
-            into = expr.minimum(at + first, high) - low
+            start, columns = k * self.block, expr.minimum((k + 1) * self.block, self.rows)
+            first, last = (expr.maximum(expr.minimum(e - start, self.block), 0)
+                           for e in (low, high))
+            into = expr.minimum(start + first, high) - low
             part = self.fetched(blocks, have, ((zero, columns), (k, k + 1), (first, last)))
             nothing = Full(0, out.type.dtype, (last - first, self.rows - columns))
             behind = wrap(out.context, out.context.emit_one(nothing), scalar=False)
@@ -236,7 +237,7 @@ class Elimination:
 
     def __init__(self, x: Array, axis: str) -> None:
         self.dealt = Dealt(x.shape[0], x.shape[1], axis)
-        self.given = self.dealt.deal_turned(x)
+        self.dealt_columns = self.dealt.deal_turned(x)
 
     def down(self, k: Any, cols: Array, *sides: Array) -> tuple[list[Array], list[Array]]:
         """Factor panel k and apply its pivots and its factor to the columns of A and to `sides`.
@@ -260,7 +261,7 @@ class Elimination:
         return part
 
 
-def solve(x: Array, what: str, b: Array) -> Array | None:
+def solve(x: Array, routine: str, b: Array) -> Array | None:
     """Solve with b split by columns. What is done to A is done to b at once; then x follows from
     the last block to the first."""
     axis = axis_of(x)
@@ -268,7 +269,7 @@ def solve(x: Array, what: str, b: Array) -> Array | None:
         return None
     steps = Elimination(x, axis)
     dealt = steps.dealt
-    sides = mapping.relayout(linear.turned(b), (axis, None))
+    sides = mapping.relayout(linear.transposed(b), (axis, None))
     if dealt.width > dealt.rows:
         wide = zeros((b.shape[1], dealt.width), x.dtype, layout=(axis, None))
         wide[:, : dealt.rows] = sides
@@ -280,7 +281,7 @@ def solve(x: Array, what: str, b: Array) -> Array | None:
 
     def down(k: Any, state: Any) -> Any:
         (_, _, info), parts = steps.down(k, *state)
-        hold(info, SINGULAR.format(what))
+        hold(info, SINGULAR.format(routine))
         return tuple(parts)
 
     def up(k: Any, cols: Array, side: Array) -> Array:
@@ -292,8 +293,8 @@ def solve(x: Array, what: str, b: Array) -> Array | None:
         return side
 
     layouts, rows = (dealt.turned_layout, (axis, None)), (axis, None)
-    made = mapping.call(x.context, run, (steps.given, sides), {}, None, layouts, rows)
-    return as_array(linear.turned(made[:, : dealt.rows]))
+    solution = mapping.call(x.context, run, (steps.dealt_columns, sides), {}, None, layouts, rows)
+    return as_array(linear.transposed(solution[:, : dealt.rows]))
 
 
 def slogdet(x: Array) -> tuple[Array, Array] | None:
@@ -315,8 +316,8 @@ def slogdet(x: Array) -> tuple[Array, Array] | None:
         by, plus = linear.pivots_product(lu[:, : dealt.block], *more)
         return cols, sign * by, logs + plus
 
-    sign, logs = mapping.call(x.context, run, (steps.given,), {}, None, (dealt.turned_layout,),
-                              ((), ()))
+    sign, logs = mapping.call(x.context, run, (steps.dealt_columns,), {}, None,
+                              (dealt.turned_layout,), ((), ()))
     return sign, logs
 
 
@@ -331,7 +332,7 @@ class Reflections:
     def __init__(self, x: Array, axis: str) -> None:
         self.rows, self.columns = x.shape
         self.dealt = Dealt(self.columns, self.rows, axis)
-        self.given = self.dealt.deal_turned(x)
+        self.dealt_columns = self.dealt.deal_turned(x)
         self.blocks = -(-min(x.shape) // self.dealt.block)
 
     def down(self, k: Any, state: Any) -> Any:
@@ -340,21 +341,21 @@ class Reflections:
         (cols, taus), dealt = state, self.dealt
         columns, (offset, own) = dealt.columns_of(k), dealt.own()
         panel = dealt.gathered(cols[k : k + 1, :, columns.start :])
-        made, tau, info = emitted(Qr("r"), panel)
+        factored, tau, info = emitted(Qr("r"), panel)
         hold(info, "", "geqrf")
         taus[k] = tau
         flat = dealt.flat(cols)
-        v, t = self.block(made, tau)
+        v, t = self.block(factored, tau)
         rest = flat[(k + 1) * own :, columns.start :]
         flat[(k + 1) * own :, columns.start :] -= rest @ adjoint(v) @ products.conjugate(t) @ v
-        flat[k * own : (k + 1) * own, columns.start :] = made[offset : offset + own]
+        flat[k * own : (k + 1) * own, columns.start :] = factored[offset : offset + own]
         return cols, taus
 
     def unit(self, count: int) -> Array:
         """Return this rank's part of so many columns of a unit matrix, dealt as the matrix is."""
         (offset, own), size = self.dealt.own(), self.dealt.block
         columns = arange(-(-count // size))[:, None, None] * size + offset + arange(own)[:, None]
-        return as_array((columns == arange(self.dealt.width)).astype(self.given.dtype))
+        return as_array((columns == arange(self.dealt.width)).astype(self.dealt_columns.dtype))
 
     def up(self, k: Any, cols: Array, taus: Array, q: Array) -> Array:
         """Apply the reflections of block k to the columns of Q; the columns before it still begin
@@ -362,16 +363,17 @@ class Reflections:
         dealt, flat, start = self.dealt, self.dealt.flat(q), self.dealt.columns_of(k).start
         v, t = self.block(dealt.gathered(cols[k : k + 1, :, start:]), taus[k])
         rest = flat[k * dealt.own()[1] :, start:]
-        flat[k * dealt.own()[1] :, start:] -= rest @ adjoint(v) @ linear.turned(t) @ v
+        flat[k * dealt.own()[1] :, start:] -= rest @ adjoint(v) @ linear.transposed(t) @ v
         return q
 
-    def block(self, made: Array, tau: Array) -> tuple[Array, Array]:
+    def block(self, factored: Array, tau: Array) -> tuple[Array, Array]:
         """Return V^T and T. T is (D S + I)^-1 D, where D has tau on its diagonal and S is what
         stands above the diagonal of V^H V: Puglisi, Modification of the Householder method,
         1992."""
-        i, j = arange(made.shape[0])[:, None], arange(self.dealt.width)[: made.shape[1]]
-        v = as_array(picking.where(i < j, made, (i == j).astype(made.dtype)))
-        above = shaping.triu(products.conjugate(v) @ linear.turned(v), 1)
+        rows, columns = factored.shape
+        i, j = arange(rows)[:, None], arange(self.dealt.width)[:columns]
+        v = as_array(picking.where(i < j, factored, (i == j).astype(factored.dtype)))
+        above = shaping.triu(products.conjugate(v) @ linear.transposed(v), 1)
         diagonal = picking.where(arange(tau.shape[0])[:, None] == arange(tau.shape[0]), tau, 0)
         upper = Triangular(lower=False, unit=True)
         return v, emitted(upper, as_array(diagonal), as_array(tau[:, None] * above))[0]
@@ -380,8 +382,8 @@ class Reflections:
 def qr(x: Array, mode: str) -> tuple[Array | None, Array] | None:
     """Return Q and R; None where the matrix is not split, or too small for this to pay. Q has as
     many columns as x has rows if mode is "complete"; for "r" it is None."""
-    if mode != "complete" and (made := tall(x)) is not None:
-        return made
+    if mode != "complete" and (factors := tall(x)) is not None:
+        return factors
     axis = axis_of(x)
     if axis is None or not _large(x):
         return None
@@ -400,9 +402,10 @@ def qr(x: Array, mode: str) -> tuple[Array | None, Array] | None:
 
     body = (lambda cols: (factor(cols)[0],)) if mode == "r" else both
     kept = (dealt.layout,) * (1 if mode == "r" else 2)
-    cols, *q = mapping.call(x.context, body, (steps.given,), {}, None, (dealt.turned_layout,), kept)
-    r = shaping.triu(linear.turned(dealt.collect(cols)[:, :count]))
-    return as_array(linear.turned(dealt.collect(q[0], count, rows))) if q else None, as_array(r)
+    cols, *q = mapping.call(x.context, body, (steps.dealt_columns,), {}, None,
+                            (dealt.turned_layout,), kept)
+    r = shaping.triu(linear.transposed(dealt.collect(cols)[:, :count]))
+    return as_array(linear.transposed(dealt.collect(q[0], count, rows))) if q else None, as_array(r)
 
 
 def tall(x: Array) -> tuple[Array, Array] | None:
@@ -431,9 +434,9 @@ def tall(x: Array) -> tuple[Array, Array] | None:
 
 
 def _expr(x: Any) -> Expr:
-    found = expr_of(x)
-    assert found is not None
-    return found
+    formula = expr_of(x)
+    assert formula is not None
+    return formula
 
 
 def _sign(x: Any) -> Array:

@@ -180,13 +180,13 @@ class CKernel(Kernel):
             left += [(name, array, d) for d, name in enumerate(names)]
         passed = Passed(tuple(bound), tuple(left))
         if passed not in self._variants:
-            self._variants[passed] = made = copy.copy(self)
-            made.passed, made.function = passed, made._on_arrays
+            self._variants[passed] = variant = copy.copy(self)
+            variant.passed, variant.function = passed, variant._on_arrays
             if self.signature:
-                made.signature = self._of_all(self.signature, passed.names)
-        made = self._variants[passed]
-        made.back = self.back
-        return made
+                variant.signature = self._of_all(self.signature, passed.names)
+        variant = self._variants[passed]
+        variant.back = self.back
+        return variant
 
     def _dims_of(self, name: str, x: Any) -> int:
         """Return how many dims of an array the function sees."""
@@ -212,23 +212,26 @@ class CKernel(Kernel):
 
     def _on_arrays(self, *args: Any) -> None:
         """Calls the reference, or the C function, on whole arrays; outputs are written in place."""
-        given = dict(zip(self.passed.names, args, strict=True))
-        outputs = {p.name: given[p.name] for p in self.in_c.prototype.outputs}
+        arguments = dict(zip(self.passed.names, args, strict=True))
+        outputs = {p.name: arguments[p.name] for p in self.in_c.prototype.outputs}
         if self.reference is None:
             self._in_memory(list(args))
             return
-        made = self._referred(self.reference, given)
-        for (name, out), x in zip(outputs.items(), made, strict=True):
+        results = self._referred(self.reference, arguments)
+        for (name, out), x in zip(outputs.items(), results, strict=True):
             if np.shape(x) != out.shape and not np.size(x) == out.size == 1:
                 raise self.refused(f"its reference returns another shape for {name}",
                                    str(out.shape), str(np.shape(x)))
             out[...] = x
 
-    def _referred(self, reference: Callable[..., Any], given: Mapping[str, Any]) -> Sequence[Any]:
+    def _referred(
+        self, reference: Callable[..., Any], arguments: Mapping[str, Any]
+    ) -> Sequence[Any]:
         """Return the outputs that the reference gives for what a call passes."""
-        known = {**given, **{n: given[array].shape[d] for n, array, d in self.passed.extents}}
-        made = reference(**{n: known[n] for n in inspect.signature(reference).parameters})
-        several = made if isinstance(made, (tuple, list)) else (made,)
+        extents = {n: arguments[array].shape[d] for n, array, d in self.passed.extents}
+        known = {**arguments, **extents}
+        returned = reference(**{n: known[n] for n in inspect.signature(reference).parameters})
+        several = returned if isinstance(returned, (tuple, list)) else (returned,)
         outputs = [p.name for p in self.in_c.prototype.outputs]
         if len(several) != len(outputs):
             raise self.refused("its reference does not return its outputs",
@@ -277,20 +280,20 @@ class CKernel(Kernel):
             by = [n for n in inputs if isinstance(known[n], Array)
                   and known[n].type.dtype.kind in "fc"]
 
-            def primal(*given: Any) -> Any:
-                now = {**known, **dict(zip(by, given))}
+            def primal(*primals: Any) -> Any:
+                now = {**known, **dict(zip(by, primals))}
                 for name in form.halo:
                     now[name] = windows.with_boundary(
                         now[name], *windows.ghosts(form, name), np.pad)
                 for name, x in now.items():
                     if isinstance(x, Start):
                         now[name] = form.first(form.starts[name], {})
-                made = self._referred(reference, now)
-                return made[0] if len(made) == 1 else tuple(made)
+                outputs = self._referred(reference, now)
+                return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
             _, way = vjp(primal, *(known[n] for n in by))
-            found = dict(zip(by, way(changes[0] if len(changes) == 1 else changes)))
-            return tuple(found.get(n) for n in inputs)
+            cotangents = dict(zip(by, way(changes[0] if len(changes) == 1 else changes)))
+            return tuple(cotangents.get(n) for n in inputs)
 
         return back
 

@@ -81,15 +81,15 @@ def _by_type(function: Any, dispatch: Callable[[type], Any]) -> Callable[..., An
     says."""
 
     def chosen(*args: Any, **kwargs: Any) -> Any:
-        made = dispatch(type(_example(args[0]))) if args and is_traced(args[0]) else function
-        return (made if made is function else call(made))(*args, **kwargs)
+        variant = dispatch(type(_example(args[0]))) if args and is_traced(args[0]) else function
+        return (variant if variant is function else call(variant))(*args, **kwargs)
 
     return chosen
 
 
 def _new_array(shape: Any, dtype: Any = float, *args: Any, **kwargs: Any) -> Any:
-    made: np.ndarray[Any, Any] = np.ndarray(shape, dtype, *args, **kwargs)
-    return known.made(np.zeros(shape, dtype)) if made.base is None else made
+    array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, *args, **kwargs)
+    return known.known_array(np.zeros(shape, dtype)) if array.base is None else array
 
 
 def _constructor(cls: type) -> Callable[..., Any]:
@@ -102,10 +102,10 @@ def _constructor(cls: type) -> Callable[..., Any]:
         return elsewhere(cls) or cls
 
     def make(*args: Any, **kwargs: Any) -> Any:
-        made = cls.__new__(cls, *args, **kwargs)
-        if isinstance(made, cls):
-            converted(made, *args, **kwargs)
-        return made
+        instance = cls.__new__(cls, *args, **kwargs)
+        if isinstance(instance, cls):
+            converted(instance, *args, **kwargs)
+        return instance
 
     return make
 

@@ -81,37 +81,37 @@ class Entity(Program):
             attempt.numbers = dict(numbers)
             try:
                 return Program.graph(attempt, parameters, checks)
-            except _NumberIsState as found:
-                numbers[found.path] = found.type
+            except _NumberIsState as error:
+                numbers[error.path] = error.type
 
     def recorded(
         self, context: Context, values: dict[str, Any]
     ) -> Callable[[], tuple[list[Output], Returned]]:
-        made = _Recording(self, context)
-        made.initial(values)
+        recording = _Recording(self, context)
+        recording.initial(values)
         for name, method in self.methods.items():
-            made.entry(name, method)
-        return made.finish
+            recording.entry(name, method)
+        return recording.finish
 
     def eager(
         self, ranks: int = 1, mesh: Mapping[str, int] | None = None,
-        save: Mapping[str, Callable[[Any], Any]] | None = None, **given: Any,
+        save: Mapping[str, Callable[[Any], Any]] | None = None, **parameters: Any,
     ) -> Any:
-        """Runs the class as plain Python on NumPy arrays, in this process. given: parameters of its
-        `__init__`; other arguments as of Program.eager.
+        """Runs the class as plain Python on NumPy arrays, in this process. parameters: those
+        of its `__init__`; other arguments as of Program.eager.
 
         Returns an object whose methods are the entries: it is called as an open image is, and its
         state stays between calls. What an image would refuse it refuses when a call does it.
         """
         check_takers(save)
-        axes, values = self._eager_axes(ranks, mesh), self.bind(given)
-        captured, outside = self._captured(axes), self._outside(given)
-        graph = functools.cache(lambda: self.graph(given))
+        axes, values = self._eager_axes(ranks, mesh), self.bind(parameters)
+        captured, outside = self._captured(axes), self._outside(parameters)
+        graph = functools.cache(lambda: self.graph(parameters))
 
         def world(arguments: Mapping[str, Any]) -> Any:
-            found = oracle().eager.World(axes, arguments, graph, captured, None)
-            found.frames, found.reachable = save or {}, outside
-            return found
+            eager_world = oracle().eager.World(axes, arguments, graph, captured, None)
+            eager_world.frames, eager_world.reachable = save or {}, outside
+            return eager_world
 
         return oracle().EagerEntity(
             self.name, self.methods, self.place, lambda: self.cls(**values), world,
@@ -202,10 +202,10 @@ class _Recording:
                     f'__init__ of {self.entity.name} declares the input "{name}"',
                     place=context.inputs[name].place, expected="inputs that entries declare",
                     remedy="arrays that are computed here, or loaded from a file of saved state")
-            found = leaves_by_path(self.object)
-            self.note_shared(found)
+            leaves = leaves_by_path(self.object)
+            self.note_shared(leaves)
             names: dict[str, str] = {}
-            for path, (name, x) in found.items():
+            for path, (name, x) in leaves.items():
                 kept = self.kept(path, name, x)
                 if kept is None:
                     continue
@@ -245,8 +245,8 @@ class _Recording:
             context.auto.append(name)
             layout, origin = context.layouts.get(name, layout), "chosen"
         held = Value(name, ArrayType(t.dtype, t.shape, layout))
-        given = Input(held, layout, t.shape, None, self.entity.place, origin)
-        return _Kept(path, name, replace(type, dtype=t.dtype), given, value)
+        state_input = Input(held, layout, t.shape, None, self.entity.place, origin)
+        return _Kept(path, name, replace(type, dtype=t.dtype), state_input, value)
 
     # ---- entries ---------------------------------------------------------------------------------
 
@@ -266,11 +266,11 @@ class _Recording:
             before = leaves_by_path(instance)
             function = as_called(method)
             returned = function(instance)
-            at = place_of_return(context, function, place)
+            return_place = place_of_return(context, function, place)
             if returned is not None:
-                outputs, arm.returns = outputs_at(context, returned, at)
+                outputs, arm.returns = outputs_at(context, returned, return_place)
                 arm.outputs = [replace(o, name=below(name, o.name)) for o in outputs]
-            self.rebind(number, name, method, before, leaves_by_path(instance), at)
+            self.rebind(number, name, method, before, leaves_by_path(instance), return_place)
         arm.inputs = list(context.inputs.values())
         context.inputs.clear()
         context.said = {k: v for k, v in context.said.items() if k in context.scalars} | said
@@ -282,26 +282,26 @@ class _Recording:
 
     def instance(self) -> Any:
         """Return a copy of what __init__ left, with the state in it."""
-        made = Copies(lambda array: array).of(self.object)
+        instance = Copies(lambda array: array).of(self.object)
         arrays: dict[str, Any] = {}
         for path, kept in self.states.items():
             t = kept.type
             arrays[path] = wrap(self.context, kept.input.value, t.weak, t.scalar)
-        return placed(made, arrays)
+        return placed(instance, arrays)
 
     def rebind(
         self, number: int, entry: str, method: Callable[..., Any], before: Leaves, after: Leaves,
-        at: Place,
+        place: Place,
     ) -> None:
         """Note what an entry made of the state. Raises ProgramError, CarryError for what it cannot
         do, which stands where the entry binds the attribute."""
         self.note_shared(after)
         for path in dict.fromkeys([*after, *before]):
             try:
-                with self.context.standing_at(at):
+                with self.context.standing_at(place):
                     self.rebind_one(number, entry, path, before, after)
             except SpmdError as error:
-                error.place = state_rules.place_of_binding(method, path, error.place or at)
+                error.place = state_rules.place_of_binding(method, path, error.place or place)
                 raise
 
     def rebind_one(
@@ -340,11 +340,11 @@ class _Recording:
         if value is not kept.input.value:
             kept.new[number] = laid_as(context, value, kept.input.layout)
 
-    def note_shared(self, found: Leaves) -> None:
+    def note_shared(self, leaves: Leaves) -> None:
         """Note which arrays have one memory: they are separate states, none of which may be written
         in place."""
         owner: dict[Any, str] = {}
-        for path, (_, x) in found.items():
+        for path, (_, x) in leaves.items():
             if isinstance(x, Array) and not x.scalar:
                 first = owner.setdefault(x.storage, path)
                 if first != path:
@@ -362,38 +362,38 @@ class _Recording:
                 raise state_rules.shared(path, self.shared[path], place)
         inputs = [k.input for k in self.states.values()]
         outputs: list[Output] = []
-        given: list[dict[int, Value]] = []  # of each output, by arm: its value
+        values_by_arm: list[dict[int, Value]] = []  # of each output, by arm: its value
         states: list[StateArray] = []
         for number, kept in enumerate(self.states.values()):
             begins = kept.name not in self.entity.needed()
             states.append(StateArray(number, kept.path, len(outputs), begins))
             outputs.append(Output(kept.name, kept.new[0], kept.input.layout, kept.input.shape))
-            given.append(kept.new)
+            values_by_arm.append(kept.new)
         entries: list[Entry] = []
         for k, arm in enumerate(self.arms):
             mine = range(len(inputs), len(inputs) + len(arm.inputs))
             inputs += arm.inputs
             first = len(outputs)
             outputs += arm.outputs
-            given += [{k: o.value} for o in arm.outputs]
+            values_by_arm += [{k: o.value} for o in arm.outputs]
             entries.append(Entry(
                 arm.name, tuple(mine), tuple(range(first, len(outputs))), (),
                 tuple(n for n, kept in enumerate(self.states.values()) if k in kept.new),
                 arm.scalars, (), (), arm.returns, arm.place))
         types = tuple(
             ArrayType(v.type.dtype, v.type.shape, v.type.layout)
-            for values in given for v in [next(iter(values.values()))])
+            for values in values_by_arm for v in [next(iter(values.values()))])
         regions = []
         for k, arm in enumerate(self.arms):
             context.blocks.append(arm.block)
             results = [values[k] if k in values else _blank(arm.block, o.name, t, self.entity.place)
-                       for values, t, o in zip(given, types, outputs, strict=True)]
+                       for values, t, o in zip(values_by_arm, types, outputs, strict=True)]
             context.blocks.pop()
             regions.append(arm.block.close(results))
         names = [o.name for o in outputs]
-        made = context.emit(ops.Branch(expr.symbol(self.entry_sym), types), (), regions, names,
-                            self.entity.place)
-        outputs = [replace(o, value=v) for o, v in zip(outputs, made, strict=True)]
+        branch = ops.Branch(expr.symbol(self.entry_sym), types)
+        branch_values = context.emit(branch, (), regions, names, self.entity.place)
+        outputs = [replace(o, value=v) for o, v in zip(outputs, branch_values, strict=True)]
         context.inputs = {i.name: i for i in inputs}
         context.scalars = {ENTRY: Scalar(ENTRY, dtypes.INT64, 0, self.entry_sym), **context.scalars}
         context.entries = tuple(map(self.with_uses, entries, regions))
@@ -413,8 +413,8 @@ class _Recording:
 
 def _blank(block: Block, name: str, t: ArrayType, place: Place | None) -> Value:
     value = Value(name, t)
-    what = ops.Full(value=0, dtype=t.dtype, shape=t.shape, blank=True)
-    block.ops.append(Op(what, (), (value,), (), place))
+    kind = ops.Full(value=0, dtype=t.dtype, shape=t.shape, blank=True)
+    block.ops.append(Op(kind, (), (value,), (), place))
     return value
 
 

@@ -62,10 +62,10 @@ def constant_value(context: Context, data: np.ndarray[Any, Any]) -> Value:
 def _once(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the data with extent 1 along the dims along which they repeat, to the bit."""
     for d in range(data.ndim):
-        one = np.ascontiguousarray(data.take([0], d))
-        bits = (x.view(np.uint8).reshape((*x.shape, -1)) for x in (data, one))
+        first = np.ascontiguousarray(data.take([0], d))
+        bits = (x.view(np.uint8).reshape((*x.shape, -1)) for x in (data, first))
         if data.shape[d] > 1 and np.equal(*bits).all():
-            data = one
+            data = first
     return data
 
 

@@ -215,11 +215,11 @@ class Context:
             return known.sym
         taken = known or self.inputs.get(name)
         if taken is not None or self.unique(name) != name:
-            found = (f"{name}, of a loop, of the mesh, or of the members of exchanges"
+            clash = (f"{name}, of a loop, of the mesh, or of the members of exchanges"
                      if taken is None else
                      f"{taken.place}: {name!r} is "
                      f"{'an input' if known is None else _said_of(known)}")
-            raise UsageError(f"the dim {name!r} has the name of something else", found=found,
+            raise UsageError(f"the dim {name!r} has the name of something else", found=clash,
                              place=user_place(), expected="a name that nothing before it has",
                              remedy=f'spmd.Dim("{name}_rows", at_most={at_most})')
         low, high = self.limits.get(name, (expr.const(0), expr.const(at_most)))
@@ -287,27 +287,27 @@ class Context:
     # ---- building ops ------------------------------------------------------------------------
 
     def emit(
-        self, what: Kind, operands: Sequence[Value] = (), regions: Sequence[Region] = (),
+        self, kind: Kind, operands: Sequence[Value] = (), regions: Sequence[Region] = (),
         names: Sequence[str] = (), place: Place | None = None,
     ) -> tuple[Value, ...]:
         """Append an op to the open block; return its results."""
-        given = [v.type for v in operands]
-        types = what.infer(given)
+        operand_types = [v.type for v in operands]
+        types = kind.infer(operand_types)
         if not self.rank_view:
-            types = [layout_propagation.laid_out(what, given, t) for t in types]
+            types = [layout_propagation.laid_out(kind, operand_types, t) for t in types]
         place = place or self.place or user_place()
-        hint = assigned_name(place) or what.called
+        hint = assigned_name(place) or kind.called
         results = tuple(
             Value(names[k] if k < len(names) else hint, t) for k, t in enumerate(types)
         )
-        op = Op(what, tuple(operands), results, tuple(regions), place)
+        op = Op(kind, tuple(operands), results, tuple(regions), place)
         self.blocks[-1].ops.append(op)
-        if isinstance(what, Full):
-            self.numbers[op.result] = what.value
+        if isinstance(kind, Full):
+            self.numbers[op.result] = kind.value
         return results
 
-    def emit_one(self, what: Kind, *operands: Value) -> Value:
-        (value,) = self.emit(what, operands)
+    def emit_one(self, kind: Kind, *operands: Value) -> Value:
+        (value,) = self.emit(kind, operands)
         return value
 
     def remember(self, key: Any, make: Callable[[], T]) -> T:
@@ -316,8 +316,8 @@ class Context:
         key = (self.rank_view > 0, key)
         for block in reversed(self.blocks):
             if key in block.memo:
-                found: T = block.memo[key]
-                return found
+                remembered: T = block.memo[key]
+                return remembered
             if block.apart:
                 break
         value = make()
@@ -384,12 +384,12 @@ def refuse_constant_write(text: str, fields: str = "") -> NoReturn:
                        "write into a copy of it, made in the program by .copy()")
 
 
-def require_context(what: str) -> Context:
-    """Return the current capture, or an error that says where `what` may stand."""
+def require_context(construct: str) -> Context:
+    """Return the current capture, or an error that says where `construct` may stand."""
     context = Context.current()
     if context is None:
         raise ProgramError(
-            f"{what} stands outside a program", place=user_place(),
+            f"{construct} stands outside a program", place=user_place(),
             expected="a call while a function decorated with @spmd.program is being built",
             remedy="move it into the function, or run the program with image.run(...)",
         )

@@ -41,7 +41,7 @@ from codegen.symbolic.expr import LAUNCH, Expr, Sym
 from codegen.trace import constants, known, view
 from codegen.trace.array import Array, Number, as_array, is_traced, local_shape, number, wrap
 from codegen.trace.context import Context, extent_unknown, require_context
-from codegen.trace.control.conversion import given
+from codegen.trace.control.conversion import checked_callback
 from codegen.trace.number import DEEPEST, condition_of, expr_of
 from codegen.trace.numpy import elementwise
 from codegen.trace.ranks import mapping
@@ -68,7 +68,7 @@ def _when_built(text: str) -> str:
     return (context.when_built if context else "") or text
 
 
-def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
+def shape_of(shape: Any, subject: str, scalars: bool = False) -> Shape:
     """Return extents the user gave: Python integers, or formulas in axis sizes (locally: the
     index)."""
     shape = known.plain(shape)
@@ -81,21 +81,22 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
         if e is None or (expr.nonneg(-e - 1)):
             extent_unknown()
             raise TracedValueError(
-                f"{what}: {'this number' if is_traced(item) else repr(item)} cannot be an extent",
+                f"{subject}: {'this number' if is_traced(item) else repr(item)} cannot be an "
+                "extent",
                 expected="a non-negative Python integer, or a formula of axis sizes",
                 found=_not_an_extent(item),
                 remedy=_when_built("parameters of the program are Python integers")
                 if e is None else "",
             )
         if e.is_const and e.value >= 2**62:
-            raise ShapeError(f"{what}: this extent is too large", expected="less than 2**62",
+            raise ShapeError(f"{subject}: this extent is too large", expected="less than 2**62",
                              found=str(e.value))
         context = Context.current()
         kinds = {s.kind for s in e.symbols()}
         if not scalars and kinds & {"scalar", "counter"}:
             extent_unknown()
             raise TracedValueError(
-                f"{what}: the extent {e} depends on a run-time scalar or a loop counter",
+                f"{subject}: the extent {e} depends on a run-time scalar or a loop counter",
                 expected="a Python integer, or a formula of axis sizes", found=str(e),
                 remedy=_when_built("make it a parameter of the program, which is set at build"),
             )
@@ -236,20 +237,20 @@ def _simpler(x: Any) -> Any:
     return str(x.type) if isinstance(x, Array) else x
 
 
-def _check_name(context: Context, name: Any, what: str) -> None:
+def _check_name(context: Context, name: Any, kind: str) -> None:
     if not isinstance(name, str) or not name.isidentifier():
         raise UsageError(
-            f"the name of a{'n' if what == 'input' else ''} {what} must be an identifier",
+            f"the name of a{'n' if kind == 'input' else ''} {kind} must be an identifier",
             expected='text such as "u" or "steps"', found=repr(name),
         )
-    if name == ENTRY and context.entry and what == "scalar":
+    if name == ENTRY and context.entry and kind == "scalar":
         raise UsageError('the scalar "entry" says which entry of a class runs', place=user_place(),
                          expected="another name", found='spmd.scalar("entry")',
                          remedy='spmd.scalar("entry_given")')
     known = context.own_scalars | {k: i.place for k, i in context.inputs.items()}
     for its_name, place in known.items():
         if its_name == name or named.is_in(its_name, name):
-            raise declared_twice(name, what, place, user_place())
+            raise declared_twice(name, kind, place, user_place())
 
 
 # ---- inputs ----------------------------------------------------------------------------------
@@ -310,8 +311,9 @@ def input_(
                          remedy=f'spmd.input("{name}", x.shape, x.dtype, default=x)')
     tree, leaves = spec.declared(name, known.plain(shape), dtype, layout)
     if name in context.held or name in context.looked_for:
-        types = {leaf: (element_type(what.dtype).name, shape_of(what.shape, f'input "{leaf}"'))
-                 for leaf, what in leaves.items()}
+        types = {leaf: (element_type(leaf_spec.dtype).name,
+                        shape_of(leaf_spec.shape, f'input "{leaf}"'))
+                 for leaf, leaf_spec in leaves.items()}
     if name in context.held:
         return held_inputs.taken(
             context.held[name], name, types, lambda x: (x.type.dtype.name, x.extents),
@@ -320,15 +322,16 @@ def input_(
         name in leaves and name not in context.inputs
     ):
         _check_name(context, name, "input")
-    given = named.spread({name: default}, leaves, "default of") if default is not None else {}
+    defaults = {leaf: part.default for leaf, part in leaves.items()}
+    if default is not None:
+        defaults |= named.spread({name: default}, leaves, "default of")
     if name in context.looked_for:
         context.looked_for[name] = tree, {
-            leaf: held_inputs.HeldInput(what.shape, what.dtype, what.layout,
-                                   given.get(leaf, what.default), types[leaf], user_place())
-            for leaf, what in leaves.items()}
-    return named.renamed(lambda leaf, what: _one_input(
-        context, leaf, what.shape, what.dtype, what.layout, given.get(leaf, what.default), optional
-    ), tree, name)
+            leaf: held_inputs.HeldInput(part.shape, part.dtype, part.layout, defaults[leaf],
+                                        types[leaf], user_place())
+            for leaf, part in leaves.items()}
+    return named.renamed(lambda leaf, part: _one_input(
+        context, leaf, part.shape, part.dtype, part.layout, defaults[leaf], optional), tree, name)
 
 
 def _one_input(
@@ -349,7 +352,7 @@ def _one_input(
     if dim is not None and dim.at_most is not None:  # its own
         raise declared_twice(name, "input", dim.place, user_place())
     element = element_type(dtype)
-    given, layout = layout, by_rules(context, shape, layout)
+    declared_layout, layout = layout, by_rules(context, shape, layout)
     chosen = layout_of(context, layout, len(extents), f'input "{name}"')
     whole_name = named.below(context.entry, name)  # two entries may each have an input x
     if layout is None:
@@ -362,14 +365,14 @@ def _one_input(
     region = None
     if default is not None:
         region = _default_region(context, name, default, extents, element, chosen)
-    origin = "chosen" if layout is None else "given" if layout is given else "rules"
-    context.said[name] = _said(context, name, shape, dtype, given, default, optional)
+    origin = "chosen" if layout is None else "given" if layout is declared_layout else "rules"
+    context.said[name] = _said(context, name, shape, dtype, declared_layout, default, optional)
     flag, root = None, ""
     if optional:
         spec.check_optional(name, default)
         # of a tree, all of which is given, or nothing
         root = named.below(context.entry, name.partition(".")[0])
-        flags = (i.given for i in context.inputs.values() if i.root == root)
+        flags = (i.flag for i in context.inputs.values() if i.root == root)
         flag = next(flags, None) or flag_of_call(context, f"given_{root}")
     context.inputs[name] = Input(value, chosen, extents, region, user_place(), origin, flag,
                                  root)
@@ -383,9 +386,9 @@ def array_input(name: str, shape: tuple[int, ...], dtype: DType, layout: Any) ->
 
 def number_input(name: str, dtype: DType, weak: bool) -> Array:
     """Return an input that is one number. weak: it promotes as a Python number does."""
-    made = array_input(name, (), dtype, ())
-    made.weak, made.scalar = weak, True
-    return made
+    array = array_input(name, (), dtype, ())
+    array.weak, array.scalar = weak, True
+    return array
 
 
 def _check_split(extents: Shape, layout: Layout, name: str) -> None:
@@ -431,9 +434,9 @@ def _refuse_computed(name: str, region: Region) -> None:
     """Raises ProgramError where a default needs what only exists while the program runs."""
     arrays, counters = free_values(region), free_counters(region)
     if arrays or counters:
-        what = "arrays of the program" if arrays else "a number that the program computes"
+        dependency = "arrays of the program" if arrays else "a number that the program computes"
         raise ProgramError(
-            f'the default of input "{name}" uses {what}',
+            f'the default of input "{name}" uses {dependency}',
             expected="global indices, constants and integer scalars: an input is filled once, "
             "before the program runs",
             found=", ".join([v.name for v in arrays] + [f"{s.name}, which changes while it runs"
@@ -452,8 +455,8 @@ def _uniform(context: Context, default: Any, extents: Shape) -> Any:
                          expected=elementwise.shape_text(extents),
                          found=elementwise.shape_text(default.extents))
     value = default.read()
-    made = next((op for b in context.blocks for op in b.ops if value in op.results), None)
-    return made.what.value if made is not None and isinstance(made.what, Full) else default
+    op = next((op for b in context.blocks for op in b.ops if value in op.results), None)
+    return op.what.value if op is not None and isinstance(op.what, Full) else default
 
 
 def _from_function(
@@ -462,7 +465,7 @@ def _from_function(
     """Return the function called with open grids of global indices, as
     numpy.indices(sparse=True)."""
     names = [f"index {d}" for d in range(len(layout))]
-    function = given(default, "the default of an input", *names)
+    function = checked_callback(default, "the default of an input", *names)
     grids = []
     for d, entry in enumerate(layout):
         offset = local_offset(context.mesh, extents[d], entry)
@@ -477,8 +480,8 @@ def global_indices(context: Context, extent: Expr, offset: Expr, dim: int, ndim:
     if offset != 0:
         first = constants.broadcast_value(context, view.index_value(context, offset), (extent,))
         value = context.emit_one(Map("add"), value, first)
-    one = expr.const(1)
-    shape = tuple(extent if d == dim else one for d in range(ndim))
+    unit = expr.const(1)
+    shape = tuple(extent if d == dim else unit for d in range(ndim))
     if shape != (extent,):
         value = context.emit_one(Reshape(shape=shape), value)
     return wrap(context, value, scalar=False)

@@ -65,7 +65,7 @@ def program(
     if function is not None and not callable(function):
         raise UsageError('write @spmd.program(mesh=("x",))', place=user_place())
 
-    def made(f: Any) -> Program:
+    def decorate(f: Any) -> Program:
         if not isinstance(f, type):
             return Program(f, mesh, layout, sync, selectable)
         if selectable:
@@ -75,4 +75,4 @@ def program(
                 remedy="an entry of its own for outputs that are asked for alone")
         return Entity(f, mesh, layout, sync)
 
-    return made if function is None else made(function)
+    return decorate if function is None else decorate(function)

@@ -101,11 +101,12 @@ def _within(
 
     # an empty box may stand anywhere
     holds = _compared(context, index, ge=-extent, le=last)
-    at = (" (element ", AT, " of the indices)") if shape else ()
-    what = f"index of dim {dim} is out of bounds: " if size is None else (
+    element_text = (" (element ", AT, " of the indices)") if shape else ()
+    message = f"index of dim {dim} is out of bounds: " if size is None else (
         f"a box begins out of bounds in dim {dim}: ")
-    expect(context, holds, what, index, *at, "\n  expected: ", index_value(context, -extent),
-           " to ", index_value(context, last), ", of an extent of ", index_value(context, extent),
+    expect(context, holds, message, index, *element_text,
+           "\n  expected: ", index_value(context, -extent), " to ", index_value(context, last),
+           ", of an extent of ", index_value(context, extent),
            *((" for a box of ", index_value(context, size)) if size is not None else ()),
            check="bounds")
     return True
@@ -144,13 +145,14 @@ def _nonzero(context: Context, e: Expr) -> bool:
     return True
 
 
-def at_least(least: int, extent: Expr, what: str) -> None:
+def at_least(least: int, extent: Expr, operation: str) -> None:
     """Expect that an axis has at least `least` elements, where only a run knows how many there are:
     launches with fewer are refused; an operation that may not run at all ends the run."""
-    context = require_context(what)
+    context = require_context(operation)
     if not extent.has_extents or context.rank_view or expr.nonneg(extent - least):
         return
-    holds, text = expr.ge(extent, least), f"{what} needs {least} or more elements along its axis"
+    holds = expr.ge(extent, least)
+    text = f"{operation} needs {least} or more elements along its axis"
     if context.in_every_launch:
         context.hold(holds, f"{text}: {extent} >= {least}")
     elif not context.selecting:
@@ -215,6 +217,6 @@ def between(x: Any, low: int, high: int | None, message: str, remedy: str) -> No
     value = as_value(context, x, dtypes.INT64)
     most = {} if high is None else {"le": expr.const(high)}
     holds = _compared(context, value, ge=expr.const(low), **most)
-    at = (" (element ", AT, ")") if value.type.shape else ()
+    element_text = (" (element ", AT, ")") if value.type.shape else ()
     after = f"\n  expected: {limits}\n  try:      {remedy}"
-    expect(context, holds, f"{message}: ", value, *at, after, check="bounds")
+    expect(context, holds, f"{message}: ", value, *element_text, after, check="bounds")

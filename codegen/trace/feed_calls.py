@@ -82,19 +82,19 @@ class Stream:
         Inside a shard_map, a rank hands over the rows of its own block."""
         context = self._context("send")
         (_, first), *_ = self.declared.fields
-        batch, given, layouts, homes = first.shape[0], [], [], []
+        batch, sent, layouts, homes = first.shape[0], [], [], []
         own = local_extent(context.mesh, batch, self._answered())
         fields = whole_batches.sent_fields(self.name, values, named)
         for name, x in fields.items():
             array = as_array(x)
-            given.append(array.read())
+            sent.append(array.read())
             layouts.append((self._answered(), *((),) * (array.ndim - 1)))
             if context.rank_view:
-                self._check_own(name, given[-1].type.shape, own)
-                homes.append(((batch, *given[-1].type.shape[1:]), layouts[-1]))
+                self._check_own(name, sent[-1].type.shape, own)
+                homes.append(((batch, *sent[-1].type.shape[1:]), layouts[-1]))
             else:
                 whole_batches.check_sent(self.name, name, array.extents, batch)
-        context.emit(Send(self.name, tuple(fields), tuple(layouts), tuple(homes)), given)
+        context.emit(Send(self.name, tuple(fields), tuple(layouts), tuple(homes)), sent)
 
     def _check_own(self, name: str, shape: Shape, own: Expr) -> None:
         """Raises ShapeError unless a rank gives a row for each of its own, of one shape on all."""
@@ -126,15 +126,15 @@ class Stream:
             expected="for b in feed: in the program's own source", found=f"{self!r}{why}",
             remedy=remedy)
 
-    def _context(self, what: str) -> Context:
-        context = require_context(f"feed.{what}")
+    def _context(self, method: str) -> Context:
+        context = require_context(f"feed.{method}")
         if context.feeds.get(self.name) != self.declared:
-            _of_another_program(self.name, what)
+            _of_another_program(self.name, method)
         return context
 
 
-def _of_another_program(name: str, what: str) -> NoReturn:
-    raise ProgramError(f'feed.{what}(): feed "{name}" is not declared in this program',
+def _of_another_program(name: str, method: str) -> NoReturn:
+    raise ProgramError(f'feed.{method}(): feed "{name}" is not declared in this program',
                        place=user_place(), expected="a feed of the program that is being built",
                        found="one of another program or build",
                        remedy="call spmd.feed inside of the program")
@@ -177,7 +177,7 @@ def feed(name: str = "feed", /, **fields: Any) -> Stream:
     if context.rank_view:
         raise whole_batches.declared_inside()
     specs = whole_batches.declared_fields(name, fields)
-    types = {field: _field(context, name, field, what) for field, what in specs.items()}
+    types = {field: _field(context, name, field, spec) for field, spec in specs.items()}
     whole_batches.check_batch(name, {f: t.shape for f, t in types.items()},
                               {f: t.dtype for f, t in types.items()})
     said = {"list of fields": (", ".join(types), tuple(types))} | {
@@ -193,19 +193,19 @@ def feed(name: str = "feed", /, **fields: Any) -> Stream:
     return Stream(now, fields)
 
 
-def _field(context: Context, feed: str, name: str, what: Spec) -> ArrayType:
+def _field(context: Context, feed: str, name: str, declared: Spec) -> ArrayType:
     called = f'field "{name}" of feed "{feed}"'
-    extents = shape_of(what.shape, called)
+    extents = shape_of(declared.shape, called)
     if any(e.has_extents for e in extents):
         raise ShapeError(f"{called} has a dim whose extent only a run knows",
                          expected="an extent that is known while building: all batches of a feed "
-                         "have it", found=str(what.shape),
+                         "have it", found=str(declared.shape),
                          remedy="spmd.Dim(name, extent); the field mask says which rows count")
-    spec = by_rules(context, what.shape, what.layout)
+    spec = by_rules(context, declared.shape, declared.layout)
     layout: Layout = layout_of(context, spec, len(extents), called)
     if spec is None and extents:
         layout = ((context.mesh.names[0],), *layout[1:])
-    return ArrayType(element_type(what.dtype), extents, layout)
+    return ArrayType(element_type(declared.dtype), extents, layout)
 
 
 def captured_feed(stream: Stream, code: Code) -> Iterator[Any]:
@@ -225,15 +225,15 @@ def check_feeds(module: Module) -> Module:
         if not isinstance(op.what, Send):
             continue
         shapes = [shape for shape, _ in op.what.homes] or [v.type.shape for v in op.operands]
-        given = ", ".join(f"{name}: {v.type.dtype}{shape_text(shape)}" for name, v, shape in
-                          zip(op.what.fields, op.operands, shapes, strict=True))
-        first, expected = sent.setdefault(op.what.feed, (op, given))
-        if given != expected:
+        sent_types = ", ".join(f"{name}: {v.type.dtype}{shape_text(shape)}" for name, v, shape in
+                               zip(op.what.fields, op.operands, shapes, strict=True))
+        first, expected = sent.setdefault(op.what.feed, (op, sent_types))
+        if sent_types != expected:
             raise ProgramError(
                 f'feed "{op.what.feed}" is sent different values in two places', place=op.place,
                 also=(("the other one:", first.place),) if first.place else (), expected=expected,
-                found=given, remedy="the same names, dtypes and shapes: those who make batches "
-                "read one kind of answer")
+                found=sent_types, remedy="the same names, dtypes and shapes: those who make "
+                "batches read one kind of answer")
     for name in sent:
         wrong, _ = unanswerable(name, module.body)
         if wrong is not None:

@@ -52,7 +52,7 @@ def target(x: Any, text: str) -> Any:
 
 def fresh(x: Any) -> Any:
     """Return the result of an operator; a new NumPy array becomes an array of the program."""
-    return known.made(x) if type(x) is np.ndarray and x.base is None else x
+    return known.known_array(x) if type(x) is np.ndarray and x.base is None else x
 
 
 class _Indexed:
@@ -62,8 +62,8 @@ class _Indexed:
         self.data = data
 
     def __getitem__(self, key: Any) -> Any:
-        if (found := integer_tables.in_formula(self.data, key)) is not None:
-            return found
+        if (formula := integer_tables.in_formula(self.data, key)) is not None:
+            return formula
         slices = [x for x in pytree.leaves(key) if isinstance(x, slice)]
         if is_unknown(key, [(s.start, s.stop, s.step) for s in slices]):
             return as_array(self.data)[key]
@@ -81,8 +81,8 @@ class _Row:
             return self.items[key]
         kind = type(self.items).__name__
         if all(isinstance(x, (bool, int)) for x in self.items):
-            if (found := integer_tables.in_formula(self.items, key)) is not None:
-                return found
+            if (formula := integer_tables.in_formula(self.items, key)) is not None:
+                return formula
             element = as_array(np.array(self.items, np.int64))[key]
             element.weak = True  # it promotes as Python's integers do
             return element
@@ -167,28 +167,28 @@ def created(function: Function, ours: Function, args: Any, kwargs: dict[str, Any
         return known.evaluate(function, ours, args, kwargs)
     make: Callable[[], Any] = lambda: function(*args, **kwargs)  # noqa: E731
     if function in (np.eye, np.identity):
-        made = like = make()
-        make = lambda: made  # noqa: E731
+        array = like = make()
+        make = lambda: array  # noqa: E731
     else:  # nobody may ever ask for their elements
-        given = args[2:] if function is np.full else args[1:]
-        dtype = kwargs.get("dtype", given[0] if given else None)
+        rest = args[2:] if function is np.full else args[1:]
+        dtype = kwargs.get("dtype", rest[0] if rest else None)
         if dtype is None and function is np.full:
             dtype = np.asarray(args[1]).dtype
         like = np.broadcast_to(np.empty((), dtype), args[0])
     element = dtypes.from_numpy(like.dtype)
     if element is None:
         return make()
-    return known.made_lazily(
+    return known.lazy_array(
         context, like.shape, element, make, lambda: ours(*args, **kwargs).read())
 
 
 def _check_fill(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Raises DtypeError for a NaN, or another number, that the integers asked for do not have:
     NumPy makes another number of it, and only warns."""
-    given = inspect.signature(function).bind(*args, **kwargs).arguments
-    value, dtype = given["fill_value"], given.get("dtype")
+    arguments = inspect.signature(function).bind(*args, **kwargs).arguments
+    value, dtype = arguments["fill_value"], arguments.get("dtype")
     if dtype is None and function is np.full_like:
-        dtype = getattr(given["a"], "dtype", None)
+        dtype = getattr(arguments["a"], "dtype", None)
     if dtype is not None and isinstance(value, (int, float, np.integer, np.floating)):
         rounded(value, element_type(dtype))
 
@@ -258,10 +258,10 @@ def library(function: Function, ours: Function | None = None) -> Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_unknown(args, kwargs):
             return ours(*args, **kwargs) if ours else _tried(function, args, kwargs)
-        given, options = known.plain(args, True), known.plain(kwargs, True)
-        held = {id(known.root(x)) for x in pytree.leaves((given, options, _arrays_of(function)))
-                if isinstance(x, np.ndarray)}
-        return known.taken(function(*given, **options), held)
+        positional, options = known.plain(args, True), known.plain(kwargs, True)
+        leaves = pytree.leaves((positional, options, _arrays_of(function)))
+        held = {id(known.root(x)) for x in leaves if isinstance(x, np.ndarray)}
+        return known.taken(function(*positional, **options), held)
 
     return call
 

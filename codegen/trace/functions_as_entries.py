@@ -106,14 +106,14 @@ class FunctionEntity(Entity):
         space: dict[str, Any] = {"__module__": first.__module__, "__doc__": first.__doc__}
         for key, f in self.functions.items():
             space[key] = entry(self._entry(key, f))
-        given: dict[str, inspect.Parameter] = {}
+        parameters: dict[str, inspect.Parameter] = {}
         for key, f in self.functions.items():
             for p in inspect.signature(f).parameters.values():
-                if repr(given.setdefault(p.name, p).default) != repr(p.default):
+                if repr(parameters.setdefault(p.name, p).default) != repr(p.default):
                     raise UsageError(
                         f"two functions of an entity have a parameter {p.name}",
                         place=place_of_method(key, f), expected="one default for both",
-                        found=f"{given[p.name].default!r} and {p.default!r}")
+                        found=f"{parameters[p.name].default!r} and {p.default!r}")
 
         def __init__(instance: Any, **values: Any) -> None:
             instance.parameters = _Values(values)
@@ -122,10 +122,10 @@ class FunctionEntity(Entity):
                     setattr(instance, state, named.renamed(self._first, self.trees[state], state))
 
         space["__init__"] = __init__
-        made = type(name, (), space)
-        made.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [p.replace(kind=p.KEYWORD_ONLY) for p in given.values()])
-        return made
+        cls = type(name, (), space)
+        cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values()])
+        return cls
 
     def _entry(self, key: str, f: Callable[..., Any]) -> Callable[..., Any]:
         """Return the method that calls a function with the state in place of its inputs."""
@@ -168,16 +168,16 @@ class FunctionEntity(Entity):
 
     def _begin_with(self, held: HeldInput) -> Any:
         makes: Any = eager_current() or creation
-        made = makes.zeros(held.shape, held.dtype, layout=held.layout)
+        initial = makes.zeros(held.shape, held.dtype, layout=held.layout)
         default = held.default
         if callable(default):
-            extents = made.shape
+            extents = initial.shape
             grids = [makes.arange(n).reshape([n if d == k else 1 for d in range(len(extents))])
                      for k, n in enumerate(extents)]
             default = (as_called(default) if Context.current() else default)(*grids)
         if default is not None:
-            made[...] = default
-        return made
+            initial[...] = default
+        return initial
 
     def discover(self, values: Mapping[str, Any]) -> None:
         """Find out which states the functions declare, for these values of parameters."""
@@ -185,7 +185,7 @@ class FunctionEntity(Entity):
         for key, f in self.functions.items():
             part = _Part(self, f, key)
             part.graph({p: values[p] for p in inspect.signature(f).parameters})
-            for state, (tree, leaves) in part.found.items():
+            for state, (tree, leaves) in part.state_inputs.items():
                 self.trees.setdefault(state, tree)
                 self._same(state, self.declared.setdefault(state, leaves), leaves, part.place)
         for state in self.names:
@@ -225,10 +225,10 @@ class FunctionEntity(Entity):
         self.discover(self.bind(parameters))
         return super().graph(parameters, checks)
 
-    def eager(self, *args: Any, **given: Any) -> Any:
-        parameters = {k: v for k, v in given.items() if k in self.parameters}
+    def eager(self, *args: Any, **arguments: Any) -> Any:
+        parameters = {k: v for k, v in arguments.items() if k in self.parameters}
         self.discover(self.bind(parameters))
-        return super().eager(*args, **given)
+        return super().eager(*args, **arguments)
 
 
 class _Values:
@@ -245,10 +245,11 @@ class _Part(Program):
         vars(self).update(vars(whole))
         self.function, self.is_part, self.place = f, True, place_of_method(key, f)
         self.states = whole.names
-        self.found: dict[str, tuple[Any, dict[str, HeldInput]]] = {}
+        self.state_inputs: dict[str, tuple[Any, dict[str, HeldInput]]] = {}
 
     def called(self, context: Context, function: Callable[..., Any], values: dict[str, Any]) -> Any:
         context.looked_for = dict.fromkeys(self.states)
         returned = function(**values)
-        self.found = {k: found for k, found in context.looked_for.items() if found is not None}
+        self.state_inputs = {k: inputs for k, inputs in context.looked_for.items()
+                             if inputs is not None}
         return 0 if returned is None else returned

@@ -32,8 +32,8 @@ def in_formula(table: Any, key: Any) -> Number | int | None:
     data, index = np.asarray(table), [expr_of(k) for k in keys]
     if data.dtype.kind not in "biu" or data.ndim != len(keys) or None in index:
         return None
-    found = looked_up(data, [e for e in index if e is not None])
-    formula: Number | int = number(found, data.dtype.kind == "b")
+    element = looked_up(data, [e for e in index if e is not None])
+    formula: Number | int = number(element, data.dtype.kind == "b")
     return formula
 
 

@@ -82,7 +82,7 @@ class Jitted(Program):
     def parameters(self) -> dict[str, Any]:
         return {}
 
-    def bind(self, given: Any) -> dict[str, Any]:
+    def bind(self, arguments: Any) -> dict[str, Any]:
         return {}
 
     def reached(self, values: dict[str, Any]) -> Iterable[tuple[str, Any]]:
@@ -137,20 +137,20 @@ def _is_full(cell: types.CellType) -> bool:
 
 def check_function(function: Any) -> None:
     """Raise UsageError for a function that spmd.jit cannot build."""
-    found = ""
+    kind = ""
     if isinstance(function, Program):
-        found = f"the program {function.name}, which spmd.build takes"
+        kind = f"the program {function.name}, which spmd.build takes"
     elif isinstance(function, type):
-        found = f"the class {function.__name__}"
+        kind = f"the class {function.__name__}"
     elif not callable(function):
-        found = f"{type(function).__name__}: {function!r}"[:80]
+        kind = f"{type(function).__name__}: {function!r}"[:80]
     else:
         flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
         if flags & (0x20 | 0x80 | 0x100 | 0x200):  # CO_GENERATOR, coroutines, async generators
-            found = "a function with yield or async"
-    if found:
+            kind = "a function with yield or async"
+    if kind:
         raise UsageError("spmd.jit takes a function of arrays", place=user_place(),
-                         expected="spmd.jit(f, ranks=4), or @spmd.jit above it", found=found)
+                         expected="spmd.jit(f, ranks=4), or @spmd.jit above it", found=kind)
 
 
 def _declared(tree: Any) -> Any:

@@ -29,37 +29,38 @@ def emit_with_back(
     inputs = [n for n in bound if n not in form.outputs]
     outputs = [bound[n] for n in form.outputs]
 
-    def run(*given: Any) -> Any:
+    def run(*primals: Any) -> Any:
         fresh = {n: wrap(context, x.read(), scalar=False) for n, x in zip(form.outputs, outputs)}
-        return emit(kernel, context, form, {**dict(zip(inputs, given)), **fresh})
+        return emit(kernel, context, form, {**dict(zip(inputs, primals)), **fresh})
 
-    def way(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
-        results = [made] if len(outputs) == 1 else made
+    def way(primals: Sequence[Any], returned: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
+        results = [returned] if len(outputs) == 1 else returned
         changes = [np.zeros_like(x) if g is None else g for x, g in zip(results, cotangents)]
-        known = {**dict(zip(inputs, given)), **dict(zip(form.outputs, results))}
+        known = {**dict(zip(inputs, primals)), **dict(zip(form.outputs, results))}
         _check_parameters(kernel, back, [*bound, *(f"d_{n}" for n in form.outputs)])
-        found = convert(back)(*(known[n] for n in bound), *changes)
-        if not isinstance(found, tuple) or len(found) != len(inputs):
-            shown = f"{len(found)}" if isinstance(found, tuple) else type(found).__name__
+        input_cotangents = convert(back)(*(known[n] for n in bound), *changes)
+        if not isinstance(input_cotangents, tuple) or len(input_cotangents) != len(inputs):
+            is_tuple = isinstance(input_cotangents, tuple)
+            shown = f"{len(input_cotangents)}" if is_tuple else type(input_cotangents).__name__
             raise KernelError(
                 f'kernel "{kernel.name}": its way back returns no cotangent for each input',
                 place=user_place(), expected=f"a tuple of {len(inputs)}: {', '.join(inputs)}",
                 found=shown, remedy="None for an input that has none")
-        return found
+        return input_cotangents
 
-    made = defined(context, run, way, [bound[n] for n in inputs], {})
-    for array, result in zip(outputs, [made] if isinstance(made, Array) else made):
+    written = defined(context, run, way, [bound[n] for n in inputs], {})
+    for array, result in zip(outputs, [written] if isinstance(written, Array) else written):
         array.write(result.read())
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
-def _check_parameters(kernel: Any, back: Callable[..., Any], given: Sequence[str]) -> None:
+def _check_parameters(kernel: Any, back: Callable[..., Any], names: Sequence[str]) -> None:
     try:
-        inspect.signature(back).bind(*given)
+        inspect.signature(back).bind(*names)
     except TypeError:
         raise KernelError(
             f'kernel "{kernel.name}": its way back takes other arguments', place=user_place(),
-            expected=f"the {len(given)} of {back.__name__}({', '.join(given)}): what the kernel "
+            expected=f"the {len(names)} of {back.__name__}({', '.join(names)}): what the kernel "
             "takes, then a cotangent of each output",
             found=f"{back.__name__}{inspect.signature(back)}") from None
     except ValueError:  # it has no signature

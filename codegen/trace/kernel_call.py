@@ -79,27 +79,27 @@ class Kernel:
     def _parsed(self, text: str, place: Place | None) -> Signature:
         parameters = self.parameters
         try:
-            found = gufunc.parse(text)
+            signature = gufunc.parse(text)
         except ValueError:
             raise KernelError(
                 f'kernel "{self.name}": this is not a signature', place=place,
                 expected='dims of inputs, then of outputs, as NumPy writes them: "(n),()->(n)"',
                 found=repr(text),
             ) from None
-        if len(found.dims) != len(parameters):
+        if len(signature.dims) != len(parameters):
             raise KernelError(
                 f'kernel "{self.name}": the signature has not one entry per parameter', place=place,
                 expected=f"{len(parameters)} entries: {', '.join(parameters)}",
-                found=f"{len(found.dims)} in {text!r}",
+                found=f"{len(signature.dims)} in {text!r}",
             )
-        return found
+        return signature
 
-    def combining(self, what: str, like: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-        """Return a function of two arrays, for op= of `what`. like: makes the array that is
-        written."""
+    def combining(self, operation: str, like: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+        """Return a function of two arrays, for op= of `operation`. like: makes the array
+        that is written."""
         names = self.parameters
         if len(names) != 3:
-            raise KernelError(f'kernel "{self.name}" cannot be the op= of {what}',
+            raise KernelError(f'kernel "{self.name}" cannot be the op= of {operation}',
                               expected="a kernel of two arrays and the output: (a, b, out)",
                               found=f"{self.name}({', '.join(names)})")
         return lambda a, b: self(a, b, **{names[2]: like(a)})
@@ -133,8 +133,8 @@ class Kernel:
         runtime = eager_current()
         context = None if runtime else require_context(f'kernel "{self.name}"')
         local = runtime.index_ is not None if runtime else bool(context and context.rank_view)
-        given = halo is not None or boundary is not None
-        self._check(bound, outputs, local, given, runtime is not None)
+        has_halo = halo is not None or boundary is not None
+        self._check(bound, outputs, local, has_halo, runtime is not None)
         if runtime is not None:
             form = self._form(bound, outputs, halo, boundary, lambda a, b: bool(a == b))
             if needs:
@@ -160,8 +160,8 @@ class Kernel:
     def _is_output(self, name: str, x: Any) -> bool:
         """Return whether a keyword argument is an output: the signature says so, it is named out,
         or it was made empty and the kernel writes it."""
-        at = self.parameters.index(name)
-        if (self.signature and at >= self.signature.inputs) or name == "out":
+        position = self.parameters.index(name)
+        if (self.signature and position >= self.signature.inputs) or name == "out":
             return isinstance(x, (Array, np.ndarray))
         if self.signature:
             return False
@@ -245,13 +245,13 @@ class Kernel:
         follows: list[tuple[int, ...] | None] = [None] * len(names)
         if self.signature:
             try:
-                found = self.signature.follows(names, list(shapes.values()), same)
+                loop_dims = self.signature.follows(names, list(shapes.values()), same)
             except ValueError as error:
                 raise self.refused(str(error), f'shapes of the signature "{self.signature.text}"',
                                    ", ".join(f"{n} {shape_text(s)}" for n, s in shapes.items()),
                                    "dims before those of the signature are loops, and broadcast") \
                     from None
-            follows = list(found)
+            follows = list(loop_dims)
             labels: dict[str, tuple[Any, ...]] = dict(zip(names, self.signature.dims, strict=True))
         else:
             labels = {n: tuple(range(len(shape))) for n, shape in shapes.items()}
@@ -309,5 +309,5 @@ def _same(a: Any, b: Any) -> bool:
 def tree_of(function: types.FunctionType) -> ast.AST | None:
     """Return the syntax tree of a function. ProgramError where its file has changed since it was
     read."""
-    found = find(function.__code__, function.__globals__)
-    return found[0] if found else None
+    source = find(function.__code__, function.__globals__)
+    return source[0] if source else None

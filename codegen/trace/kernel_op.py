@@ -40,11 +40,11 @@ class _Call:
         self.operands: list[Value] = []
         self.along: list[Along] = []
         self.own: list[ArrayType] = []
-        self.given: dict[str, ArrayType] = {}  # arrays as they were before the call
+        self.types_before: dict[str, ArrayType] = {}  # arrays as they were before the call
 
     def emit(self) -> Any:
         arrays = [as_array(self.bound[n]) for n in self.form.outputs]
-        self.given = {n: a.held.type for n, a in zip(self.form.outputs, arrays, strict=True)}
+        self.types_before = {n: a.held.type for n, a in zip(self.form.outputs, arrays, strict=True)}
         args = tuple(self.argument(name, x) for name, x in self.bound.items())
         types = [
             ArrayType(a.type.dtype, a.extents, None if self.context.rank_view else layout)
@@ -74,7 +74,7 @@ class _Call:
         if isinstance(x, Number) or type(x) in (bool, int):
             return "expr", x.expr if isinstance(x, Number) else expr.const(int(x))
         array = as_array(x)
-        self.given[name] = array.read().type
+        self.types_before[name] = array.read().type
         if name in self.form.halo:
             array = self.with_boundary(name, array)
         k = self.operand(name, as_value(self.context, array))
@@ -131,10 +131,10 @@ class _Call:
         form = self.form
         chosen: dict[Any, LayoutEntry] = {}
         used: set[str] = set()
-        for name, given in self.given.items():
-            if not given.layout or given.free:
+        for name, before in self.types_before.items():
+            if not before.layout or before.free:
                 continue
-            for entry, key in zip(given.layout, self.keys(name), strict=True):
+            for entry, key in zip(before.layout, self.keys(name), strict=True):
                 if key is not None and entry and key not in chosen and not used & set(entry):
                     chosen[key] = entry
                     used |= set(entry)
@@ -152,8 +152,8 @@ class _Call:
 
 
 def _is_zeros(context: Context, value: Value) -> bool:
-    made = (op for block in context.blocks for op in block.ops if value in op.results)
-    op = next(made, None)
+    defining_ops = (op for block in context.blocks for op in block.ops if value in op.results)
+    op = next(defining_ops, None)
     if op is not None and isinstance(op.what, Relayout):
         return _is_zeros(context, op.operands[0])
     return op is not None and isinstance(op.what, Full) and bool(op.what.value == 0)

@@ -31,16 +31,16 @@ STEPS = 100_000  # lines of Python that a trial may take
 def try_made_up(kernel: Any, form: Form, bound: Mapping[str, Any]) -> None:
     """Tries the kernel on small arrays of random numbers, while building."""
     passed = _made_up(form, bound)
-    given = ((x.shape, x.dtype) if isinstance(x, np.ndarray) else repr(x)
-             for n, x in passed.items() if n not in form.starts)
+    arguments = ((x.shape, x.dtype) if isinstance(x, np.ndarray) else repr(x)
+                 for n, x in passed.items() if n not in form.starts)
     read = digest(kernel.function) or object()  # what cannot be seen may have changed
-    key = (read, form.outputs, tuple(form.starts.items()), tuple(form.halo.items()), *given)
+    key = (read, form.outputs, tuple(form.starts.items()), tuple(form.halo.items()), *arguments)
     if key in kernel.tried:
         return
     results = {n: np.array(x) if isinstance(x, np.ndarray) else x for n, x in passed.items()}
-    before, at = sys.gettrace(), _Budget()
+    before, budget = sys.gettrace(), _Budget()
     try:
-        sys.settrace(at.line)
+        sys.settrace(budget.line)
         with np.errstate(all="ignore"):
             call(kernel.function, form, results)
             sizes = ", ".join(str(results[n].shape) for n in form.outputs)
@@ -86,10 +86,10 @@ def _made_up(form: Form, bound: Mapping[str, Any]) -> Passed:
                 _short(extent, LONG if cut is None else short) + (cut[1] if cut else 0)
                 for extent, cut in zip(shape, form.cuts(name), strict=True)
             )
-            made = _random(rng, small, dtype)
+            array = _random(rng, small, dtype)
             if name in form.outputs:
-                made[...] = 0
-            passed[name] = made if shape else made[()]
+                array[...] = 0
+            passed[name] = array if shape else array[()]
     return passed
 
 

@@ -26,18 +26,18 @@ _COMPUTED_MOST = 1 << 22  # elements; formulas of larger arrays are not computed
 # ---- arrays of known content ---------------------------------------------------------------------
 
 
-def made(data: np.ndarray[Any, Any], formula: Callable[[], Value] | None = None) -> Any:
+def known_array(data: np.ndarray[Any, Any], formula: Callable[[], Value] | None = None) -> Any:
     """Return an array of the program with these elements, which belong to it from now on."""
     context, dtype = Context.current(), dtypes.from_numpy(data.dtype)
     if context is None or dtype is None or type(data) is not np.ndarray:
         return data
     if not data.flags.c_contiguous and data.T.flags.c_contiguous and data.base is None:
-        return made_lazily(context, data.shape[::-1], dtype, lambda: data.T, formula).transpose()
+        return lazy_array(context, data.shape[::-1], dtype, lambda: data.T, formula).transpose()
     kept = data if data.flags.c_contiguous and data.flags.writeable else data.copy()
-    return made_lazily(context, data.shape, dtype, lambda: kept, formula)
+    return lazy_array(context, data.shape, dtype, lambda: kept, formula)
 
 
-def made_lazily(
+def lazy_array(
     context: Context, shape: tuple[int, ...], dtype: DType,
     make: Callable[[], np.ndarray[Any, Any]], formula: Callable[[], Value] | None,
 ) -> Array:
@@ -136,11 +136,11 @@ def evaluate(
     """
     targets = {id(x): owned(x) for x in written}
 
-    def given(x: Any) -> Any:
+    def plain_argument(x: Any) -> Any:
         return targets[id(x)] if id(x) in targets else plain(x)
 
-    arguments = [_mapped(given, x) for x in args]
-    options = {k: _mapped(given, x) for k, x in kwargs.items()}
+    arguments = [_mapped(plain_argument, x) for x in args]
+    options = {k: _mapped(plain_argument, x) for k, x in kwargs.items()}
     result = function(*arguments, **options)
     for x in written:
         x.storage.content.wrote(x.seen, targets[id(x)])
@@ -162,14 +162,14 @@ def taken(result: Any, theirs: set[int], back: dict[int, Any] | None = None) -> 
     """
     known_as = back or {}
 
-    def one(x: Any) -> Any:
+    def as_program_array(x: Any) -> Any:
         if id(x) in known_as:
             return known_as[id(x)]
         if type(x) is not np.ndarray or id(root(x)) in theirs:
             return x
-        return made(x.copy() if x.base is not None else x)
+        return known_array(x.copy() if x.base is not None else x)
 
-    return _mapped(one, result)
+    return _mapped(as_program_array, result)
 
 
 def _mapped(f: Callable[[Any], Any], x: Any) -> Any:

@@ -170,20 +170,20 @@ class ArrayMethods:
     def sort(self: Any, axis: int = -1, kind: str | None = None) -> None:
         self[...] = dispatch.call_function(np.sort, (self, axis, kind), {})
 
-    def item(self: Any, *at: Any) -> Any:
+    def item(self: Any, *position: Any) -> Any:
         """Return the one element, or that at an index, which promotes as a Python number does."""
         if self.is_known:
-            return self.frozen().item(*at)
-        if not at and not all(n == 1 for n in self.extents):
+            return self.frozen().item(*position)
+        if not position and not all(n == 1 for n in self.extents):
             raise ShapeError("item() of an array with several elements",
                              expected="an array of one element, or an index", found=str(self.type),
                              remedy="say which: x[0], x.item(0), x.sum()")
-        at = at[0] if len(at) == 1 else at or (0,) * self.ndim
-        found = self[at] if isinstance(at, tuple) else self.ravel()[at]
+        position = position[0] if len(position) == 1 else position or (0,) * self.ndim
+        element = self[position] if isinstance(position, tuple) else self.ravel()[position]
         wide = {"i": np.int64, "u": np.int64, "f": np.float64, "c": np.complex128}
-        made = found.astype(wide.get(found.dtype.kind, np.bool_))
-        made.weak = made.dtype != np.bool_
-        return made
+        number = element.astype(wide.get(element.dtype.kind, np.bool_))
+        number.weak = number.dtype != np.bool_
+        return number
 
     def view(self: Any, *dtype: Any) -> Any:
         if dtype and not (self.is_known or dtype == (np.ndarray,)):

@@ -200,9 +200,9 @@ def bounded_dim(name: str, at_most: int) -> DimNumber | None:
     """Return the extent of a named dim in the capture that is under way; None outside of any."""
     if Context.current() is None:
         return None
-    made = DimNumber(name, at_most)
-    assert made.expr is not None  # it is declared here
-    return made
+    extent = DimNumber(name, at_most)
+    assert extent.expr is not None  # it is declared here
+    return extent
 
 
 def where_asked(needed: str) -> str:

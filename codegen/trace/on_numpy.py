@@ -49,8 +49,8 @@ def copied(args: Sequence[Any]) -> tuple[Any, ...]:
     """Return the arguments with copies of their arrays, so that no later write changes them."""
     tree, leaves = flatten(tuple(args))
     fresh = [x.copy() if isinstance(x, np.ndarray) else x for x in leaves]
-    made: tuple[Any, ...] = fill(tree, iter(fresh), fresh=True)
-    return made
+    copies: tuple[Any, ...] = fill(tree, iter(fresh), fresh=True)
+    return copies
 
 
 class _Call(Program):
@@ -75,21 +75,21 @@ class _Call(Program):
     def parameters(self) -> dict[str, Any]:
         return {}
 
-    def bind(self, given: Any) -> dict[str, Any]:
+    def bind(self, arguments: Any) -> dict[str, Any]:
         return {}
 
     def _returned(self) -> dict[str, Any]:
         tree, leaves = flatten(self.called_with)
-        given = [asarray(x.copy()) if isinstance(x, np.ndarray) else x for x in leaves]
-        args, kwargs = fill(tree, iter(given), fresh=True)
+        converted = [asarray(x.copy()) if isinstance(x, np.ndarray) else x for x in leaves]
+        args, kwargs = fill(tree, iter(converted), fresh=True)
         self.tree, leaves = flatten(as_called(self.inner)(*args, **kwargs))
         self.others = [x if leaf_type(x) is None else ARRAY for x in leaves]
-        made = {f"part{k}": asarray(x) for k, x in enumerate(leaves) if leaf_type(x) is not None}
-        self.names = tuple(made)
-        return made
+        outputs = {f"part{k}": asarray(x) for k, x in enumerate(leaves) if leaf_type(x) is not None}
+        self.names = tuple(outputs)
+        return outputs
 
     def computed(self) -> tuple[Any, list[str]]:
         """Compute the arrays one by one. Return them and the lines that the program printed."""
         prints = list[str]()
-        found = self.interpreted({_AXIS: 1}, prints)
-        return (found[name][()] for name in self.names), prints
+        outputs = self.interpreted({_AXIS: 1}, prints)
+        return (outputs[name][()] for name in self.names), prints

@@ -41,7 +41,7 @@ from codegen.trace.control.outside import Outside
 from codegen.trace.control.returned import outputs_of
 from codegen.trace.control.settled import Inner
 from codegen.trace.declare import check_dims, flag_of_call
-from codegen.trace.derive.needed import kept_by, opened, pruned
+from codegen.trace.derive.dead_code import kept_by, pruned, without_defined
 from codegen.trace.feed_calls import check_feeds
 from codegen.trace.save_calls import check_saves
 
@@ -77,18 +77,18 @@ def make_mesh(spec: Any) -> Mesh:
 
 def _check_function(function: Any) -> None:
     """Raises UsageError for what @spmd.program cannot stand on."""
-    found = type(function).__name__
+    kind = type(function).__name__
     if isinstance(function, Program):
-        found = "a function that is a program already"
+        kind = "a function that is a program already"
     elif inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        found = "an async function"
+        kind = "an async function"
     elif inspect.isgeneratorfunction(function):
-        found = "a function with yield, which returns no arrays"
+        kind = "a function with yield, which returns no arrays"
     elif inspect.isfunction(function):
         return
     raise UsageError("@spmd.program stands above a function of yours", place=user_place(),
                      expected="def name(n: int = 1000): … return {\"u\": u}",
-                     found=found)
+                     found=kind)
 
 
 def parse_parameter(text: str) -> Any:
@@ -181,23 +181,23 @@ class Program:
         """Names and defaults; inspect.Parameter.empty where a parameter has none."""
         return {k: p.default for k, p in inspect.signature(self.function).parameters.items()}
 
-    def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return every parameter's value by name. Raises UsageError for unknown names and missing
         values."""
         signature = inspect.signature(self.function).parameters
-        for name in given:
+        for name in arguments:
             if name not in signature:
                 known = ", ".join(signature) or "none"
                 raise UsageError(f'program "{self.name}" has no parameter "{name}"',
                                  place=self.place, expected=f"parameters: {known}",
-                                 found=f"{name}={given[name]!r}",
+                                 found=f"{name}={arguments[name]!r}",
                                  remedy=meant(name, signature, "{}=…"))
         out = {}
         for name, parameter in signature.items():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise UnsupportedError(f'program "{self.name}" takes *{name}', place=self.place,
                                        expected="named parameters with defaults")
-            value = given.get(name, parameter.default)
+            value = arguments.get(name, parameter.default)
             if value is parameter.empty:
                 raise UsageError(
                     f'parameter "{name}" of program "{self.name}" has no value', place=self.place,
@@ -205,7 +205,9 @@ class Program:
                     remedy=f'{name} = spmd.input("{name}", shape) in the program, if it is an '
                     "array; or spmd.jit, whose functions take arrays",
                 )
-            out[name] = self._typed(name, value, parameter.annotation) if name in given else value
+            out[name] = value
+            if name in arguments:
+                out[name] = self._typed(name, value, parameter.annotation)
         return out
 
     def _typed(self, name: str, value: Any, annotation: Any) -> Any:
@@ -287,17 +289,17 @@ class Program:
                 if not (context.learned or context.narrower or unrolled != context.unrolled):
                     raise
             else:
-                found = bounds_of(module)
+                new_bounds = bounds_of(module)
                 chosen = choose(module, context.auto) if rounds < _ROUNDS else layouts
                 settled = chosen == layouts
                 layouts, rounds = chosen, rounds + 1
                 learned_more = context.learned or context.narrower
-                assumed = {key: context.begun_with.get(key, bounds.get(key)) for key in found}
-                if not learned_more and found == assumed and settled:
+                assumed = {key: context.begun_with.get(key, bounds.get(key)) for key in new_bounds}
+                if not learned_more and new_bounds == assumed and settled:
                     # a bound that is known proves the condition it came from: keep that one
                     kept = stated | {(c.text, c.place): c for c in module.conditions}
                     return predicated(replace(module, conditions=tuple(kept.values())))
-                bounds = found
+                bounds = new_bounds
             learned, limits = context.learned, {**limits, **context.narrower}
             stated |= {(c.text, c.place): c for c in context.conditions}
             mesh = mesh.told(learned)
@@ -326,7 +328,7 @@ class Program:
         check_dims(context)
         body = context.blocks[0].close([o.value for o in outputs])
         if context.differentiated:
-            body = pruned(opened(body))
+            body = pruned(without_defined(body))
             outputs = [replace(o, value=v) for o, v in zip(outputs, body.results, strict=True)]
         module = Module(
             name=self.name, level="graph", mesh=context.mesh, parameters=tuple(values.items()),
@@ -373,7 +375,7 @@ class Program:
 
     def eager(
         self, ranks: int = 1, mesh: Mapping[str, int] | None = None,
-        save: Mapping[str, Callable[[Any], Any]] | None = None, **given: Any,
+        save: Mapping[str, Callable[[Any], Any]] | None = None, **arguments: Any,
     ) -> Any:
         """Runs the function as plain Python on NumPy arrays, in this process: the simplest
         debugger.
@@ -382,7 +384,7 @@ class Program:
           shard_map runs; 1 unless you say otherwise. Nothing runs in parallel.
         - save: by the name of a save, a function that is called with each of its frames, such as
           `frames.append`.
-        - given: parameters, inputs and scalars by name; feed: an iterable of batches, which are
+        - arguments: parameters, inputs and scalars by name; feed: an iterable of batches, which are
           dicts of arrays, or by name one for each feed.
 
         A shard_map without out_layouts asks the compiler how its results lie.
@@ -392,11 +394,11 @@ class Program:
         """
         check_takers(save)
         eager = oracle().eager
-        known = {k: v for k, v in given.items() if k in self.parameters}
-        rest = {k: v for k, v in given.items() if k not in self.parameters}
+        known = {k: v for k, v in arguments.items() if k in self.parameters}
+        rest = {k: v for k, v in arguments.items() if k not in self.parameters}
         axes = self._eager_axes(ranks, mesh)
-        given = {**self.bind(known), **rest}
-        return eager.run(self.function, axes, given, lambda: self.graph(known),
+        arguments = {**self.bind(known), **rest}
+        return eager.run(self.function, axes, arguments, lambda: self.graph(known),
                          self._captured(axes), frames=save, outside=self._outside(known))
 
     def _eager_axes(self, ranks: int, mesh: Mapping[str, int] | None) -> dict[str, int]:
@@ -431,8 +433,8 @@ class Program:
     def interpreted(self, axes: Mapping[str, int], prints: list[str]) -> dict[str, Any]:
         """Return the outputs by name, of a program without inputs: its Graph, computed in NumPy.
         prints collects what it prints."""
-        found: dict[str, Any] = oracle().eager.outputs(self.graph({}), axes, prints)
-        return found
+        outputs: dict[str, Any] = oracle().eager.outputs(self.graph({}), axes, prints)
+        return outputs
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("run", "open", "save", "verify", "layouts"):
@@ -465,10 +467,10 @@ def check_takers(save: Mapping[str, Any] | None) -> None:
 def place_of_return(context: Context, function: Callable[..., Any], else_at: Place) -> Place:
     """Return the expression that a converted function returned; where there is none, another
     place."""
-    made = context.returned
-    if made is None or made[0] is not getattr(function, "__code__", None):
+    returned = context.returned
+    if returned is None or returned[0] is not getattr(function, "__code__", None):
         return else_at
-    return place_in(*made)
+    return place_in(*returned)
 
 
 def outputs_at(context: Context, returned: Any, place: Place) -> tuple[list[Output], Returned]:

@@ -12,7 +12,7 @@ from codegen.trace import blocked, methods
 from codegen.trace.arithmetic import NumberMethods
 from codegen.trace.array import Array
 from codegen.trace.control import conversion, hooks
-from codegen.trace.derive import back_through, exchanged, mapped, once_more, reverse
+from codegen.trace.derive import control_flow, exchanges, recompute, reverse, shard_maps
 from codegen.trace.number import Number, bounded_dim
 from codegen.trace.numpy import composite, elementwise, linear, special
 from codegen.trace.numpy.masks import Chosen
@@ -32,9 +32,9 @@ linear.BLOCKED.update(blocked.FUNCTIONS)
 
 # Ways back through ops that have regions or exchange, and what of their results changes with what
 # is differentiated by; all other kinds have the rule `vjp`.
-for _module in (back_through, exchanged, mapped, once_more):
+for _module in (control_flow, exchanges, recompute, shard_maps):
     reverse.RULES.update(_module.WAYS_BACK)
-for _module in (back_through, mapped, once_more):
+for _module in (control_flow, recompute, shard_maps):
     reverse.ACTIVE.update(_module.ACTIVE_RESULTS)
 
 # Operators and methods, which are NumPy's functions of what has them.

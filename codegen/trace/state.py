@@ -205,8 +205,8 @@ def _flatten(value: Any, leaves: list[Any], above: set[int]) -> Tree:
 def inside(value: Any, key: Any) -> Any:
     """Return what a list, dict or object holds under a key; None where it has no such key."""
     tree = _flatten(value, [], set()) if not isinstance(value, Array) else Tree("leaf", value)
-    found = (c.value for k, c in zip(tree.keys, tree.children) if k == key)
-    return next(found, None)
+    matching = (c.value for k, c in zip(tree.keys, tree.children) if k == key)
+    return next(matching, None)
 
 
 def fill(

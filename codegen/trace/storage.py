@@ -35,7 +35,7 @@ class Storage:
     def __init__(self, context: Context, content: Value | Known) -> None:
         self.serial = context.next_serial()
         self.content: Any = content  # Known: while building; else a value, or why there is none
-        self.turned = False  # NumPy may keep it in another order: see memory_order
+        self.transposed = False  # NumPy may keep it in another order: see memory_order
         self.region = context.region()  # in which it was made
         # the shard_map it was made in, whose arrays exist there only
         self.home = context.captured[-1] if context.captured else None

@@ -54,15 +54,15 @@ def _targets(text: str) -> dict[int, Target]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return {}
-    found: dict[int, Target] = {}
+    targets: dict[int, Target] = {}
     lines = text.split("\n")
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt) and (target := _target(node)).name:
-            found.setdefault(node.lineno, target)
+            targets.setdefault(node.lineno, target)
         elif isinstance(node, ast.keyword) and node.arg:
             if not lines[node.lineno - 1][: node.col_offset].strip():
-                found.setdefault(node.lineno, Target(node.arg))
-    return found
+                targets.setdefault(node.lineno, Target(node.arg))
+    return targets
 
 
 def _target(node: ast.stmt) -> Target:

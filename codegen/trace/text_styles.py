@@ -100,10 +100,10 @@ def percent_text(text: str, values: Any) -> Any:
 
 def _fields(text: str) -> Sequence[str | _Field] | None:
     """Return the fields of a text and the texts between them; None where Python alone reads it."""
-    found: list[str | _Field] = []
+    fields: list[str | _Field] = []
     literal, mark, rest = text.partition("%")
     while mark:
-        found.append(literal)
+        fields.append(literal)
         key = ""
         if rest.startswith("("):
             key, _, rest = rest[1:].partition(")")
@@ -116,9 +116,9 @@ def _fields(text: str) -> Sequence[str | _Field] | None:
         kind, rest = rest[:1], rest[1:]
         if not kind or kind not in "diueEfFgGxXosra%":
             return None
-        found.append("%" if kind == "%" else _Field(key, flags, width, digits, kind))
+        fields.append("%" if kind == "%" else _Field(key, flags, width, digits, kind))
         literal, mark, rest = rest.partition("%")
-    return [*found, literal]
+    return [*fields, literal]
 
 
 def _begin(text: str, letters: str) -> tuple[str, str]:

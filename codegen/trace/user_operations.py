@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,21 +29,17 @@ from codegen.mesh import Layout, joined_layout
 from codegen.ops import Exchange, Kind, Slice
 from codegen.ops.kind import Array as NumpyArray
 from codegen.ops.kind import Eval, Types, layout_of
+from codegen.ops.rules import BatchBuilder, GraphBuilder, Shards, Values
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, as_value, wrap
-from codegen.trace.context import Context
+from codegen.trace.context import Context, require_context
 from codegen.trace.control.conversion import convert
 from codegen.trace.derive.derivatives import custom_vjp
 from codegen.trace.number import expr_of, number
 from codegen.trace.numpy.elementwise import example_of_difference, shape_text
 from codegen.user.absent import computed, needs_of
-
-if TYPE_CHECKING:  # what rules are given
-    from codegen.graph.builder import Builder
-    from codegen.layouts.localize import Localizer
-    from codegen.trace.batching.batch import Batch
 
 
 class Type(NamedTuple):
@@ -197,8 +193,8 @@ class Operation:
             return wrap(context, self._part(context, parts, stated))
         if type(self).compute is Operation.compute:
             self._check_whole(context, operands, stated)
-        what = UserOp(self, along, stated)
-        return wrap(context, context.emit_one(what, *(x.read() for x in operands)))
+        kind = UserOp(self, along, stated)
+        return wrap(context, context.emit_one(kind, *(x.read() for x in operands)))
 
     def _kept(self, *operands: Array) -> tuple[Any, Any]:
         result = self._emitted(*operands)
@@ -207,19 +203,20 @@ class Operation:
     def _back(self, kept: Any, cotangent: Any, place: Place | None) -> tuple[Any, ...]:
         operands, result = kept
         with operands[0].context.standing_at(place):
-            found = convert(self.vjp)(operands, result, cotangent)
-        if not isinstance(found, (tuple, list)) or len(found) != len(operands):
-            count = len(found) if isinstance(found, (tuple, list)) else type(found).__name__
+            cotangents = convert(self.vjp)(operands, result, cotangent)
+        if not isinstance(cotangents, (tuple, list)) or len(cotangents) != len(operands):
+            several = isinstance(cotangents, (tuple, list))
+            count = len(cotangents) if several else type(cotangents).__name__
             raise UsageError(f"{self}: vjp returns no cotangent for each operand",
                              place=user_place(), expected=f"a tuple of {len(operands)}",
                              found=str(count), remedy="None for an operand that has none")
-        for k, (x, g) in enumerate(zip(operands, found)):
+        for k, (x, g) in enumerate(zip(operands, cotangents)):
             have = x.extents if g is None else _shape(g)
             if len(have) != x.ndim or any(map(_differ, have, x.extents)):
                 raise ShapeError(f"{self}: vjp returns another shape for operand {k}",
                                  place=user_place(), expected=shape_text(x.extents),
                                  found=shape_text(have))
-        return tuple(found)
+        return tuple(cotangents)
 
     def _in_numpy(self, operands: Sequence[NumpyArray]) -> NumpyArray:
         """Return what `numpy` returns, checked against the type that `result` states."""
@@ -227,9 +224,10 @@ class Operation:
         views = [x.view() for x in operands]  # a caller's array is not for the rule to write
         for view in views:
             view.flags.writeable = False
-        made = np.asarray(self.numpy(*views))
-        self._check(made.shape, made.dtype, tuple(stated.shape), stated.dtype, "numpy", "result")
-        return made
+        result = np.asarray(self.numpy(*views))
+        self._check(result.shape, result.dtype, tuple(stated.shape), stated.dtype, "numpy",
+                    "result")
+        return result
 
     # ---- rules, checked --------------------------------------------------------------------------
 
@@ -240,12 +238,12 @@ class Operation:
 
     def _stated(self, operands: Sequence[Any]) -> Type:
         """Return the type that the rule `result` states. Raises UsageError if it returns none."""
-        found = self.result(*operands)
-        shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", None)
+        declared = self.result(*operands)
+        shape, dtype = getattr(declared, "shape", None), getattr(declared, "dtype", None)
         if shape is None or dtype is None or not all(expr_of(n) is not None for n in shape):
             raise UsageError(f"{self}: the rule result returns no type", place=user_place(),
                              expected="spmd.extend.Type(shape, dtype), or an operand",
-                             found=repr(found)[:60])
+                             found=repr(declared)[:60])
         return Type(tuple(shape), np.dtype(dtype))
 
     def _result_type(self, operands: Sequence[Array]) -> ArrayType:
@@ -261,13 +259,13 @@ class Operation:
         """Return what the rule `needs` says. Raises LayoutError if that does not fit operands and
         result."""
         dims = tuple(ResultDim(d) for d in range(result.ndim))
-        found = self.needs(dims, *operands)
-        if not isinstance(found, (tuple, list)) or len(found) != len(operands):
-            count = len(found) if isinstance(found, (tuple, list)) else type(found).__name__
+        needed = self.needs(dims, *operands)
+        if not isinstance(needed, (tuple, list)) or len(needed) != len(operands):
+            count = len(needed) if isinstance(needed, (tuple, list)) else type(needed).__name__
             raise self._unfit("the rule needs has not one entry for each operand",
                               f"{len(operands)}, each None or a tuple", str(count))
         return tuple(self._entries(k, x, entries, result)
-                     for k, (x, entries) in enumerate(zip(operands, found)))
+                     for k, (x, entries) in enumerate(zip(operands, needed)))
 
     def _entries(self, k: int, x: Array, entries: Any, result: ArrayType) -> tuple[Any, ...]:
         if entries is None:
@@ -316,8 +314,8 @@ class Operation:
         with apart.active():
             arrays = [wrap(apart, Value("x", ArrayType(x.type.dtype, x.extents)), scalar=False)
                       for x in operands]
-            made = as_value(apart, convert(self.numpy)(*arrays)).type
-        self._check(made.shape, dtypes.numpy_dtype(made.dtype), stated.shape,
+            numpy_type = as_value(apart, convert(self.numpy)(*arrays)).type
+        self._check(numpy_type.shape, dtypes.numpy_dtype(numpy_type.dtype), stated.shape,
                     dtypes.numpy_dtype(stated.dtype), "numpy", "result")
 
     def _part(
@@ -357,9 +355,9 @@ def _named_part(x: Array, dims: Sequence[ResultDim | None], result: ArrayType) -
 
 
 def _exprs(shape: Iterable[Any]) -> tuple[Expr, ...]:
-    found = [n if isinstance(n, Expr) else expr_of(n) for n in shape]
-    assert None not in found, shape
-    return tuple(e for e in found if e is not None)
+    exprs = [n if isinstance(n, Expr) else expr_of(n) for n in shape]
+    assert None not in exprs, shape
+    return tuple(e for e in exprs if e is not None)
 
 
 def _shape(x: Any) -> tuple[Expr, ...]:
@@ -410,23 +408,23 @@ class UserOp(Kind):
     def reference(self, operands: Sequence[NumpyArray], value: Eval) -> list[NumpyArray]:
         return [self.operation._in_numpy(operands)]
 
-    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+    def goes_on(self, op: Op, dim: int, shards: Shards) -> bool:
         return False
 
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
-        return [tuple(_needed(d, window, extent, at) for d, extent in zip(dims, v.type.shape))
+    def needs(self, op: Op, window: Window, shards: Shards) -> list[Window]:
+        return [tuple(_needed(d, window, extent, shards) for d, extent in zip(dims, v.type.shape))
                 for v, dims in zip(op.operands, self.along, strict=True)]
 
     def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+        self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
-        context = _RanksPart(op.result.name, at.mesh)
-        context.number = list(at.defs).index(op.result)
+        context = _RanksPart(op.result.name, shards.mesh)
+        context.number = list(shards.defs).index(op.result)
         context.rank_view, context.place = 1, op.place
         with context.active():
             arrays = [wrap(context, v, scalar=False) for v in operands]
-            type_ = ArrayType(self.type.dtype, at.shape(window))
-            made = self.operation._part(context, arrays, type_, at.lows(window))
+            type_ = ArrayType(self.type.dtype, shards.shape(window))
+            made = self.operation._part(context, arrays, type_, shards.lows(window))
         refused = next((o for o in context.blocks[0].ops if isinstance(o.what, Exchange)), None)
         if refused is not None:
             raise UnsupportedError(
@@ -438,23 +436,24 @@ class UserOp(Kind):
                 f"{self.title()}: compute asks something of launches", place=op.place,
                 expected="what holds on every mesh", found=context.conditions[0].text,
                 remedy="spmd.require(…) in the program, before the operation is called")
-        build.ops += context.blocks[0].ops
+        build.ops.extend(context.blocks[0].ops)
         return made
 
-    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+    def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
         wider = self.operation.batched()
         if wider is None:
-            return at.one_by_one(op, given)
-        operands = [wrap(at.context, v) for v in at.every(op, given)]
+            return batch.one_by_one(op, stacked)
+        context = require_context(self.title())
+        operands = [wrap(context, v) for v in batch.every(op, stacked)]
         return [wider(*operands).read()]
 
 
-def _needed(d: ResultDim | None, window: Window, extent: Expr, at: Localizer) -> Cut:
+def _needed(d: ResultDim | None, window: Window, extent: Expr, shards: Shards) -> Cut:
     if d is None:
         return cuts.whole(extent)
     cut = window[d.number]
     if d.step == 1:
         return cuts.widened(cut, d.size - 1)
-    low, high = cut.bounds(at.mesh)
+    low, high = cut.bounds(shards.mesh)
     more = d.size - d.step
     return cuts.interval(cut.axes, low * d.step, high * d.step + more)

@@ -20,21 +20,21 @@ from codegen.trace.numpy.refused import KERNEL
 from codegen.trace.numpy.shaping import broadcast_arrays
 
 
-def vectorized(given: Any) -> Callable[..., Any]:
+def vectorized(wrapper: Any) -> Callable[..., Any]:
     """Return the function that runs where an np.vectorize object is called."""
 
     def call(*args: Any, **options: Any) -> Any:
         if not is_unknown(args, options):
-            return library(given)(*args, **options)
-        if isinstance(given.pyfunc, np.ufunc) and not given.otypes:
-            return given.pyfunc(*args, **options)
-        plain = isinstance(given.pyfunc, FunctionType)
-        if not plain or given.signature or given.excluded:
+            return library(wrapper)(*args, **options)
+        if isinstance(wrapper.pyfunc, np.ufunc) and not wrapper.otypes:
+            return wrapper.pyfunc(*args, **options)
+        plain = isinstance(wrapper.pyfunc, FunctionType)
+        if not plain or wrapper.signature or wrapper.excluded:
             raise unsupported("np.vectorize with signature=, or of a built-in function,", KERNEL)
-        bound = inspect.signature(given.pyfunc).bind(*args, **options)
+        bound = inspect.signature(wrapper.pyfunc).bind(*args, **options)
         if bound.kwargs:
             raise unsupported("np.vectorize with keyword-only arguments", KERNEL)
-        return _called(given.pyfunc, list(bound.args), given.otypes)
+        return _called(wrapper.pyfunc, list(bound.args), wrapper.otypes)
 
     return call
 
@@ -54,8 +54,8 @@ def _called(function: FunctionType, args: list[Any], otypes: str | None) -> Any:
          f"    {', '.join(f'{out}[0]' for out in outs)} = function({', '.join(names)})\n",
          scope)
     signature = f"{','.join(['()'] * len(names))}->{','.join(['()'] * len(outs))}"
-    made = Kernel(scope[_name(function)], signature=signature)(*inputs, **outs)
-    return made
+    result = Kernel(scope[_name(function)], signature=signature)(*inputs, **outs)
+    return result
 
 
 def _name(function: FunctionType) -> str:

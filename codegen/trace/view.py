@@ -146,7 +146,7 @@ def may_reshape(view: View, base: Shape, shape: Shape) -> bool:
     if len(steps) <= len(view):
         return False
     shapes = (base, *(s.shape for s in steps if not isinstance(s, Transpose)))
-    if not view or not all(e.is_const for one in shapes for e in one):
+    if not view or not all(e.is_const for dims in shapes for e in dims):
         return True
     extents = tuple(e.value for e in base)
     strides = _contiguous(extents)
@@ -157,13 +157,13 @@ def may_reshape(view: View, base: Shape, shape: Shape) -> bool:
             continue
         now = tuple(e.value for e in step.shape)
         if isinstance(step, Reshape):
-            found = reshaped_strides(extents, strides, now)
-            if found is None:
+            new_strides = reshaped_strides(extents, strides, now)
+            if new_strides is None:
                 return False
-            strides = found
+            strides = new_strides
         elif isinstance(step, Broadcast):
-            at = {d: s for d, s, e in zip(step.dims, strides, extents) if e != 1}
-            strides = tuple(at.get(d, 0) for d in range(len(now)))
+            stride_of = {d: s for d, s, e in zip(step.dims, strides, extents) if e != 1}
+            strides = tuple(stride_of.get(d, 0) for d in range(len(now)))
         elif isinstance(step, Slice):
             strides = tuple(s * k for s, k in zip(strides, step.step))
         extents = now
@@ -188,7 +188,7 @@ def reshaped_strides(
         return _contiguous(wanted)
     old = [(e, s) for e, s in zip(extents, strides) if e != 1]
     new = [d for d, e in enumerate(wanted) if e != 1]
-    made = [0] * len(wanted)
+    result = [0] * len(wanted)
     while old:
         (have, step), group = old.pop(0), [new.pop(0)]
         need = wanted[group[0]]
@@ -202,8 +202,8 @@ def reshaped_strides(
                 return None
             have, step = have * extent, inner
         for d in reversed(group):
-            made[d], step = step, step * wanted[d]
-    return tuple(made)
+            result[d], step = step, step * wanted[d]
+    return tuple(result)
 
 
 def _starts(context: Context, base: Value, step: Dynamic) -> list[Value]:
@@ -225,10 +225,10 @@ def _starts(context: Context, base: Value, step: Dynamic) -> list[Value]:
 def index_value(context: Context, e: Expr) -> Value:
     """Return a symbolic integer as a 0-d int64 value."""
     if e.is_const:
-        what: ops.Kind = ops.Full(e.value, dtypes.INT64, ())
+        kind: ops.Kind = ops.Full(e.value, dtypes.INT64, ())
     else:
-        what = ops.Symbolic(e, dtypes.INT64)
-    return context.remember(("index", e), lambda: context.emit_one(what))
+        kind = ops.Symbolic(e, dtypes.INT64)
+    return context.remember(("index", e), lambda: context.emit_one(kind))
 
 
 def _apply(context: Context, base: Value, step: Step) -> Value:

@@ -68,13 +68,13 @@ class Absent(NDArrayOperatorsMixin):
             return None
         if outs:
             kwargs["out"] = tuple(None if o is None else np.array(stand_in_of(o)) for o in outs)
-        made = computed(getattr(ufunc, method), inputs, kwargs, needs)
+        result = computed(getattr(ufunc, method), inputs, kwargs, needs)
         if not outs:
-            return made
-        results = made if isinstance(made, tuple) else (made,)
-        given = tuple(m if o is None else withheld(o, needs, m)
-                      for o, m in zip(outs, results, strict=True))
-        return given if len(given) > 1 else given[0]
+            return result
+        results = result if isinstance(result, tuple) else (result,)
+        outputs = tuple(m if o is None else withheld(o, needs, m)
+                        for o, m in zip(outs, results, strict=True))
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         needs = needs_of((args, kwargs))
@@ -86,8 +86,8 @@ class Absent(NDArrayOperatorsMixin):
             withheld(args[0], needs)
             return None
         out = kwargs.pop("out", None)
-        made = computed(function, args, kwargs, needs)
-        return made if out is None else withheld(out, needs, made)
+        result = computed(function, args, kwargs, needs)
+        return result if out is None else withheld(out, needs, result)
 
     def __array_namespace__(self, **kwargs: Any) -> Any:
         return np.empty(0).__array_namespace__(**kwargs)
@@ -124,10 +124,10 @@ class Absent(NDArrayOperatorsMixin):
         else."""
         if not self.needs:
             return bool(self.stand_in)
-        found = _asserted(sys._getframe(1))
-        if found is None:
+        truth = _asserted(sys._getframe(1))
+        if truth is None:
             raise self.refused("what follows from it decides which line runs next")
-        return found
+        return truth
 
     def _python(self, kind: Callable[[Any], Any]) -> Any:
         if not self.needs:
@@ -217,8 +217,8 @@ def stand_in_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any
 
 def needs_of(tree: Any) -> Needs:
     """Return the inputs without which something in a tree is not there."""
-    found = (getattr(x, "needs", ()) for x in leaves(tree) if isinstance(x, (Absent, np.ndarray)))
-    return _each(name for needs in found for name in needs)
+    needed = (getattr(x, "needs", ()) for x in leaves(tree) if isinstance(x, (Absent, np.ndarray)))
+    return _each(name for needs in needed for name in needs)
 
 
 def _each(names: Iterable[str]) -> Needs:
@@ -232,10 +232,10 @@ def computed(
     needs = _each((*needs, *needs_of((args, kwargs))))
     with np.errstate(all="ignore"):
         try:
-            made = function(*stand_ins(args), **stand_ins(kwargs))
+            result = function(*stand_ins(args), **stand_ins(kwargs))
         except np.linalg.LinAlgError:  # of a matrix of ones; every matrix routine takes eye
-            made = function(*map_tree(_eye, stand_ins(args)), **stand_ins(kwargs))
-    return map_tree(lambda x: absent(x, needs), made)
+            result = function(*map_tree(_eye, stand_ins(args)), **stand_ins(kwargs))
+    return map_tree(lambda x: absent(x, needs), result)
 
 
 def absent(x: Any, needs: Needs) -> Any:
@@ -244,19 +244,19 @@ def absent(x: Any, needs: Needs) -> Any:
     return Absent(x if isinstance(x, np.ndarray) else np.asarray(x), needs) if is_value else x
 
 
-def withheld(x: Any, needs: Needs, made: Any = None) -> Any:
-    """Return an array that was there, now that what is not was written into it. made: what it was
-    to become, where NumPy's own array cannot say that of itself."""
+def withheld(x: Any, needs: Needs, result: Any = None) -> Any:
+    """Return an array into which an absent value was written: it is absent from now on. result: the
+    array to return where NumPy's own array cannot be marked so; InputError without it."""
     if isinstance(x, Absent):
         x.needs = _each((*x.needs, *needs))
         return x
     if hasattr(x, "withhold"):
         x.withhold(needs)
         return x
-    if made is None:
+    if result is None:
         raise Absent(x, needs).refused("what follows from it is written into an array of NumPy's: "
                                        "spmd.zeros makes one that can take it")
-    return made
+    return result
 
 
 def is_all(key: Any) -> bool:
@@ -295,8 +295,8 @@ def without(
     if name in _EFFECTS:
         return None
     if name in ("cond", "switch") and needs_of(args[:1]):
-        made = function(np.True_ if name == "cond" else 0, *args[1:], **kwargs)
-        return map_tree(lambda x: absent(x, needs), made)
+        result = function(np.True_ if name == "cond" else 0, *args[1:], **kwargs)
+        return map_tree(lambda x: absent(x, needs), result)
     if name in _CALLING:
         return function(*args, **kwargs)
     if name in _LIKE or (name == "full_like" and not needs_of((args[1:], kwargs))):
@@ -318,14 +318,14 @@ def _asserted(frame: FrameType | None) -> bool | None:
         return None
     code = list(dis.get_instructions(frame.f_code))
     places = {step.offset: k for k, step in enumerate(code)}
-    at = places[frame.f_lasti]
-    at += code[at].opname == "TO_BOOL"
-    if "POP_JUMP" not in code[at].opname:
+    position = places[frame.f_lasti]
+    position += code[position].opname == "TO_BOOL"
+    if "POP_JUMP" not in code[position].opname:
         return True
-    jumps = "TRUE" in code[at].opname
-    if _fails(code[at + 1]):
+    jumps = "TRUE" in code[position].opname
+    if _fails(code[position + 1]):
         return jumps
-    return not jumps if _fails(code[places[code[at].argval]]) else True
+    return not jumps if _fails(code[places[code[position].argval]]) else True
 
 
 def _fails(step: dis.Instruction) -> bool:

@@ -15,14 +15,14 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name.startswith(("float", "bfloat"))
 
 
-def _casts(given: np.dtype[Any], to: np.dtype[Any]) -> bool:
+def _casts(source: np.dtype[Any], to: np.dtype[Any]) -> bool:
     """Return whether a dtype casts to another whatever the values are: to more of the same, and any
     real number to a float of any size."""
     if _is_float(to):
-        return given.kind in "biu" or _is_float(given)
+        return source.kind in "biu" or _is_float(source)
     if to.kind == "c":
-        return given.kind in "biuc" or _is_float(given)
-    return np.can_cast(given, to, "safe")
+        return source.kind in "biuc" or _is_float(source)
+    return np.can_cast(source, to, "safe")
 
 
 def _holds(dtype: np.dtype[Any], a: np.ndarray[Any, Any]) -> bool:

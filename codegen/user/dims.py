@@ -64,15 +64,15 @@ class Dim(int):
     name: str
 
     def __new__(cls, name: str, extent: int | None = None, *, at_most: int | None = None) -> Dim:
-        given = extent if at_most is None else at_most
-        if not isinstance(name, str) or (extent is None) == (at_most is None) or _count(given) < 0:
+        bound = extent if at_most is None else at_most
+        if not isinstance(name, str) or (extent is None) == (at_most is None) or _count(bound) < 0:
             said = repr(extent) if at_most is None else f"{extent!r}, at_most={at_most!r}"
             raise UsageError("a named dim has a name and an extent", place=user_place(),
                              expected='spmd.Dim("batch", 64), or spmd.Dim("batch", at_most=64)',
                              found=f"Dim({name!r}, {said})")
         if at_most is not None:
             return cast("Dim", bounded(name, _count(at_most)))
-        self = super().__new__(cls, _count(given))
+        self = super().__new__(cls, _count(bound))
         self.name = name
         return self
 
@@ -118,8 +118,8 @@ class BoundedDim:
         any."""
         if _FIXED.get() is not None:
             return None
-        found = (look(self.name, self.at_most) for look in SYMBOLIC)
-        return next((x for x in found if x is not None), None)
+        symbols = (look(self.name, self.at_most) for look in SYMBOLIC)
+        return next((x for x in symbols if x is not None), None)
 
     def extent(self) -> Any:
         """Return the extent of the dim in this capture or eager run. Raises UsageError outside of

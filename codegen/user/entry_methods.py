@@ -56,19 +56,19 @@ def entry(method: Callable[..., Any]) -> Callable[..., Any]:
 def entries_of(cls: type) -> dict[str, Callable[..., Any]]:
     """Return the entries of a class by name, those of its bases first. Raise UsageError for a class
     without any, and for an entry that takes arguments."""
-    found: dict[str, Callable[..., Any]] = {}
+    methods: dict[str, Callable[..., Any]] = {}
     for base in reversed(cls.__mro__):
         for name, method in vars(base).items():
             if getattr(method, _MARK, False):
-                found[name] = method
+                methods[name] = method
             else:
-                found.pop(name, None)  # a class below it has a method that is none
-    if not found:
+                methods.pop(name, None)  # a class below it has a method that is none
+    if not methods:
         raise UsageError(f"the class {cls.__name__} has no entry", place=user_place(),
                          expected="@spmd.entry above the methods that an image can be asked for",
                          found=", ".join(n for n, m in vars(cls).items() if inspect.isfunction(m))
                          or "no methods")
-    for name, method in found.items():
+    for name, method in methods.items():
         place = place_of_method(name, method)
         if name in _TAKEN:
             raise UsageError(f"an open image has a method {name} of its own: no entry is called so",
@@ -82,7 +82,7 @@ def entries_of(cls: type) -> dict[str, Callable[..., Any]]:
                 place=place,
                 expected=f"def {name}(self):", found=", ".join(needed) or "no self",
                 remedy='x = spmd.input("x", shape, dtype) in it, for an array that a call gives')
-    return found
+    return methods
 
 
 def place_of_method(name: str, method: Callable[..., Any]) -> Place:

@@ -48,5 +48,5 @@ class GivenExtents:
 
 
 def _elements(count: int, d: int) -> str:
-    one = "row" if d == 0 else "element"
-    return f"{count} {one}{'' if count == 1 else 's'}{f' along dim {d}' if d else ''}"
+    noun = "row" if d == 0 else "element"
+    return f"{count} {noun}{'' if count == 1 else 's'}{f' along dim {d}' if d else ''}"

@@ -114,10 +114,10 @@ def adding(
         named = {k: v for k, v in kwargs.items() if k not in ("dtype", "out")}
         if dtype is not None:
             args, named["dtype"] = (args[0].astype(half), *args[1:]), wide
-        made = narrowed(function(*widened(args, wide), **widened(named, wide)), half, wide)
+        result = narrowed(function(*widened(args, wide), **widened(named, wide)), half, wide)
         if out is None:
-            return made
-        out[...] = made
+            return result
+        out[...] = result
         return out
 
     return call

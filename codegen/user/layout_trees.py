@@ -79,5 +79,5 @@ def spread(spec: Any, item: Any) -> list[Any]:
         ndims = [x.ndim if hasattr(x, "ndim") else np.ndim(x) for x in pytree.leaves(item)]
         several = _several(spec, len(item), ndims)
         specs = [spec] * len(item) if several is None else several
-        return [s for one, x in zip(specs, item) for s in spread(one, x)]
+        return [s for entry, x in zip(specs, item) for s in spread(entry, x)]
     return [spec]

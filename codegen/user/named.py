@@ -37,12 +37,12 @@ def rebuilt(tree: Any, items: Iterable[Any]) -> Any:
         return dict(zip(tree, items, strict=True))
     if isinstance(tree, (tuple, list)):
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    made = object.__new__(type(tree))
+    copy = object.__new__(type(tree))
     for name, item in getattr(tree, "__dict__", {}).items():
-        object.__setattr__(made, name, item)
+        object.__setattr__(copy, name, item)
     for (name, _), item in zip(held(tree) or (), items, strict=True):
-        object.__setattr__(made, name, item)  # frozen ones too
-    return made
+        object.__setattr__(copy, name, item)  # frozen ones too
+    return copy
 
 
 def named(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -81,24 +81,24 @@ def asked(only: Any, known: Sequence[str], option: str = "only") -> list[str]:
     of trees of them; None: all. Raises UsageError."""
     if only is None:
         return list(known)
-    found: set[str] = set()
+    chosen: set[str] = set()
     for name in (only,) if isinstance(only, str) else tuple(only):
         leaves = [name] if name in known else of_tree(name, known)
         if not leaves:
             raise UsageError(f"{option}={name!r}: the program has no output {name!r}",
                              expected=listed(known) or "no outputs",
                              remedy=meant(name, known))
-        found.update(leaves)
-    return [name for name in known if name in found]
+        chosen.update(leaves)
+    return [name for name in known if name in chosen]
 
 
 def roots(names: Iterable[str]) -> dict[str, list[str]]:
     """Return the leaves of each tree, by what stands before their first dot; others by their own
     name."""
-    found: dict[str, list[str]] = {}
+    leaves: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(name.partition(".")[0], []).append(name)
-    return found
+        leaves.setdefault(name.partition(".")[0], []).append(name)
+    return leaves
 
 
 def listed(names: Iterable[str]) -> str:
@@ -112,36 +112,39 @@ def listed(names: Iterable[str]) -> str:
 def together(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Return rows of a table of arrays, name first: one for those that differ in numbers of their
     names only, as w.blocks.*.query (4)."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[tuple[str, ...], list[str]] = {}
     for name, *cells in rows:
         steps = ("*" if step.isdigit() else step for step in name.split("."))
-        found.setdefault((".".join(steps) if "." in name else name, *cells), []).append(name)
+        groups.setdefault((".".join(steps) if "." in name else name, *cells), []).append(name)
     return [(names[0] if len(names) == 1 else f"{pattern} ({len(names)})", *cells)
-            for (pattern, *cells), names in found.items()]
+            for (pattern, *cells), names in groups.items()]
 
 
 # ---- trees that are given for trees that are known
 
 
-def spread(given: Mapping[str, Any], known: Collection[str], what: str = "input") -> dict[str, Any]:
-    """Return what is given with a leaf for each name: trees are taken apart, other values stay.
+def spread(
+    values: Mapping[str, Any], known: Collection[str], role: str = "input"
+) -> dict[str, Any]:
+    """Return `values` with one entry for each leaf: trees are flattened, arrays stay. role: what
+    messages call an entry.
 
-    Raises InputError where a tree lacks leaves or has others, UsageError for what is given twice.
+    Raises InputError where a tree lacks leaves or has others, UsageError for one that comes twice.
     """
-    found: dict[str, Any] = {}
-    for name, value in given.items():
+    arrays: dict[str, Any] = {}
+    for name, value in values.items():
         tree = name not in known and of_tree(name, known)
-        leaves = _leaves(name, value, tree, what) if tree else [(name, value)]
+        leaves = _leaves(name, value, tree, role) if tree else [(name, value)]
         for leaf, array in leaves:
-            if leaf in found:
-                raise UsageError(f"{what} {leaf} is given twice", found="in a tree, and by name",
+            if leaf in arrays:
+                raise UsageError(f"{role} {leaf} is given twice", found="in a tree, and by name",
                                  expected="one of them")
-            found[leaf] = array
-    return found
+            arrays[leaf] = array
+    return arrays
 
 
 def _leaves(
-    name: str, value: Any, known: Collection[str], what: str
+    name: str, value: Any, known: Collection[str], role: str
 ) -> Iterator[tuple[str, Any]]:
     if name in known:
         yield name, value
@@ -149,7 +152,7 @@ def _leaves(
     inside = held(value)
     steps = list(dict.fromkeys(leaf[len(name) + 1 :].partition(".")[0] for leaf in known))
     if inside is None:
-        raise InputError(f"{what} {name} is a tree of arrays", expected=f"one with {some(steps)}",
+        raise InputError(f"{role} {name} is a tree of arrays", expected=f"one with {some(steps)}",
                          found=type(value).__name__)
     left = list(known)
     paths = [below(name, key) for key, _ in inside]
@@ -160,22 +163,22 @@ def _leaves(
     for path, (key, item) in zip(paths, inside, strict=True):
         mine = [leaf for leaf in known if holder.get(leaf) == path]
         if not mine and any(True for _ in named(item)):
-            raise InputError(f"{what} {name} has something of which the program knows nothing",
+            raise InputError(f"{role} {name} has something of which the program knows nothing",
                              expected=some(steps), found=repr(key))
         if mine:
-            yield from _leaves(path, item, mine, what)
+            yield from _leaves(path, item, mine, role)
             left = [leaf for leaf in left if leaf not in mine]
     if left:
-        raise InputError(f"{what} {left[0]} is not given", expected=some(steps),
+        raise InputError(f"{role} {left[0]} is not given", expected=some(steps),
                          found=some(str(key) for key, _ in inside))
 
 
-def by_path(given: Any, known: Collection[str], what: str) -> Any:
+def by_path(values: Any, known: Collection[str], role: str) -> Any:
     """Return a dict with trees in it as a flat one, where some known names are paths; else as it
     is. Raises InputError, with the path."""
-    if not isinstance(given, dict) or not any("." in name for name in known):
-        return given
-    return spread(given, known, what)
+    if not isinstance(values, dict) or not any("." in name for name in known):
+        return values
+    return spread(values, known, role)
 
 
 def some(names: Iterable[str], most: int = 20) -> str:

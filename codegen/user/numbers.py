@@ -15,10 +15,10 @@ def element_type(dtype: Any) -> DType:
     """Return our element type for a NumPy dtype, scalar type, name or Python type."""
     try:
         an_array = hasattr(type(dtype), "__array_priority__")
-        found = None if an_array else dtypes.from_numpy(dtype)
+        element = None if an_array else dtypes.from_numpy(dtype)
     except TypeError:
-        found = None
-    if found is None:
+        element = None
+    if element is None:
         is_time = any(text in repr(dtype) for text in ("datetime64", "timedelta64", "M8", "m8"))
         try:
             fields = np.dtype(dtype).names or ()
@@ -29,7 +29,7 @@ def element_type(dtype: Any) -> DType:
             remedy = f"an array for each field: {', '.join(fields)}"
         raise DtypeError(f"{dtype!r} is not an element type", expected=", ".join(dtypes.BY_NAME),
                          found=repr(dtype), remedy=remedy)
-    return found
+    return element
 
 
 def rounded(value: Any, dtype: DType) -> int | float | complex | bool:

@@ -150,10 +150,10 @@ def put_items(x: dict[Any, Any], held: Mapping[Any, Any]) -> None:
 def own_dict(x: object) -> dict[str, Any] | None:
     """Return the `__dict__` of an object, whatever its class makes of this name."""
     try:
-        found = object.__getattribute__(x, "__dict__")
+        attributes = object.__getattribute__(x, "__dict__")
     except AttributeError:
         return None
-    return found if isinstance(found, dict) else None
+    return attributes if isinstance(attributes, dict) else None
 
 
 def slots(cls: type) -> dict[str, Any]:

@@ -36,25 +36,25 @@ class _Itself:
 
 
 def check_same(
-    name: str, what: str, first: tuple[Place | None, Said], now: tuple[Place | None, Said]
+    name: str, role: str, first: tuple[Place | None, Said], now: tuple[Place | None, Said]
 ) -> None:
     """Raises ProgramError for a second declaration; the first one, met again, is none: a body
     may be captured several times. first, now: where each stands, and what it says."""
     (before, then), (place, said) = first, now
     if before != place:
-        raise declared_twice(name, what, before, place)
+        raise declared_twice(name, role, before, place)
     for part, (text, form) in said.items():
         if form != then[part][1]:
             raise ProgramError(
                 f'"{name}" is declared twice, with another {part}', place=place,
                 expected=f"{part} {then[part][0]}, as the first time", found=f"{part} {text}",
-                remedy=f"another name for each {what}, or keep the result of the first declaration",
+                remedy=f"another name for each {role}, or keep the result of the first declaration",
             )
 
 
-def declared_twice(name: str, what: str, before: Place | None, place: Place | None) -> ProgramError:
+def declared_twice(name: str, role: str, before: Place | None, place: Place | None) -> ProgramError:
     return ProgramError(
-        f'"{name}" is declared twice', place=place, expected=f"one name per {what}",
+        f'"{name}" is declared twice', place=place, expected=f"one name per {role}",
         found=f'another "{name}"', also=(("declared before at", before),) if before else (),
         remedy="choose another name, or keep the result of the first declaration",
     )
@@ -132,8 +132,8 @@ def content(code: types.CodeType, placed: bool = False) -> tuple[Any, ...]:
     ]
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
     counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
-    what = code.co_code, constants, names, counts
+    behaviour = code.co_code, constants, names, counts
     if not placed:
-        return what
+        return behaviour
     where = code.co_filename, code.co_firstlineno, code.co_qualname, code.co_linetable
-    return *what, *where, code.co_flags, code.co_exceptiontable
+    return *behaviour, *where, code.co_flags, code.co_exceptiontable

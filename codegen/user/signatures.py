@@ -9,7 +9,7 @@ from codegen.errors import ProgramError
 from codegen.suggest import meant, meant_keyword
 
 
-def check_call(function: Any, what: str, /, *args: Any, expected: str = "", **kwargs: Any) -> None:
+def check_call(function: Any, role: str, /, *args: Any, expected: str = "", **kwargs: Any) -> None:
     """Raises ProgramError where a function cannot be called with these arguments."""
     remedy = ""
     problem = "" if callable(function) else f"{type(function).__name__}: {function!r}"[:80]
@@ -26,8 +26,8 @@ def check_call(function: Any, what: str, /, *args: Any, expected: str = "", **kw
             remedy = remedy or next(filter(None, (
                 meant(k, signature.parameters, "{}=…") for k in kwargs
                 if k not in signature.parameters)), "")
-        expected = expected or f"{what}{_plain(signature)}"
-    raise ProgramError(f"{what} cannot be called like this", expected=expected, found=problem,
+        expected = expected or f"{role}{_plain(signature)}"
+    raise ProgramError(f"{role} cannot be called like this", expected=expected, found=problem,
                        remedy=remedy)
 
 

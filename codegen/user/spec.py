@@ -63,26 +63,26 @@ def declared(name: str, shape: Any, dtype: Any, layout: Any) -> tuple[Any, dict[
     """Return what spmd.input declares as a tree of specs, and the specs by name. What is no tree is
     one array, of float64 unless it says otherwise. Raises UsageError and ProgramError."""
     if not is_tree(shape):
-        one = Spec(shape, np.float64 if dtype is None else dtype, layout, None)
-        return one, {name: one}
+        single = Spec(shape, np.float64 if dtype is None else dtype, layout, None)
+        return single, {name: single}
     if dtype is not None or layout is not None:
         raise UsageError(f'the dtype and the layout of input "{name}" stand in its specs',
                          place=user_place(), expected="spmd.spec(shape, dtype, layout)",
                          found=f"dtype={dtype!r}" if layout is None else f"layout={layout!r}")
-    found: dict[str, Spec] = {}
-    for leaf, what in named(shape, name):
-        if not isinstance(what, Spec):
+    specs: dict[str, Spec] = {}
+    for leaf, spec in named(shape, name):
+        if not isinstance(spec, Spec):
             raise UsageError(f'a tree of inputs, "{name}", holds something else than specs',
                              place=user_place(), expected=f"spmd.spec(shape, dtype) as {leaf}",
-                             found=type(what).__name__)
-        if leaf in found:
+                             found=type(spec).__name__)
+        if leaf in specs:
             raise ProgramError(f"{leaf} is the name of two inputs", place=user_place(),
                                expected="keys that give names which differ", found=repr(leaf))
         if "" in leaf.split(".") or not leaf.isprintable():
             raise ProgramError(f"{leaf!r} cannot be the name of an input", place=user_place(),
                                expected="keys of printable text", found=repr(leaf))
-        found[leaf] = what
-    return shape, found
+        specs[leaf] = spec
+    return shape, specs
 
 
 def check_optional(name: str, default: Any) -> None:

@@ -107,11 +107,11 @@ def place_of_binding(method: Callable[..., Any], path: str, otherwise: Place) ->
     except (OSError, SyntaxError, ValueError):
         return otherwise
     instance = code.co_varnames[0] if code.co_argcount else "self"
-    found = [target for node in ast.walk(tree) for target in _targets(node)
-             if _attribute(target, instance) == attribute_of(path)]
-    if not found:
+    targets = [target for node in ast.walk(tree) for target in _targets(node)
+               if _attribute(target, instance) == attribute_of(path)]
+    if not targets:
         return otherwise
-    last = max(found, key=lambda node: node.lineno)
+    last = max(targets, key=lambda node: node.lineno)
     indent = len(lines[0]) - len(lines[0].lstrip())
     return Place(otherwise.file, first + last.lineno - 1, last.col_offset + indent, -1,
                  otherwise.function)
@@ -129,11 +129,11 @@ def _targets(node: ast.AST) -> list[ast.expr]:
 def _attribute(target: ast.expr, instance: str) -> str:
     """Return the attribute that an assignment's target is, or is a part of; "" for none."""
     name = ""
-    at: ast.expr = target
-    while isinstance(at, (ast.Attribute, ast.Subscript)):
-        name = at.attr if isinstance(at, ast.Attribute) else name
-        at = at.value
-    return name if isinstance(at, ast.Name) and at.id == instance else ""
+    node: ast.expr = target
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        name = node.attr if isinstance(node, ast.Attribute) else name
+        node = node.value
+    return name if isinstance(node, ast.Name) and node.id == instance else ""
 
 
 def by_name(leaves: Mapping[str, tuple[str, Any]], names: Collection[str]) -> dict[str, str]:

@@ -49,12 +49,12 @@ def try_parts(
             same = (whole == part) | ((whole != whole) & (part != part))
             if same.all():
                 continue
-            at = tuple(np.argwhere(~same)[0])
-            index = ", ".join(str(k + (s.start or 0)) for k, s in zip(at, slices))
+            place = tuple(np.argwhere(~same)[0])
+            index = ", ".join(str(k + (s.start or 0)) for k, s in zip(place, slices))
             raise kernel.refused(
                 "another result on a part of the arrays than on the whole",
                 "the same on every part, since halo= lets ranks compute their own",
-                f"{n}[{index}] is {whole[at]} on the whole and {part[at]} on a part{where}",
+                f"{n}[{index}] is {whole[place]} on the whole and {part[place]} on a part{where}",
                 "read no further than the ghost cells; or None for that dim in halo=: the kernel "
                 "then gets it whole",
             )

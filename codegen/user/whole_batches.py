@@ -39,30 +39,30 @@ def declared_fields(name: Any, fields: Mapping[str, Any]) -> dict[str, Spec]:
         raise UsageError(f'feed "{name}" has no fields', place=user_place(),
                          expected="x=spmd.spec((batch, 64), np.float32), for each array of a batch",
                          found="none")
-    found: dict[str, Spec] = {}
+    specs: dict[str, Spec] = {}
     for field, tree in fields.items():
         if field.startswith("_"):
             raise UsageError(f'feed "{name}": a field is called {field}', place=user_place(),
                              expected="a name that does not begin with an underscore",
                              found=field)
         leaves = [*named.named(tree, field)] if is_tree(tree) else [(field, tree)]
-        for leaf, what in leaves or [(field, tree)]:
-            if not isinstance(what, Spec):
+        for leaf, spec in leaves or [(field, tree)]:
+            if not isinstance(spec, Spec):
                 raise UsageError(
                     f'field "{leaf}" of feed "{name}" is no spec', place=user_place(),
                     expected=f"{field}=spmd.spec(shape, dtype), or a tree of them",
-                    found=f"{leaf}: {type(what).__name__}")
-            if leaf in found or not all(map(STEP.fullmatch, leaf.split("."))):
+                    found=f"{leaf}: {type(spec).__name__}")
+            if leaf in specs or not all(map(STEP.fullmatch, leaf.split("."))):
                 raise UsageError(f'feed "{name}": "{leaf}" cannot be the name of a field',
                                  place=user_place(), found=repr(leaf),
                                  expected="keys of letters, digits and _, each once")
-            if what.default is not None:
+            if spec.default is not None:
                 raise UsageError(
                     f'field "{leaf}" of feed "{name}" has a default', place=user_place(),
                     expected="a shape, a dtype and perhaps a layout: batches are given",
                     found="default=", remedy="leave it out")
-            found[leaf] = what
-    return found
+            specs[leaf] = spec
+    return specs
 
 
 def check_batch(name: str, shapes: Mapping[str, Sequence[Any]], kinds: Mapping[str, Any]) -> None:
@@ -100,8 +100,8 @@ def batch_maker(feed: str, fields: Mapping[str, Any]) -> Callable[[Mapping[str, 
                            remedy=f"declare it: spmd.feed({name}=spmd.spec(shape, dtype))")
 
     base = collections.namedtuple("Batch", names)  # type: ignore[misc]
-    made = type("Batch", (base,), {"__getattr__": missing, "__slots__": ()})
-    return lambda values: made(**named.renamed(lambda path, _: values[path], dict(fields)))
+    batch_type = type("Batch", (base,), {"__getattr__": missing, "__slots__": ()})
+    return lambda values: batch_type(**named.renamed(lambda path, _: values[path], dict(fields)))
 
 
 def declared_inside() -> ProgramError:
@@ -119,8 +119,8 @@ def sent_fields(feed: str, values: Sequence[Any], named: Mapping[str, Any]) -> d
         raise UsageError(f'feed "{feed}": send takes one array or tree, or several by name',
                          place=user_place(), expected="feed.send(action), feed.send(a=x, b=y)",
                          found=f"{len(values)} without a name, {len(named)} with one")
-    given = {"values": values[0]} if values else named
-    return dict(leaf for name, tree in given.items() for leaf in _sent_leaves(feed, name, tree))
+    trees = {"values": values[0]} if values else named
+    return dict(leaf for name, tree in trees.items() for leaf in _sent_leaves(feed, name, tree))
 
 
 def _sent_leaves(feed: str, name: str, tree: Any) -> Iterator[tuple[str, Any]]:
@@ -149,14 +149,14 @@ def _is_of_numbers(value: Any) -> bool:
 def told(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was sent as those who make batches read it: dicts with the trees that were sent,
     in which tuples stand for lists and tuples, and dicts for all else."""
-    found: dict[str, Any] = {}
+    trees: dict[str, Any] = {}
     for path, value in values.items():
         *steps, last = path.split(".")
-        inside = found
+        inside = trees
         for step in steps:
             inside = inside.setdefault(step, {})
         inside[last] = value
-    return {name: _with_tuples(tree) for name, tree in found.items()}
+    return {name: _with_tuples(tree) for name, tree in trees.items()}
 
 
 def _with_tuples(tree: Any) -> Any:
@@ -169,10 +169,10 @@ def _with_tuples(tree: Any) -> Any:
 def check_sent(feed: str, field: str, shape: Sequence[Any], batch: Any) -> None:
     """Raises ShapeError unless there is a row for each place of a batch."""
     if not len(shape) or shape[0] != batch:
-        found = ", ".join(map(str, shape))
+        extents = ", ".join(map(str, shape))
         raise ShapeError(f'what is sent to feed "{feed}" has another shape', place=user_place(),
                          expected=f"{field} with a row for each example: ({batch}, …)",
-                         found=f"({found}{',' * (len(shape) == 1)})",
+                         found=f"({extents}{',' * (len(shape) == 1)})",
                          remedy="np.broadcast_to(value, (batch,)) sends the same to all")
 
 
@@ -199,12 +199,12 @@ def _batches(source: Any, fields: Mapping[str, tuple[Any, Any]]) -> Any:
                          expected="the pipeline itself, or dicts of arrays",
                          found=os.fspath(source),
                          remedy=f"feed=spmd.data.load({os.fspath(source)!r}), "
-                                f"or spmd run FILE.py --eager --feed {os.fspath(source)}")
-    if callable(made := getattr(source, "batches", None)):
+                         f"or spmd run FILE.py --eager --feed {os.fspath(source)}")
+    if callable(batches := getattr(source, "batches", None)):
         batch = next(iter(fields.values()))[0][0]
         masks = getattr(source, "masks", False)
-        return made(batch, {k: (shape[1:], dtype) for k, (shape, dtype) in fields.items()
-                            if k != MASK or masks})
+        return batches(batch, {k: (shape[1:], dtype) for k, (shape, dtype) in fields.items()
+                               if k != MASK or masks})
     return source() if callable(source) else source
 
 
@@ -216,7 +216,7 @@ class Batches:
                  keeps: bool = False) -> None:
         self.feed, self.fields, self.keeps = feed, dict(fields), keeps
         self.source: Iterator[Any] = iter(_batches(source, self.fields))
-        self.made: dict[int, dict[str, Array]] = {}
+        self.batches: dict[int, dict[str, Array]] = {}
         self.count = 0  # that were made
         self.ended = False
         self.answered = 0  # batches behind which values were sent
@@ -227,12 +227,12 @@ class Batches:
     def more(self, number: int) -> bool:
         """Return whether there is a batch of this number."""
         while self.count <= number and not self.ended:
-            found = self._next()
-            batch = None if found is None else self._whole(found)
+            values = self._next()
+            batch = None if values is None else self._whole(values)
             if batch is None:
                 self.ended = True
             else:
-                self.made[self.count] = batch
+                self.batches[self.count] = batch
                 self.count += 1
         return self.count > number
 
@@ -267,16 +267,16 @@ class Batches:
                              expected=f"a batch number {number}, counted from 0",
                              found=f"{self.count} batches",
                              remedy="while feed.more(): … ends with the stream")
-        return self.made[number] if self.keeps else self.made.pop(number)
+        return self.batches[number] if self.keeps else self.batches.pop(number)
 
-    def _whole(self, given: Any) -> dict[str, Array] | None:
+    def _whole(self, values: Any) -> dict[str, Array] | None:
         """Return all rows of it; None of one that is not full, where no mask says so."""
-        if not isinstance(given, Mapping):
+        if not isinstance(values, Mapping):
             raise InputError(f'feed "{self.feed}" is given something else than batches',
                              expected="dicts of arrays, by the names of fields",
-                             found=type(given).__name__)
-        given = named.by_path(given, self.fields, f'feed "{self.feed}": field')
-        arrays = {k: dtypes.as_numpy(x) for k, x in given.items()}
+                             found=type(values).__name__)
+        values = named.by_path(values, self.fields, f'feed "{self.feed}": field')
+        arrays = {k: dtypes.as_numpy(x) for k, x in values.items()}
         wanted = [f for f in self.fields if f != MASK or MASK in arrays]
         if unknown := [k for k in (*arrays, *wanted) if k not in self.fields or k not in arrays]:
             raise InputError(f'a batch of feed "{self.feed}" has other fields than are declared',
@@ -302,19 +302,19 @@ class Batches:
             print("spmd: " + not_given(f'feed "{self.feed}"', rows, batch), file=sys.stderr)
             return None
         arrays.setdefault(MASK, np.ones(rows, bool))
-        made = {}
+        padded = {}
         for name, (shape, dtype) in self.fields.items():
-            made[name] = np.zeros(shape, dtype)
-            made[name][:rows] = arrays[name].astype(dtype)
-        return made
+            padded[name] = np.zeros(shape, dtype)
+            padded[name][:rows] = arrays[name].astype(dtype)
+        return padded
 
 
-def streams_of(given: Any, fields: Mapping[str, Mapping[str, tuple[Any, Any]]]) -> dict[
+def streams_of(source: Any, fields: Mapping[str, Mapping[str, tuple[Any, Any]]]) -> dict[
     str, Batches]:
-    """Return the batches of each feed, by its name. given: an iterable for the only feed, or a dict
-    of them by feed. Raises UsageError and InputError."""
-    several = given if isinstance(given, Mapping) else dict.fromkeys(fields, given)
-    if given is None:
+    """Return the batches of each feed, by its name. source: an iterable for the only feed, or a
+    dict of them by feed. Raises UsageError and InputError."""
+    several = source if isinstance(source, Mapping) else dict.fromkeys(fields, source)
+    if source is None:
         several = {}
     if unknown := [name for name in several if name not in fields]:
         raise UsageError(f'the program has no feed "{unknown[0]}"',
@@ -323,12 +323,12 @@ def streams_of(given: Any, fields: Mapping[str, Mapping[str, tuple[Any, Any]]]) 
         raise InputError(f'feed "{missing[0]}" is not given',
                          expected="an iterable of dicts of arrays, a batch each",
                          remedy=f"feed={{{missing[0]!r}: batches}}")
-    if len(fields) > 1 and several is not given:
+    if len(fields) > 1 and several is not source:
         raise UsageError(f"the program has {len(fields)} feeds", expected="a dict by their names",
-                         found=type(given).__name__,
+                         found=type(source).__name__,
                          remedy="feed={" + ", ".join(f'"{f}": …' for f in fields) + "}")
-    return {name: Batches(name, several[name], found, keeps=True)  # each rank takes it
-            for name, found in fields.items()}
+    return {name: Batches(name, several[name], declared, keeps=True)  # each rank takes it
+            for name, declared in fields.items()}
 
 
 def numpy_dtype(dtype: Any) -> Any:

@@ -69,8 +69,8 @@ class Form:
     def first(self, name: str, box: Box) -> int | tuple[int, ...]:
         """Return the position at which a part of an array begins: one integer for one dim, else a
         tuple."""
-        at = tuple(box[c[0]][0] if c and c[0] in box else 0 for c in self.cuts(name))
-        return at if len(at) > 1 else at[0]
+        start = tuple(box[c[0]][0] if c and c[0] in box else 0 for c in self.cuts(name))
+        return start if len(start) > 1 else start[0]
 
     def slices(self, name: str, box: Box) -> tuple[slice, ...]:
         """Return a part of an array, with its ghost cells."""
@@ -84,21 +84,21 @@ _MODES = {"edge": "edge", "wrap": "wrap", "zero": "constant"}
 _SPELLING = 'halo={"u": (1, 1)}: one entry per dim, an integer, (before, behind) or None'
 
 
-def halos(kernel: str, given: Any, dims: Mapping[str, int], outputs: Sequence[str]) -> dict[
+def halos(kernel: str, halo: Any, dims: Mapping[str, int], outputs: Sequence[str]) -> dict[
     str, Halo
 ]:
     """Return the ghost cells of each input, by name. dims: how many dims the kernel sees of each
     array. Raise an error for inputs that the kernel does not have."""
-    if given is None:
+    if halo is None:
         return {}
-    if not isinstance(given, Mapping):
-        raise _refused(kernel, "halo= is a dict by the names of inputs", _SPELLING, repr(given))
-    for name in given:
+    if not isinstance(halo, Mapping):
+        raise _refused(kernel, "halo= is a dict by the names of inputs", _SPELLING, repr(halo))
+    for name in halo:
         if name not in dims or name in outputs:
-            what = "an output" if name in outputs else f"no array that {kernel} is given"
+            role = "an output" if name in outputs else f"no array that {kernel} is given"
             inputs = ", ".join(n for n in dims if n not in outputs) or "no input"
-            raise _refused(kernel, f"halo= names {name!r}, which is {what}", inputs, repr(given))
-    return {name: _halo(kernel, name, entries, dims[name]) for name, entries in given.items()}
+            raise _refused(kernel, f"halo= names {name!r}, which is {role}", inputs, repr(halo))
+    return {name: _halo(kernel, name, entries, dims[name]) for name, entries in halo.items()}
 
 
 def _halo(kernel: str, name: str, entries: Any, ndim: int) -> Halo:
@@ -118,19 +118,19 @@ def _sides(kernel: str, name: str, entry: Any) -> Sides:
     return int(pair[0]), int(pair[1])
 
 
-def boundaries(kernel: str, given: Any, wanted: Mapping[str, Halo]) -> dict[str, list[Any]]:
+def boundaries(kernel: str, boundary: Any, wanted: Mapping[str, Halo]) -> dict[str, list[Any]]:
     """Return, by input and dim, "edge", "wrap", or the number that stands beyond the ends."""
     wide = any(sides and any(sides) for halo in wanted.values() for sides in halo)
-    if given is None and wide:
+    if boundary is None and wide:
         raise _refused(kernel, "halo= without boundary=: what stands beyond the ends of the array?",
                        '"zero", "edge", "wrap", or a number', "boundary=None")
-    if isinstance(given, Mapping) and (unknown := set(given) ^ set(wanted)):
+    if isinstance(boundary, Mapping) and (unknown := set(boundary) ^ set(wanted)):
         raise _refused(kernel, f"boundary= and halo= differ in {sorted(unknown)[0]!r}",
                        "one boundary for all, or one for each name in halo=",
-                       repr(given))
+                       repr(boundary))
     out = {}
     for name, halo in wanted.items():
-        mine = given[name] if isinstance(given, Mapping) else given
+        mine = boundary[name] if isinstance(boundary, Mapping) else boundary
         each = list(mine) if isinstance(mine, (tuple, list)) else [mine] * len(halo)
         if len(each) != len(halo):
             raise _refused(kernel, f"boundary= of {name} has not one entry per dim",
@@ -139,13 +139,13 @@ def boundaries(kernel: str, given: Any, wanted: Mapping[str, Halo]) -> dict[str,
     return out
 
 
-def _boundary(kernel: str, given: Any) -> Any:
-    if given is None or (isinstance(given, str) and given == "zero"):
+def _boundary(kernel: str, boundary: Any) -> Any:
+    if boundary is None or (isinstance(boundary, str) and boundary == "zero"):
         return 0
-    if isinstance(given, str) and given not in _MODES:
-        raise _refused(kernel, f"{given!r} is not a boundary",
-                       '"zero", "edge", "wrap", or a number', repr(given))
-    return given
+    if isinstance(boundary, str) and boundary not in _MODES:
+        raise _refused(kernel, f"{boundary!r} is not a boundary",
+                       '"zero", "edge", "wrap", or a number', repr(boundary))
+    return boundary
 
 
 def with_boundary(x: Any, halo: Halo, boundary: Sequence[Any], pad: Callable[..., Any]) -> Any:

@@ -36,7 +36,7 @@ def check(table: ExchangeTable, values: Mapping[str, Any]) -> Agreed:
             wraps = Pairs(row, [values], turn, 0).most_wraps
             for wrap in range(wraps):
                 beyond = f", wrap {wrap + 1} of {wraps}" if wraps > 1 else ""
-                progress.at(f"exchange {row.site} ({row.kind}) of {len(table.rows)}{beyond}")
+                progress.announce(f"exchange {row.site} ({row.kind}) of {len(table.rows)}{beyond}")
                 everybody = Everybody(Pairs(row, [values], turn, wrap))
                 more = everybody.agreed(everybody.check())
                 agreed.transfers += 0 if wrap else more.transfers

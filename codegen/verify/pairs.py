@@ -118,7 +118,7 @@ class Pairs:
         for first in range(0, total, POINTS):
             last = min(first + POINTS, total)
             if total > POINTS and within is None:
-                progress.at(f"exchange {self.row.site} ({self.row.kind})", first, total)
+                progress.announce(f"exchange {self.row.site} ({self.row.kind})", first, total)
             some = slice(*(np.searchsorted(ends, (first, last - 1), side="right") + (0, 1)))
             begins = ends[some] - number[some]
             of = np.repeat(np.arange(len(begins)),

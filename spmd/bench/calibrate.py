@@ -112,8 +112,8 @@ class Calibration:
         return below
 
     def _better(self, limit: Limit, kind: str, size: int, other: int) -> Generator[str, None, bool]:
-        """Whether the way that is not the default's is better at this size: for every collective,
-        when measured again, and not worse with more ranks than threads."""
+        """Return whether the other way than the default's is better at this size: for every
+        collective, when measured again, and not worse with more ranks than threads."""
         first, more = crews(kind)
         for again, crew in enumerate((first, first, *more)):
             for name in limit.collectives:
@@ -186,8 +186,8 @@ def bench_of(crew: Hosting) -> Bench:
 
 
 def _job(measured: Bench, data: bytes, turns: int, limit: Limit, way: int) -> Job:
-    given = {kind: {limit.name: limit.ways[way][1]} for kind in limits.CLASSES}
-    job = measured.job(data, turns, given)
+    chosen = {kind: {limit.name: limit.ways[way][1]} for kind in limits.CLASSES}
+    job = measured.job(data, turns, chosen)
     job.keep_times(16 * turns)
     return job
 

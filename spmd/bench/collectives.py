@@ -17,8 +17,8 @@ from codegen.errors import EnvironmentFault
 from spmd import timeline
 from spmd.engine import ffi, lib
 from spmd.launch import loader
-from spmd.launch.course import Launch
 from spmd.launch.job import Job
+from spmd.launch.lifecycle import Launch
 from spmd.launch.limits import Limits
 from spmd.launch.memory import available_memory
 from spmd.launch.options import Options
@@ -64,7 +64,7 @@ class Bench:
         self.options, self.processes, self.rounds = options, processes, rounds
         self.rivals = rivals or {}
         self.ranks = options.ranks or processes.count
-        self.room: int = processes.from_first(available_memory) // MEMORY_SHARE
+        self.room: int = processes.run_in_first(available_memory) // MEMORY_SHARE
 
     def measure(self, name: str, sizes: tuple[int, int], step: int) -> Iterator[dict[str, Any]]:
         """Yield a row for every size, each so many times the last; empty rows but in the first
@@ -95,7 +95,7 @@ class Bench:
         turns = turns_of(name, count, self.ranks)
         ours: list[list[list[int]]] = []
         wrong = 0
-        data = self.processes.from_first(lambda: _built(name, count))
+        data = self.processes.run_in_first(lambda: _built(name, count))
         with self.job(data, turns) as job:
             job.keep_times(16 * turns)
             peers = {label: rival(name, self.processes, self.ranks, count)
@@ -131,10 +131,10 @@ class Bench:
 
     def job(self, data: bytes, turns: int, limits: Limits | None = None) -> Job:
         """Return an image of `built`, loaded. limits: instead of those kept for this machine."""
-        checked = self.processes.together(lambda: loader.check(data), shared=False)
+        checked = self.processes.run_in_all(lambda: loader.check(data), shared=False)
         launch = Launch(checked, self.options, self.processes)
         setup, _ = launch.agreed(
-            lambda: launch.mine(launch.bound(launch.face, {"turns": turns}, {}), {}))
+            lambda: launch.contribution(launch.bind(launch.face, {"turns": turns}, {}), {}))
         if limits is not None:
             setup.hosts.limits = limits
         return launch.loaded(setup, lambda _: None)
@@ -142,7 +142,7 @@ class Bench:
     def ours(self, job: Job) -> tuple[list[list[int]], int]:
         """Return nanoseconds of every turn, by rank, and how much was wrong; in the first
         process."""
-        self.processes.together(job.run)
+        self.processes.run_in_all(job.run)
         _, operation, _ = (row["number"] for row in job.manifest["operations"]
                            if row["kind"] != "compute")  # a barrier on either side
         times = []
@@ -153,7 +153,7 @@ class Bench:
         for rank in range(job.setup.first, job.setup.first + job.setup.count):
             _, _, address = job.shard(len(job.numbers), rank)
             wrong += int(ffi.cast("int64_t *", address)[0])
-        return times, sum(self.processes.to_first(wrong))
+        return times, sum(self.processes.gather_to_first(wrong))
 
 
 class Peer:
@@ -172,10 +172,10 @@ class Peer:
         many = count * (ranks if name in PIECES else 1)
         self.rooms = [ffi.new("float[]", many) for _ in range(2)]
         handle = {
-            key: ffi.cast("int64_t", MPI._handleof(what))
-            for key, what in (("comm", processes.comm), ("type", MPI.FLOAT), ("op", MPI.SUM))
+            key: ffi.cast("int64_t", MPI._handleof(value))
+            for key, value in (("comm", processes.comm), ("type", MPI.FLOAT), ("op", MPI.SUM))
         }
-        self.given = ffi.new("spmd_mpi_turns *", {
+        self.c_turns = ffi.new("spmd_mpi_turns *", {
             "barrier": functions[0], "collective": functions[1],
             "handle_bytes": MPI._sizeof(MPI.Comm), **handle,
             "turns": {"kind": kind, "count": count, "rank": processes.number,
@@ -183,10 +183,10 @@ class Peer:
         })
 
     def turns(self, count: int) -> tuple[list[list[int]], int]:
-        """Measure MPI's collective; return what Bench.ours returns."""
+        """Measure MPI's collective and return what Bench.ours returns."""
         times = array("q", bytes(8 * count))
-        wrong = lib.spmd_mpi_measure(self.given, count, ffi.from_buffer("int64_t[]", times))
-        met = self.processes.to_first((times.tolist(), wrong))
+        wrong = lib.spmd_mpi_measure(self.c_turns, count, ffi.from_buffer("int64_t[]", times))
+        met = self.processes.gather_to_first((times.tolist(), wrong))
         if any(bad < 0 for _, bad in met):
             raise EnvironmentFault("MPI's own collective failed")
         return [own for own, _ in met], sum(bad for _, bad in met)

@@ -17,7 +17,7 @@ from spmd.bench import plot
 from spmd.bench.collectives import COLLECTIVES, MEMORY_SHARE, Bench, Peer
 from spmd.bench.floor import MACHINE, TITLES, Floor, FloorBench
 from spmd.launch.memory import bytes_text
-from spmd.launch.options import chosen
+from spmd.launch.options import options_of
 from spmd.launch.processes import Processes
 
 RIVALS = {"mpi": Peer, "floor": Floor}  # what can run in turn with ours: --vs
@@ -43,7 +43,7 @@ def _meant(word: str, known: Iterable[str]) -> str:
 def command(options: argparse.Namespace, processes: Processes) -> int:
     """Measures and prints what was asked for; the exit code says whether anything was wrong."""
     if options.plot:
-        processes.from_first(lambda: plot.check(options.plot))
+        processes.run_in_first(lambda: plot.check(options.plot))
     by_hand = options.collective[:1] == ["floor"]
     bench = _floors(options, processes) if by_hand else _collectives(options, processes)
     known = [*(MACHINE if by_hand else ()), *COLLECTIVES]
@@ -86,16 +86,16 @@ def _collectives(options: argparse.Namespace, processes: Processes) -> Bench:
             expected=f"--ranks {processes.count}, or none", remedy="measure them one by one",
         ))
     rivals = {label: make for label, make in RIVALS.items() if label in options.vs}
-    return Bench(chosen(vars(options)), processes, options.rounds, rivals)
+    return Bench(options_of(vars(options)), processes, options.rounds, rivals)
 
 
 def _floors(options: argparse.Namespace, processes: Processes) -> FloorBench:
-    if foreign := sorted(options.given.difference(FLOOR_TAKES)):
+    if foreign := sorted(options.flags.difference(FLOOR_TAKES)):
         processes.refuse(UsageError(
             f"bench floor has no use for {', '.join(foreign)}", expected=", ".join(FLOOR_TAKES),
             remedy="bench COLLECTIVE --vs floor" if "--vs" in foreign else "",
         ))
-    return FloorBench(chosen(vars(options)), processes, options.rounds)
+    return FloorBench(options_of(vars(options)), processes, options.rounds)
 
 
 def head(bench: Bench, name: str, by_hand: bool) -> str:

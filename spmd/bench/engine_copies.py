@@ -54,7 +54,7 @@ class TriedBoxes:
 def boxes(pairs: Pairs) -> list[Box]:
     """Return the boxes that members pull in an exchange, some of each."""
     into, source = pairs.between["into"], pairs.between["from"]
-    found: dict[Box, None] = {}
+    kinds: dict[Box, None] = {}
     for places in pairs.each(pairs.symbols(pairs.giver, pairs.taker)):
         moves = pairs.terms.all(pairs.taken(pairs.taker), into.nonempty)
         (some,) = pairs.evaluated(places, moves)
@@ -62,10 +62,10 @@ def boxes(pairs: Pairs) -> list[Box]:
             _, extent, into_stride = into.region(point)
             _, other, from_stride = source.region(point)
             if extent == other and np.prod(extent) <= MOST_ELEMENTS:
-                found[extent, into_stride, from_stride] = None
-            if len(found) == MOST_BOXES:
-                return list(found)
-    return list(found)
+                kinds[extent, into_stride, from_stride] = None
+            if len(kinds) == MOST_BOXES:
+                return list(kinds)
+    return list(kinds)
 
 
 def is_right(into_size: int, from_size: int, box: Box) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from codegen.errors import EnvironmentFault
 from spmd.bench.collectives import COLLECTIVES, Bench, summary, turns_of
 from spmd.engine import ffi, lib
-from spmd.launch.hosts import Hosts, agree, hosted, mine
+from spmd.launch.hosts import Hosts, agree, contribution, hosted
 from spmd.launch.job import arena_address
 from spmd.launch.options import Options
 from spmd.launch.processes import Processes
@@ -50,7 +50,7 @@ class Floor:
     def __init__(self, name: str, processes: Processes, ranks: int, count: int) -> None:
         self.processes, self.method = processes, ""
         first, count_here = hosted(ranks, processes)
-        met = processes.meet(lambda: mine("", {}, first, count_here))
+        met = processes.run_and_gather(lambda: contribution("", {}, first, count_here))
         hosts = agree(processes, met)
         if hosts.count > 1:
             processes.refuse(EnvironmentFault(
@@ -59,32 +59,32 @@ class Floor:
             ))
         kind, self.names = MACHINE.get(name) or (COLLECTIVES[name][1], {})
         self.active = min(ranks, hosts.cores) if name == "copy-at-once" else 1
-        self.given = ffi.new("spmd_floor *", {
+        self.c_floor = ffi.new("spmd_floor *", {
             "kind": kind, "ranks": ranks, "count": count, "first": first, "hosted": count_here,
             "crowded": ranks > hosts.cores, "active": self.active,
             "partner": hosts.first[1] if processes.count > 1 else 1,
         })
-        made = processes.meet(self._make)
-        processes.together(lambda: self._attach(*made[0]))
+        arenas = processes.run_and_gather(self._make)
+        processes.run_in_all(lambda: self._attach(*arenas[0]))
         lib.spmd_arena_close_fd(self._arena)
 
     def _make(self) -> tuple[str, int]:
         if self.processes.number:
             return "", 0
         shared = int(self.processes.count > 1)
-        self._take(lambda to: lib.spmd_arena_new(lib.spmd_floor_bytes(self.given), shared, to))
+        self._take(lambda to: lib.spmd_arena_new(lib.spmd_floor_bytes(self.c_floor), shared, to))
         return arena_address(self._arena)
 
     def _attach(self, path: str, nonce: int) -> None:
         if self.processes.number:
-            need = lib.spmd_floor_bytes(self.given)
+            need = lib.spmd_floor_bytes(self.c_floor)
             self._take(lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to))
-        self._check(lib.spmd_floor_take(self.given))
+        self._check(lib.spmd_floor_take(self.c_floor))
 
     def _take(self, make: Any) -> None:
         to = ffi.new("spmd_arena **")
         self._check(make(to))
-        self._arena = self.given.arena = ffi.gc(to[0], lib.spmd_arena_free)
+        self._arena = self.c_floor.arena = ffi.gc(to[0], lib.spmd_arena_free)
 
     def _check(self, status: int) -> None:
         if status != lib.SPMD_OK:
@@ -109,23 +109,23 @@ class Floor:
             for way in offered:
                 times, _ = self._measure(way, count)
                 worst[way] += [max(turn) for turn in zip(*times)]
-        return self.processes.from_first(
+        return self.processes.run_in_first(
             lambda: min(worst, key=lambda way: statistics.quantiles(worst[way])[0])
         )
 
     def _offers(self, way: str) -> bool:
-        self.given.method, self.given.move = WAYS[way]
-        return bool(lib.spmd_floor_offers(self.given))
+        self.c_floor.method, self.c_floor.move = WAYS[way]
+        return bool(lib.spmd_floor_offers(self.c_floor))
 
     def _measure(self, way: str, count: int) -> tuple[list[list[int]], int]:
-        self.given.method, self.given.move = WAYS[way]
-        hosted = int(self.given.hosted)
+        self.c_floor.method, self.c_floor.move = WAYS[way]
+        hosted = int(self.c_floor.hosted)
         times = array("q", bytes(8 * count * hosted))
-        wrong = lib.spmd_floor_measure(self.given, count, ffi.from_buffer("int64_t[]", times))
+        wrong = lib.spmd_floor_measure(self.c_floor, count, ffi.from_buffer("int64_t[]", times))
         if wrong < 0:  # the others may wait for us: the end of this process is theirs
             raise EnvironmentFault("no memory or no thread for the floor", remedy="fewer --ranks")
         rows = [list(times[k * count : (k + 1) * count]) for k in range(hosted)]
-        met = self.processes.to_first((rows, wrong))
+        met = self.processes.gather_to_first((rows, wrong))
         ranks = [row for rows, _ in met for row in rows]
         # Only those that have a part in it.
         return [row for row in ranks if min(row) >= 0], sum(bad for _, bad in met)
@@ -137,7 +137,7 @@ class FloorBench(Bench):
     def __init__(self, options: Options, processes: Processes, rounds: int) -> None:
         super().__init__(options, processes, rounds)
         if not options.ranks and processes.count == 1:
-            cores = Hosts(0, [mine("", {}, 0, 1)]).cores
+            cores = Hosts(0, [contribution("", {}, 0, 1)]).cores
             self.ranks = max(2, cores)
 
     def _row(self, name: str, count: int) -> dict[str, Any]:

@@ -67,20 +67,20 @@ class Probe:
             "image": image.table, "ranks": self.size, "size": sizes, "scalar": words,
             "scalars": len(self.words), "count": self.size, "threads": 1, "cores": 1,
         })
-        made = ffi.new("spmd_job **")
-        status = lib.spmd_job_new(settings, made)
+        job = ffi.new("spmd_job **")
+        status = lib.spmd_job_new(settings, job)
         if status != lib.SPMD_OK:
             return {"expected": f"a job on {self.mesh}",
                     "found": ffi.string(lib.spmd_status_text(status)).decode()}
         try:
             for index in self.looked_at:
                 values = self.ledger.rank(self.mesh, self.scalars, index)
-                for what, said, found in self.compare(made[0], index, values):
-                    if said != found:
-                        where = f"{what} of rank {index} on the mesh {self.mesh}"
-                        return {"expected": f"{where}: {said}", "found": str(found)}
+                for subject, said, computed in self.compare(job[0], index, values):
+                    if said != computed:
+                        where = f"{subject} of rank {index} on the mesh {self.mesh}"
+                        return {"expected": f"{where}: {said}", "found": str(computed)}
         finally:
-            lib.spmd_job_free(made[0])
+            lib.spmd_job_free(job[0])
         return None
 
     def compare(self, job: Any, index: int, values: dict[str, int]) -> Any:
@@ -107,8 +107,8 @@ class Probe:
         for k, array in enumerate(self.arrays):
             said = self.ledger.shard(array, self.mesh, values)
             dims = range(DIMS * k, DIMS * k + len(array["shape"]))
-            found = ([offset[d] for d in dims], [extent[d] for d in dims])
-            yield f"part of {array['name']}", said, found
+            computed = ([offset[d] for d in dims], [extent[d] for d in dims])
+            yield f"part of {array['name']}", said, computed
 
 
 if __name__ == "__main__":

@@ -25,10 +25,10 @@ def pattern(length: Any, begin: Any = 0) -> Any:
     stands in it twice, or it would be stored: what is computed between the turns is to leave the
     caches to what is exchanged."""
 
-    def at() -> Any:
+    def positions() -> Any:
         return spmd.arange(length, dtype=np.float64) + begin
 
-    return at() - PERIOD * np.floor(at() / PERIOD)
+    return positions() - PERIOD * np.floor(positions() / PERIOD)
 
 
 def pieces(count: int, many: Any) -> Any:
@@ -38,21 +38,22 @@ def pieces(count: int, many: Any) -> Any:
     def piece() -> Any:
         return np.floor(spmd.arange(count * many, dtype=np.float64) / count)
 
-    def at() -> Any:
+    def positions() -> Any:
         return spmd.arange(count * many, dtype=np.float64) - count * piece()
 
-    return at() - PERIOD * np.floor(at() / PERIOD) + piece()
+    return positions() - PERIOD * np.floor(positions() / PERIOD) + piece()
 
 
-Given = Callable[[int, Any, Any], Any]
+Operand = Callable[[int, Any, Any], Any]
 
 
 def _program(
-    given: Given, exchange: Callable[..., Any], gotten: Callable[[int, Any, Any, Any, Any], Any]
+    operand: Operand, exchange: Callable[..., Any],
+    expected: Callable[[int, Any, Any, Any, Any], Any],
 ) -> Program:
-    """Make the program of a collective. given: of the elements of a piece, the number of ranks, the
-    position plus the turn. gotten: of the elements of a piece, those of the result, the position,
-    the number of ranks, the turn."""
+    """Make the program of a collective. operand: a function of the elements of a piece, the
+    number of ranks, the position plus the turn. expected: a function of the elements of a piece,
+    those of the result, the position, the number of ranks, the turn."""
 
     @spmd.program(mesh=(AXIS,))
     def turns(count: int = 2) -> Any:
@@ -64,11 +65,11 @@ def _program(
             wrong = np.zeros(1, np.int64)
             for k in spmd.range(turns):
                 t = k % 5
-                x = given(count, n, i + t).astype(np.float32)
+                x = operand(count, n, i + t).astype(np.float32)
                 spmd.barrier()
                 y = exchange(x)
                 spmd.barrier()  # where ranks share cores: who checks keeps nobody from exchanging
-                wrong = wrong + np.sum(y != gotten(count, y.shape[0], i, n, t))
+                wrong = wrong + np.sum(y != expected(count, y.shape[0], i, n, t))
             return wrong
 
         return {"wrong": loop()}

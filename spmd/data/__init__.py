@@ -38,12 +38,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from spmd.feeding.clients.client import Client as Client
-    from spmd.feeding.starting.elsewhere import on_dask as on_dask
-    from spmd.feeding.starting.elsewhere import on_ray as on_ray
+    from spmd.feeding.starting.dask_and_ray import on_dask as on_dask
+    from spmd.feeding.starting.dask_and_ray import on_ray as on_ray
 
 # What talks to a scheduler: it needs pyzmq, which pipelines do not.
-_FEEDING = {"Client": "spmd.feeding.clients.client", "on_dask": "spmd.feeding.starting.elsewhere",
-            "on_ray": "spmd.feeding.starting.elsewhere"}
+_FEEDING = {"Client": "spmd.feeding.clients.client",
+            "on_dask": "spmd.feeding.starting.dask_and_ray",
+            "on_ray": "spmd.feeding.starting.dask_and_ray"}
 
 __all__ = [
     "ArchiveFile", "Client", "ExampleSource", "Failure", "FileExample", "Observed", "Pipeline",

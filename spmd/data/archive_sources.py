@@ -23,7 +23,7 @@ from spmd.data.source_tools import (
     PlainFile,
     absolute,
     caller,
-    once_made,
+    made_once,
     short,
     unreadable,
 )
@@ -58,21 +58,21 @@ class _Archive(ExampleSource):
         self.place = caller()
         self.path, self.match, self.label = path, match, label
         self._file = PlainFile(path, self.wrong)
-        self._members: Callable[[], list[PackedFile]] = once_made(self._listed)
-        self._classes: Callable[[], dict[str, int]] = once_made(lambda: {
+        self._members: Callable[[], list[PackedFile]] = made_once(self._listed)
+        self._classes: Callable[[], dict[str, int]] = made_once(lambda: {
             name: k for k, name in enumerate(sorted({_folder(m.name) for m in self._members()}))})
         self._zip: zipfile.ZipFile | None = None
         self._process = 0
 
     @property
     def classes(self) -> list[str]:
-        """The folders by name, in the order of their labels."""
+        """Return the names of the folders in the order of their labels."""
         return list(self._classes())
 
     def _listed(self) -> list[PackedFile]:
         self._file.check_unchanged()  # from here on
         try:
-            found = _of_zip(self.path) if zipfile.is_zipfile(self.path) else (
+            members = _of_zip(self.path) if zipfile.is_zipfile(self.path) else (
                 _of_tar(self.path, self.match))
         except OSError as error:
             raise unreadable(self.wrong, self.path, error) from None
@@ -84,7 +84,7 @@ class _Archive(ExampleSource):
                 "a compressed file" if compressed else str(error),
                 "unpack it once, or write a zip: its files are compressed one by one",
             ) from None
-        return sorted(m for m in found if fnmatch(m.name, self.match))
+        return sorted(m for m in members if fnmatch(m.name, self.match))
 
     def length(self) -> int:
         return len(self._members())
@@ -126,11 +126,11 @@ class _Archive(ExampleSource):
         return f"{self._members()[index].name} in {short(self.path)}"
 
     def digest(self) -> str:
-        """Names and sizes; of a zip the check sums of the files, too."""
-        found = Digest("archive")
+        """Return a hash of names and sizes; for a zip also of the check sums of its files."""
+        digest = Digest("archive")
         for member in self._members():
-            found.add(member.name, member.size, member.where if member.info else "")
-        return found.text()
+            digest.add(member.name, member.size, member.where if member.info else "")
+        return digest.text()
 
     def empty(self) -> InputError:
         return self.wrong(f"no file in {short(self.path)} is called {self.match}",
@@ -143,37 +143,37 @@ def _folder(name: str) -> str:
 
 def _of_zip(path: str) -> list[PackedFile]:
     with zipfile.ZipFile(path) as opened:
-        return [PackedFile(one.filename, one.file_size, one.CRC, one)
-                for one in {one.filename: one for one in opened.infolist()}.values()
-                if not one.is_dir()]
+        return [PackedFile(info.filename, info.file_size, info.CRC, info)
+                for info in {info.filename: info for info in opened.infolist()}.values()
+                if not info.is_dir()]
 
 
 def _of_tar(path: str, match: str) -> list[PackedFile]:
     """Return the files of a tar. Of several files of one name the last one counts, as where it is
     unpacked; a link is the file that it leads to."""
     with tarfile.open(path, "r:") as opened:
-        every = {os.path.normpath(one.name): one for one in opened}
-    found = []
-    for one in every.values():
-        file = _linked(one, every) if fnmatch(one.name, match) else one
-        if file.issparse() and fnmatch(one.name, match):
-            raise ValueError(f"{one.name} is stored without its holes")
+        every = {os.path.normpath(info.name): info for info in opened}
+    members = []
+    for info in every.values():
+        file = _linked(info, every) if fnmatch(info.name, match) else info
+        if file.issparse() and fnmatch(info.name, match):
+            raise ValueError(f"{info.name} is stored without its holes")
         if file.isreg():
-            found.append(PackedFile(one.name, file.size, file.offset_data, None))
-    return found
+            members.append(PackedFile(info.name, file.size, file.offset_data, None))
+    return members
 
 
-def _linked(one: tarfile.TarInfo, every: dict[str, tarfile.TarInfo]) -> tarfile.TarInfo:
+def _linked(info: tarfile.TarInfo, every: dict[str, tarfile.TarInfo]) -> tarfile.TarInfo:
     """Return the file that a link leads to. ValueError where that is not in the archive."""
     for _ in range(LINKS):
-        if not (one.islnk() or one.issym()):
-            return one
-        folder = os.path.dirname(one.name) if one.issym() else ""
-        target = os.path.normpath(os.path.join(folder, one.linkname))
+        if not (info.islnk() or info.issym()):
+            return info
+        folder = os.path.dirname(info.name) if info.issym() else ""
+        target = os.path.normpath(os.path.join(folder, info.linkname))
         if target not in every:
             break
-        one = every[target]
-    raise ValueError(f"{one.name} is a link to {one.linkname}, which is not in the archive")
+        info = every[target]
+    raise ValueError(f"{info.name} is a link to {info.linkname}, which is not in the archive")
 
 
 def archive(

@@ -23,7 +23,7 @@ from spmd.data.source_tools import (
     Record,
     absolute,
     caller,
-    once_made,
+    made_once,
     short,
     unreadable,
 )
@@ -55,25 +55,25 @@ class Rows(Record):
 
 
 class _Arrays(ExampleSource):
-    def __init__(self, given: Any) -> None:
+    def __init__(self, source: Any) -> None:
         self.place = caller()
-        if isinstance(given, str | os.PathLike):
-            path = absolute(given)
-            self._make = once_made(lambda: _checked(self, _of_file(self, path)))
+        if isinstance(source, str | os.PathLike):
+            path = absolute(source)
+            self._make = made_once(lambda: _checked(self, _of_file(self, path)))
         else:
             kept = {
                 str(name): absolute(a) if isinstance(a, str | os.PathLike) else a
-                for name, a in given.items()
+                for name, a in source.items()
             }
-            self._make = once_made(lambda: _checked(self, _each(self, kept)))
-        self._digest = once_made(self._sum)
+            self._make = made_once(lambda: _checked(self, _each(self, kept)))
+        self._digest = made_once(self._sum)
         self.files: list[PlainFile] = []  # that are mapped: they show what is written to them
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        found: dict[str, np.ndarray] = self._make()
+        arrays: dict[str, np.ndarray] = self._make()
         for file in self.files:
             file.check_unchanged()
-        return found
+        return arrays
 
     def length(self) -> int:
         return int(next(iter(self._make().values())).shape[0])
@@ -93,26 +93,26 @@ class _Arrays(ExampleSource):
         return str(self._digest())
 
     def _sum(self) -> str:
-        found = Digest("arrays")
+        digest = Digest("arrays")
         for name, a in sorted(self._make().items()):
-            found.add(name, a.dtype, a.shape)
+            digest.add(name, a.dtype, a.shape)
             flat = a.reshape(-1)
             size = max(a.dtype.itemsize, 1)
-            found.add_samples(
+            digest.add_samples(
                 a.nbytes,
                 lambda start, n, flat=flat, size=size: flat[start // size : -(-(start + n) // size)]
                 .tobytes())
-        return found.text()
+        return digest.text()
 
 
 def _row(index: int) -> str:
     return f"row {index}"
 
 
-def arrays(given: Any = None, /, **fields: Any) -> ExampleSource:
+def arrays(source: Any = None, /, **fields: Any) -> ExampleSource:
     """Return a source of arrays with equally many rows: a dict, a file, or fields by name.
 
-    given: {name: array or path of a .npy file}, or the path of a .npz, .safetensors or .npy file.
+    source: {name: array or path of a .npy file}, or the path of a .npz, .safetensors or .npy file.
     Files are mapped, not read, where their arrays are stored plainly; members of a compressed
     .npz are read into memory. An example has a field for each array: its row, which cannot be
     written. The field of a .npy file is called as the file is.
@@ -125,43 +125,44 @@ def arrays(given: Any = None, /, **fields: Any) -> ExampleSource:
         >>> source.length(), source.get(1).x.tolist(), int(source.get(1).y)
         (3, [0.0, 1.0, 0.0], 1)
     """
-    if (given is None) == (not fields) or not isinstance(given, Mapping | str | os.PathLike | None):
+    is_known = isinstance(source, Mapping | str | os.PathLike | None)
+    if (source is None) == (not fields) or not is_known:
         raise UsageError(
             "data.arrays gets arrays by name, or the path of a file", place=caller(),
             expected="data.arrays(x=…, y=…), data.arrays({'x': …}) or data.arrays('set.npz')",
-            found=f"{type(given).__name__} and {len(fields)} names")
-    return _Arrays(fields if given is None else given)
+            found=f"{type(source).__name__} and {len(fields)} names")
+    return _Arrays(fields if source is None else source)
 
 
-def _checked(source: ExampleSource, found: dict[str, Any]) -> dict[str, np.ndarray]:
-    if not found:
+def _checked(source: ExampleSource, arrays: dict[str, Any]) -> dict[str, np.ndarray]:
+    if not arrays:
         raise source.wrong("there is no array in the source", "one or more", "none")
-    for name, a in found.items():
+    for name, a in arrays.items():
         if a.ndim == 0 or a.dtype.hasobject:
             raise source.wrong(
                 f"array {name!r} has no rows that can be examples",
                 "a dim that counts examples, and numbers or strings of fixed length",
                 f"{a.dtype} {a.shape}", "np.asarray(…, dtype=…)")
         a.flags.writeable = False
-    rows = {name: a.shape[0] for name, a in found.items()}
+    rows = {name: a.shape[0] for name, a in arrays.items()}
     if len(set(rows.values())) > 1:
         raise source.wrong(
             "arrays of a source have unequal numbers of rows", "one number",
             ", ".join(f"{name}: {n}" for name, n in rows.items()))
-    return found
+    return arrays
 
 
-def _each(source: _Arrays, given: dict[str, Any]) -> dict[str, Any]:
-    found = {}
-    for name, a in given.items():
+def _each(source: _Arrays, fields: dict[str, Any]) -> dict[str, Any]:
+    arrays = {}
+    for name, a in fields.items():
         if isinstance(a, str):
-            one = _of_file(source, a)
-            if len(one) != 1:
-                raise source.wrong(f"{short(a)} has several arrays", "one", ", ".join(one))
-            found[name] = next(iter(one.values()))
+            members = _of_file(source, a)
+            if len(members) != 1:
+                raise source.wrong(f"{short(a)} has several arrays", "one", ", ".join(members))
+            arrays[name] = next(iter(members.values()))
         else:
-            found[name] = np.asarray(a).view()
-    return found
+            arrays[name] = np.asarray(a).view()
+    return arrays
 
 
 def _of_file(source: _Arrays, path: str) -> dict[str, Any]:
@@ -192,7 +193,7 @@ def _npy(_: PlainFile, path: str) -> dict[str, Any]:
 def _npz(file: PlainFile, path: str) -> dict[str, Any]:
     """Return the arrays of an archive: those stored plainly are mapped where they lie, the others
     read."""
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             with archive.open(member) as stored:
@@ -204,13 +205,13 @@ def _npz(file: PlainFile, path: str) -> dict[str, Any]:
                 name = member.filename.removesuffix(".npy")
                 if member.compress_type != zipfile.ZIP_STORED or dtype.hasobject or not all(shape):
                     stored.seek(0)
-                    found[name] = np.lib.format.read_array(stored, allow_pickle=False)
+                    arrays[name] = np.lib.format.read_array(stored, allow_pickle=False)
                     continue
                 local = file.read(member.header_offset + 26, 4)
                 begin = member.header_offset + 30 + sum(np.frombuffer(local, "<u2").tolist())
-                found[name] = np.memmap(
+                arrays[name] = np.memmap(
                     path, dtype, "r", begin + stored.tell(), shape, "F" if fortran else "C")
-    return found
+    return arrays
 
 
 def _safetensors(file: PlainFile, path: str) -> dict[str, Any]:
@@ -218,7 +219,7 @@ def _safetensors(file: PlainFile, path: str) -> dict[str, Any]:
     if not 0 < size <= min(LONGEST_HEADER, file.size() - 8):
         raise ValueError(f"a header of {size} bytes in a file of {file.size()}")
     header = json.loads(file.read(8, size))
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for name, said in header.items():
         if name == METADATA:
             continue
@@ -229,10 +230,10 @@ def _safetensors(file: PlainFile, path: str) -> dict[str, Any]:
         shape = tuple(said["shape"])
         if end - begin != dtype.itemsize * int(np.prod(shape)) or 8 + size + end > file.size():
             raise ValueError(f"{name!r} needs bytes {begin} to {end}, which are not there")
-        found[name] = (
+        arrays[name] = (
             np.memmap(path, dtype, "r", 8 + size + begin, shape) if end > begin
             else np.zeros(shape, dtype))
-    return found
+    return arrays
 
 
 class _Range(ExampleSource):

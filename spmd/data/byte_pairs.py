@@ -82,8 +82,8 @@ class BytePairs:
 
     def encode(self, text: str, dtype: Any = np.int32) -> np.ndarray:
         """Return the tokens of a text: (number of tokens,)."""
-        found = [token for piece in PIECE.findall(text) for token in self._piece(piece)]
-        return np.array(found, dtype)
+        tokens = [token for piece in PIECE.findall(text) for token in self._piece(piece)]
+        return np.array(tokens, dtype)
 
     def _encoded(self, piece: str) -> tuple[int, ...]:
         tokens = list(piece.encode())
@@ -118,10 +118,10 @@ class BytePairs:
 
 def _merged(tokens: list[int], pair: Pair, number: int) -> list[int]:
     """Return the pair as one token, from left to right."""
-    found: list[int] = []
+    merged: list[int] = []
     for token in tokens:
-        if found and (found[-1], token) == pair:
-            found[-1] = number
+        if merged and (merged[-1], token) == pair:
+            merged[-1] = number
         else:
-            found.append(token)
-    return found
+            merged.append(token)
+    return merged

@@ -26,11 +26,11 @@ def to_float(image: Any, dtype: Any = np.float32) -> np.ndarray:
     image = np.asarray(image)
     if image.dtype != np.uint8:
         return image.astype(dtype, copy=False)
-    found = _in_order(image).astype(dtype)
-    if found.dtype.kind != "f":
-        return found / np.dtype(dtype).type(255)
-    found /= found.dtype.type(255)
-    return found
+    scaled = _in_order(image).astype(dtype)
+    if scaled.dtype.kind != "f":
+        return scaled / np.dtype(dtype).type(255)
+    scaled /= scaled.dtype.type(255)
+    return scaled
 
 
 def _in_order(image: np.ndarray) -> np.ndarray:
@@ -112,8 +112,8 @@ def adjust_hue(image: Any, shift: float) -> np.ndarray:
     hue = (hue + 6 * shift) % 6
     # As A. R. Smith, "Color gamut transform pairs", 1978, in a form without branches.
     turned = (hue[..., None] + np.array([5, 3, 1], plain.dtype)) % 6
-    found = high[..., None] - span[..., None] * np.clip(np.minimum(turned, 4 - turned), 0, 1)
-    return _as_given(found * (255 if image.dtype == np.uint8 else 1), image.dtype)
+    adjusted = high[..., None] - span[..., None] * np.clip(np.minimum(turned, 4 - turned), 0, 1)
+    return _as_given(adjusted * (255 if image.dtype == np.uint8 else 1), image.dtype)
 
 
 def jitter(

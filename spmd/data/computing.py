@@ -115,7 +115,7 @@ class StackedRows:
 
     @property
     def there(self) -> np.ndarray:
-        """Which rows have an example."""
+        """Return a mask that is True for each row that has an example."""
         return np.frombuffer(self._there, np.bool_)
 
     def _make(self, specs: Specs) -> None:
@@ -150,21 +150,21 @@ class StackedRows:
 
     def put_many(self, rows: slice, results: Mapping[str, Any], skip: int, size: int) -> None:
         """Put rows skip, skip + 1, … of what a function of a batch of `size` examples gave."""
-        given = {name: plain(name, v) for name, v in self._named(results).items()}
-        for name, a in given.items():
+        arrays = {name: plain(name, v) for name, v in self._named(results).items()}
+        for name, a in arrays.items():
             if a.shape[:1] != (size,):
                 raise Misfit(f"field {name!r} of a batch has other rows than the batch\n"
                              f"expected: {size} rows\nfound:    shape {a.shape}\n"
                              "try:      a row for each example; source.where(…) leaves some out "
                              "before they come to the function")
         if self.specs is None:
-            self._begin({name: a[0] for name, a in given.items()})
+            self._begin({name: a[0] for name, a in arrays.items()})
         assert self.specs is not None
-        self._same_names(given)
+        self._same_names(arrays)
         count = rows.stop - rows.start
         fitted = {}
         for name, (shape, dtype) in self.specs.items():
-            part = given[name][skip : skip + count]
+            part = arrays[name][skip : skip + count]
             fitted[name] = fit(name, part, (count, *shape), dtype, self._whose)
         for name, value in fitted.items():
             self._rows[name][rows] = value
@@ -234,9 +234,9 @@ class FirstExample(StackedRows):
         super().put_many(rows, results, skip, size)
 
     def _named(self, result: Any) -> Mapping[str, Any]:
-        found = super()._named(result)
-        return found if self.specs else dict(
-            form for name, value in found.items() for form in self._forms(name, value))
+        named = super()._named(result)
+        return named if self.specs else dict(
+            form for name, value in named.items() for form in self._forms(name, value))
 
     def _forms(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         inside = held(value) or []
@@ -257,15 +257,15 @@ class FirstExample(StackedRows):
         return self._size is None or shape[:1] == (self._size,)
 
 
-def comparable(given: Mapping[str, Any], declared: Mapping[str, Any]
+def comparable(found_forms: Mapping[str, Any], declared: Mapping[str, Any]
                ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return, of what FirstExample found, those forms of lists that a program with such fields
     means; and the fields, without those of lists of which it found only the array."""
-    forms = [name for name in given if name in declared or not of_tree(name, declared)]
-    arrays = [name for name in given if name not in forms and not of_tree(name, given)]
-    return ({name: given[name] for name in forms
+    forms = [name for name in found_forms if name in declared or not of_tree(name, declared)]
+    arrays = [name for name in found_forms if name not in forms and not of_tree(name, found_forms)]
+    return ({name: found_forms[name] for name in forms
              if name in declared or not any(is_in(name, other) for other in forms)},
-            {name: what for name, what in declared.items()
+            {name: spec for name, spec in declared.items()
              if not any(is_in(name, array) for array in arrays)})
 
 
@@ -338,19 +338,19 @@ def _and(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(map(repr, names[:-1])), repr(names[-1])]))
 
 
-def _of_dtype(found: np.dtype, wanted: np.dtype, declared: bool) -> str:
-    if np.issubdtype(found, np.floating) and np.issubdtype(wanted, np.integer):
-        return (f"declare np.{found} in spmd.feed; or " * declared
+def _of_dtype(actual: np.dtype, wanted: np.dtype, declared: bool) -> str:
+    if np.issubdtype(actual, np.floating) and np.issubdtype(wanted, np.integer):
+        return (f"declare np.{actual} in spmd.feed; or " * declared
                 + f".astype(np.{wanted}), which cuts off what is behind the point")
     return f".astype(np.{wanted}), if that is what you mean"
 
 
-def _of_shape(found: tuple[int, ...], wanted: tuple[int, ...], declared: bool) -> str:
+def _of_shape(actual: tuple[int, ...], wanted: tuple[int, ...], declared: bool) -> str:
     """Return what turns an array of the one shape into one of the other."""
-    if len(found) == len(wanted) == 3 and found[2:] == wanted[2:] and wanted[2] in COLOURS:
+    if len(actual) == len(wanted) == 3 and actual[2:] == wanted[2:] and wanted[2] in COLOURS:
         return (f"data.image.resize(picture, {wanted[:2]}) makes all equally large"
-                + f"; or declare {found} in spmd.feed" * declared)
-    if found and len(found) == len(wanted) and found[1:] == wanted[1:]:
+                + f"; or declare {actual} in spmd.feed" * declared)
+    if actual and len(actual) == len(wanted) and actual[1:] == wanted[1:]:
         return f"data.pad_or_cut(…, {wanted[0]}) makes all equally long"
     return "an array of that shape for each example, or another shape in spmd.feed(…)"
 
@@ -388,11 +388,11 @@ def failure(
 def source_failure(error: BaseException, pipeline: str, place: Place) -> SourceFailed:
     """Return the error for what a source raised that was asked how many examples it has, or which
     they are."""
-    found = failure(error, 0, "", place)
+    raised = failure(error, 0, "", place)
     return SourceFailed(
         f"the source of pipeline {pipeline} does not say how many examples it has, or which",
-        place=Place(found.file, found.line), expected="source.length() and source.digest()",
-        found=found.text, remedy="source.length() in Python raises the same")
+        place=Place(raised.file, raised.line), expected="source.length() and source.digest()",
+        found=raised.text, remedy="source.length() in Python raises the same")
 
 
 def _said(error: BaseException) -> str:

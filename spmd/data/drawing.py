@@ -77,13 +77,13 @@ class ByNumber(Drawn):
         assert self.length is not None
         if self.settings.shuffle is False and self.settings.sampling == "once":
             return [position % self.length for position in range(first, first + count)]
-        found: list[int] = []
-        at, end = first, first + count
-        while at < end:
-            number, begin = divmod(at, BLOCK)
-            found += self._block(number)[begin : begin + end - at]
-            at = (number + 1) * BLOCK
-        return found
+        keys: list[int] = []
+        start, end = first, first + count
+        while start < end:
+            number, begin = divmod(start, BLOCK)
+            keys += self._block(number)[begin : begin + end - start]
+            start = (number + 1) * BLOCK
+        return keys
 
     def _block(self, number: int) -> list[int]:
         if number not in self._blocks:
@@ -134,13 +134,13 @@ class ByReading(Drawn):
     def digest(self) -> str:
         """Return a hash of the first examples: what reads on in another order elsewhere begins with
         others."""
-        found = Digest("read")
+        digest = Digest("read")
         for place in range(COMPARED):
-            one = self._find(0, place)
-            if one is None:
+            example = self._find(0, place)
+            if example is None:
                 break
-            add_example(found, one[1])
-        return found.text()
+            add_example(digest, example[1])
+        return digest.text()
 
     def keys(self, first: int, count: int) -> Sequence[int]:
         return range(first, first + count)
@@ -150,35 +150,35 @@ class ByReading(Drawn):
 
     def name(self, key: int) -> str:
         epoch, place = divmod(key, self.length) if self.length else (0, key)
-        number, at = divmod(place, self.window)
+        number, inside = divmod(place, self.window)
         window = self._kept.get((epoch, number), [])
-        return window[at][0] if at < len(window) else f"example {place} of the source"
+        return window[inside][0] if inside < len(window) else f"example {place} of the source"
 
     def _at(self, position: int) -> tuple[str, Any]:
         """Return the epoch and the place of a position, from the length, which the first pass to
         its end tells."""
-        found = self._find(0, position) if self.length is None else None
-        if found is not None:
-            return found
+        example = self._find(0, position) if self.length is None else None
+        if example is not None:
+            return example
         assert self.length is not None  # that pass came to its end
         epoch, place = divmod(position, self.length)
         if self.settings.epochs is not None and epoch >= self.settings.epochs:
             raise EndOfStream
-        found = self._find(epoch, place)
-        assert found is not None  # else _came_to_end has raised
-        return found
+        example = self._find(epoch, place)
+        assert example is not None  # else _came_to_end has raised
+        return example
 
     def _find(self, epoch: int, place: int) -> tuple[str, Any] | None:
         """Return the name and the example at a place of an epoch, reading on to it; None if the
         pass ends before."""
-        number, at = divmod(place, self.window)
+        number, inside = divmod(place, self.window)
         if (epoch, number) not in self._kept:
             if epoch != self._epoch or number * self.window < self._read:
                 self._restart(epoch)
             while self._read <= place and self._read_window():
                 pass
         window = self._kept.get((epoch, number), [])
-        return window[at] if at < len(window) else None
+        return window[inside] if inside < len(window) else None
 
     def _read_window(self) -> bool:
         """Read the next window of the pass, or what is left of it; return False if nothing is."""
@@ -237,7 +237,7 @@ class ByActing(Drawn):
         return range(first, first + count)
 
     def get(self, key: int) -> Any:
-        return self.source.at(key, self.settings.seed)
+        return self.source.observe(key, self.settings.seed)
 
     def name(self, key: int) -> str:
         return self.source.name(key)

@@ -90,10 +90,11 @@ class _Environments(ExampleSource):
                 expected="a row for each environment", found=str(sorted(rows)))
         for k in range(rows.pop()):
             turn, place = divmod(first + k, self.count)
-            one = {name: _row(tree, k) for name, tree in actions.items()}
-            self._actions[place] = (turn + 1, one if len(one) > 1 else next(iter(one.values())))
+            action = {name: _row(tree, k) for name, tree in actions.items()}
+            plain = action if len(action) > 1 else next(iter(action.values()))
+            self._actions[place] = turn + 1, plain
 
-    def at(self, position: int, seed: int) -> Observed:
+    def observe(self, position: int, seed: int) -> Observed:
         """Return what is shown at a position; return it again, if it was asked for already.
 
         An environment whose last turn was not shown here, as another worker had it, begins anew.
@@ -123,31 +124,31 @@ class _Environments(ExampleSource):
         return self._reset(place, turn, number)
 
     def _reset(self, place: int, turn: int, seed: int | None) -> Observed:
-        found = self._made[place].reset() if seed is None else self._made[place].reset(seed=seed)
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise self._other("reset(seed=…)", "(obs, info)", found)
-        return Observed(found[0], 0.0, False, False, True, turn, place)
+        results = self._made[place].reset() if seed is None else self._made[place].reset(seed=seed)
+        if not isinstance(results, tuple) or len(results) != 2:
+            raise self._other("reset(seed=…)", "(obs, info)", results)
+        return Observed(results[0], 0.0, False, False, True, turn, place)
 
     def _step(self, place: int, turn: int) -> Observed:
         action = self._actions.pop(place)[1]
-        found = self._made[place].step(action)
-        if not isinstance(found, tuple) or len(found) != 5:
-            raise self._other("step(action)", "(obs, reward, terminated, truncated, info)", found)
-        obs, reward, terminated, truncated, _ = found
+        results = self._made[place].step(action)
+        if not isinstance(results, tuple) or len(results) != 5:
+            raise self._other("step(action)", "(obs, reward, terminated, truncated, info)", results)
+        obs, reward, terminated, truncated, _ = results
         return Observed(
             obs, float(reward), bool(terminated), bool(truncated), False, turn, place)
 
-    def _other(self, what: str, expected: str, found: Any) -> UsageError:
+    def _other(self, call: str, expected: str, found: Any) -> UsageError:
         kind = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
         return UsageError(
-            f"{what} of an environment returned something else", place=self.place,
+            f"{call} of an environment returned something else", place=self.place,
             expected=f"{expected}, as gymnasium has it", found=kind,
             remedy="gymnasium.make(…) makes such environments")
 
     def close(self) -> None:
         """Close all that were made."""
-        for one in self._made.values():
-            getattr(one, "close", _nothing)()
+        for environment in self._made.values():
+            getattr(environment, "close", _nothing)()
         self._made.clear()
         self._shown.clear()
         self._actions.clear()

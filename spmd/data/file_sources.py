@@ -13,7 +13,7 @@ from typing import Any
 
 from codegen.errors import UsageError
 from spmd.data.source_base import ExampleSource
-from spmd.data.source_tools import Digest, absolute, caller, once_made, short, unreadable
+from spmd.data.source_tools import Digest, absolute, caller, made_once, short, unreadable
 
 FOLDER = "folder"
 MOST_READ = 256  # files, from the first to the last, of which a digest knows
@@ -52,14 +52,14 @@ class _Files(ExampleSource):
         self.place = caller()
         self.label = label
         self._said = ", ".join(patterns[:3])
-        self._paths: Callable[[], list[str]] = once_made(
+        self._paths: Callable[[], list[str]] = made_once(
             lambda: patterns if listed else _matching(patterns))
-        self._classes: Callable[[], dict[str, int]] = once_made(lambda: {
+        self._classes: Callable[[], dict[str, int]] = made_once(lambda: {
             name: k for k, name in enumerate(sorted({_folder_of(p) for p in self._paths()}))})
 
     @property
     def classes(self) -> list[str]:
-        """The folders by name, in the order of their labels."""
+        """Return the names of the folders in the order of their labels."""
         return list(self._classes())
 
     def length(self) -> int:
@@ -81,17 +81,17 @@ class _Files(ExampleSource):
         copies on other machines have other times, and to read all takes long."""
         paths = self._paths()
         common = os.path.commonpath({os.path.dirname(p) for p in paths}) if paths else ""
-        found, sizes = Digest("files"), []
+        digest, sizes = Digest("files"), []
         for path in paths:
             try:
                 sizes.append(os.stat(path).st_size)
             except OSError as error:
                 raise unreadable(self.wrong, path, error) from None
-            found.add(_below(common, path), sizes[-1])
+            digest.add(_below(common, path), sizes[-1])
         read = min(len(paths), MOST_READ)
         for k in (i * (len(paths) - 1) // max(read - 1, 1) for i in range(read)):
-            found.add(_ends(paths[k], sizes[k]))
-        return found.text()
+            digest.add(_ends(paths[k], sizes[k]))
+        return digest.text()
 
     def empty(self) -> Any:
         return self.wrong(
@@ -112,8 +112,8 @@ def _ends(path: str, size: int) -> bytes:
     which is a bad example."""
     try:
         with open(path, "rb", buffering=0) as file:
-            return b"".join(os.pread(file.fileno(), END_BYTES, at)
-                            for at in (0, max(0, size - END_BYTES)))
+            return b"".join(os.pread(file.fileno(), END_BYTES, offset)
+                            for offset in (0, max(0, size - END_BYTES)))
     except OSError:
         return b""
 
@@ -123,9 +123,9 @@ def _folder_of(path: str) -> str:
 
 
 def _matching(patterns: list[str]) -> list[str]:
-    found = {path for pattern in patterns
+    paths = {path for pattern in patterns
              for path in (pattern, *glob.iglob(pattern, recursive=True)) if os.path.isfile(path)}
-    return sorted(found)
+    return sorted(paths)
 
 
 def files(

@@ -174,10 +174,10 @@ def rotate(
         [[2, 4], [1, 3]]
     """
     how = _method(method)
-    return _by_planes(image, lambda plane: plane.rotate(degrees, how, fillcolor=fill), one=True)
+    return _by_planes(image, lambda plane: plane.rotate(degrees, how, fillcolor=fill), single=True)
 
 
-def _by_planes(image: Any, change: Any, one: bool = False) -> np.ndarray:
+def _by_planes(image: Any, change: Any, single: bool = False) -> np.ndarray:
     """Change a picture by Pillow: all colours together if it can, else channel by channel."""
     image = _picture(image)
     if image.dtype == np.bool_ or (image.dtype.kind in "iu" and image.dtype != np.uint8) or (
@@ -191,13 +191,13 @@ def _by_planes(image: Any, change: Any, one: bool = False) -> np.ndarray:
                          found=f"{image.dtype}{range_text(image)}",
                          remedy="data.rescale, or another scale")
     plain = image if image.dtype == np.uint8 else image.astype(np.float32)
-    if plain.ndim == 2 or (plain.dtype == np.uint8 and plain.shape[2] == 3 and not one):
-        found = np.asarray(change(module.fromarray(np.ascontiguousarray(plain))))
+    if plain.ndim == 2 or (plain.dtype == np.uint8 and plain.shape[2] == 3 and not single):
+        changed = np.asarray(change(module.fromarray(np.ascontiguousarray(plain))))
     else:
         planes = [np.asarray(change(module.fromarray(np.ascontiguousarray(plain[:, :, c]))))
                   for c in range(plain.shape[2])]
-        found = np.stack(planes, axis=2)
-    return found.astype(image.dtype, copy=False)
+        changed = np.stack(planes, axis=2)
+    return changed.astype(image.dtype, copy=False)
 
 
 def _method(method: str) -> int:

@@ -23,7 +23,7 @@ from spmd.data.source_tools import (
     Record,
     absolute,
     caller,
-    once_made,
+    made_once,
     short,
 )
 from spmd.files import csv_fields
@@ -56,13 +56,13 @@ class _LineIndex:
         self.file = file
         self.size = file.size()
         starts: list[np.ndarray] = []
-        count, at = 0, 0  # lines that end before `at`
-        while raw := file.read(at, AT_ONCE):
-            ends = np.flatnonzero(np.frombuffer(raw, np.uint8) == 10) + (at + 1)
+        count, offset = 0, 0  # lines that end before `at`
+        while raw := file.read(offset, AT_ONCE):
+            ends = np.flatnonzero(np.frombuffer(raw, np.uint8) == 10) + (offset + 1)
             numbers = np.arange(count + 1, count + 1 + len(ends))  # of the lines that begin there
             starts.append(ends[numbers % STRIDE == 0])
-            count, at, last = count + len(ends), at + len(raw), raw[-1:]
-        self.lines = count + (1 if at and last != b"\n" else 0)
+            count, offset, last = count + len(ends), offset + len(raw), raw[-1:]
+        self.lines = count + (1 if offset and last != b"\n" else 0)
         self.starts = np.concatenate([np.zeros(1, np.int64), *starts])
 
     def get(self, index: int) -> bytes:
@@ -71,11 +71,11 @@ class _LineIndex:
         start = int(self.starts[place])
         end = int(self.starts[place + 1]) if place + 1 < len(self.starts) else self.size
         begin = self.file.read(start, end - start)
-        at = 0
+        offset = 0
         for _ in range(rest):  # they are there: the file has not changed
-            at = begin.index(b"\n", at) + 1
-        stop = begin.find(b"\n", at)
-        return begin[at:] if stop < 0 else begin[at : stop + 1]
+            offset = begin.index(b"\n", offset) + 1
+        stop = begin.find(b"\n", offset)
+        return begin[offset:] if stop < 0 else begin[offset : stop + 1]
 
 
 class _Lines(ExampleSource):
@@ -83,11 +83,11 @@ class _Lines(ExampleSource):
         self.place = caller()
         self.paths, self.encoding = paths, encoding
         self._files = [PlainFile(path, self.wrong) for path in paths]
-        self._index = once_made(self._read)
+        self._index = made_once(self._read)
 
     def _read(self) -> tuple[list[_LineIndex], list[int]]:
-        found = [_LineIndex(file) for file in self._files]
-        return found, [0, *np.cumsum([index.lines for index in found]).tolist()]
+        indices = [_LineIndex(file) for file in self._files]
+        return indices, [0, *np.cumsum([index.lines for index in indices]).tolist()]
 
     def length(self) -> int:
         return int(self._index()[1][-1])
@@ -113,10 +113,10 @@ class _Lines(ExampleSource):
         return f"line {line + 1} of {short(self.paths[number])}"
 
     def digest(self) -> str:
-        found = Digest("lines")
+        digest = Digest("lines")
         for file in self._files:
-            found.add_samples(file.size(), file.read)
-        return found.text()
+            digest.add_samples(file.size(), file.read)
+        return digest.text()
 
 
 def lines(
@@ -138,16 +138,16 @@ def lines(
     return _Lines(every, encoding)
 
 
-def _check_plain(paths: list[str], what: str) -> None:
+def _check_plain(paths: list[str], function: str) -> None:
     packed = [p for p in paths if p.endswith(COMPRESSED)]
     if packed:
         raise UsageError(
-            f"data.{what} reads plain text", place=caller(), expected="a file that is not packed",
-            found=short(packed[0]),
+            f"data.{function} reads plain text", place=caller(),
+            expected="a file that is not packed", found=short(packed[0]),
             remedy="unpack it, or data.iterator(lambda: gzip.open(path, 'rt')), read in order")
 
 
-def _check_encoding(encoding: str, what: str) -> None:
+def _check_encoding(encoding: str, function: str) -> None:
     """Raise UsageError where an end of line is not the byte 10, by which files are cut into
     lines."""
     try:
@@ -156,7 +156,7 @@ def _check_encoding(encoding: str, what: str) -> None:
         text = ""
     if text != "\n":
         raise UsageError(
-            f"data.{what} cannot read encoding={encoding!r}", place=caller(),
+            f"data.{function} cannot read encoding={encoding!r}", place=caller(),
             expected="an encoding in which the end of a line is one byte, as utf-8 or latin-1",
             found=repr(encoding), remedy="iconv -t utf-8 makes such a file")
 
@@ -173,37 +173,37 @@ class _Csv(ExampleSource):
         self.path, self.header, self.types = path, header, types
         self.delimiter, self.encoding = delimiter, encoding
         self._file = PlainFile(path, self.wrong)
-        self._index = once_made(self._read)
+        self._index = made_once(self._read)
 
     def _rows(self, start: int) -> Iterator[tuple[int, list[str]]]:
         """Yield rows from a byte on, each with where it begins."""
-        at = start
+        offset = start
 
         def texts() -> Iterator[str]:
-            nonlocal at
+            nonlocal offset
             rest, read = b"", start
             while raw := self._file.read(read, 1 << 16):
                 read += len(raw)
                 *whole, rest = (rest + raw).split(b"\n")
                 for line in whole:
-                    text = self._text(line, at)
-                    at += len(line) + 1
+                    text = self._text(line, offset)
+                    offset += len(line) + 1
                     yield text + "\n"
             if rest:
-                text = self._text(rest, at)
-                at += len(rest)
+                text = self._text(rest, offset)
+                offset += len(rest)
                 yield text
 
         rows = tables_of_text.reader(texts(), delimiter=self.delimiter, strict=True)
-        begin = at
+        begin = offset
         for row in rows:
             if row:
                 yield begin, row
-            begin = at
+            begin = offset
 
-    def _text(self, line: bytes, at: int) -> str:
+    def _text(self, line: bytes, offset: int) -> str:
         text = line.decode(self.encoding)
-        return text if at else text.removeprefix(csv_fields.MARK)
+        return text if offset else text.removeprefix(csv_fields.MARK)
 
     def _read(self) -> tuple[np.ndarray, int, dict[str, Any]]:
         """Return where every 32nd row begins, how many there are, and the types of their
@@ -237,8 +237,8 @@ class _Csv(ExampleSource):
                 f"row {count + 1} of {short(self.path)} cannot be read",
                 f"values with {self.delimiter!r} between them, in {self.encoding}", str(error),
             ) from None
-        found = {name: self.types.get(name, NUMBERS[kind]) for name, kind in zip(names, types)}
-        return np.array(starts, np.int64), count, found
+        columns = {name: self.types.get(name, NUMBERS[kind]) for name, kind in zip(names, types)}
+        return np.array(starts, np.int64), count, columns
 
     def _check_names(self, names: list[str], begin: int) -> None:
         unknown = [t for t in self.types if t not in names]
@@ -299,10 +299,10 @@ def _value(kind: Any, value: str) -> Any:
     if kind is float:
         return csv_fields.real(value)
     with np.errstate(over="ignore"):  # said below
-        found = kind(value)
-    if isinstance(found, float | np.floating) and np.isinf(found) and "inf" not in value.lower():
+        number = kind(value)
+    if isinstance(number, float | np.floating) and np.isinf(number) and "inf" not in value.lower():
         raise OverflowError(f"{value!r} is too large")
-    return found
+    return number
 
 
 def csv(

@@ -17,7 +17,7 @@ import numpy as np
 from codegen.errors import UsageError
 from spmd.data.array_sources import Rows
 from spmd.data.source_base import ExampleSource
-from spmd.data.source_tools import Digest, caller, once_made
+from spmd.data.source_tools import Digest, caller, made_once
 
 LONGEST_PATTERN = 1000  # examples after which the pattern of a mix repeats, about
 STOPS = ("first", "last")
@@ -78,15 +78,15 @@ class _Several(ExampleSource):
     def __init__(self, sources: Sequence[ExampleSource]) -> None:
         self.place = caller()
         self.sources = list(sources)
-        self._one_table = once_made(self._has_one_table)
-        self._lengths = once_made(self._asked_lengths)
+        self._one_table = made_once(self._has_one_table)
+        self._lengths = made_once(self._asked_lengths)
 
     def _asked_lengths(self) -> list[int] | None:
         """Return the lengths of the sources; None if one is not known."""
-        found = [source.length() for source in self.sources]
-        if 0 in found:
-            raise self.sources[found.index(0)].empty()
-        return None if None in found else [n for n in found if n is not None]
+        lengths = [source.length() for source in self.sources]
+        if 0 in lengths:
+            raise self.sources[lengths.index(0)].empty()
+        return None if None in lengths else [n for n in lengths if n is not None]
 
     def _find(self, index: int) -> tuple[int, int]:
         raise NotImplementedError
@@ -98,19 +98,19 @@ class _Several(ExampleSource):
     def get_many(self, indices: list[int]) -> Any:
         """Return Rows where each source gives Rows with the same fields of the same shape and
         dtype; else a list."""
-        found = [self._find(index) for index in indices]
-        if not found or not self._one_table():
+        examples = [self._find(index) for index in indices]
+        if not examples or not self._one_table():
             return super().get_many(indices)
         places: dict[int, list[int]] = {}
-        for place, (source, _) in enumerate(found):
+        for place, (source, _) in enumerate(examples):
             places.setdefault(source, []).append(place)
         fields: dict[str, Any] = {}
         for source, mine in places.items():
-            rows = self.sources[source].get_many([found[place][1] for place in mine])
+            rows = self.sources[source].get_many([examples[place][1] for place in mine])
             for name in rows.keys():
                 if name not in fields:
-                    one = rows[name]
-                    fields[name] = np.empty((len(indices), *one.shape[1:]), one.dtype)
+                    column = rows[name]
+                    fields[name] = np.empty((len(indices), *column.shape[1:]), column.dtype)
                 fields[name][mine] = rows[name]
         return Rows(fields, indices)
 
@@ -129,7 +129,7 @@ class _Several(ExampleSource):
 class _Concatenated(_Several):
     def __init__(self, sources: Sequence[ExampleSource]) -> None:
         super().__init__(sources)
-        self._ends = once_made(lambda: np.cumsum(self._lengths() or [0]).tolist())
+        self._ends = made_once(lambda: np.cumsum(self._lengths() or [0]).tolist())
 
     def length(self) -> int | None:
         return None if self._lengths() is None else int(self._ends()[-1])
@@ -166,7 +166,7 @@ class _Mixed(_Several):
         self.stop = stop
         self.counts = _whole_weights(weights)
         self.pattern, self.number_in = _pattern(self.counts)
-        self._n = once_made(self._total)
+        self._n = made_once(self._total)
 
     def length(self) -> int | None:
         return None if self._lengths() is None else int(self._n())
@@ -186,9 +186,9 @@ class _Mixed(_Several):
         return turn * len(self.pattern) + int(first[rest])
 
     def _find(self, index: int) -> tuple[int, int]:
-        turn, at = divmod(index, len(self.pattern))
-        source = self.pattern[at]
-        number = turn * self.counts[source] + self.number_in[at]
+        turn, place = divmod(index, len(self.pattern))
+        source = self.pattern[place]
+        number = turn * self.counts[source] + self.number_in[place]
         lengths = self._lengths()
         assert lengths is not None
         return source, number % lengths[source]
@@ -233,8 +233,8 @@ def mix(
         [10, 0, 11, 12, 1, 13, 14, 2, 15, 16, 3, 17, 18]
     """
     checked = _checked(sources, "mix")
-    given = [1.0] * len(checked) if weights is None else [float(w) for w in weights]
-    if len(given) != len(checked) or not all(0 < w < float("inf") for w in given):
+    shares = [1.0] * len(checked) if weights is None else [float(w) for w in weights]
+    if len(shares) != len(checked) or not all(0 < w < float("inf") for w in shares):
         raise UsageError(
             "weights of data.mix are wrong", place=caller(),
             expected=f"{len(checked)} numbers above 0, one for each source", found=repr(weights))
@@ -242,16 +242,16 @@ def mix(
         raise UsageError(
             "stop of data.mix is wrong", place=caller(), expected="'first' or 'last'",
             found=repr(stop))
-    return _Mixed(checked, given, stop)
+    return _Mixed(checked, shares, stop)
 
 
-def _checked(sources: Sequence[Any], what: str) -> Sequence[ExampleSource]:
+def _checked(sources: Sequence[Any], function: str) -> Sequence[ExampleSource]:
     wrong = [s for s in sources if not isinstance(s, ExampleSource)]
     if not sources or wrong:
         raise UsageError(
-            f"data.{what} gets sources", place=caller(), expected="one source or more",
+            f"data.{function} gets sources", place=caller(), expected="one source or more",
             found=type(wrong[0]).__name__ if wrong else "nothing",
-            remedy=f"data.{what}(first, second)")
+            remedy=f"data.{function}(first, second)")
     return sources
 
 

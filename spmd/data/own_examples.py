@@ -30,21 +30,21 @@ def copied(example: Any) -> Any:
     return example
 
 
-def add_example(found: Digest, example: Any) -> None:
+def add_example(digest: Digest, example: Any) -> None:
     """Add the content of an example to a digest, as far as two processes see it alike: of other
     objects only their class."""
-    found.add(type(example).__name__)
+    digest.add(type(example).__name__)
     if isinstance(example, np.ndarray):
         plain = "" if example.dtype.hasobject else example.reshape(-1)[
             : MOST // max(example.itemsize, 1)].tobytes()
-        found.add(example.dtype, example.shape, plain)
+        digest.add(example.dtype, example.shape, plain)
     elif isinstance(example, PLAIN):
-        found.add(example)
+        digest.add(example)
     elif isinstance(example, list | tuple):
-        found.add(len(example))
-        for one in example:
-            add_example(found, one)
+        digest.add(len(example))
+        for element in example:
+            add_example(digest, element)
     elif isinstance(example, Mapping | Record):
         for name in example.keys():
-            found.add(name)
-            add_example(found, example[name])
+            digest.add(name)
+            add_example(digest, example[name])

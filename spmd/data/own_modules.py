@@ -65,8 +65,8 @@ class OwnModules:
         self._is_free: dict[str, bool] = {}
         self._found: dict[str, FoundModule | None] = {}
         self.travelled = None if travelled is None else {
-            one["name"]: FoundModule(one["file"], one["text"], _locations(one["file"]))
-            for one in travelled}
+            module["name"]: FoundModule(module["file"], module["text"], _locations(module["file"]))
+            for module in travelled}
         parent = ModuleType(self.package)
         parent.__path__ = []
         sys.modules[self.package], _all[self.package] = parent, self
@@ -117,16 +117,16 @@ class OwnModules:
         if top in SHARED or BuiltinImporter.find_spec(top) or FrozenImporter.find_spec(top):
             return False
         if self.travelled is not None:
-            found = self._compiled(self._own_folders(), top)
-            return found is not None or any(
+            module = self._compiled(self._own_folders(), top)
+            return module is not None or any(
                 name.partition(".")[0] == top for name in self.travelled)
         own, folder = set(self._own_folders()), False
         for entry in [self.folder, *self._whole_path()]:
             if os.path.abspath(entry) in own:
-                found = _on_disk([os.path.abspath(entry)], top)
-                if found and found.file:
+                module = _on_disk([os.path.abspath(entry)], top)
+                if module and module.file:
                     return True
-                folder = folder or found is not None
+                folder = folder or module is not None
             elif _is_there(PathFinder.find_spec(top, [entry])):
                 return False
         return folder and not any(  # a folder is a package only where there is nothing else
@@ -163,51 +163,53 @@ class OwnModules:
             return _on_disk(folders, tail)
         if name in self.travelled:
             return self.travelled[name]
-        if any(one.startswith(f"{name}.") for one in self.travelled):
+        if any(other.startswith(f"{name}.") for other in self.travelled):
             return FoundModule("", None, [os.path.join(folder, tail) for folder in folders])
         return self._compiled(folders, tail)
 
     def _compiled(self, folders: list[str], tail: str) -> FoundModule | None:
         """Return a compiled module, which cannot travel as text, from where the file lies; None if
         there is none."""
-        found = _on_disk(folders, tail)
-        return found if found and found.file and found.text is None else None
+        module = _on_disk(folders, tail)
+        return module if module and module.file and module.text is None else None
 
     def texts(self) -> list[dict[str, str]]:
-        """Name, file and text of each module that its code imports, also inside functions."""
-        found = {name: one for name, one in self._found.items() if one and one.text is not None}
-        todo = [("", self.text, True), *((name, one.text or "", one.locations is not None)
-                                         for name, one in found.items())]
+        """Return name, file and text of each module that its code imports, also inside
+        functions."""
+        modules = {name: module for name, module in self._found.items()
+                   if module and module.text is not None}
+        todo = [("", self.text, True), *((name, module.text or "", module.locations is not None)
+                                         for name, module in modules.items())]
         while todo:
             for name in _imported(*todo.pop()):
-                if name in found or not self.has(name.partition(".")[0]):
+                if name in modules or not self.has(name.partition(".")[0]):
                     continue
                 try:
-                    one = self.find(name)
+                    module = self.find(name)
                 except ImportError:
                     continue  # whoever imports it is told
-                if one and one.text is not None:
-                    found[name] = one
-                    todo.append((name, one.text, one.locations is not None))
-        return [{"name": name, "file": one.file, "text": one.text or ""}
-                for name, one in sorted(found.items())]
+                if module and module.text is not None:
+                    modules[name] = module
+                    todo.append((name, module.text, module.locations is not None))
+        return [{"name": name, "file": module.file, "text": module.text or ""}
+                for name, module in sorted(modules.items())]
 
     # ---- import
 
     def spec(self, name: str) -> ModuleSpec | None:
         """Return the spec of one of its own modules, for Python's import."""
-        found = self.find(name)
-        if found is None:
+        module = self.find(name)
+        if module is None:
             return None
         private = f"{self.package}.{name}"
-        if not found.file:
+        if not module.file:
             spec = ModuleSpec(private, None, is_package=True)
-            spec.submodule_search_locations = list(found.locations or ())
+            spec.submodule_search_locations = list(module.locations or ())
             return spec
-        loader = ExtensionFileLoader(private, found.file) if found.text is None else (
-            OwnLoader(self, name, private, found))
-        return spec_from_file_location(private, found.file, loader=loader,
-                                       submodule_search_locations=found.locations)
+        loader = ExtensionFileLoader(private, module.file) if module.text is None else (
+            OwnLoader(self, name, private, module))
+        return spec_from_file_location(private, module.file, loader=loader,
+                                       submodule_search_locations=module.locations)
 
     def _import(self, name: str, globals: Mapping[str, Any] | None = None,
                 locals: Any = None, fromlist: Sequence[str] | None = (), level: int = 0) -> Any:
@@ -219,8 +221,8 @@ class OwnModules:
             return self._shared_one(name, globals, locals, fromlist, level)
         try:
             module = import_module(f"{self.package}.{name}" if name else self.package)
-            for one in fromlist or ():
-                parts = getattr(module, "__all__", ()) if one == "*" else (one,)
+            for imported in fromlist or ():
+                parts = getattr(module, "__all__", ()) if imported == "*" else (imported,)
                 for part in parts:
                     below = f"{name}.{part}" if name else part
                     if not hasattr(module, part) and hasattr(module, "__path__") and (
@@ -310,9 +312,9 @@ plain_names = ShownNames()
 class OwnLoader(SourceFileLoader):
     """A module of a pipeline's own, from its text."""
 
-    def __init__(self, own: OwnModules, name: str, private: str, found: FoundModule) -> None:
-        super().__init__(private, found.file)
-        self.own, self.plain, self.text = own, name, found.text or ""
+    def __init__(self, own: OwnModules, name: str, private: str, module: FoundModule) -> None:
+        super().__init__(private, module.file)
+        self.own, self.plain, self.text = own, name, module.text or ""
 
     def get_source(self, fullname: str) -> str:
         return self.text
@@ -399,12 +401,12 @@ def _imported(name: str, text: str, is_package: bool) -> Iterator[str]:
     for node in ast.walk(tree):
         named: list[str] = []
         if isinstance(node, ast.Import):
-            named = [one.name for one in node.names]
+            named = [imported.name for imported in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".") if package else []
             above = above[: len(above) - node.level + 1] if node.level else []
             base = ".".join([*above, *(node.module or "").split(".")]).strip(".")
-            named = [base, *(f"{base}.{one.name}".strip(".") for one in node.names)]
-        for one in named:
-            parts = one.split(".")
-            yield from (".".join(parts[:k]) for k in range(1, len(parts) + 1) if one)
+            named = [base, *(f"{base}.{imported.name}".strip(".") for imported in node.names)]
+        for imported in named:
+            parts = imported.split(".")
+            yield from (".".join(parts[:k]) for k in range(1, len(parts) + 1) if imported)

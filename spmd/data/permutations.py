@@ -18,7 +18,7 @@ Positions = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 ROUNDS, ROUNDS_OF_FEW, FEW = 8, 16, 4096  # on small grids fewer favour some permutations
-GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, as in SplitMix64
 LARGEST = 2**62  # examples: what is computed with them stays below 2**63
 
 
@@ -64,13 +64,13 @@ def permuted(
     b = np.uint64(-(-n // int(a)))
     cells = np.asarray(positions).astype(np.uint64)
     rounds = ROUNDS if n > FEW else ROUNDS_OF_FEW
-    one = isinstance(epoch, int) and isinstance(window, int)
-    words = round_keys(seed, epoch, window, rounds) if one else (  # type: ignore[arg-type]
+    shared = isinstance(epoch, int) and isinstance(window, int)
+    words = round_keys(seed, epoch, window, rounds) if shared else (  # type: ignore[arg-type]
         [np.broadcast_to(keyed(seed, epoch, window, k), cells.shape) for k in range(rounds)])
     walking = np.arange(len(cells))
     while walking.size:
         left, right = np.divmod(cells[walking], b)
-        keys = words if one else [w[walking] for w in words]
+        keys = words if shared else [w[walking] for w in words]
         for k in range(0, rounds, 2):
             left = (left + scrambled(keys[k] ^ right) % a) % a
             right = (right + scrambled(keys[k + 1] ^ left) % b) % b
@@ -93,13 +93,13 @@ def once(n: int, positions: Positions, seed: int, shuffle: bool | int) -> Positi
             return permuted(n, place, seed, int(epoch[0]))
         return permuted(n, place, seed, epoch.astype(np.uint64))
     number, inside = np.divmod(place, shuffle)
-    found = place - inside
+    examples = place - inside
     last = number == n // shuffle  # of the epoch, and shorter
     for here, size in ((~last, shuffle), (last, n % shuffle)):
         if here.any():
             words = epoch[here].astype(np.uint64), number[here].astype(np.uint64) + np.uint64(1)
-            found[here] += permuted(size, inside[here], seed, *words)
-    return found
+            examples[here] += permuted(size, inside[here], seed, *words)
+    return examples
 
 
 def independent(n: int, positions: Positions, seed: int) -> Positions:
@@ -127,7 +127,7 @@ class Generators:
         self._begin = self._bits.state
         self._generator = np.random.Generator(self._bits)
 
-    def at(self, position: int) -> np.random.Generator:
+    def generator(self, position: int) -> np.random.Generator:
         """Return the generator of a position: Philox, whose key is seed and position."""
         self._begin["state"]["key"][:] = self._seed, position
         self._bits.state = self._begin

@@ -47,7 +47,7 @@ def faster() -> Any:
 
 
 def is_raw(image: Any) -> TypeGuard[Raw]:
-    """Return the bytes of a file, not decoded yet?"""
+    """Return whether a value is the bytes of a file that are not decoded yet."""
     return isinstance(image, Raw)
 
 
@@ -96,9 +96,9 @@ def decoded(
     """Return the picture, and which share of its size it has: 1, 2, 4 or 8 pixels are one in it."""
     with _reading(raw):
         if mode == "RGB" and is_raw(raw) and raw[:3] == JPEG and faster():
-            found = _sooner(raw, at_least)
-            if found:
-                return found
+            picture = _by_simplejpeg(raw, at_least)
+            if picture:
+                return picture
         with _open(raw) as opened:
             share = _share((opened.height, opened.width), at_least)
             if share > 1:
@@ -121,9 +121,9 @@ def _check_holds(mode: str, opened: Any) -> None:
             remedy=f"data.image.decode(raw, {own!r}) gives them as they are; scale them yourself")
 
 
-def _sooner(raw: Any, at_least: tuple[int, int] | None) -> tuple[np.ndarray, int] | None:
-    """Decode by simplejpeg; return None if Pillow is to read the picture, or to say why it cannot
-    be read."""
+def _by_simplejpeg(raw: Any, at_least: tuple[int, int] | None) -> tuple[np.ndarray, int] | None:
+    """Return a JPEG picture that simplejpeg decodes, and which share of its size it has; None if
+    Pillow is to read the picture, or to report why it cannot be read."""
     library = faster()
     try:
         height, width, colours, _ = library.decode_jpeg_header(raw)
@@ -135,8 +135,8 @@ def _sooner(raw: Any, at_least: tuple[int, int] | None) -> tuple[np.ndarray, int
         if min(height, width) < SMALLEST:
             return None
         want = -(-height // share), -(-width // share)
-        found = library.decode_jpeg(raw, "RGB", min_height=want[0], min_width=want[1])
-        return (found, share) if found.shape[:2] == want else None
+        pixels = library.decode_jpeg(raw, "RGB", min_height=want[0], min_width=want[1])
+        return (pixels, share) if pixels.shape[:2] == want else None
     except ValueError:
         return None
 
@@ -153,7 +153,7 @@ def _open(raw: Any) -> Any:
 
 
 class _reading:
-    """Whatever Pillow raises while it reads is said as InputError."""
+    """Turn what Pillow raises while it reads into InputError."""
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw

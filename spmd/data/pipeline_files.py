@@ -43,17 +43,17 @@ def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
             remedy="" if file.endswith(".py") else _address(file)) from None
     with reading_time.read_in_time(file, file, reading_time.LOAD_S,
                                    "what takes long may stand in the source or the operation"):
-        found = load_text(text, file)
-    return chosen(found, file, name)
+        pipelines = load_text(text, file)
+    return select_pipeline(pipelines, file, name)
 
 
 def load_beside(path: str, known: Iterable[Pipeline]) -> Pipeline:
     """Return the pipeline of a file for a run that has taken the pipelines `known`: it takes one
     text of a file, and of its modules, whoever writes to them meanwhile."""
     file, name = file_and_name(path)
-    for own in [one.own for one in known if one.own]:
+    for own in [pipeline.own for pipeline in known if pipeline.own]:
         if os.path.abspath(own.file) == os.path.abspath(file):
-            return chosen(load_text(own.text, file, own.folder, own.texts()), file, name)
+            return select_pipeline(load_text(own.text, file, own.folder, own.texts()), file, name)
     return load(path)
 
 
@@ -71,20 +71,21 @@ def _address(said: str) -> str:
     return f"{name}@tcp://{host}, if a scheduler there serves it"
 
 
-def chosen(found: dict[str, Pipeline], file: str, name: str = "") -> Pipeline:
-    """Return the one that is meant. UsageError if it is not clear which."""
-    if name and name in found:
-        return found[name]
-    if not name and len(found) == 1:
-        return next(iter(found.values()))
-    if not found:
+def select_pipeline(pipelines: dict[str, Pipeline], file: str, name: str = "") -> Pipeline:
+    """Return the pipeline called `name`, or the only one. Raises UsageError if there is no such
+    one."""
+    if name and name in pipelines:
+        return pipelines[name]
+    if not name and len(pipelines) == 1:
+        return next(iter(pipelines.values()))
+    if not pipelines:
         raise UsageError(
             f"{file} has no pipeline", expected="a function with @data.pipeline(source=…) above it",
             found="none", remedy="import spmd.data as data")
     raise UsageError(
         f"{file} has no pipeline {name!r}" if name else f"{file} has several pipelines",
-        expected=", ".join(found), found=name or "no name",
-        remedy=f"{file}:{nearest(name, found) or next(iter(found))}")
+        expected=", ".join(pipelines), found=name or "no name",
+        remedy=f"{file}:{nearest(name, pipelines) or next(iter(pipelines))}")
 
 
 def is_loading() -> bool:
@@ -118,9 +119,9 @@ def load_text(text: str, file: str, folder: str | os.PathLike[str] = "",
         raise InputError(f"SyntaxError: {error.msg}", place=place) from None
     except (Exception, SystemExit) as error:
         own.close()
-        what = failure(error, 0, "", Place(file, 1))
+        raised = failure(error, 0, "", Place(file, 1))
         raise InputError(
-            f"the file of a pipeline raised {what.text}", place=Place(what.file, what.line),
+            f"the file of a pipeline raised {raised.text}", place=Place(raised.file, raised.line),
         ) from None
     finally:
         _loading.remove(file)
@@ -128,12 +129,13 @@ def load_text(text: str, file: str, folder: str | os.PathLike[str] = "",
 
 def _pipelines_of(module: ModuleType, own: OwnModules) -> dict[str, Pipeline]:
     mine = [v for v in module.__dict__.values() if isinstance(v, Pipeline) and v.file == own.file]
-    found = {p.name: p for p in mine}
-    for one in mine:
-        one.own = own
-        if found[one.name] is not one:
+    pipelines = {p.name: p for p in mine}
+    for pipeline in mine:
+        pipeline.own = own
+        other = pipelines[pipeline.name]
+        if other is not pipeline:
             raise UsageError(
-                f"{own.file} has two pipelines called {one.name}", place=one.place,
-                expected="a name for each", also=(("the other is at", found[one.name].place),),
+                f"{own.file} has two pipelines called {pipeline.name}", place=pipeline.place,
+                expected="a name for each", also=(("the other is at", other.place),),
                 remedy="@data.pipeline(name=…)")
-    return found
+    return pipelines

@@ -22,7 +22,6 @@ import numpy as np
 
 from codegen.errors import InputError, Place, SpmdError, UsageError, shown
 from codegen.short_batches import MASK, check_holes, not_given
-from spmd.data.came_back import in_one_process
 from spmd.data.computing import (
     Failure,
     FirstExample,
@@ -36,11 +35,12 @@ from spmd.data.computing import (
     specs_of,
 )
 from spmd.data.drawing import Drawn, EndOfStream, drawn
+from spmd.data.fork_guard import in_one_process
 from spmd.data.own_modules import OwnModules
 from spmd.data.permutations import Generators
 from spmd.data.settings import Settings, read
 from spmd.data.source_base import ExampleSource
-from spmd.data.source_tools import Digest, caller, once_made
+from spmd.data.source_tools import Digest, caller, made_once
 
 NAME = re.compile(r"[A-Za-z0-9_.+-]{1,128}")  # as it stands on the wire and in FILE.py:NAME
 _MOST_SAID = 10  # skipped examples that are named one by one
@@ -68,10 +68,10 @@ class Pipeline:
         self.file, self.line = self.place.file, self.place.line
         self.__doc__, self.__name__ = function.__doc__, plain
         self._random = _takes_random(function, self.place)
-        self._drawn: Callable[[], Drawn] = once_made(
+        self._drawn: Callable[[], Drawn] = made_once(
             lambda: self._of_source(lambda: drawn(source, settings)))
         self._generators = Generators(settings.seed)
-        self._order: Callable[[], str] = once_made(self._order_of)
+        self._order: Callable[[], str] = made_once(self._order_of)
         self._specs: Specs | None = None
         self.own: OwnModules | None = None  # of one whose file was run to find it
         self.when_full: Callable[[], None] | None = None  # called where memory is used up
@@ -163,7 +163,8 @@ class Pipeline:
 
     @property
     def acts(self) -> bool:
-        """Does it need actions, which a program sends back with `feed.send`?"""
+        """Return whether the pipeline needs actions, which a program sends back with
+        `feed.send`."""
         return self._of_source(self.source.found_by) == "acting"
 
     def ready(self, first: int, count: int) -> bool:
@@ -208,11 +209,11 @@ class Pipeline:
         failures are part of what is returned; where they are not skipped the first one ends it.
         """
         with self.own.active() if self.own else nullcontext():
-            found = self._computed(first, count, fields, out, watch, rows_of)
-        for failed in found.failures if raises else ():
+            stacked = self._computed(first, count, fields, out, watch, rows_of)
+        for failed in stacked.failures if raises else ():
             if failed.fatal or self.settings.on_error == "stop":
                 raise failed.error(self.name)
-        return found
+        return stacked
 
     def _computed(
         self, first: int, count: int, fields: Mapping[str, tuple[Any, Any]] | None,
@@ -247,16 +248,16 @@ class Pipeline:
     ) -> Iterator[dict[str, np.ndarray]]:
         first, said = 0, set[str]()
         while True:
-            found = self.compute(first, batch, fields)
-            for failed in map(str, found.failures):  # as a run says it
+            stacked = self.compute(first, batch, fields)
+            for failed in map(str, stacked.failures):  # as a run says it
                 if failed not in said and len(said) < _MOST_SAID:
                     said.add(failed)
                     print(shown(f"spmd feed: {self.name}: skipped {failed}"), file=sys.stderr)
-            if found.total is not None and first + (1 if masked else batch) > found.total:
-                if fields and (rest := found.total - first) > 0:  # as a run says it
+            if stacked.total is not None and first + (1 if masked else batch) > stacked.total:
+                if fields and (rest := stacked.total - first) > 0:  # as a run says it
                     print(f"spmd feed: {not_given(self.name, rest, batch)}", file=sys.stderr)
                 return
-            yield {**found.arrays, MASK: found.there} if masked else found.arrays
+            yield {**stacked.arrays, MASK: stacked.there} if masked else stacked.arrays
             first += batch
 
     def _there(self, first: int, count: int) -> int:
@@ -274,8 +275,8 @@ class Pipeline:
                 with alone:
                     example = draw.get(key)
                     reading = False
-                    found = self._of_one(example, position)
-                table.put(row, found)
+                    result = self._of_one(example, position)
+                table.put(row, result)
             except EndOfStream:
                 return
             except BaseException as error:  # whatever class the user's code raises
@@ -297,7 +298,7 @@ class Pipeline:
 
     def _of_one(self, example: Any, position: int) -> Any:
         if self._random:
-            return self.function(example, rng=self._generators.at(position))
+            return self.function(example, rng=self._generators.generator(position))
         return self.function(example)
 
     # ---- batches
@@ -332,7 +333,7 @@ class Pipeline:
             return self._last[1:]
         draw = self._drawn()
         count = self._there(begin, self.size)
-        found: Any = {}
+        result: Any = {}
         reading = self.source.found_by() == "reading"
         try:
             keys = draw.keys(begin, count)
@@ -340,16 +341,16 @@ class Pipeline:
                 examples = self._read_on(keys) if reading else draw.get_many(keys)
                 count, reading = len(examples), False
                 if count:
-                    more = {"rng": self._generators.at(begin)} if self._random else {}
-                    found = self.function(examples, **more)
-            if count and isinstance(found, list | tuple):
-                found = _stacked(found, count)
+                    more = {"rng": self._generators.generator(begin)} if self._random else {}
+                    result = self.function(examples, **more)
+            if count and isinstance(result, list | tuple):
+                result = _stacked(result, count)
         except BaseException as error:
             self._look_at(error)
             name = self._batch_name(begin, count)
-            found = failure(error, begin, name, self.place, reading)
-        self._last = (begin, count, found)
-        return count, found
+            result = failure(error, begin, name, self.place, reading)
+        self._last = (begin, count, result)
+        return count, result
 
     def _read_on(self, keys: Sequence[int]) -> list[Any]:
         examples = []
@@ -365,7 +366,7 @@ class Pipeline:
 
 
 def _nobody(position: int) -> None:
-    """Who watches when nobody does."""
+    """Ignore a position: the watch of a caller who gave none."""
 
 
 def _stacked(results: Any, count: int) -> dict[str, Any]:
@@ -373,12 +374,13 @@ def _stacked(results: Any, count: int) -> dict[str, Any]:
     if len(results) != count or not all(isinstance(r, Mapping) for r in results):
         raise Misfit(f"the pipeline returned another list than one of examples\n"
                      f"expected: {count} dicts\nfound:    {len(results)} values")
-    for k, one in enumerate(results):
-        if one.keys() != results[0].keys():
+    for k, example in enumerate(results):
+        if example.keys() != results[0].keys():
             raise Misfit(f"example {k} of what the pipeline returned has other fields than the "
-                         f"first\nexpected: {', '.join(results[0])}\nfound:    {', '.join(one)}\n"
+                         f"first\nexpected: {', '.join(results[0])}\n"
+                         f"found:    {', '.join(example)}\n"
                          "try:      the same fields for each example")
-    found = {}
+    columns = {}
     for name in results[0]:
         every = [plain(name, r[name]) for r in results]
         for k, a in enumerate(every):
@@ -386,8 +388,8 @@ def _stacked(results: Any, count: int) -> dict[str, Any]:
                 raise Misfit(f"field {name!r} of example {k} has another shape than that of the "
                              f"first\nexpected: {every[0].shape}\nfound:    {a.shape}\n"
                              "try:      data.pad_or_cut(…, n) makes all equally long")
-        found[name] = np.stack(every)
-    return found
+        columns[name] = np.stack(every)
+    return columns
 
 
 # ---- decorators
@@ -482,7 +484,7 @@ def batched(
 
 
 def _decorator(
-    which: str, function: Any, source: Any, name: str, given: dict[str, Any], size: int,
+    which: str, function: Any, source: Any, name: str, options: dict[str, Any], size: int,
     place: Place | None,
 ) -> Any:
     if source is None:
@@ -496,7 +498,7 @@ def _decorator(
             f"source of data.{which} is no source", place=place,
             expected="what data.files, arrays, csv, lines, range or iterator returns",
             found=type(source).__name__, remedy=_instead(source))
-    settings = read(given, place)
+    settings = read(options, place)
     if name != "":
         check_name(f"data.{which}", name, place)
 
@@ -504,10 +506,10 @@ def _decorator(
         if not callable(function):
             raise UsageError(f"data.{which} decorates functions", place=place,
                              expected="a function", found=type(function).__name__)
-        found = Pipeline(function, source, settings, size, name)
-        if found.name != "<lambda>":  # it needs a name only where it is submitted
-            check_name(f"data.{which}", found.name, found.place)
-        return found
+        pipeline = Pipeline(function, source, settings, size, name)
+        if pipeline.name != "<lambda>":  # it needs a name only where it is submitted
+            check_name(f"data.{which}", pipeline.name, pipeline.place)
+        return pipeline
 
     return decorate if function is None else decorate(function)
 

@@ -59,8 +59,8 @@ def standardise(x: Any, mean: Any = None, std: Any = None, axis: Any = None) -> 
     sums = np.promote_types(x.dtype, np.float64)
     mean = np.mean(x, axis, sums, keepdims=True) if mean is None else mean
     std = np.std(x, axis, sums, keepdims=True) if std is None else np.asarray(std)
-    found = (x - np.asarray(mean, x.dtype)) / np.where(std == 0, 1, std).astype(x.dtype)
-    return found.astype(dtype, copy=False)
+    scaled = (x - np.asarray(mean, x.dtype)) / np.where(std == 0, 1, std).astype(x.dtype)
+    return scaled.astype(dtype, copy=False)
 
 
 def rescale(x: Any, low: Any = None, high: Any = None, to: tuple[float, float] = (0.0, 1.0)) -> Any:
@@ -77,8 +77,8 @@ def rescale(x: Any, low: Any = None, high: Any = None, to: tuple[float, float] =
     low = x.min() if low is None else np.asarray(low, x.dtype)
     high = x.max() if high is None else np.asarray(high, x.dtype)
     span = np.where(high == low, 1, high - low).astype(x.dtype)
-    found = (x - low) / span * x.dtype.type(to[1] - to[0]) + x.dtype.type(to[0])
-    return found.astype(dtype, copy=False)
+    scaled = (x - low) / span * x.dtype.type(to[1] - to[0]) + x.dtype.type(to[0])
+    return scaled.astype(dtype, copy=False)
 
 
 def binarise(x: Any, threshold: float = 0.0) -> np.ndarray:
@@ -103,9 +103,9 @@ def one_hot(labels: Any, classes: int, dtype: Any = np.float32) -> np.ndarray:
     """
     labels = np.asarray(labels)
     if labels.dtype.kind not in "iub" or np.any((labels < 0) | (labels >= classes)):
-        found = f"{labels.dtype}" + (
+        description = f"{labels.dtype}" + (
             f", from {labels.min()} to {labels.max()}" if labels.size else "")
-        raise InputError("a label is none of the classes", found=found,
+        raise InputError("a label is none of the classes", found=description,
                          expected=f"integers from 0 to {classes - 1}")
     return np.eye(classes, dtype=dtype)[labels.astype(np.int64)]
 
@@ -123,13 +123,13 @@ def pad(x: Any, shape: int | Sequence[int], value: Any = 0) -> np.ndarray:
     if len(want) != x.ndim or any(have > most for have, most in zip(x.shape, want)):
         raise InputError("an array is larger than it is padded to", expected=f"at most {want}",
                          found=f"{x.shape}", remedy="data.pad_or_cut cuts what is too long")
-    if not _is_of(value, x.dtype):
+    if not _holds(value, x.dtype):
         raise InputError("the array is padded with what its dtype has not",
                          expected=f"a number of {x.dtype}", found=repr(value),
                          remedy="an array of another dtype: x.astype(…)")
-    found = np.full(want, value, x.dtype)
-    found[tuple(slice(n) for n in x.shape)] = x
-    return found
+    padded = np.full(want, value, x.dtype)
+    padded[tuple(slice(n) for n in x.shape)] = x
+    return padded
 
 
 def pad_or_cut(x: Any, length: int, value: Any = 0) -> np.ndarray:
@@ -151,11 +151,11 @@ def bucket(length: int, lengths: Sequence[int]) -> int:
         >>> data.bucket(70, (64, 128, 256))
         128
     """
-    found = [n for n in lengths if n >= length]
-    if not found:
+    fitting = [n for n in lengths if n >= length]
+    if not fitting:
         raise InputError("nothing is long enough", expected=f"at most {max(lengths, default=0)}",
                          found=str(length), remedy="another length, or data.pad_or_cut")
-    return min(found)
+    return min(fitting)
 
 
 def stack(arrays: Sequence[Any], length: int | Sequence[int] | None = None, value: Any = 0) -> Any:
@@ -188,15 +188,15 @@ def _wide(x: np.ndarray) -> tuple[np.ndarray, np.dtype]:
     return x.astype(np.float32) if x.dtype.itemsize <= 2 else x, x.dtype
 
 
-def _is_of(value: Any, dtype: np.dtype) -> bool:
-    """Does an array of this dtype hold this number, integers and bools as it is?"""
-    given = np.asarray(value)
-    if given.dtype.kind not in "biufc" or dtype.kind not in "biufc":
+def _holds(value: Any, dtype: np.dtype) -> bool:
+    """Return whether an array of this dtype holds this number; an integer or a bool unchanged."""
+    number = np.asarray(value)
+    if number.dtype.kind not in "biufc" or dtype.kind not in "biufc":
         return True
     if dtype.kind in "fc":
-        return may_cast(given, dtype)
+        return may_cast(number, dtype)
     with np.errstate(invalid="ignore", over="ignore"), suppress(OverflowError):
-        return bool(np.all(np.full(given.shape, given, dtype) == given))
+        return bool(np.all(np.full(number.shape, number, dtype) == number))
     return False
 
 

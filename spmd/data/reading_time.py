@@ -22,14 +22,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from spmd.data.pipelines import Pipeline
 
-TELL_S = 5.0
+TELL_S = 5.0  # after which a user hears that a file is still being read
 LOAD_S = 120.0  # a pipeline's file that is not loaded by then hangs
 READ_TIMES = 20  # the time of an example, for its source: files are listed and counted
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class _TooLong(BaseException):
-    """Is raised in the user's code, which mostly catches Exceptions only."""
+    """Raised in the user's code when its time is over. It is no Exception, since that code may
+    catch every Exception."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -50,7 +51,7 @@ def source_in_time(pipeline: Pipeline) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def read_in_time(what: str, file: str, limit: float | None, longer: str) -> Iterator[None]:
+def read_in_time(title: str, file: str, limit: float | None, longer: str) -> Iterator[None]:
     """Limit the time in which code of a user is read. file: of the user, in which it mostly stands.
     longer: what to try where it needs more time. Of a launcher's processes the first one says that
     it is slow."""
@@ -60,7 +61,7 @@ def read_in_time(what: str, file: str, limit: float | None, longer: str) -> Iter
         if import_module("spmd.launch.launchers").launcher()[0]:  # mostly nothing is slow
             return
         where = _place(sys._current_frames().get(reader), file)
-        text = f"spmd feed: {what} is still being read after {TELL_S:g} s, at {where}"
+        text = f"spmd feed: {title} is still being read after {TELL_S:g} s, at {where}"
         print(shown(text), file=sys.stderr, flush=True)
 
     timer = threading.Timer(TELL_S, tell)
@@ -70,7 +71,7 @@ def read_in_time(what: str, file: str, limit: float | None, longer: str) -> Iter
         with _ended_after(limit, file):
             yield
     except _TooLong as error:
-        raise InputError(f"{what} is not read within {limit:g} s, as workers want it",
+        raise InputError(f"{title} is not read within {limit:g} s, as workers want it",
                          place=error.place, expected="its end by then",
                          found="it is still at this line",
                          remedy=f"look why; {longer}") from None
@@ -80,7 +81,8 @@ def read_in_time(what: str, file: str, limit: float | None, longer: str) -> Iter
 
 @contextmanager
 def _ended_after(limit: float | None, file: str) -> Iterator[None]:
-    """Raises _TooLong in what runs then, unless somebody else uses the timer of this process."""
+    """Raise _TooLong in the code that runs after `limit` seconds, unless somebody else uses the
+    timer of this process."""
     def end(_: int, frame: FrameType | None) -> None:
         raise _TooLong(_place(frame, file))
 

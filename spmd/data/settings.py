@@ -22,7 +22,7 @@ PULLS = ("turn", "random", "all")
 CODECS = ("auto", "none", "lz4", "zstd")
 _RANKS = re.compile(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")
 LARGEST_SEED = 2**64 - 1
-MOST_RANKS = 1 << 20
+MOST_RANKS = 1 << 20  # of a job: a larger number is a mistake
 
 # What says which examples there are and in what order: constant while a pipeline runs.
 FIXED = frozenset({"sampling", "seed", "epochs", "shuffle", "image"})
@@ -79,18 +79,18 @@ class Settings:
                     found=repr(changes[name]),
                     remedy="cancel it, and submit it again: it begins anew",
                 )
-        found = replace(self, **{name: _plain(value) for name, value in changes.items()})
-        _check_together(found, None)
-        return found
+        settings = replace(self, **{name: _plain(value) for name, value in changes.items()})
+        _check_together(settings, None)
+        return settings
 
 
-def read(given: Mapping[str, Any], place: Place | None = None) -> Settings:
+def read(values: Mapping[str, Any], place: Place | None = None) -> Settings:
     """Return the Settings that a user gives. UsageError, which names the setting, for a wrong
     one."""
-    _check(given, place)
-    found = Settings(**{name: _plain(value) for name, value in given.items()})
-    _check_together(found, place)
-    return found
+    _check(values, place)
+    settings = Settings(**{name: _plain(value) for name, value in values.items()})
+    _check_together(settings, place)
+    return settings
 
 
 def _plain(value: Any) -> Any:
@@ -102,8 +102,8 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _check(given: Mapping[str, Any], place: Place | None) -> None:
-    for name, value in given.items():
+def _check(values: Mapping[str, Any], place: Place | None) -> None:
+    for name, value in values.items():
         if name not in RULES:
             remedy = ELSEWHERE.get(name) or meant(name, RULES, "{}=…") or "remove it"
             raise UsageError(
@@ -155,7 +155,8 @@ ELSEWHERE = {
 
 
 def _near(value: Any, remedy: str) -> str:
-    """Return a word that was nearly right, before anything else."""
+    """Return the remedy; before it the word that a misspelt value probably means, if there is
+    one."""
     words = (*SAMPLINGS, *POLICIES, *QUEUES, *CODECS, *PULLS)
     near = nearest(value, words)
     return f"{near!r}; {remedy}" if near else remedy
@@ -218,8 +219,8 @@ def _one_of(words: tuple[str, ...], remedy: str) -> Rule:
     return (lambda v: isinstance(v, str) and v in words, " or ".join(map(repr, words)), remedy)
 
 
-def _positive(what: str, remedy: str) -> Rule:
-    return (lambda v: v is None or _number(v), f"{what}, above 0, or None", remedy)
+def _positive(unit: str, remedy: str) -> Rule:
+    return (lambda v: v is None or _number(v), f"{unit}, above 0, or None", remedy)
 
 
 RULES: dict[str, Rule] = {

@@ -15,7 +15,7 @@ import numpy as np
 from codegen.errors import InputError, Place, UsageError
 from spmd.data.own_examples import copied
 from spmd.data.permutations import permuted
-from spmd.data.source_tools import Digest, SourceFailed, caller, once_made
+from spmd.data.source_tools import Digest, SourceFailed, caller, made_once
 
 TOGETHER = 1 << 14  # places of a permutation that are computed at once
 
@@ -60,12 +60,13 @@ class ExampleSource:
         for index in range(self.counted("this")):
             yield self.name(index), self.get(index)
 
-    def counted(self, what: str) -> int:
-        """Return the length; UsageError if it is not known."""
+    def counted(self, user: str) -> int:
+        """Return the number of examples. Raises UsageError if it is not known; `user` is what needs
+        it."""
         n = self.length()
         if n is None:
             raise UsageError(
-                f"{what} needs a source of known length", place=self.place,
+                f"{user} needs a source of known length", place=self.place,
                 expected="files, arrays, csv, lines or range",
                 found="a source whose length is only known at its end",
                 remedy="sampling='once', with shuffle=False or a window such as shuffle=1000",
@@ -77,7 +78,7 @@ class ExampleSource:
         "acting"."""
         return "reading" if self.length() is None else "number"
 
-    def at(self, position: int, seed: int) -> Any:
+    def observe(self, position: int, seed: int) -> Any:
         """Return what there is at a position of the stream, for sources that are found by
         acting."""
         raise NotImplementedError
@@ -195,7 +196,7 @@ class _Chosen(_View):
 
     def __init__(self, source: ExampleSource, find: Callable[[], Any]) -> None:
         super().__init__(source)
-        self._find = once_made(find)
+        self._find = made_once(find)
 
     def length(self) -> int:
         return len(self._find())
@@ -237,10 +238,10 @@ class _Mapped(_View):
         return ((name, self.function(example)) for name, example in self.source.begin())
 
 
-def _size(n: Any, what: str, place: Place | None) -> int:
+def _size(n: Any, quantity: str, place: Place | None) -> int:
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
         raise UsageError(
-            f"{what} of a source", place=caller() or place,
+            f"{quantity} of a source", place=caller() or place,
             expected="a number of examples, from 0", found=repr(n))
     return int(n)
 
@@ -248,17 +249,17 @@ def _size(n: Any, what: str, place: Place | None) -> int:
 def _numbers(source: ExampleSource, chosen: Any) -> Any:
     """Return the numbers of examples that a mask, or an array of numbers, chooses."""
     n = source.counted("where")
-    found = np.asarray(chosen)
-    if found.dtype == np.bool_ and found.shape == (n,):
-        return np.flatnonzero(found)
-    whole = found.ndim == 1 and (np.issubdtype(found.dtype, np.integer) or not found.size)
-    if whole and np.all((found >= 0) & (found < n)):
-        return found.astype(np.int64)
+    numbers = np.asarray(chosen)
+    if numbers.dtype == np.bool_ and numbers.shape == (n,):
+        return np.flatnonzero(numbers)
+    whole = numbers.ndim == 1 and (np.issubdtype(numbers.dtype, np.integer) or not numbers.size)
+    if whole and np.all((numbers >= 0) & (numbers < n)):
+        return numbers.astype(np.int64)
     raise UsageError(
         "where chooses examples that the source does not have", place=source.place,
         expected=f"{n} truth values, or numbers from 0 to {n - 1}",
-        found="a function" if callable(chosen) else f"{found.dtype} {found.shape}" + (
-            f", from {found.min()} to {found.max()}" if whole else ""),
+        found="a function" if callable(chosen) else f"{numbers.dtype} {numbers.shape}" + (
+            f", from {numbers.min()} to {numbers.max()}" if whole else ""),
         remedy="source.where([function(source.get(k)) for k in range(source.length())])"
         if callable(chosen) else "np.flatnonzero makes numbers of a condition",
     )
@@ -279,7 +280,9 @@ def _split(
     def numbers(k: int) -> Any:
         n = source.counted("split")
         begin, end = (round(n * e) for e in ends[k : k + 2])
-        return _dealt(n, begin, end, seed) if shuffle else np.arange(begin, end, dtype=np.int64)
+        if shuffle:
+            return _shuffled_part(n, begin, end, seed)
+        return np.arange(begin, end, dtype=np.int64)
 
     def part(k: int) -> ExampleSource:
         return _Chosen(source, lambda: numbers(k))
@@ -287,7 +290,7 @@ def _split(
     return tuple(part(k) for k in range(len(parts)))
 
 
-def _dealt(n: int, begin: int, end: int, seed: int) -> Any:
+def _shuffled_part(n: int, begin: int, end: int, seed: int) -> Any:
     """Return the numbers below n that a permutation has at the places from begin to end, in order.
 
     The fewer places are computed, these or the others, and not all at once.
@@ -295,6 +298,6 @@ def _dealt(n: int, begin: int, end: int, seed: int) -> Any:
     few = 2 * (end - begin) <= n
     mine = np.full(n, not few)
     for first, last in [(begin, end)] if few else [(0, begin), (end, n)]:
-        for at in range(first, last, TOGETHER):
-            mine[permuted(n, np.arange(at, min(at + TOGETHER, last)), seed)] = few
+        for start in range(first, last, TOGETHER):
+            mine[permuted(n, np.arange(start, min(start + TOGETHER, last)), seed)] = few
     return np.flatnonzero(mine)

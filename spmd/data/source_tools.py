@@ -63,7 +63,7 @@ def caller() -> Place | None:
     return Place(frame.f_code.co_filename, frame.f_lineno, function=frame.f_code.co_name)
 
 
-def once_made(make: Callable[[], Any]) -> Callable[[], Any]:
+def made_once(make: Callable[[], Any]) -> Callable[[], Any]:
     """Return a function that returns what make() gives, made when it is first asked for, once in
     each process."""
     kept: list[Any] = []
@@ -120,9 +120,9 @@ class Digest:
     def __init__(self, kind: str) -> None:
         self._sum = hashlib.blake2b(kind.encode(), digest_size=16)
 
-    def add(self, *what: Any) -> Digest:
-        for one in what:
-            raw = one if isinstance(one, bytes) else str(one).encode(errors="surrogateescape")
+    def add(self, *parts: Any) -> Digest:
+        for part in parts:
+            raw = part if isinstance(part, bytes) else str(part).encode(errors="surrogateescape")
             self._sum.update(len(raw).to_bytes(8, "little") + raw)
         return self
 

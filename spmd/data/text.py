@@ -54,8 +54,8 @@ def words(text: str, punctuation: bool = True) -> list[str]:
         >>> data.text.words("It's 5 o'clock, go!")
         ["It's", '5', "o'clock", ',', 'go', '!']
     """
-    found = WORD.findall(text)
-    return found if punctuation else [w for w in found if w[0].isalnum() or w[0] == "_"]
+    words = WORD.findall(text)
+    return words if punctuation else [w for w in words if w[0].isalnum() or w[0] == "_"]
 
 
 def characters(text: str) -> list[str]:
@@ -83,11 +83,11 @@ def fixed_bytes(text: str | bytes, length: int) -> np.ndarray:
         >>> data.text.fixed_bytes("ab", 4).tolist()
         [97, 98, 0, 0]
     """
-    found = as_bytes(text)
-    if len(found) > length:
+    encoded = as_bytes(text)
+    if len(encoded) > length:
         raise InputError("a text is longer than its field", expected=f"at most {length} bytes",
-                         found=f"{len(found)}: {str(text)[:40]!r}")
-    return pad_or_cut(found, length)
+                         found=f"{len(encoded)}: {str(text)[:40]!r}")
+    return pad_or_cut(encoded, length)
 
 
 def decode_bytes(tokens: Any) -> str:
@@ -114,11 +114,11 @@ def windows(tokens: Sequence[int] | Any, length: int, stride: int | None = None)
         >>> data.text.windows(np.arange(7), 3, stride=2).tolist()
         [[0, 1, 2], [2, 3, 4], [4, 5, 6]]
     """
-    found = np.asarray(tokens)
+    row = np.asarray(tokens)
     step = length if stride is None else stride
-    if length < 1 or step < 1 or found.ndim != 1:
+    if length < 1 or step < 1 or row.ndim != 1:
         raise InputError("windows of tokens", expected="a row of tokens, length and stride from 1",
-                         found=f"shape {found.shape}, length {length}, stride {step}")
-    if len(found) < length:
-        return np.empty((0, length), found.dtype)
-    return np.lib.stride_tricks.sliding_window_view(found, length)[::step]
+                         found=f"shape {row.shape}, length {length}, stride {step}")
+    if len(row) < length:
+        return np.empty((0, length), row.dtype)
+    return np.lib.stride_tricks.sliding_window_view(row, length)[::step]

@@ -21,39 +21,39 @@ from spmd.data.source_tools import (
     Record,
     absolute,
     caller,
-    once_made,
+    made_once,
     short,
     unreadable,
 )
 
 
 class _Windows(ExampleSource):
-    def __init__(self, given: Any, length: int, stride: int, dtype: np.dtype | None) -> None:
+    def __init__(self, source: Any, length: int, stride: int, dtype: np.dtype | None) -> None:
         self.place = caller()
         self.window, self.stride, self.dtype = length, stride, dtype
-        self._tokens = once_made(lambda: self._read(given))
-        self._digest = once_made(self._sum)
+        self._tokens = made_once(lambda: self._read(source))
+        self._digest = made_once(self._sum)
         self._file: PlainFile | None = None  # that is mapped: it shows what is written to it
 
     def _unchanged(self) -> np.ndarray:
-        found: np.ndarray = self._tokens()
+        tokens: np.ndarray = self._tokens()
         if self._file:
             self._file.check_unchanged()
-        return found
+        return tokens
 
-    def _read(self, given: Any) -> np.ndarray:
-        found = self._of_file(given) if isinstance(given, str) else np.asarray(
-            given, None if isinstance(given, np.ndarray) else self.dtype)
-        if self.dtype not in (None, found.dtype):
+    def _read(self, source: Any) -> np.ndarray:
+        tokens = self._of_file(source) if isinstance(source, str) else np.asarray(
+            source, None if isinstance(source, np.ndarray) else self.dtype)
+        if self.dtype not in (None, tokens.dtype):
             raise self.wrong("the tokens have another dtype than data.windows is told",
-                             f"{self.dtype}", f"{found.dtype}", "leave dtype out, or .astype(…)")
-        if found.ndim != 1 or found.dtype.hasobject or found.dtype.kind in "USV":
+                             f"{self.dtype}", f"{tokens.dtype}", "leave dtype out, or .astype(…)")
+        if tokens.ndim != 1 or tokens.dtype.hasobject or tokens.dtype.kind in "USV":
             raise self.wrong(
                 "windows are parts of one row of tokens", "an array of numbers with one dim",
-                f"{found.dtype} {found.shape}", "np.concatenate of the tokens of all texts")
-        found = found.view()
-        found.flags.writeable = False
-        return found
+                f"{tokens.dtype} {tokens.shape}", "np.concatenate of the tokens of all texts")
+        tokens = tokens.view()
+        tokens.flags.writeable = False
+        return tokens
 
     def _of_file(self, path: str) -> np.ndarray:
         try:
@@ -94,8 +94,8 @@ class _Windows(ExampleSource):
 
     def _sum(self) -> str:
         tokens, size = self._tokens(), self._tokens().dtype.itemsize
-        found = Digest("windows").add(tokens.dtype, self.window, self.stride)
-        return found.add_samples(
+        digest = Digest("windows").add(tokens.dtype, self.window, self.stride)
+        return digest.add_samples(
             tokens.nbytes, lambda start, n: tokens[start // size : -(-(start + n) // size)]
             .tobytes()).text()
 
@@ -134,5 +134,5 @@ def windows(
             "data.windows gets one row of tokens", place=caller(), found="a source",
             expected="an array, or a file of tokens",
             remedy="encode the texts once: np.save('tokens.npy', np.concatenate([…]))")
-    given = absolute(tokens) if isinstance(tokens, str | os.PathLike) else tokens
-    return _Windows(given, int(length), int(step), None if dtype is None else dtype_of(dtype))
+    source = absolute(tokens) if isinstance(tokens, str | os.PathLike) else tokens
+    return _Windows(source, int(length), int(step), None if dtype is None else dtype_of(dtype))

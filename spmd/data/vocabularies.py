@@ -49,9 +49,9 @@ class Vocabulary:
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(text)
-        found = sorted((w for w, n in counts.items() if n >= least and w not in specials),
-                       key=lambda w: (-counts[w], w))
-        kept = found if size is None else found[: max(size - len(specials), 0)]
+        frequent = sorted((w for w, n in counts.items() if n >= least and w not in specials),
+                          key=lambda w: (-counts[w], w))
+        kept = frequent if size is None else frequent[: max(size - len(specials), 0)]
         return cls([*specials, *kept], specials[0] if specials else None)
 
     def __len__(self) -> int:
@@ -63,13 +63,13 @@ class Vocabulary:
     def __getitem__(self, word: str) -> int:
         """Return the number of a word. InputError if it has none, and nothing stands for unknown
         ones."""
-        found = self._numbers.get(word, self.unknown)
-        if found < 0:
+        number = self._numbers.get(word, self.unknown)
+        if number < 0:
             raise InputError("a word is not in the vocabulary", found=repr(word),
                              expected=f"one of {len(self)} words",
                              remedy="build(…, specials=['<unknown>']), or read(path, unknown="
                              "word): that word stands for all such")
-        return found
+        return number
 
     def encode(self, words: Iterable[str], dtype: Any = np.int32) -> np.ndarray:
         """Return the numbers of words: (number of words,)."""

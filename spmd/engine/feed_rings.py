@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Piece = tuple[int, int, dict[str, np.ndarray]]
 
-NS = 1e9
+NS = 1e9  # nanoseconds of a second
 
 
 def address_of(array: np.ndarray) -> int:
@@ -61,7 +61,7 @@ class FedFeed:
 
 
 def are_idle(feed: FedFeed, rings: Sequence[FeedRing]) -> bool:
-    """No rank of this process holds a row, and none asks how far the stream goes."""
+    """Return whether no rank of this process holds a row or asks how far the stream goes."""
     return not feed.asked and all(ring.rows[0] == ring.rows[1] for ring in rings)
 
 
@@ -89,32 +89,32 @@ class FeedRing:
         self._values = ffi.new("void *[]", max(1, len(feed.sends)))
 
     def close(self) -> None:
-        """The job is about to go: later calls do nothing."""
+        """Let later calls do nothing, since the job is about to be freed."""
         with self._lock:
             self._taken = self.taken
             self._closed = True
             self._kept.clear()
 
     def put(self, k: int, pieces: Sequence[Piece]) -> None:
-        """Batch k is there: (first row, how many, {field: array with so many rows}) for each piece.
-        Rows of no piece are zeros. What ranks do not wait for any more is dropped.
+        """Hand batch k to the ranks, in pieces: (first row, number of rows, {field: array of so
+        many rows}). Rows of no piece are zeros. A batch that no rank waits for any more is dropped.
 
         Raises InternalError for a batch that has no room, or is there.
         """
-        pieces = [(first, rows, self._fitting(rows, given)) for first, rows, given in pieces]
+        pieces = [(first, rows, self._fitting(rows, arrays)) for first, rows, arrays in pieces]
         pieces.sort(key=lambda piece: piece[0])
-        row = [word for first, rows, given in pieces for word in (
-            first, rows, *(address_of(given[f.name]) for f in self.feed.fields))]
+        row = [word for first, rows, arrays in pieces for word in (
+            first, rows, *(address_of(arrays[f.name]) for f in self.feed.fields))]
         self._put(k, 1, len(pieces), row, pieces)
 
     def put_whole(self, k: int, batches: int, arrays: dict[str, np.ndarray]) -> None:
-        """The batches from k on are there, one behind the other: all rows of all of them. Else as
-        `put`."""
-        given = self._fitting(batches * self.feed.batch, arrays)
+        """Hand `batches` batches from k on to the ranks, as `put` does: each array has all rows of
+        all of them, one batch behind the other."""
+        fitting = self._fitting(batches * self.feed.batch, arrays)
         begin, end = self.rows
-        row = [begin, end - begin, *(
-            address_of(given[f.name]) + begin * given[f.name].strides[0] for f in self.feed.fields)]
-        self._put(k, batches, 1 if begin < end else 0, row, given)
+        fields = [fitting[field.name] for field in self.feed.fields]
+        row = [begin, end - begin, *(address_of(a) + begin * a.strides[0] for a in fields)]
+        self._put(k, batches, 1 if begin < end else 0, row, fitting)
 
     def _put(self, k: int, batches: int, pieces: int, row: list[int], kept: Any) -> None:
         with self._lock:
@@ -128,22 +128,22 @@ class FeedRing:
                             f"{pieces} pieces, the first from row {row[:1]} on")
             self._forget()
 
-    def _fitting(self, rows: int, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        found = {}
+    def _fitting(self, rows: int, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        fitting = {}
         for field in self.feed.fields:
-            array = np.ascontiguousarray(given[field.name])
+            array = np.ascontiguousarray(arrays[field.name])
             if array.dtype != field.dtype or array.shape != (rows, *field.shape[1:]):
                 raise InternalError(
                     f"feed {self.feed.name}: rows of field {field.name} do not fit",
                     expected=f"{field.dtype} {[rows, *field.shape[1:]]}",
                     found=f"{array.dtype} {list(array.shape)}")
-            found[field.name] = array
-        return found
+            fitting[field.name] = array
+        return fitting
 
-    def _check(self, status: int, what: str) -> None:
+    def _check(self, status: int, call: str) -> None:
         if status != lib.SPMD_OK:
             raise InternalError(
-                f"feed {self.feed.name}: {what}: {ffi.string(lib.spmd_status_text(status))}",
+                f"feed {self.feed.name}: {call}: {ffi.string(lib.spmd_status_text(status))}",
                 expected=f"batches from {self.taken} on, at most {self.depth}, rows {self.rows}")
 
     def _forget(self) -> None:
@@ -152,14 +152,14 @@ class FeedRing:
             self._kept.popleft()
 
     def end(self, k: int) -> None:
-        """There is no batch k: the stream has ended."""
+        """Tell the ranks that there is no batch k, since the stream has ended."""
         with self._lock:
             if not self._closed:
                 self._check(lib.spmd_ring_end(self._ring, k), f"the end after {k} batches")
 
     @property
     def taken(self) -> int:
-        """Every rank of the ring has taken and left the batches before this one."""
+        """Return the number of batches that every rank of the ring has taken and left."""
         with self._lock:
             return self._taken if self._closed else int(lib.spmd_ring_taken(self._ring))
 
@@ -171,12 +171,12 @@ class FeedRing:
                 lib.spmd_ring_ahead(self._ring, min(batches, self.depth))
 
     def is_wanted(self, k: int) -> bool:
-        """Whether a rank of this ring waits for batch k."""
+        """Return whether a rank of this ring waits for batch k."""
         with self._lock:
             return not self._closed and bool(lib.spmd_ring_wants(self._ring, k))
 
     def owes(self, k: int) -> bool:
-        """Whether a rank waits for batch k that has sent nothing back behind the one before."""
+        """Return whether a rank waits for batch k without having answered the batch before it."""
         with self._lock:
             return not self._closed and lib.spmd_ring_wants(self._ring, k) == 2
 
@@ -195,17 +195,18 @@ class FeedRing:
     def _fetch(self, k: int) -> None:
         if lib.spmd_ring_sent(self._ring, k, self._values) != lib.SPMD_OK:
             return
-        found, rows = {}, self.rows[1] - self.rows[0]
-        for field, at in zip(self.feed.sends, self._values):
+        answers, rows = {}, self.rows[1] - self.rows[0]
+        for field, address in zip(self.feed.sends, self._values):
             shape = (rows, *field.shape[1:])
             size = field.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-            data = bytearray(ffi.buffer(at, size)) if size else bytearray()
-            found[field.name] = np.frombuffer(data, field.dtype).reshape(shape)
+            data = bytearray(ffi.buffer(address, size)) if size else bytearray()
+            answers[field.name] = np.frombuffer(data, field.dtype).reshape(shape)
         lib.spmd_ring_let_go(self._ring, k)
-        self._sent = {k: found}
+        self._sent = {k: answers}
 
     def waits(self) -> tuple[float, float]:
-        """Seconds for which a rank has waited since its first batch, and has not; the mean."""
+        """Return the seconds since the first batch in which ranks have waited, and in which they
+        have not, each as a mean over the ranks."""
         with self._lock:
             if self._closed:
                 return 0.0, 0.0

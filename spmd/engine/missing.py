@@ -13,7 +13,8 @@ from codegen.errors import EnvironmentFault
 
 
 def not_built(folder: str) -> EnvironmentFault:
-    """A source tree that hides an installed package, one that is not built, or another Python's."""
+    """Return the error for an engine that is not there: a source tree hides an installed package,
+    it is not built, or it was built for another Python."""
     package = os.path.dirname(folder)
     top = os.path.dirname(package)
     elsewhere = [
@@ -38,7 +39,7 @@ def not_built(folder: str) -> EnvironmentFault:
 
 
 def _engines(place: str) -> list[str]:
-    """The compiled engines of a package spmd in a folder of sys.path."""
+    """Return the file names of compiled engines of the package spmd in a folder of sys.path."""
     try:
         names = os.listdir(os.path.join(place or ".", "spmd", "engine"))
     except OSError:

@@ -7,7 +7,10 @@ from importlib.util import find_spec
 
 from codegen.errors import EnvironmentFault
 
-PACKAGES = {"zmq": "pyzmq", "lz4": "lz4", "zstandard": "zstandard"}  # as Python and pip call them
+PACKAGES = {  # as Python and pip call them
+    "zmq": "pyzmq", "lz4": "lz4", "zstandard": "zstandard",
+    "prometheus_client": "prometheus-client",
+}
 
 if missing := [package for name, package in PACKAGES.items() if find_spec(name) is None]:
     raise EnvironmentFault(f"feeding needs {' and '.join(missing)}, not installed here",

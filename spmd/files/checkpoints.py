@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 INDEX, LOCK, MARK, FORMAT = "checkpoint.json", ".lock", ".run-", 2
 KEPT = 2  # sets: the last one, and the one before it
 LOCK_SECONDS = 5.0  # for which a run that ends may still hold the folder
-AT_ONCE = 1 << 26
+AT_ONCE = 1 << 26  # bytes that are summed or written in one call
 SET = re.compile(r"loop\d{4,}-turn\d{12,}-[0-9a-f]{8}")
 SAYS = (("program", str), ("image", str), ("point", int), ("turn", int), ("counter", int),
         ("ranks", int), ("scalars", dict), ("inputs", dict), ("arrays", dict))
@@ -64,9 +64,9 @@ def remove(folder: str, name: str) -> None:
     path = os.path.join(folder, name)
     try:
         inside = os.listdir(path)
-        for one in sorted(inside, key=lambda n: n != INDEX):
-            if PART.fullmatch(one) or INDEX in one:
-                os.unlink(os.path.join(path, one))
+        for entry in sorted(inside, key=lambda n: n != INDEX):
+            if PART.fullmatch(entry) or INDEX in entry:
+                os.unlink(os.path.join(path, entry))
         os.rmdir(path)
     except OSError:
         pass  # somebody else removes it too, or may not
@@ -146,17 +146,17 @@ def write_part(path: str, process: int, pieces: list[Piece]) -> None:
     OutputError."""
     pieces = sorted(pieces, key=lambda p: -npy.SIZES[p.dtype])
     header: dict[str, Any] = {}
-    rows, at, crc = [], 0, 0
+    rows, offset, crc = [], 0, 0
     for piece in pieces:
         size = len(piece.data)
         shape = [*piece.extent, 2] if piece.dtype == "complex128" else piece.extent
         key = f"{piece.name}@{piece.rank}"
         code = CODES.get(piece.dtype, "F64")
-        header[key] = {"dtype": code, "shape": shape, "data_offsets": [at, at + size]}
+        header[key] = {"dtype": code, "shape": shape, "data_offsets": [offset, offset + size]}
         rows.append([key, piece.name, piece.rank, piece.offset, piece.extent])
         for k in range(0, size, AT_ONCE):
             crc = crc32(piece.data[k : k + AT_ONCE], crc)
-        at += size
+        offset += size
     header[METADATA] = {"spmd": json.dumps({"pieces": rows, "crc": crc})}
     text = json.dumps(header, separators=(",", ":")).encode()
     base = -(-(8 + len(text)) // ALIGNMENT) * ALIGNMENT
@@ -164,7 +164,7 @@ def write_part(path: str, process: int, pieces: list[Piece]) -> None:
     try:
         os.makedirs(path, exist_ok=True)
         with open(part, "wb", buffering=0) as file:
-            os.posix_fallocate(file.fileno(), 0, base + at)
+            os.posix_fallocate(file.fileno(), 0, base + offset)
             _all(file, (base - 8).to_bytes(8, "little") + text.ljust(base - 8))
             for piece in pieces:
                 _all(file, piece.data)
@@ -177,16 +177,16 @@ def write_part(path: str, process: int, pieces: list[Piece]) -> None:
             pass
         raise OutputError(
             f"checkpoint: cannot write {final}: {error.strerror}",
-            expected=f"room for {base + at} bytes", found="less, or no right to write",
+            expected=f"room for {base + offset} bytes", found="less, or no right to write",
             remedy="free some, then --resume: the last complete checkpoint is as it was",
         ) from None
 
 
 def _all(file: Any, data: Any) -> None:
     view = memoryview(data).cast("B")
-    at = 0
-    while at < len(view):
-        at += file.write(view[at : at + AT_ONCE])
+    written = 0
+    while written < len(view):
+        written += file.write(view[written : written + AT_ONCE])
 
 
 def complete_set(path: str, processes: int, said: dict[str, Any]) -> bool:
@@ -228,22 +228,22 @@ def read_index(path: str) -> dict[str, Any]:
     file = os.path.join(path, INDEX)
     try:
         with open(file, "rb") as opened:
-            found = json.load(opened)
-        if found["format"] != FORMAT:
+            index = json.load(opened)
+        if index["format"] != FORMAT:
             raise InputError(f"{file} is of another format", expected=f"format {FORMAT}",
-                             found=ascii(found["format"]), remedy="the spmd that wrote it")
-        if found.pop("crc") != _index_sum(found):
+                             found=ascii(index["format"]), remedy="the spmd that wrote it")
+        if index.pop("crc") != _index_sum(index):
             raise damaged(file, "what its check sum says", "something else")
-        parts = [StoredPart(*row) for row in found["parts"]]
-        mesh = [(str(name), int(size)) for name, size in found["mesh"]]
-        feeds = found.setdefault("feeds", {})  # sets of older runs say nothing of them
+        parts = [StoredPart(*row) for row in index["parts"]]
+        mesh = [(str(name), int(size)) for name, size in index["mesh"]]
+        feeds = index.setdefault("feeds", {})  # sets of older runs say nothing of them
         sound = all(map(StoredPart.is_sound, parts)) and all(
             type(row[key]) is int and 0 <= row["from"] <= row["taken"]
             and isinstance(row.get("order", ""), str) and isinstance(row.get("text", ""), str)
             for row in feeds.values() for key in ("taken", "from"))
-        if not sound or any(type(found[key]) is not kind for key, kind in SAYS):
+        if not sound or any(type(index[key]) is not kind for key, kind in SAYS):
             raise ValueError
-        return {**found, "parts": parts, "mesh": mesh}
+        return {**index, "parts": parts, "mesh": mesh}
     except OSError as error:
         raise OutputError(f"cannot read {file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -255,7 +255,7 @@ def _index_sum(index: dict[str, Any]) -> int:
 
 
 class DamagedSet(InputError):
-    """Something of a set is not as it was written."""
+    """Raised where a file of a checkpoint is not as it was written."""
 
 
 def damaged(file: str, expected: str, found: str) -> DamagedSet:
@@ -270,8 +270,8 @@ def _header(file: InputFile) -> bytes:
 
 
 def _metadata(header: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.loads(header)[METADATA]["spmd"])
-    return found
+    metadata: dict[str, Any] = json.loads(json.loads(header)[METADATA]["spmd"])
+    return metadata
 
 
 class StoredPart(NamedTuple):
@@ -313,25 +313,25 @@ class MappedPart:
             raise damaged(file, f"{part.size} bytes", f"{self.file.length} bytes")
         header = _header(self.file)
         _compare(file, "a header", part.header, crc32(header))
-        found = members(self.file)
-        self.pieces = [_piece(found[row[0]], *row[1:]) for row in _metadata(header)["pieces"]]
-        first, has = min((one.start for one in found.values()), default=part.size), 0
-        for at in range(first, part.size, AT_ONCE):
-            has = crc32(self.file.read_all(at, min(AT_ONCE, part.size - at)), has)
+        arrays = members(self.file)
+        self.pieces = [_piece(arrays[row[0]], *row[1:]) for row in _metadata(header)["pieces"]]
+        first, has = min((array.start for array in arrays.values()), default=part.size), 0
+        for offset in range(first, part.size, AT_ONCE):
+            has = crc32(self.file.read_all(offset, min(AT_ONCE, part.size - offset)), has)
         _compare(file, "elements", part.elements, has)
 
 
-def _piece(one: StoredArray, name: str, rank: int, offset: list[int], extent: list[int]) -> Any:
+def _piece(array: StoredArray, name: str, rank: int, offset: list[int], extent: list[int]) -> Any:
     """Return one of a part's pieces; raise ValueError unless what is said of it is what is
     stored."""
     sound = npy.is_shape(offset) and npy.is_shape(extent) and len(offset) == len(extent)
-    pair = one.shape == (*extent, 2)  # of complex128
-    if not sound or not (pair or one.shape == tuple(extent)):
+    pair = array.shape == (*extent, 2)  # of complex128
+    if not sound or not (pair or array.shape == tuple(extent)):
         raise ValueError
-    dtype = "complex128" if pair else DTYPES[one.code]
-    return name, dtype, rank, offset, extent, one.start
+    dtype = "complex128" if pair else DTYPES[array.code]
+    return name, dtype, rank, offset, extent, array.start
 
 
-def _compare(file: str, what: str, expected: int, found: int) -> None:
+def _compare(file: str, part: str, expected: int, found: int) -> None:
     if found != expected:
-        raise damaged(file, f"{what} with the check sum {expected:08x}", f"{found:08x}")
+        raise damaged(file, f"{part} with the check sum {expected:08x}", f"{found:08x}")

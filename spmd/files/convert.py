@@ -20,39 +20,40 @@ if TYPE_CHECKING:
     from spmd.files.inputs import InputFile
 
 
-def converted(file: InputFile, given: npy.Elements, dtype: str) -> npy.Elements | None:
+def converted(file: InputFile, elements: npy.Elements, dtype: str) -> npy.Elements | None:
     """Return the same array with elements of another dtype: in memory, in the order of the file.
     None where something would be lost by that."""
-    if not np.can_cast(numpy_dtype(given.dtype), numpy_dtype(dtype)):
+    if not np.can_cast(numpy_dtype(elements.dtype), numpy_dtype(dtype)):
         return None
-    made = npy.Elements(0, dtype, given.shape)
-    made.strides = tuple(s // npy.SIZES[given.dtype] * npy.SIZES[dtype] for s in given.strides)
-    made.inflate = lambda *span: _convert(file, given, made, *span)
-    return made
+    result = npy.Elements(0, dtype, elements.shape)
+    old, new = npy.SIZES[elements.dtype], npy.SIZES[dtype]
+    result.strides = tuple(stride // old * new for stride in elements.strides)
+    result.inflate = lambda *span: _convert(file, elements, result, *span)
+    return result
 
 
 def _convert(
-    file: InputFile, given: npy.Elements, made: npy.Elements, low: int, high: int, processes: int,
-    available: int,
+    file: InputFile, source: npy.Elements, target: npy.Elements, low: int, high: int,
+    processes: int, available: int,
 ) -> mmap.mmap:
     """Read what bytes low to high of the converted array are made of, and convert it into
     memory."""
-    old, new = numpy_dtype(given.dtype), numpy_dtype(made.dtype)
-    old = old.newbyteorder() if given.swapped else old
+    old, new = numpy_dtype(source.dtype), numpy_dtype(target.dtype)
+    old = old.newbyteorder() if source.swapped else old
     first, last = low // new.itemsize, -(-high // new.itemsize)
-    begin, end = given.start + first * old.itemsize, given.start + last * old.itemsize
-    remedy = f"save it as {made.dtype}: then each process reads its part"
-    memory = file.memory(f"as {made.dtype}", made.end, high - low, processes, available, remedy)
-    whole = given.inflate(begin, end, processes, available) if given.inflate else None
-    for at in range(begin, end, AT_ONCE):
-        count = min(AT_ONCE, end - at)
-        raw = whole[at : at + count] if whole else file.read_all(at, count)
+    begin, end = source.start + first * old.itemsize, source.start + last * old.itemsize
+    remedy = f"save it as {target.dtype}: then each process reads its part"
+    memory = file.memory(f"as {target.dtype}", target.end, high - low, processes, available, remedy)
+    whole = source.inflate(begin, end, processes, available) if source.inflate else None
+    for offset in range(begin, end, AT_ONCE):
+        count = min(AT_ONCE, end - offset)
+        raw = whole[offset : offset + count] if whole else file.read_all(offset, count)
         numbers = np.frombuffer(raw, old)
         if (lost := inexact(numbers.astype(old.newbyteorder("=")), new)) is not None:
             raise file.wrong(f"has an integer that {new} does not hold",
                              f"integers up to 2**53, or others that {new} holds", str(lost))
         bits = numbers.astype(new).tobytes()
-        to = (at - given.start) // old.itemsize * new.itemsize
+        to = (offset - source.start) // old.itemsize * new.itemsize
         memory[to : to + len(bits)] = bits
     if whole is not None:
         whole.close()

@@ -46,8 +46,8 @@ def integer(text: str) -> int:
 
 
 def real(text: str) -> float:
-    """Return a number; an empty field is NaN. Raises ValueError for other text, OverflowError for
-    a number beyond float64."""
+    """Return the number that a field holds, NaN for an empty one. Raises ValueError for other text,
+    OverflowError for a number beyond float64."""
     if not text:
         return nan
     if "_" in text:

@@ -41,13 +41,13 @@ class CsvTable:
         self.file = file
         self.blocks: list[tuple[int, int, int, int]] = []
         self.count = lines = 0
-        at = len(_MARK) if file.read(0, len(_MARK)) == _MARK else 0
-        while at < file.length:
-            raw = self._whole_lines(at)
-            self.blocks.append((at, len(raw), self.count, lines))
+        offset = len(_MARK) if file.read(0, len(_MARK)) == _MARK else 0
+        while offset < file.length:
+            raw = self._whole_lines(offset)
+            self.blocks.append((offset, len(raw), self.count, lines))
             here = raw.count(b"\n") + (not raw.endswith(b"\n"))
             self.count += here - _blank_lines(raw)
-            lines, at = lines + here, at + len(raw)
+            lines, offset = lines + here, offset + len(raw)
         first = next(self._lines(0, 1), None)
         if first is None:
             raise file.wrong("is no table", "rows of numbers", "an empty file")
@@ -64,14 +64,14 @@ class CsvTable:
                                  f"{name!r} in columns {columns[name]} and {k}")
         self.rows = self.count - self.header
 
-    def _whole_lines(self, at: int) -> bytes:
+    def _whole_lines(self, offset: int) -> bytes:
         """Return whole lines from a byte on, about npy.AT_ONCE bytes."""
         most = npy.AT_ONCE
         while True:
-            raw = self.file.read(at, most)
+            raw = self.file.read(offset, most)
             if not raw:
                 raise self.file.wrong("became shorter while it was read", "more bytes", "none")
-            if at + len(raw) >= self.file.length:
+            if offset + len(raw) >= self.file.length:
                 return raw
             if end := raw.rfind(b"\n") + 1:
                 return raw[:end]
@@ -81,10 +81,10 @@ class CsvTable:
         """Yield the lines of rows low to high - 1 with their numbers. The header is row 0; lines
         are counted from 1."""
         ends = [block[2] for block in self.blocks[1:]] + [self.count]
-        for (at, size, row, line), end in zip(self.blocks, ends, strict=False):
+        for (offset, size, row, line), end in zip(self.blocks, ends, strict=False):
             if end <= low or row >= high:
                 continue
-            raw = self.file.read_all(at, size)
+            raw = self.file.read_all(offset, size)
             for text in raw.removesuffix(b"\n").split(b"\n"):
                 line += 1
                 if not text.strip(b"\r"):
@@ -180,18 +180,18 @@ def packed(values: list[Any], dtype: str) -> bytes:
     that is beyond it."""
     if dtype == "float16":
         return struct.pack(f"{len(values)}e", *values)
-    made = array(CODES[dtype], values)
+    numbers = array(CODES[dtype], values)
     if CODES[dtype] == "f":
-        for k, value in enumerate(made):
+        for k, value in enumerate(numbers):
             if isinf(value) and abs(values[k]) != inf:
                 raise OverflowError
-    return _halves(made) if dtype == "bfloat16" else made.tobytes()
+    return _halves(numbers) if dtype == "bfloat16" else numbers.tobytes()
 
 
-def _halves(made: array[float]) -> bytes:
+def _halves(numbers: array[float]) -> bytes:
     """Return float32 numbers as bfloat16, rounded to even. NaN stays NaN."""
     out = array("H")
-    for value, bits in zip(made, memoryview(made).cast("B").cast("I"), strict=True):
+    for value, bits in zip(numbers, memoryview(numbers).cast("B").cast("I"), strict=True):
         out.append(0x7FC0 if value != value else (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
     return out.tobytes()
 
@@ -210,9 +210,9 @@ def members(file: InputFile) -> dict[str, tuple[CsvTable, int]]:
     return {name: (table, k) for k, name in enumerate(table.names)}
 
 
-def whole(file: InputFile, found: dict[str, tuple[CsvTable, int]]) -> TableElements:
+def whole(file: InputFile, columns: dict[str, tuple[CsvTable, int]]) -> TableElements:
     """Return all columns, as the rows of a 2-D array."""
-    table, _ = next(iter(found.values()))
+    table, _ = next(iter(columns.values()))
     return _elements(file, table, -1)
 
 
@@ -227,11 +227,11 @@ def _elements(file: InputFile, table: CsvTable, column: int) -> TableElements:
 
     def fill(memory: mmap.mmap, dtype: str, low: int, high: int) -> None:
         width = 1 if column >= 0 else len(table.names)
-        at = low * width * npy.SIZES[dtype]
+        offset = low * width * npy.SIZES[dtype]
         for piece in table.parsed(low, high, column, dtype):
-            memory[at : at + len(piece)] = piece
-            at += len(piece)
-        if at != high * width * npy.SIZES[dtype]:
+            memory[offset : offset + len(piece)] = piece
+            offset += len(piece)
+        if offset != high * width * npy.SIZES[dtype]:
             raise file.wrong("changed while it was read", f"rows {low} to {high - 1}", "others")
 
     shape = (table.rows,) if column >= 0 else (table.rows, len(table.names))

@@ -29,7 +29,7 @@ LEFT = re.compile(rf"\.({re.escape(METADATA)}|{re.escape(ATTRIBUTES)})\.\d+\.[0-
 MARK = "spmd_save"  # in the attributes of an array that is ours, which a later run may replace
 
 
-def check_apart(paths: Mapping[str, str]) -> None:
+def check_distinct(paths: Mapping[str, str]) -> None:
     """Raise UsageError for two saves whose frames may have the same file names."""
     names = list(paths)
     for k, name in enumerate(names):
@@ -40,35 +40,35 @@ def check_apart(paths: Mapping[str, str]) -> None:
                                  remedy=f"-o '{name}={name}/{{}}.npy', or -o {name}={name}.zarr")
 
 
-def check_path(name: str, given: str, dtype: str) -> None:
+def check_path(name: str, pattern: str, dtype: str) -> None:
     """Raise UsageError for a path that is no series of files, and for a dtype that zarr does not
     know. name: of the save, or ""."""
-    text = f"-o {name}={given}" if name else given
-    if given.endswith(ZARR):
+    text = f"-o {name}={pattern}" if name else pattern
+    if pattern.endswith(ZARR):
         if dtype == "bfloat16":
             raise UsageError(f"save {name}: zarr knows no bfloat16", found=text,
                              expected="another dtype, or .npy files",
                              remedy=f"-o '{name}=frames/{{}}.npy'")
         return
-    base = os.path.basename(given)
-    folder, numbers = os.path.dirname(given), (0, 1, 12345)
+    base = os.path.basename(pattern)
+    folder, numbers = os.path.dirname(pattern), (0, 1, 12345)
     try:
         files = [os.path.join(folder, base.format(k)) for k in numbers]
     except (ValueError, LookupError, AttributeError):
         files = []
-    numbered = [frame_number(given, file) for file in files] == [*numbers]
-    if not numbered or not given.endswith(".npy") or "{" in folder:
+    numbered = [frame_number(pattern, file) for file in files] == [*numbers]
+    if not numbered or not pattern.endswith(".npy") or "{" in folder:
         raise UsageError(f"save {name} needs a file for each frame, or one that holds all",
                          expected="frames/{}.npy, with {} for the number of a frame; or "
                          "FILE.zarr", found=text,
                          remedy=f"-o '{name}=frames/{{}}.npy', -o {name}=FILE.zarr")
 
 
-def check_paths(manifest: Mapping[str, Any], given: Mapping[str, str]) -> None:
+def check_paths(manifest: Mapping[str, Any], paths: Mapping[str, str]) -> None:
     """Raise UsageError for a name that the program saves nothing under, for a path that is none of
     frames, and for two saves with one path."""
     rows = {row["name"]: row for row in manifest["saves"]}
-    for name, path in given.items():
+    for name, path in paths.items():
         if name not in rows:
             output = any(row["name"] == name for row in manifest["outputs"])
             raise UsageError(f"the program saves nothing under {name!r} while it runs",
@@ -82,7 +82,7 @@ def check_paths(manifest: Mapping[str, Any], given: Mapping[str, str]) -> None:
                              expected="frames/{}.npy, with {} for the number of a frame; or "
                              "FILE.zarr", remedy=f"-o '{name}=frames/{{}}.npy'")
         check_path(name, path, rows[name]["dtype"])
-    check_apart(given)
+    check_distinct(paths)
 
 
 def no_place(path: str) -> str:
@@ -97,11 +97,11 @@ def no_place(path: str) -> str:
 
 def _attributes(folder: str) -> dict[str, Any]:
     """Return what a zarr array says of itself; of anything else nothing."""
-    found = None
+    attributes = None
     with suppress(OSError, ValueError):
         with open(os.path.join(folder, ATTRIBUTES), "rb") as file:
-            found = json.loads(file.read())
-    return found if isinstance(found, dict) else {}
+            attributes = json.loads(file.read())
+    return attributes if isinstance(attributes, dict) else {}
 
 
 def frame_number(path: str, file: str) -> int | None:
@@ -123,10 +123,10 @@ def _affixes(path: str) -> tuple[str, str, str]:
     return os.path.realpath(os.path.dirname(path) or "."), before, rest.partition("}")[2]
 
 
-def _may_meet(one: tuple[str, str, str], other: tuple[str, str, str]) -> bool:
+def _may_meet(first: tuple[str, str, str], second: tuple[str, str, str]) -> bool:
     """Return whether files of two series may have one name: what one has more in front of its
     number, or behind it, are digits."""
-    (folder, before, after), (folder_2, before_2, after_2) = one, other
+    (folder, before, after), (folder_2, before_2, after_2) = first, second
     short, long = sorted((before, before_2), key=len)
     low, high = sorted((after, after_2), key=len)
     more = long[len(short) :] + high[: len(high) - len(low)]
@@ -140,15 +140,15 @@ class FrameFiles:
     Process 0 begins and commits; all processes write parts, to files of the same names.
     """
 
-    def __init__(self, name: str, given: str, dtype: str, shape: tuple[int, ...]) -> None:
-        self.name, self.given, self.dtype, self.shape = name, given, dtype, shape
-        self.is_zarr, self.nonce = given.endswith(ZARR), ""
+    def __init__(self, name: str, pattern: str, dtype: str, shape: tuple[int, ...]) -> None:
+        self.name, self.pattern, self.dtype, self.shape = name, pattern, dtype, shape
+        self.is_zarr, self.nonce = pattern.endswith(ZARR), ""
         self.size = npy.SIZES[dtype] * npy.element_count(shape)
         self.head = b"" if self.is_zarr else npy.header(dtype, shape)
         self.open: dict[int, int] = {}  # descriptors, by the numbers of frames
         self.others: Callable[[], int] | None = None  # frames of which all others wrote their parts
-        check_path(name, given, dtype)
-        self.folder = os.path.realpath(given if self.is_zarr else os.path.dirname(given) or ".")
+        check_path(name, pattern, dtype)
+        self.folder = os.path.realpath(pattern if self.is_zarr else os.path.dirname(pattern) or ".")
 
     # ---- names -----------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class FrameFiles:
         """Return the path of a frame that is whole."""
         if self.is_zarr:
             return os.path.join(self.folder, ".".join(map(str, (frame, *[0] * len(self.shape)))))
-        return os.path.join(self.folder, os.path.basename(self.given).format(frame))
+        return os.path.join(self.folder, os.path.basename(self.pattern).format(frame))
 
     def part(self, frame: int) -> str:
         """Return the path of a frame while it is written: the same in all processes."""
@@ -173,13 +173,13 @@ class FrameFiles:
         """Yield number and path of each frame in the folder, also from earlier runs."""
         digits = r"(\d+)" + r"\.0" * len(self.shape)
         if not self.is_zarr:
-            before, _, after = os.path.basename(self.given).partition("{")
+            before, _, after = os.path.basename(self.pattern).partition("{")
             digits = re.escape(before) + r"(\d+)" + re.escape(after.partition("}")[2])
         for entry in os.listdir(self.folder):
-            if (found := re.fullmatch(digits, entry)) is not None:
+            if (match := re.fullmatch(digits, entry)) is not None:
                 path = os.path.join(self.folder, entry)
-                if path == self.path(int(found[1])):
-                    yield int(found[1]), path
+                if path == self.path(int(match[1])):
+                    yield int(match[1]), path
 
     # ---- process 0, before the run ---------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class FrameFiles:
             missing = [k for k in range(frames) if k not in old and self.size]
             if missing:
                 raise InputError(f"save {self.name}: the run goes on with frame {frames}",
-                                 expected=f"the frames before it, in {self.given}",
+                                 expected=f"the frames before it, in {self.pattern}",
                                  found=f"no frame {missing[0]}",
                                  remedy="the path at which the run that was kept has saved them")
             if frames:
@@ -218,7 +218,7 @@ class FrameFiles:
                 os.unlink(os.path.join(self.folder, entry))
 
     def _make_folder(self) -> None:
-        if why := no_place(self.given):
+        if why := no_place(self.pattern):
             raise self.failed(why)
         os.makedirs(self.folder, exist_ok=True)
         attributes = {MARK: {"name": self.name}}
@@ -235,9 +235,9 @@ class FrameFiles:
                 "filters": None, "order": "C", "dimension_separator": ".",
             })
 
-    def _write(self, name: str, what: dict[str, Any]) -> None:
+    def _write(self, name: str, attributes: dict[str, Any]) -> None:
         with whole(os.path.join(self.folder, name)) as file:
-            file.write(json.dumps(what, indent=1).encode())
+            file.write(json.dumps(attributes, indent=1).encode())
 
     # ---- while it runs ---------------------------------------------------------------------------
 
@@ -251,8 +251,8 @@ class FrameFiles:
                 if os.fstat(fd).st_size < len(self.head) + self.size:
                     os.ftruncate(fd, len(self.head) + self.size)
             with memoryview(data) as view:
-                for at, low, high in self._rows(offset, extent):
-                    _write_all(self.open[frame], view[low:high], at)
+                for position, low, high in self._rows(offset, extent):
+                    _write_all(self.open[frame], view[low:high], position)
         except OSError as error:
             raise self.failed(error.strerror, frame) from None
 
@@ -268,11 +268,11 @@ class FrameFiles:
         length = item * npy.element_count(extent[inner:])
         start = len(self.head) + sum(o * s for o, s in zip(offset, strides, strict=True))
         for k in range(npy.element_count(extent[:inner]) if length else 0):
-            at, rest = start, k
+            position, rest = start, k
             for d in range(inner - 1, -1, -1):
                 rest, index = divmod(rest, extent[d])
-                at += index * strides[d]
-            yield at, k * length, (k + 1) * length
+                position += index * strides[d]
+            yield position, k * length, (k + 1) * length
 
     def close(self, frame: int) -> None:
         """Flush to disk the parts of a frame that this process has written. Raises OutputError."""
@@ -321,8 +321,8 @@ class FrameFiles:
         mine = re.escape(f".{self.name}.{self.nonce}.") + r"(\d+)" + re.escape(ENDING)
         try:
             for entry in os.listdir(self.folder):
-                found = re.fullmatch(mine, entry)
-                if found and int(found[1]) >= frames:
+                match = re.fullmatch(mine, entry)
+                if match and int(match[1]) >= frames:
                     os.unlink(os.path.join(self.folder, entry))
         except OSError as error:
             raise self.failed(error.strerror) from None
@@ -331,7 +331,7 @@ class FrameFiles:
         """Return a line that says how many frames there are, and where."""
         extents = ", ".join(map(str, self.shape)) + ("," if len(self.shape) == 1 else "")
         return (f"{self.name}: {frames} frame{'s' * (frames != 1)} of {self.dtype} ({extents}) in "
-                f"{self.given}")
+                f"{self.pattern}")
 
     def failed(self, why: str | None, frame: int | None = None) -> OutputError:
         which, earlier = "" if frame is None else f", frame {frame}", ""
@@ -339,11 +339,11 @@ class FrameFiles:
             there = frame if self.others is None else min(frame, self.others())
             earlier = ("; earlier ones are whole" if there == frame else
                        f"; the first {there} are whole")
-        return OutputError(f"save {self.name}{which}: cannot write {self.given}: {why}{earlier}")
+        return OutputError(f"save {self.name}{which}: cannot write {self.pattern}: {why}{earlier}")
 
 
-def _write_all(fd: int, data: memoryview, at: int) -> None:
+def _write_all(fd: int, data: memoryview, position: int) -> None:
     while data:
-        count = os.pwrite(fd, data, at)
-        data, at = data[count:], at + count
+        count = os.pwrite(fd, data, position)
+        data, position = data[count:], position + count
 

@@ -43,10 +43,10 @@ def split(path: str, existing: bool) -> tuple[str, str]:
     if existing and os.path.exists(path):
         return path, ""
     cuts = sorted(
-        at + len(suffix)
+        start + len(suffix)
         for suffix in NAMED
-        for at in range(len(path))
-        if path.startswith(f"{suffix}:", at)
+        for start in range(len(path))
+        if path.startswith(f"{suffix}:", start)
     )
     real = [cut for cut in cuts if existing and os.path.isfile(path[:cut])]
     for cut in real or cuts:
@@ -55,14 +55,14 @@ def split(path: str, existing: bool) -> tuple[str, str]:
 
 
 class InputFile:
-    """A file mapped for reading. data: its bytes. label: what messages call it. what: its arrays
-    are, in messages.
+    """A file mapped for reading. data: its bytes. label: what messages call it. kind: what
+    messages call its arrays, as "input".
 
     version: equal for two processes that have opened the same file, unless somebody deceives us.
     """
 
-    def __init__(self, path: str, name: str, what: str = "input") -> None:
-        self.path, self.name, self.label, self.what = path, name, path, what
+    def __init__(self, path: str, name: str, kind: str = "input") -> None:
+        self.path, self.name, self.label, self.kind = path, name, path, kind
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
@@ -70,8 +70,8 @@ class InputFile:
         try:
             status = os.fstat(fd)
             if status.st_mode & 0o170000 != 0o100000:
-                found = "a directory, a pipe or a device"
-                raise self.wrong("is not a file", "a file of arrays", found)
+                actual = "a directory, a pipe or a device"
+                raise self.wrong("is not a file", "a file of arrays", actual)
             self.length = status.st_size
             self.version = (status.st_ino, status.st_size, status.st_mtime_ns)
             self.data: mmap.mmap | bytes = b""
@@ -96,19 +96,20 @@ class InputFile:
         """Return the number of the open file, for who opens it once more."""
         return self._fd
 
-    def read(self, at: int, count: int) -> bytes:
+    def read(self, offset: int, count: int) -> bytes:
         """Read these bytes, as far as there are so many. Not from the mapping: another process may
         have cut the file short, and there is no message for that."""
-        return os.pread(self._fd, max(0, min(count, self.length - at)), at)
+        return os.pread(self._fd, max(0, min(count, self.length - offset)), offset)
 
-    def read_all(self, at: int, count: int) -> bytes:
-        """Return these bytes; raise an error if the file has fewer."""
-        found = self.read(at, count)
-        if len(found) < count:
+    def read_all(self, offset: int, count: int) -> bytes:
+        """Return `count` bytes from byte `offset` on. Raises InputError where the file has
+        fewer."""
+        raw = self.read(offset, count)
+        if len(raw) < count:
             raise self.wrong(
-                "became shorter while it was read", f"{count} bytes from byte {at}", str(len(found))
-            )
-        return found
+                "became shorter while it was read", f"{count} bytes from byte {offset}",
+                str(len(raw)))
+        return raw
 
     def memory(
         self, how: str, size: int, used: int, processes: int, available: int, remedy: str
@@ -116,7 +117,7 @@ class InputFile:
         """Return room for `size` bytes, of which `used` are written, in each of these processes.
         Pages that nothing is written to take no memory. EnvironmentFault where there is too
         little."""
-        text = f"{self.what} {self.name}: {self.label} does not fit into memory {how}"
+        text = f"{self.kind} {self.name}: {self.label} does not fit into memory {how}"
         if used * processes > available:
             each = f" in each of {processes} processes" if processes > 1 else ""
             raise EnvironmentFault(text, expected=f"{bytes_text(used)}{each}",
@@ -136,12 +137,12 @@ class InputFile:
                 self.data.close()
             os.close(fd)
 
-    def wrong(self, what: str, expected: str, found: str) -> InputError:
-        title = f"{self.what} {self.name}: " if self.name else f"{self.what} "
-        return InputError(f"{title}{self.label} {what}", expected=expected, found=found)
+    def wrong(self, problem: str, expected: str, found: str) -> InputError:
+        title = f"{self.kind} {self.name}: " if self.name else f"{self.kind} "
+        return InputError(f"{title}{self.label} {problem}", expected=expected, found=found)
 
     def _unreadable(self, error: Exception) -> OutputError:
-        title = f"{self.what} {self.name}" if self.name else self.what
+        title = f"{self.kind} {self.name}" if self.name else self.kind
         why = error.strerror if isinstance(error, OSError) else error
         return OutputError(f"{title}: cannot open {self.path}: {why}")
 
@@ -155,7 +156,7 @@ class InputArray:
     """
 
     def __init__(self, file: InputFile, elements: npy.Elements) -> None:
-        self.path, self._file, self._given = file.label, file, elements
+        self.path, self._file, self._elements = file.label, file, elements
         self._use(elements)
 
     def _use(self, elements: npy.Elements) -> None:
@@ -171,18 +172,18 @@ class InputArray:
     def convert(self, dtype: str, dims: int) -> None:
         """Convert the elements to this dtype, where nothing is lost by that; else they stay as they
         are. dims: of what the program declares."""
-        if isinstance(self._given, TableElements):
-            self._use(self._given.typed(dtype, dims))
+        if isinstance(self._elements, TableElements):
+            self._use(self._elements.typed(dtype, dims))
         elif self.dtype != dtype:
             from spmd.files.convert import converted  # NumPy, where dtypes differ
 
-            if (elements := converted(self._file, self._given, dtype)) is not None:
+            if (elements := converted(self._file, self._elements, dtype)) is not None:
                 self._use(elements)
 
     def way_out(self, dims: int) -> str:
         """Return what to try where the shape is not that of an input of so many dims; or ""."""
-        given = self._given
-        return given.way_out(dims) if isinstance(given, TableElements) else ""
+        elements = self._elements
+        return elements.way_out(dims) if isinstance(elements, TableElements) else ""
 
     def reserve(self, low: int, high: int, processes: int, taken: int) -> None:
         """Note that only bytes low to high of what is put into memory are used here, as many in
@@ -200,28 +201,29 @@ class InputArray:
 
     @property
     def version(self) -> tuple[Any, ...]:
-        """Equal for two processes that were given the same array of the same file."""
-        given = self._given
-        return (*self._file.version, given.start, given.inflate is not None, given.sum,
+        """Return a key that is equal in two processes if they read the same array of the same
+        file."""
+        elements = self._elements
+        return (*self._file.version, elements.start, elements.inflate is not None, elements.sum,
                 *self._kind())
 
     def _kind(self) -> tuple[Any, ...]:
-        given = self._given
-        return given.dtype, given.shape, given.strides, given.swapped
+        elements = self._elements
+        return elements.dtype, elements.shape, elements.strides, elements.swapped
 
     def digest(self) -> str:
         """Return a hash that is equal for two arrays of equal elements. All of a file that is not
         compressed is read."""
-        found = hashed(repr(self._kind()).encode(), digest_size=16)
-        given = self._given
-        if isinstance(given, TableElements):
-            return given.digest()
-        if given.inflate is not None:
-            found.update(repr(given.sum).encode())
-            return found.hexdigest()
-        for at in range(given.start, given.end, AT_ONCE):
-            found.update(self._file.read_all(at, min(AT_ONCE, given.end - at)))
-        return found.hexdigest()
+        hasher = hashed(repr(self._kind()).encode(), digest_size=16)
+        elements = self._elements
+        if isinstance(elements, TableElements):
+            return elements.digest()
+        if elements.inflate is not None:
+            hasher.update(repr(elements.sum).encode())
+            return hasher.hexdigest()
+        for offset in range(elements.start, elements.end, AT_ONCE):
+            hasher.update(self._file.read_all(offset, min(AT_ONCE, elements.end - offset)))
+        return hasher.hexdigest()
 
     def close(self) -> None:
         if self._inflated is not None:
@@ -294,10 +296,10 @@ def open_inputs(
     try:
         for name, path in named.items():
             leaves = [] if known is None or name in known else of_tree(name, known)
-            found = {name: split(path, existing=True)}
+            files = {name: split(path, existing=True)}
             if leaves:
-                found = _members_of_tree(archives, name, *found[name], leaves)
-            _choose(chosen, found)
+                files = _members_of_tree(archives, name, *files[name], leaves)
+            _choose(chosen, files)
         mine = set(chosen)
         for path in whole:
             file, members = archives.file(path, "")
@@ -314,8 +316,8 @@ def open_inputs(
         archives.close()
 
 
-def _choose(chosen: dict[str, tuple[str, str]], found: dict[str, tuple[str, str]]) -> None:
-    for name, (path, member) in found.items():
+def _choose(chosen: dict[str, tuple[str, str]], files: dict[str, tuple[str, str]]) -> None:
+    for name, (path, member) in files.items():
         if name in chosen:
             raise UsageError(f"input {name} is given twice", found=f"{chosen[name][0]} and {path}",
                              remedy=f"-i {name}=FILE for one of them")
@@ -356,11 +358,11 @@ def _members_of_tree(
     file, members = archives.file(path, name)
     inside = of_tree(prefix or name, members)
     begin = len(prefix or name) + 1 if inside or prefix else 0
-    found = {member[begin:]: member for member in inside or ([] if prefix else members)}
+    stored = {member[begin:]: member for member in inside or ([] if prefix else members)}
     wanted = {leaf[len(name) + 1 :]: leaf for leaf in leaves}
-    for missing in (k for k in wanted if k not in found):
-        raise file.wrong(f"has nothing for {wanted[missing]}", some(wanted), some(found))
-    for other in (k for k in found if k not in wanted):
+    for missing in (k for k in wanted if k not in stored):
+        raise file.wrong(f"has nothing for {wanted[missing]}", some(wanted), some(stored))
+    for other in (k for k in stored if k not in wanted):
         raise file.wrong(f"has {some([other])}, of which the program knows nothing", some(wanted),
-                         some(found))
-    return {leaf: (path, found[rest]) for rest, leaf in wanted.items()}
+                         some(stored))
+    return {leaf: (path, stored[rest]) for rest, leaf in wanted.items()}

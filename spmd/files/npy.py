@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 1 << 22  # bytes that are read or converted at a time
 MAGIC = b"\x93NUMPY"
-LONGEST_HEADER = 1 << 16
-MOST_DIMS = 64
+LONGEST_HEADER = 1 << 16  # bytes; a longer one is no header, and is not read into memory
+MOST_DIMS = 64  # as many as NumPy 2 allows
 
 # Our element types and how a header spells them, without the byte order. NumPy knows no bfloat16:
 # ml_dtypes writes two bytes of no type, and so do we.
@@ -122,8 +122,8 @@ def elements(
     """
     head = read(start, min(12, length))
     if head[:6] != MAGIC or len(head) < 10:
-        found = "an empty file" if not head else f"a file that begins with {head[:6]!r}"
-        raise wrong("is not a .npy file", "a file made by numpy.save", found)
+        actual = "an empty file" if not head else f"a file that begins with {head[:6]!r}"
+        raise wrong("is not a .npy file", "a file made by numpy.save", actual)
     wide = head[6] > 1
     size = int.from_bytes(head[8:12] if wide else head[8:10], "little")
     first = (12 if wide else 10) + size
@@ -169,9 +169,9 @@ def parse_literal(text: str) -> dict[str, Any]:
 
     Read as JSON: `ast` costs every rank more time than its whole input. ValueError.
     """
-    text = _PYTHON.sub(lambda found: _AS_JSON.get(found[0], ""), text)
+    text = _PYTHON.sub(lambda match: _AS_JSON.get(match[0], ""), text)
     try:
-        value = json.loads(text, object_pairs_hook=_apart)
+        value = json.loads(text, object_pairs_hook=_without_twins)
     except RecursionError:
         raise ValueError("too deep") from None
     if not isinstance(value, dict):
@@ -184,11 +184,11 @@ _AS_JSON = {"'": '"', "(": "[", ")": "]", "True": "true", "False": "false"}
 _PYTHON = re.compile(r"['()]|True|False|,(?=\s*[)\]}])|(?<=\d)L")
 
 
-def _apart(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         raise ValueError("a name twice")
-    return found
+    return entries
 
 
 def header(dtype: str, shape: tuple[int, ...]) -> bytes:

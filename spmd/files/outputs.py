@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     Array = tuple[str, str, tuple[int, ...]]
 
-AT_ONCE = 1 << 24
+AT_ONCE = 1 << 24  # bytes that are summed between two signals
 
 
-def check_apart(options: argparse.Namespace, save: Mapping[str, str]) -> None:
+def check_overwrites(options: argparse.Namespace, save: Mapping[str, str]) -> None:
     """Raises UsageError where `run` would write over what it reads, or in no format. save: paths of
     frames, by their series."""
     for name, path in (*options.output.items(), *(("", path) for path in options.output_all)):
@@ -44,14 +44,14 @@ def check_apart(options: argparse.Namespace, save: Mapping[str, str]) -> None:
         refuse_replacing(options.save_state, sources)  # the state's own file is read by then
     sources |= dict.fromkeys(filter(None, [options.state, options.save_state]),
                              "a file of the state")
-    given = [split(path, existing=False)[0] for path in options.output.values()]
-    for path in [*given, *options.output_all, *filter(None, [options.timeline])]:
+    paths = [split(path, existing=False)[0] for path in options.output.values()]
+    for path in [*paths, *options.output_all, *filter(None, [options.timeline])]:
         refuse_replacing(path, sources)
-    files = {**sources, **dict.fromkeys((*given, *options.output_all), "the file of an output")}
+    files = {**sources, **dict.fromkeys((*paths, *options.output_all), "the file of an output")}
     for name, path in save.items():
-        for file, what in files.items():
+        for file, role in files.items():
             if frame_number(path, file) is not None:
-                raise UsageError(f"{file} is {what}: save {name} would replace it by a frame",
+                raise UsageError(f"{file} is {role}: save {name} would replace it by a frame",
                                  expected="a folder for frames alone", found=path,
                                  remedy=f"-o '{name}={name}/{{}}.npy'")
 
@@ -118,13 +118,13 @@ def open_outputs(
 def _of_leaves(named: dict[str, str], known: list[str]) -> dict[str, str]:
     """Return files of single outputs, where they are given for trees: members are called like
     these."""
-    found: dict[str, str] = {}
-    for name, given in named.items():
+    files: dict[str, str] = {}
+    for name, file in named.items():
         leaves = [] if name in known else of_tree(name, known)
         if not leaves:
-            found[name] = given
+            files[name] = file
             continue
-        path, prefix = split(given, existing=False)
+        path, prefix = split(file, existing=False)
         if archive_format(path) is None:
             raise UsageError(f"output {name} is a tree of {len(leaves)} arrays", found=path,
                              expected="a .safetensors or .npz file")
@@ -132,15 +132,15 @@ def _of_leaves(named: dict[str, str], known: list[str]) -> dict[str, str]:
             if leaf in named:
                 raise UsageError(f"output {leaf} is given twice", found=f"{name} and {leaf}",
                                  remedy="a file for one of them")
-            found[leaf] = f"{path}:{(prefix or name) + leaf[len(name) :]}"
-    return found
+            files[leaf] = f"{path}:{(prefix or name) + leaf[len(name) :]}"
+    return files
 
 
 def _taken(
-    one: str, other: str, what: str, found: str,
+    first: str, second: str, clash: str, found: str,
     remedy: str = "-o NAME=FILE.npz, which holds several",
 ) -> UsageError:
-    return UsageError(f"outputs {one} and {other} {what}", expected="a place for each",
+    return UsageError(f"outputs {first} and {second} {clash}", expected="a place for each",
                       found=found, remedy=remedy)
 
 
@@ -151,13 +151,13 @@ class OutputFile:
     starts: by output, where its elements begin.
     """
 
-    def __init__(self, given: str, members: dict[str, Array]) -> None:
-        self.given, self.path = given, os.path.realpath(given)
+    def __init__(self, given_path: str, members: dict[str, Array]) -> None:
+        self.given_path, self.path = given_path, os.path.realpath(given_path)
         names = [name for name, _, _ in members.values()]
         self.title = f"output{'s' if len(names) > 1 else ''} {', '.join(names)}"
         self.arrays = members
         self.members = {name: member for member, (name, _, _) in members.items()}
-        archive = archive_format(given)
+        archive = archive_format(given_path)
         try:
             self.frame: npy.Frame = (archive or npy).frame(
                 [(member, dtype, shape) for member, (_, dtype, shape) in members.items()]
@@ -170,7 +170,7 @@ class OutputFile:
 
     def check(self) -> None:
         """Refuses what can be refused before anything has been computed."""
-        if self.given.endswith(".parquet"):
+        if self.given_path.endswith(".parquet"):
             parquet.check_arrow()
         folder = os.path.dirname(self.path)
         if not os.path.isdir(folder):
@@ -203,8 +203,8 @@ class OutputFile:
         self.fd = fd
         try:
             os.posix_fallocate(fd, 0, self.frame.size)
-            for at, piece in self.frame.pieces:
-                os.pwrite(fd, piece, at)
+            for offset, piece in self.frame.pieces:
+                os.pwrite(fd, piece, offset)
         except OSError as error:
             self.discard()
             raise self._failed(error.strerror) from None
@@ -232,7 +232,7 @@ class OutputFile:
 
     def commit(self) -> None:
         """Gives the whole file its name; the one that was there before is replaced."""
-        if self.given.endswith(TABLES):
+        if self.given_path.endswith(TABLES):
             self._tabulate()
             return
         if self.frame.sums:
@@ -274,16 +274,16 @@ class OutputFile:
         with self.attach(self.part) as view, memoryview(view) as data:
             for first, end, places in self.frame.sums:
                 crc = 0
-                for at in range(first, end, AT_ONCE):
-                    crc = crc32(data[at : min(at + AT_ONCE, end)], crc)
+                for offset in range(first, end, AT_ONCE):
+                    crc = crc32(data[offset : min(offset + AT_ONCE, end)], crc)
                 for place in places:
                     data[place : place + 4] = crc.to_bytes(4, "little")
 
     def reading(self, name: str, dtype: str) -> str:
         """Return how NumPy reads an output of a type that it does not know; "" where it does."""
-        if dtype != "bfloat16" or self.given.endswith(".safetensors"):
+        if dtype != "bfloat16" or self.given_path.endswith(".safetensors"):
             return ""
-        member = f"[{self.members[name]!r}]" if archive_format(self.given) else ""
+        member = f"[{self.members[name]!r}]" if archive_format(self.given_path) else ""
         return f"numpy.load({self.path!r}){member}.view(ml_dtypes.bfloat16)"
 
     def discard(self) -> None:

@@ -66,11 +66,11 @@ class unpacked:
         """Take apart what was written, and wait until all of it is on the disk."""
         self.file.seek(0)
         with tarfile.open(fileobj=self.file) as packed:
-            for one in packed:
-                data = packed.extractfile(one) if MEMBER.fullmatch(one.name) else None
+            for member in packed:
+                data = packed.extractfile(member) if MEMBER.fullmatch(member.name) else None
                 if data is None:
-                    raise OutputError(f"{one.name!r} is no frame of {self.path}")
-                with open(os.path.join(self.part, one.name), "xb") as frame:
+                    raise OutputError(f"{member.name!r} is no frame of {self.path}")
+                with open(os.path.join(self.part, member.name), "xb") as frame:
                     shutil.copyfileobj(data, frame)
                     frame.flush()
                     os.fsync(frame.fileno())

@@ -62,13 +62,13 @@ class ParquetTable:
 
     def column(self, k: int, low: int, high: int) -> Any:
         """Return rows low to high - 1 of a column as a NumPy array; a null is NaN."""
-        first = at = 0
+        first = start = 0
         wanted: list[int] = []
         for group, rows in enumerate(self.groups):
-            if at < high and at + rows > low:
-                first = first if wanted else at
+            if start < high and start + rows > low:
+                first = first if wanted else start
                 wanted.append(group)
-            at += rows
+            start += rows
         name = self.names[k]
         try:
             read = self.opened.read_row_groups(wanted, columns=[name]).column(0)
@@ -93,11 +93,11 @@ def members(file: InputFile) -> dict[str, tuple[ParquetTable, int]]:
     return {name: (table, k) for k, name in enumerate(table.names)}
 
 
-def whole(file: InputFile, found: dict[str, tuple[ParquetTable, int]]) -> TableElements:
+def whole(file: InputFile, columns: dict[str, tuple[ParquetTable, int]]) -> TableElements:
     """Return a 2-D array: a row for each row of the table, a column for each column."""
-    if not found:
+    if not columns:
         raise file.wrong("is no table of numbers", "columns", "none")
-    table, _ = next(iter(found.values()))
+    table, _ = next(iter(columns.values()))
     return _elements(file, table, list(range(len(table.names))), -1)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LONGEST_HEADER = 100_000_000  # bytes, as the format has it
 METADATA = "__metadata__"  # the one key that is no array
-ALIGNMENT = 64
+ALIGNMENT = 64  # of elements: a cache line, and a multiple of every element's size
 
 DTYPES = {
     "BOOL": "bool", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
@@ -50,32 +50,33 @@ def members(file: InputFile) -> dict[str, StoredArray]:
         raise npy.truncated(file.wrong, 8 + size, file.length)
     header = _parsed(file, file.read(8, size))
     header.pop(METADATA, None)
-    found = {name: _member(file, name, row, 8 + size) for name, row in header.items()}
+    by_name = {name: _member(file, name, row, 8 + size) for name, row in header.items()}
     end = 8 + size
-    for name, member in sorted(found.items(), key=lambda item: (item[1].start, item[1].end)):
+    for name, member in sorted(by_name.items(), key=lambda item: (item[1].start, item[1].end)):
         if member.start != end:
-            what = "overlaps" if member.start < end else "a gap before"
+            problem = "overlaps" if member.start < end else "a gap before"
             raise file.wrong(
                 "is damaged", "arrays that lie one after the other",
-                f"{what} {name!r}: it begins at byte {member.start}, the one before ends at {end}",
+                f"{problem} {name!r}: it begins at byte {member.start}, "
+                f"the one before ends at {end}",
             )
         end = member.end
     if end > file.length:
         raise npy.truncated(file.wrong, end, file.length)
     if end < file.length:
         raise file.wrong("is damaged", f"{end} bytes", f"{file.length} bytes")
-    return found
+    return by_name
 
 
 def _parsed(file: InputFile, raw: bytes) -> dict[str, Any]:
     """Return the header of a file. Whatever is wrong with its JSON is an InputError."""
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        entries = dict(pairs)
+        if len(entries) < len(pairs):
             last = {key: k for k, (key, _) in enumerate(pairs)}
             twice = next(key for k, (key, _) in enumerate(pairs) if last[key] != k)
             raise file.wrong("has a damaged header", "names that differ", f"{twice!r} twice")
-        return found
+        return entries
 
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
@@ -128,13 +129,13 @@ def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> npy.Frame:
                 expected=f"{', '.join(CODES)}; any name but {METADATA}", remedy="a .npz file",
             )
     order = sorted(range(len(arrays)), key=lambda k: -npy.SIZES[arrays[k][1]])
-    header, starts, at = {}, [0] * len(arrays), 0
+    header, starts, offset = {}, [0] * len(arrays), 0
     for k in order:
         name, dtype, shape = arrays[k]
-        starts[k] = at
-        at += npy.element_count(shape) * npy.SIZES[dtype]
-        header[name] = {"dtype": CODES[dtype], "shape": shape, "data_offsets": (starts[k], at)}
+        starts[k] = offset
+        offset += npy.element_count(shape) * npy.SIZES[dtype]
+        header[name] = {"dtype": CODES[dtype], "shape": shape, "data_offsets": (starts[k], offset)}
     text = json.dumps(header, separators=(",", ":")).encode()
     base = -(-(8 + len(text)) // ALIGNMENT) * ALIGNMENT
     head = (base - 8).to_bytes(8, "little") + text.ljust(base - 8)
-    return npy.Frame(base + at, [(0, head)], [base + start for start in starts])
+    return npy.Frame(base + offset, [(0, head)], [base + start for start in starts])

@@ -30,10 +30,10 @@ def open_state(path: str, wanted: Mapping[str, Form], program: str) -> dict[str,
             mine = file.shared(name)
             mine.label = f"{path}:{some([name])}"
             opened[name] = InputArray(mine, archive.elements(mine, member))
-        given = {name: (array.dtype, array.shape) for name, array in opened.items()}
+        stored = {name: (array.dtype, array.shape) for name, array in opened.items()}
         for name in set(opened).intersection(wanted):
             opened[name].convert(wanted[name][0], len(wanted[name][1]))
-        check_state(wanted, given, path, program,
+        check_state(wanted, stored, path, program,
                     lambda name: (opened[name].dtype, opened[name].shape) == wanted[name])
     except BaseException:
         for array in opened.values():
@@ -45,25 +45,26 @@ def open_state(path: str, wanted: Mapping[str, Form], program: str) -> dict[str,
 
 
 def check_state(
-    wanted: Mapping[str, Form], given: Mapping[str, Form], what: str, program: str,
+    wanted: Mapping[str, Form], stored: Mapping[str, Form], title: str, program: str,
     fits: Callable[[str], bool],
 ) -> None:
-    """Raises one InputError for all arrays that are missing, too many, or do not fit. what: these
-    arrays are. fits: whether one has its shape, and a dtype that loses nothing by becoming its own.
+    """Raises one InputError for all arrays that are missing, too many, or do not fit. title: what
+    messages call these arrays. fits: whether one has its shape, and a dtype that loses nothing by
+    becoming its own.
     """
-    missing = [name for name in wanted if name not in given]
-    others = [name for name in given if name not in wanted]
-    unlike = [name for name in wanted if name in given and not fits(name)]
+    missing = [name for name in wanted if name not in stored]
+    others = [name for name in stored if name not in wanted]
+    unlike = [name for name in wanted if name in stored and not fits(name)]
     if not (missing or others or unlike):
         return
-    found = [some(_said(name, given[name]) for name in unlike)] if unlike else []
-    found += [f"no {some(missing)}"] if missing else []
-    found += [f"{some(others)} besides"] if others else []
+    problems = [some(_said(name, stored[name]) for name in unlike)] if unlike else []
+    problems += [f"no {some(missing)}"] if missing else []
+    problems += [f"{some(others)} besides"] if others else []
     expected = some(_said(name, wanted[name]) for name in (*unlike, *missing))
     raise InputError(
-        f"{what} is not the state of {program}",
+        f"{title} is not the state of {program}",
         expected=expected if unlike or missing else f"{len(wanted)} arrays: {some(wanted)}",
-        found="; ".join(found),
+        found="; ".join(problems),
         remedy="the program, and the parameters, that it was saved from")
 
 

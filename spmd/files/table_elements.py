@@ -57,10 +57,10 @@ class TableElements(npy.Elements):
 
     def digest(self) -> str:
         """Return a hash of the file's bytes, the column and the shape."""
-        found = hashed(repr((self.column, self.shape)).encode(), digest_size=16)
-        for at in range(0, self.file.length, npy.AT_ONCE):
-            found.update(self.file.read_all(at, min(npy.AT_ONCE, self.file.length - at)))
-        return found.hexdigest()
+        hasher = hashed(repr((self.column, self.shape)).encode(), digest_size=16)
+        for offset in range(0, self.file.length, npy.AT_ONCE):
+            hasher.update(self.file.read_all(offset, min(npy.AT_ONCE, self.file.length - offset)))
+        return hasher.hexdigest()
 
     def _filled(self, low: int, high: int, processes: int, available: int) -> mmap.mmap:
         remedy = "numpy.save: of a .npy file, each process maps its part"
@@ -100,11 +100,11 @@ def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> npy.Frame:
     """Return the layout in which ranks write the arrays before the table is made: one after the
     other."""
     columns_of(arrays)
-    starts, at = [], 0
+    starts, offset = [], 0
     for _, dtype, shape in arrays:
-        starts.append(at)
-        at += -(-npy.element_count(shape) * npy.SIZES[dtype] // 64) * 64
-    return npy.Frame(max(1, at), [], starts)
+        starts.append(offset)
+        offset += -(-npy.element_count(shape) * npy.SIZES[dtype] // 64) * 64
+    return npy.Frame(max(1, offset), [], starts)
 
 
 def columns_of(arrays: list[tuple[str, str, tuple[int, ...]]]) -> list[Column]:
@@ -115,20 +115,20 @@ def columns_of(arrays: list[tuple[str, str, tuple[int, ...]]]) -> list[Column]:
     numbers, two columns of one name.
     """
     rows = {name: shape[0] if shape else 1 for name, _, shape in arrays}
-    found: list[Column] = []
+    columns: list[Column] = []
     for k, (name, dtype, shape) in enumerate(arrays):
         odd = next((other for other, count in rows.items() if count != rows[name]), None)
         if len(shape) > 2 or dtype.startswith("complex") or odd is not None:
-            what = f"{rows[name]} rows, {odd} has {rows[odd]}" if odd else f"{dtype} {shape}"
-            raise UsageError(f"output {name} is no column of a table", found=what,
+            reason = f"{rows[name]} rows, {odd} has {rows[odd]}" if odd else f"{dtype} {shape}"
+            raise UsageError(f"output {name} is no column of a table", found=reason,
                              expected="real numbers, 1-D or 2-D, as many rows in each output",
                              remedy=f"-o {name}=FILE.npy, or a table for each output")
         width = shape[1] if len(shape) == 2 else 1
         names = [f"{name}_{j}" for j in range(width)] if len(shape) == 2 else [name]
-        found += [Column(text, k, j, width) for j, text in enumerate(names)]
-    names = [column.name for column in found]
+        columns += [Column(text, k, j, width) for j, text in enumerate(names)]
+    names = [column.name for column in columns]
     if (twice := repeated(names)) is not None:
         raise UsageError(f"two columns of the table are called {twice}",
                          expected="names that differ", found=", ".join(names),
                          remedy="a table for each output")
-    return found
+    return columns

@@ -89,23 +89,23 @@ def keep_mode(fd: int, path: str) -> None:
     os.fchmod(fd, old.st_mode & 0o777)
 
 
-def refuse_replacing(given: str, sources: dict[str, str]) -> None:
+def refuse_replacing(target: str, sources: dict[str, str]) -> None:
     """Refuse to write a file that the command also reads. sources: what it reads, by path. Raises
     UsageError where a file to write is of it."""
-    for path, what in sources.items():
+    for path, role in sources.items():
         try:
-            same = os.path.samefile(given, path)
+            same = os.path.samefile(target, path)
         except OSError:  # one of them is not there
             same = False
         if same:
-            raise UsageError(f"{given} is {what}: it would be replaced",
+            raise UsageError(f"{target} is {role}: it would be replaced",
                              expected="a file of its own for what is written",
                              remedy="another name for it")
 
 
-def check_place(path: str, what: str) -> None:
+def check_place(path: str, title: str) -> None:
     """Refuse, before anything is computed, a path that cannot be written. Raises OutputError."""
     folder = os.path.dirname(os.path.abspath(path))
     if not os.access(folder, os.W_OK | os.X_OK) or os.path.isdir(path):
-        raise OutputError(f"{what}: cannot write {path}", expected="a file in a directory that may "
-                          "be written to", found=folder)
+        raise OutputError(f"{title}: cannot write {path}", found=folder,
+                          expected="a file in a directory that may be written to")

@@ -33,12 +33,12 @@ def versions_of(opened: Mapping[str, InputArray]) -> Versions:
 
 def compare(
     processes: Processes, opened: Mapping[str, InputArray], everyones: list[Versions],
-    holder: str, what: str,
+    holder: str, kind: str,
 ) -> None:
     """Check that all processes were given the same arrays: the same files, or others of equal
     elements.
 
-    holder: "rank" or "process", of whom messages speak. what: the arrays are.
+    holder: "rank" or "process", of whom messages speak. kind: what messages call the arrays.
     """
     other = [
         name for name in opened
@@ -46,29 +46,29 @@ def compare(
     ]
     if not other:
         return
-    digests = processes.meet(lambda: {name: opened[name].digest() for name in other})
+    digests = processes.run_and_gather(lambda: {name: opened[name].digest() for name in other})
     for name in other:
         odd = [k for k, theirs in enumerate(digests) if theirs[name] != digests[0][name]]
         if odd:
             processes.refuse(disagreement(
-                f"ranks of one job were given different arrays for {what} {name}", holder, odd,
+                f"ranks of one job were given different arrays for {kind} {name}", holder, odd,
                 expected=f"the elements of {everyones[0][name][0]} ({holder} 0)",
                 found=f"others in {everyones[odd[0]][name][0]} ({holder} {odd[0]})",
                 remedy="give every rank the same file, or a copy of it",
             ))
 
 
-def put(job: Job, opened: Mapping[str, InputArray], numbers: Mapping[str, int], what: str) -> None:
+def put(job: Job, opened: Mapping[str, InputArray], numbers: Mapping[str, int], kind: str) -> None:
     """Copy the hosted ranks' parts of inputs from their files into the memory of the ranks."""
     for name, file in opened.items():
         reserve(job, file, numbers[name])
     for name, file in opened.items():
         try:
             how = file.dtype, file.shape, file.strides, file.swapped, file.start
-            with Global(file.buffer, *how) as given:
-                job.put(numbers[name], given, file=file.path)
+            with Global(file.buffer, *how) as whole:
+                job.put(numbers[name], whole, file=file.path)
         except MemoryError:
-            raise no_memory(name, file, what) from None
+            raise no_memory(name, file, kind) from None
         file.close()
 
 
@@ -79,8 +79,8 @@ def reserve(job: Job, file: InputArray, number: int) -> None:
         file.reserve(*_span(job, number, file), len(here), job.host_bytes())
 
 
-def no_memory(name: str, file: InputArray, what: str) -> EnvironmentFault:
-    return EnvironmentFault(f"{what} {name}: not enough memory to read {file.path}",
+def no_memory(name: str, file: InputArray, kind: str) -> EnvironmentFault:
+    return EnvironmentFault(f"{kind} {name}: not enough memory to read {file.path}",
                             remedy="more processes")
 
 
@@ -108,16 +108,17 @@ def mapped(path: str) -> mmap.mmap:
         os.close(fd)
 
 
-def collect(job: Job, rooms: Mapping[int, tuple[str, int]], what: str) -> dict[int, Any]:
+def collect(job: Job, rooms: Mapping[int, tuple[str, int]], kind: str) -> dict[int, Any]:
     """Copies the hosted ranks' parts of arrays, by their numbers, to where they go: a file, with
     the byte where it begins; "" for what process 0 is to get in memory where that is possible. In
-    all processes together. Returns the files, mapped, and what process 0 got. what: they are.
+    all processes together. Returns the files, mapped, and what process 0 got. kind: what
+    messages call the arrays, as "output".
     """
     if job.setup.hosts.count > 1:
         from spmd import output_parts  # NumPy, where memory is not shared
 
-        return output_parts.collect(job, rooms, what)
-    views: dict[int, Any] = job.processes.together(
+        return output_parts.collect(job, rooms, kind)
+    views: dict[int, Any] = job.processes.run_in_all(
         lambda: {array: fill(job, array, *room) for array, room in rooms.items() if room[0]},
         shared=False)
     return views

@@ -54,9 +54,9 @@ class WholeRing:
         """Put batch k together from pieces of rows, as FeedRing does; rows of no piece are
         zeros."""
         whole = {f.name: np.zeros(f.shape, f.dtype) for f in self.feed.fields}
-        for first, rows, given in pieces:
+        for first, rows, fields in pieces:
             for name, array in whole.items():
-                array[first : first + rows] = given[name]
+                array[first : first + rows] = fields[name]
         with self._changed:
             self._there[k] = whole
             self._changed.notify_all()
@@ -91,10 +91,10 @@ class WholeRing:
             while self.taken not in self._there and self._last != self.taken and self.error is None:
                 self._changed.wait(WAIT_SECONDS)
             self._waits = False
-            if (found := self._there.pop(self.taken, None)) is not None:
+            if (batch := self._there.pop(self.taken, None)) is not None:
                 self.taken += 1
                 os.eventfd_write(self._event, 1)
-                return found
+                return batch
             if self.error is not None:
                 raise self.error
             return None
@@ -108,11 +108,11 @@ class EagerFeed:
 
     masks = True  # its batches have the field mask, where one is declared
 
-    def __init__(self, name: str, given: str, beside: list[Supply] | None = None,
+    def __init__(self, name: str, source: str, beside: list[Supply] | None = None,
                  mates: list[Pipeline] | None = None) -> None:
         """Note what is given for the feed. beside, mates: supplies of the other feeds of the run,
         and pipelines of files; its own come to them."""
-        self.name, self.given = name, given
+        self.name, self.source = name, source
         self.mates: list[Pipeline] = [] if mates is None else mates
         self.beside: list[Supply] = [] if beside is None else beside
         self._acting: Pipeline | None = None  # of environments, which are here then
@@ -121,15 +121,15 @@ class EagerFeed:
     def batches(self, batch: int, fields: Mapping[str, tuple[Any, Any]]
                 ) -> Iterator[dict[str, np.ndarray]]:
         """Return an iterator over whole batches. fields: shape of one example, and dtype."""
-        given: str | Pipeline = self.given
-        if "@" not in self.given:
-            given = load_beside(self.given, self.mates)
-            self.mates.append(given)
-            if given.acts:
-                given.check_batch(batch)
-                self._acting = given
-                return given.batches(batch, fields)
-        self._open = self._served(given, batch, fields)
+        source: str | Pipeline = self.source
+        if "@" not in self.source:
+            source = load_beside(self.source, self.mates)
+            self.mates.append(source)
+            if source.acts:
+                source.check_batch(batch)
+                self._acting = source
+                return source.batches(batch, fields)
+        self._open = self._served(source, batch, fields)
         return self._open
 
     def close(self) -> None:
@@ -143,36 +143,36 @@ class EagerFeed:
             raise UsageError(
                 f'the program sends values back to feed "{self.name}"', place=user_place(),
                 expected="in an eager run: the file of a pipeline of data.environments",
-                found=self.given, remedy="build it, and run the image with this feed")
+                found=self.source, remedy="build it, and run the image with this feed")
         self._acting.send(first, values)
 
-    def _served(self, given: str | Pipeline, batch: int, fields: Mapping[str, tuple[Any, Any]]
+    def _served(self, source: str | Pipeline, batch: int, fields: Mapping[str, tuple[Any, Any]]
                 ) -> Generator[dict[str, np.ndarray]]:
         feed = FedFeed(0, self.name, [FeedField(name, str(dtype), (batch, *shape))
                                       for name, (shape, dtype) in fields.items()], ())
         ring = WholeRing(feed)
-        supply = served(given, feed, Processes(), (0,), beside=self.beside)
+        supply = served(source, feed, Processes(), (0,), beside=self.beside)
         self.beside.append(supply)
         supply.begin(feed, [ring], 0)  # type: ignore[list-item]
         try:
-            while (found := ring.take()) is not None:
-                yield found
+            while (arrays := ring.take()) is not None:
+                yield arrays
         finally:
             supply.finish()
             ring.close()
 
 
 @contextmanager
-def eager_feeds(given: Any) -> Iterator[Any]:
+def eager_feeds(sources: Any) -> Iterator[Any]:
     """Yield the feeds that `run --eager --feed` gives, for program.eager(feed=…); close them behind
     the run."""
-    one = isinstance(given, str)
+    single = isinstance(sources, str)
     beside: list[Supply] = []
     mates: list[Pipeline] = []
     feeds = {name: EagerFeed(name, text, beside, mates)
-             for name, text in ({"feed": given} if one else given).items()}
+             for name, text in ({"feed": sources} if single else sources).items()}
     try:
-        yield feeds["feed"] if one else feeds
+        yield feeds["feed"] if single else feeds
     finally:
         for feed in feeds.values():
             feed.close()

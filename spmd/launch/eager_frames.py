@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from codegen.errors import UsageError
-from spmd.files.frames import FrameFiles, check_apart
+from spmd.files.frames import FrameFiles, check_distinct
 
 
 class EagerFrames:
     """Write the frames of one eager run to files."""
 
     def __init__(self, paths: Mapping[str, str]) -> None:
-        check_apart(paths)
+        check_distinct(paths)
         self.paths = paths
         self.files: dict[str, FrameFiles] = {}
         self.counts = dict.fromkeys(paths, 0)

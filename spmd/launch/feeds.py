@@ -30,8 +30,8 @@ from spmd.launch.processes import Processes, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from spmd.launch.course import Launch
     from spmd.launch.job import Job
+    from spmd.launch.lifecycle import Launch
 
 AHEAD_BYTES = 64 << 20  # of batches that wait in a ring
 LEAST, MOST = 2, 32  # batches in a ring
@@ -53,14 +53,14 @@ class OpenFeed:
         self.first = 0  # the batch with which this run began
 
 
-def said_of(one: OpenFeed) -> dict[str, Any]:
+def stream_identity(opened: OpenFeed) -> dict[str, Any]:
     """Return what a checkpoint knows the stream of a feed by, the text of what computes it, and
     settings that have part in it; "" where nothing is known."""
-    asked = {what: getattr(one.supply, what, None) for what in ("order", "text", "settings")}
-    return {what: ask() if ask else "" for what, ask in asked.items()}
+    asked = {key: getattr(opened.supply, key, None) for key in ("order", "text", "settings")}
+    return {key: ask() if ask else "" for key, ask in asked.items()}
 
 
-def _that_differ(kept: Any, now: Any) -> tuple[str, str]:
+def _differing_settings(kept: Any, now: Any) -> tuple[str, str]:
     """Return the settings of a pipeline that differ from those kept, as texts; "" for none."""
     if not isinstance(kept, dict) or not isinstance(now, dict):
         return "", ""
@@ -75,7 +75,7 @@ class Feeds:
     def __init__(self, launch: Launch) -> None:
         self.launch, self.processes = launch, launch.processes
         self.rows: list[dict[str, Any]] = launch.manifest["feeds"]
-        self.given: dict[str, Any] = {}
+        self.sources: dict[str, Any] = {}
         self.fresh = False  # what is given has not begun yet
         self.ended: set[str] = set()  # feeds of which a run saw the end
         self.slow: set[str] = set()  # feeds that were said to be waited for
@@ -90,21 +90,21 @@ class Feeds:
 
     # ---- before a run ----------------------------------------------------------------------------
 
-    def give(self, given: Any) -> None:
+    def set_sources(self, feed: Any) -> None:
         """Note what the feeds are given from now on. Raises UsageError for what does not fit."""
         names = [row["name"] for row in self.rows]
-        if given is None:
+        if feed is None:
             return
-        several = isinstance(given, Mapping)
+        several = isinstance(feed, Mapping)
         if not names:
             raise UsageError("the program has no feed", expected="no feed=, no --feed",
                              found="one", remedy="feed = spmd.feed(x=…) in the program")
         if not several and len(names) > 1:
             raise UsageError(f"the program has {len(names)} feeds", expected="what is for which: "
                              "feed={" + ", ".join(f'"{n}": …' for n in names) + "}",
-                             found=type(given).__name__, remedy=f"--feed {names[0]}=FILE for each")
+                             found=type(feed).__name__, remedy=f"--feed {names[0]}=FILE for each")
         self.finish()
-        self.given = dict(given) if several else {names[0]: given}
+        self.sources = dict(feed) if several else {names[0]: feed}
         self.fresh, self.supplies, self.before, self.ended = True, {}, {}, set()
         self.slow = set()
 
@@ -112,15 +112,15 @@ class Feeds:
         """Check that every feed that the entry takes of is given, and no other."""
         names = [row["name"] for row in self.rows]
         asked = self.launch.face.feeds
-        for name in self.given:
+        for name in self.sources:
             if name not in names:
                 raise UsageError(f"the program has no feed {name!r}", expected=", ".join(names),
                                  found=str(name))
-        if missing := [name for name in asked if name not in self.given]:
+        if missing := [name for name in asked if name not in self.sources]:
             only = len(names) == 1
             raise UsageError(
                 f'feed "{missing[0]}" was not given', expected="batches for "
-                + ", ".join(names), found=", ".join(map(str, self.given)) or "nothing",
+                + ", ".join(names), found=", ".join(map(str, self.sources)) or "nothing",
                 remedy=f"feed={'batches' if only else '{' + repr(missing[0]) + ': batches}'} with "
                 "an iterable of dicts of arrays, a pipeline or its file; "
                 f"--feed {'' if only else missing[0] + '='}FILE.py on the command line")
@@ -129,20 +129,20 @@ class Feeds:
         """Prepare a run, in all processes together: rings for a new job, batches into them."""
         self.error = None
         if job is not self.job:
-            self.processes.together(lambda: self._open(job))
-        mine = [one for one in self.open if one.feed.name in self.launch.face.feeds]
-        starts = self.processes.together(lambda: self._starts(mine, resumed))
+            self.processes.run_in_all(lambda: self._open(job))
+        mine = [opened for opened in self.open if opened.feed.name in self.launch.face.feeds]
+        starts = self.processes.run_in_all(lambda: self._starts(mine, resumed))
         try:
-            for one in mine:
-                if one.supply is None or resumed is not None:
+            for opened in mine:
+                if opened.supply is None or resumed is not None:
                     if resumed is not None:
-                        self.before.pop(one.feed.name, None)
-                    supply = self.supplies.get(one.feed.name) or self._supply(one.feed)
-                    one.supply = self.before[one.feed.name] = supply
+                        self.before.pop(opened.feed.name, None)
+                    supply = self.supplies.get(opened.feed.name) or self._supply(opened.feed)
+                    opened.supply = self.before[opened.feed.name] = supply
                     if isinstance(supply, IterableSupply):
-                        self.supplies[one.feed.name] = supply
-                    self._compare(one, resumed)
-                    self._begin(job, one, *starts[one.feed.name])
+                        self.supplies[opened.feed.name] = supply
+                    self._compare(opened, resumed)
+                    self._begin(job, opened, *starts[opened.feed.name])
         except BaseException:
             self.finish()
             raise
@@ -157,9 +157,9 @@ class Feeds:
         for number, row in enumerate(self.rows):
             feed = described(number, row, job, self._asks(row["name"]))
             self.open.append(OpenFeed(feed, self._rings(job, feed)))
-        held = self.processes.all_gather([[r.rows for r in one.rings] for one in self.open])
-        for k, one in enumerate(self.open):
-            one.feed.copied = is_copied([rows[k] for rows in held])
+        held = self.processes.all_gather([[r.rows for r in opened.rings] for opened in self.open])
+        for k, opened in enumerate(self.open):
+            opened.feed.copied = is_copied([rows[k] for rows in held])
 
     def _asks(self, feed: str) -> bool:
         return any(row["kind"] == "more" and row["feed"] == feed
@@ -185,12 +185,12 @@ class Feeds:
     ) -> dict[str, tuple[int, int]]:
         """Return, by feed, the batch that the supply begins at, and how many the checkpoint has
         taken."""
-        found = {}
-        for one in mine:
-            name = one.feed.name
+        starts = {}
+        for opened in mine:
+            name = opened.feed.name
             taken = 0 if self.fresh else self.taken.get(name, 0)
             start = taken
-            if name in self.ended and hasattr(self.given[name], "__next__"):
+            if name in self.ended and hasattr(self.sources[name], "__next__"):
                 raise UsageError(
                     f'feed "{name}": its iterator has ended in a call before', found="an iterator",
                     expected="something that can begin again: a list, a pipeline, or a function "
@@ -202,51 +202,51 @@ class Feeds:
                                      expected="how many batches were taken", found="no such feed",
                                      remedy="the program with which it was kept")
                 taken, start = cursor["taken"], cursor["from"]
-            found[name] = (start, taken)
-        return found
+            starts[name] = (start, taken)
+        return starts
 
-    def _compare(self, one: OpenFeed, resumed: dict[str, Any] | None) -> None:
+    def _compare(self, opened: OpenFeed, resumed: dict[str, Any] | None) -> None:
         """Check that the stream with which a checkpoint goes on is the one that it has taken
         batches of."""
         if resumed is None:
             return
-        kept, now = resumed["feeds"][one.feed.name], said_of(one)
+        kept, now = resumed["feeds"][opened.feed.name], stream_identity(opened)
         order, text = kept.get("order", ""), kept.get("text", "")
         if order and now["order"] and order != now["order"]:
-            before, after = _that_differ(kept.get("settings"), now["settings"])
+            before, after = _differing_settings(kept.get("settings"), now["settings"])
             self.processes.refuse(InputError(
-                f'feed "{one.feed.name}" is another stream than that of the checkpoint',
+                f'feed "{opened.feed.name}" is another stream than that of the checkpoint',
                 expected=before or "a pipeline with the same source as before",
                 found=f"{after or 'another source'}: examples would be taken twice, or never",
                 remedy="the pipeline as it was; or a new run that begins with the kept arrays"))
-        if order and (hold := getattr(one.supply, "goes_on_with", None)):
+        if order and (hold := getattr(opened.supply, "goes_on_with", None)):
             hold(order)  # workers are held to it where nobody else knows it yet
         if text and now["text"] and text != now["text"] and self.processes.number == 0:
-            say(f'spmd: feed "{one.feed.name}": the text of its pipeline is another one than when '
-                "the checkpoint was kept; examples from here on are computed by that of now")
+            say(f'spmd: feed "{opened.feed.name}": the text of its pipeline is another one than '
+                "when the checkpoint was kept; examples from here on are computed by that of now")
 
     def _supply(self, feed: FedFeed) -> Supply:
         """Return the supply of what was given for a feed. All processes come here; those of a
         pipeline meet in it."""
-        given, first = self.given[feed.name], self.processes.number == 0
-        mine: Supply | None = self.processes.together(
-            lambda: supply_of(given, feed, speaks=first), shared=False)
+        source, first = self.sources[feed.name], self.processes.number == 0
+        mine: Supply | None = self.processes.run_in_all(
+            lambda: supply_of(source, feed, speaks=first), shared=False)
         if mine is not None:
             return mine
         setup = self.job.setup if self.job else None
         ranks = tuple(range(setup.first, setup.first + setup.count)) if setup else ()
-        others = [one for name, one in self.before.items() if name != feed.name]
-        return served(given, feed, self.processes, ranks, self.before.get(feed.name), others)
+        others = [supply for name, supply in self.before.items() if name != feed.name]
+        return served(source, feed, self.processes, ranks, self.before.get(feed.name), others)
 
-    def _begin(self, job: Job, one: OpenFeed, start: int, taken: int) -> None:
+    def _begin(self, job: Job, opened: OpenFeed, start: int, taken: int) -> None:
         def begin() -> None:
-            number, supply, one.first = one.feed.number, one.supply, start
+            number, supply, opened.first = opened.feed.number, opened.supply, start
             assert supply is not None
             job._check(lib.spmd_job_feed_begin(job._job, number, start))
             job._check(lib.spmd_job_resume_feed(job._job, number, taken, start))
-            supply.begin(one.feed, one.rings, start)
+            supply.begin(opened.feed, opened.rings, start)
 
-        self.processes.together(begin)
+        self.processes.run_in_all(begin)
 
     # ---- while it runs ---------------------------------------------------------------------------
 
@@ -287,18 +287,19 @@ class Feeds:
 
     # ---- after it --------------------------------------------------------------------------------
 
-    def ran(self) -> None:
+    def check_after_run(self) -> None:
         """Check, after each run, in all processes together, that all have taken equally many
         batches."""
         if self.job is not None:
             self.job.look_feeds = None
-        rows = self.processes.meet(self._counts)
+        rows = self.processes.run_and_gather(self._counts)
         self.taken = {name: row[0] for name, row in rows[0].items()}
-        helps = {one.feed.name: getattr(one.supply, "helps", HELPS) for one in self.open}
-        for one in self.open:
-            if rows[0][one.feed.name][3]:
-                self._end(one)
-        answers = {one.feed.name for one in self.open if one.feed.sends}  # who waits for whom?
+        helps = {opened.feed.name: getattr(opened.supply, "helps", HELPS) for opened in self.open}
+        for opened in self.open:
+            if rows[0][opened.feed.name][3]:
+                self._end(opened)
+        # Where a feed takes answers, either side may be the one that waits for the other.
+        answers = {opened.feed.name for opened in self.open if opened.feed.sends}
         for name, (taken, *_) in rows[0].items():
             others = [row[name][0] for row in rows]
             if odd := [k for k, count in enumerate(others) if count != taken]:
@@ -323,46 +324,46 @@ class Feeds:
                 "begins there has no turns. try: so many batches, of a pipeline without epochs=; "
                 "or a call of the program for each pass")
 
-    def _end(self, one: OpenFeed) -> None:
+    def _end(self, opened: OpenFeed) -> None:
         """Note that a program was told that there are no more batches: the next call begins the
         stream again."""
-        if one.supply is not None:
-            one.supply.finish()
-        one.supply = None
-        self.supplies.pop(one.feed.name, None)
-        self.before.pop(one.feed.name, None)
-        self.taken[one.feed.name] = 0
-        self.ended.add(one.feed.name)
+        if opened.supply is not None:
+            opened.supply.finish()
+        opened.supply = None
+        self.supplies.pop(opened.feed.name, None)
+        self.before.pop(opened.feed.name, None)
+        self.taken[opened.feed.name] = 0
+        self.ended.add(opened.feed.name)
 
     def _counts(self) -> dict[str, tuple[int, float, float, int]]:
         """Return for each feed: batches taken; seconds that the rank waited that did most, and in
         all; how often it was told that there are no more."""
         assert self.job is not None
-        found, n = {}, ffi.new("int64_t[4]")
-        for one in self.open:
-            number, job = one.feed.number, self.job._job
+        counts, n = {}, ffi.new("int64_t[4]")
+        for opened in self.open:
+            number, job = opened.feed.number, self.job._job
             if lib.spmd_job_feed_taken(job, number, n, n + 3) != lib.SPMD_OK:
-                raise InternalError(f"ranks have taken different batches of {one.feed.name}")
+                raise InternalError(f"ranks have taken different batches of {opened.feed.name}")
             lib.spmd_job_feed_waits(job, number, n + 1, n + 2)
-            found[one.feed.name] = (n[0], n[1] / NS, n[2] / NS, n[3])
-        return found
+            counts[opened.feed.name] = (n[0], n[1] / NS, n[2] / NS, n[3])
+        return counts
 
     def cursors(self) -> dict[str, dict[str, Any]]:
         """Return the cursors of the set at hand, by feed: batches that were taken, where a stream
         has to begin, and what it is a stream of."""
         assert self.job is not None
-        found, n = {}, ffi.new("int64_t[2]")
-        for one in self.open:
-            self.job._check(lib.spmd_job_set_feed(self.job._job, one.feed.number, n, n + 1))
-            found[one.feed.name] = {"taken": n[0], "from": n[1], **said_of(one)}
-        return found
+        cursors, n = {}, ffi.new("int64_t[2]")
+        for opened in self.open:
+            self.job._check(lib.spmd_job_set_feed(self.job._job, opened.feed.number, n, n + 1))
+            cursors[opened.feed.name] = {"taken": n[0], "from": n[1], **stream_identity(opened)}
+        return cursors
 
     def finish(self) -> None:
         """End the supplies, whose rings stay."""
-        for one in self.open:
-            if one.supply is not None:
-                one.supply.finish()
-                one.supply = None
+        for opened in self.open:
+            if opened.supply is not None:
+                opened.supply.finish()
+                opened.supply = None
 
     def close(self, goes_on: bool = False) -> None:
         """Close the feeds before the job goes. goes_on: another one takes what comes next, of the
@@ -370,22 +371,22 @@ class Feeds:
         self.finish()
         if not goes_on:
             self.before.clear()
-        for one in self.open:
-            for ring in one.rings:
+        for opened in self.open:
+            for ring in opened.rings:
                 ring.close()
         with self._once:
             self.open, self.job = [], None
 
 
-def served(given: Any, feed: FedFeed, processes: Processes, ranks: tuple[int, ...],
+def served(source: Any, feed: FedFeed, processes: Processes, ranks: tuple[int, ...],
            before: Supply | None = None, beside: Iterable[Supply] = ()) -> Supply:
     """Return the supply of a pipeline, its file, or PIPELINE@ADDRESS. All processes of a job come
     here. ranks: those of this process. before: whose stream goes on. beside: of other feeds of the
     run. EnvironmentFault where packages are missing."""
-    connect = processes.together(lambda: import_module(CONNECT), shared=False)
-    found: Supply = connect.supply_for(given, feed=feed, processes=processes, ranks=ranks,
-                                       before=before, beside=beside)
-    return found
+    connect = processes.run_in_all(lambda: import_module(CONNECT), shared=False)
+    supply: Supply = connect.supply_for(source, feed=feed, processes=processes, ranks=ranks,
+                                        before=before, beside=beside)
+    return supply
 
 
 def is_copied(held: list[list[tuple[int, int]]]) -> bool:

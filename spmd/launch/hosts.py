@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PRETENDED = "SPMD_PRETEND_HOSTS"
 
 
-def mine(digest: str, settings: dict[str, Any], first: int, count: int) -> dict[str, Any]:
+def contribution(digest: str, settings: dict[str, Any], first: int, count: int) -> dict[str, Any]:
     """Return what this process, host of so many ranks, brings to `agree`. settings: by name."""
     return {
         "ranks": range(first, first + count),
@@ -81,20 +81,21 @@ class Hosts:
         self.cores = len({core for k in self.here for core in everyones[k]["cores"]})
 
     @property
-    def parted(self) -> bool:
-        """Whether data must travel by MPI."""
+    def spans_hosts(self) -> bool:
+        """Return whether the ranks lie on several hosts, so that data must travel by MPI."""
         return len(set(self.arenas)) > 1
 
     def ranks_of(self, processes: list[int]) -> int:
         """Return how many ranks these processes host."""
         return sum(self.first[k + 1] - self.first[k] for k in processes)
 
-    def together_with(self) -> list[int]:
-        """Return the processes of this one's arena."""
+    def in_this_arena(self) -> list[int]:
+        """Return the processes that share one arena of memory with this one."""
         return [k for k, arena in enumerate(self.arenas) if arena == self.arenas[self.number]]
 
-    def beside(self) -> list[int]:
-        """Return the processes of this one's host, pretended or not."""
+    def on_this_host(self) -> list[int]:
+        """Return the processes on this one's host, also where tests pretend that there are
+        several."""
         return [k for k, host in enumerate(self.hosts) if host == self.hosts[self.number]]
 
 
@@ -119,7 +120,7 @@ def agree(processes: Processes, everyones: list[dict[str, Any]], transport: str 
 
 
 def _compare(everyones: list[dict[str, Any]]) -> None:
-    for key, what in (("digest", "images"), ("settings", "settings")):
+    for key, things in (("digest", "images"), ("settings", "settings")):
         groups: dict[Any, list[int]] = {}
         for number, theirs in enumerate(everyones):
             groups.setdefault(repr(theirs[key]), []).append(number)
@@ -128,18 +129,18 @@ def _compare(everyones: list[dict[str, Any]]) -> None:
         usual = max(groups.values(), key=len)
         others = [theirs for number, theirs in enumerate(everyones) if number not in usual]
         odd = [rank for theirs in others for rank in theirs["ranks"]]
-        expected, found = everyones[usual[0]], others[0]
+        expected, odd_one = everyones[usual[0]], others[0]
         raise disagreement(
-            f"ranks of one job hold different {what}", "rank", odd,
-            expected=f"{_different(key, expected, found)} (rank {expected['ranks'][0]})",
-            found=f"{_different(key, found, expected)} (rank {found['ranks'][0]})",
+            f"ranks of one job hold different {things}", "rank", odd,
+            expected=f"{_different(key, expected, odd_one)} (rank {expected['ranks'][0]})",
+            found=f"{_different(key, odd_one, expected)} (rank {odd_one['ranks'][0]})",
             remedy="give every rank the same image and the same options",
         )
 
 
-def _different(key: str, one: dict[str, Any], other: dict[str, Any]) -> str:
+def _different(key: str, own: dict[str, Any], other: dict[str, Any]) -> str:
     """Return in words what one process holds that the other does not."""
-    value = one[key]
+    value = own[key]
     if not isinstance(value, dict):
         return f"{key} {value}"
     return ", ".join(f"{k} {v}" for k, v in value.items() if other[key].get(k) != v)

@@ -132,7 +132,7 @@ class IterableSupply:
         try:
             while self._has_room(rings, k):
                 if feed.sends and k > start and k not in self.held:
-                    self._hear(feed, rings, k - 1)
+                    self._await_reply(feed, rings, k - 1)
                 batch = self._batch(feed, k, min(rings[0].depth, AHEAD))
                 if self.stops:
                     return
@@ -166,7 +166,7 @@ class IterableSupply:
             except BlockingIOError:
                 pass
 
-    def _hear(self, feed: FedFeed, rings: list[FeedRing], k: int) -> None:
+    def _await_reply(self, feed: FedFeed, rings: list[FeedRing], k: int) -> None:
         """Waits for what ranks send behind batch k, until one asks for the next batch without."""
         while True:
             over = self.stops  # what came before is not lost: the next run goes on with it
@@ -197,9 +197,9 @@ class IterableSupply:
             return self.held[k]
         assert self.stream is not None
         while self.ended is None and self.next <= k and not self.stops:
-            found = self._read(feed)
+            batch = self._read(feed)
             if self.ended is None and self.next == k:
-                self.held[k] = self._whole(feed, k, found, self.held.pop(k - depth, None))
+                self.held[k] = self._whole(feed, k, batch, self.held.pop(k - depth, None))
             self.next += self.ended is None
         for old in [n for n in self.held if n < k - depth]:
             del self.held[old]
@@ -210,58 +210,58 @@ class IterableSupply:
         assert self.stream is not None
         try:
             reply, self.reply = self.reply, None
-            found = next(self.stream) if reply is None else self.stream.send(reply)  # type: ignore
+            batch = next(self.stream) if reply is None else self.stream.send(reply)  # type: ignore
         except StopIteration:
             self.ended = self.next
             return None
         except SpmdError:
             raise
         except Exception as error:
-            raise _theirs(feed, self.next, error) from error
-        found = by_path(found, [f.name for f in feed.fields],
+            raise _iterable_error(feed, self.next, error) from error
+        batch = by_path(batch, [f.name for f in feed.fields],
                         f'feed "{feed.name}", batch {self.next}: field')
-        rows = _rows(feed, found)
+        rows = _rows(feed, batch)
         if rows is not None and rows < feed.batch and all(f.name != MASK for f in feed.fields):
             self.ended = self.next
             if self.speaks:
                 say("spmd: " + not_given(f'feed "{feed.name}"', rows, feed.batch))
-        return found
+        return batch
 
-    def _whole(self, feed: FedFeed, k: int, given: Any, into: dict[str, np.ndarray] | None
+    def _whole(self, feed: FedFeed, k: int, batch: Any, into: dict[str, np.ndarray] | None
                ) -> dict[str, np.ndarray]:
         where = f'feed "{feed.name}", batch {k}'
-        if not isinstance(given, Mapping):
-            raise InputError(f"{where} is no dict of arrays", found=type(given).__name__,
+        if not isinstance(batch, Mapping):
+            raise InputError(f"{where} is no dict of arrays", found=type(batch).__name__,
                              expected="arrays by the names of fields: {" + ", ".join(
                                  f'"{f.name}": …' for f in feed.fields) + "}")
         known = [f.name for f in feed.fields]
-        for name in given:
+        for name in batch:
             if name not in known:
                 raise InputError(f"{where} has a field {name!r} that the feed does not declare",
-                                 expected=", ".join(known), found=", ".join(map(str, given)))
-        rows, found = _rows(feed, given), {}
+                                 expected=", ".join(known), found=", ".join(map(str, batch)))
+        rows, arrays = _rows(feed, batch), {}
         for field in feed.fields:
             array = into[field.name] if into else np.empty(field.shape, field.dtype)
-            if field.name in given:
-                part = _converted(where, field, given[field.name], rows)
+            if field.name in batch:
+                part = _converted(where, field, batch[field.name], rows)
                 array[: len(part)] = part
                 array[len(part) :] = np.zeros((), field.dtype)
             elif field.name == MASK:
                 array[:rows], array[rows:] = True, False
             else:
                 raise InputError(f"{where} has no field {field.name}", expected=", ".join(known),
-                                 found=", ".join(map(str, given)) or "none")
-            found[field.name] = array
-        return found
+                                 found=", ".join(map(str, batch)) or "none")
+            arrays[field.name] = array
+        return arrays
 
 
-def _rows(feed: FedFeed, given: Any) -> int | None:
+def _rows(feed: FedFeed, batch: Any) -> int | None:
     """Return how many rows a batch has, by its first field; None where it has none."""
     for field in feed.fields:
-        if isinstance(given, Mapping) and field.name in given and field.name != MASK:
-            shape = getattr(given[field.name], "shape", None)
+        if isinstance(batch, Mapping) and field.name in batch and field.name != MASK:
+            shape = getattr(batch[field.name], "shape", None)
             if shape is None:
-                shape = np.shape(given[field.name])
+                shape = np.shape(batch[field.name])
             return int(shape[0]) if len(shape) else None
     return None
 
@@ -291,7 +291,7 @@ def _converted(where: str, field: FeedField, value: Any, rows: int | None) -> np
     return array.astype(field.dtype, copy=False)
 
 
-def _theirs(feed: FedFeed, k: int, error: Exception) -> InputError:
+def _iterable_error(feed: FedFeed, k: int, error: Exception) -> InputError:
     """Return the error for what an iterable has raised, with the line in which it did."""
     place, step = None, error.__traceback__
     while step is not None:
@@ -303,16 +303,16 @@ def _theirs(feed: FedFeed, k: int, error: Exception) -> InputError:
                       expected="an iterable that gives batches, or ends")
 
 
-def supply_of(given: Any, feed: FedFeed, speaks: bool) -> Supply | None:
+def supply_of(source: Any, feed: FedFeed, speaks: bool) -> Supply | None:
     """Return the supply of something that Python itself can iterate; None: another one is meant."""
-    if all(callable(getattr(given, name, None)) for name in ("begin", "finish")):
-        supply: Supply = given
+    if all(callable(getattr(source, name, None)) for name in ("begin", "finish")):
+        supply: Supply = source
         return supply
-    if isinstance(given, (str, os.PathLike)) or hasattr(given, "compute"):
+    if isinstance(source, (str, os.PathLike)) or hasattr(source, "compute"):
         return None
-    is_batches = callable(given) or hasattr(given, "__iter__")
-    if not is_batches or isinstance(given, (Mapping, bytes)):
+    is_batches = callable(source) or hasattr(source, "__iter__")
+    if not is_batches or isinstance(source, (Mapping, bytes)):
         raise UsageError(f'feed "{feed.name}" is given something that has no batches',
                          expected="an iterable of dicts of arrays, a function that gives one, a "
-                         "pipeline, or the path of a pipeline's file", found=type(given).__name__)
-    return IterableSupply(given, speaks)
+                         "pipeline, or the path of a pipeline's file", found=type(source).__name__)
+    return IterableSupply(source, speaks)

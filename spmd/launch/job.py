@@ -30,9 +30,9 @@ from spmd.files.npy import SIZES
 from spmd.launch import limits, loader
 from spmd.launch.memory import address_space, available_memory, bytes_text
 from spmd.launch.processes import Elsewhere, end_with_the_job
-from spmd.launch.saying import Saying
+from spmd.launch.program_output import ProgramOutput
 from spmd.launch.setup import EVERY_RANK, Setup
-from spmd.launch.shared_constants import held
+from spmd.launch.shared_constants import constants_of
 from spmd.launch.transport import Transport
 from spmd.launch.watch import Watch
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from spmd.launch.held_interrupts import HeldInterrupts
     from spmd.launch.processes import Processes
+    from spmd.launch.program_output import Listener
 
 WAIT_MS = 100  # how long a signal may go unnoticed
 STACK = 8 << 20  # bytes of a thread, as usual
@@ -69,7 +70,7 @@ class Job:
         self.manifest = setup.manifest
         self.numbers = {a["name"]: k for k, a in enumerate(self.manifest["inputs"])}
         self.outputs = len(self.numbers)
-        self.given = bytearray(self.outputs)
+        self.given_flags = bytearray(self.outputs)
         self.wanted = bytearray(b"\1" * len(self.manifest["outputs"]))
         # scalars on which more depends than what a run computes, by number
         self.loads = [k for k, row in enumerate(self.manifest["scalars"]) if row["loads"]]
@@ -103,13 +104,13 @@ class Job:
     def _load(self, checked: loader.Checked) -> None:
         """Make the arena, in its first process, or attach to it; then load this process's ranks."""
         hosts = self.setup.hosts
-        mates = hosts.together_with()
-        if hosts.parted:
-            self.transport = self.processes.together(
+        mates = hosts.in_this_arena()
+        if hosts.spans_hosts:
+            self.transport = self.processes.run_in_all(
                 lambda: Transport(self.processes, hosts), shared=False
             )
-        made = self.processes.meet(lambda: self._make(checked, mates))
-        (path, nonce, constants), arena = made[mates[0]][0], lib.spmd_job_bytes(self._job)
+        addresses = self.processes.run_and_gather(lambda: self._make(checked, mates))
+        (path, nonce, constants), arena = addresses[mates[0]][0], lib.spmd_job_bytes(self._job)
         several = self.processes.count > 1
 
         def attach() -> None:
@@ -123,19 +124,19 @@ class Job:
                 self._check(lib.spmd_job_positions(self._job, self.manifest["position"]))
                 self.positions_in = checked.image
             if several:
-                self._attach_board(*made[hosts.beside()[0]][1])
+                self._attach_board(*addresses[hosts.on_this_host()[0]][1])
 
-        self.processes.together(attach)
+        self.processes.run_in_all(attach)
         lib.spmd_arena_close_fd(self._arena)
         if several:
             lib.spmd_arena_close_fd(self._board)
             self.watch = Watch(self)
-            if self.processes.patience:
-                self.processes.patience.trusted = True
+            if self.processes.watch:
+                self.processes.watch.trusted = True
 
     def _make_board(self) -> tuple[str, int]:
         """Make a board for all processes of a host, in its first one."""
-        mates = self.setup.hosts.beside()
+        mates = self.setup.hosts.on_this_host()
         if self.processes.count == 1 or self.processes.number != mates[0]:
             return "", 0
         need = lib.spmd_board_bytes(self.processes.count)
@@ -157,7 +158,7 @@ class Job:
         if not content:
             return ""
         if self.constants is None:
-            self.constants = held(checked.digest, content, path)
+            self.constants = constants_of(checked.digest, content, path)
         lib.spmd_job_constants(self._job, self.constants.address)
         return str(self.constants.path)
 
@@ -182,15 +183,15 @@ class Job:
                 "image": self.image.table, "ranks": setup.ranks, "size": sizes, "scalar": words,
                 "scalars": len(setup.words), "first": setup.first, "count": setup.count,
                 "threads": setup.threads, "cores": hosts.cores,
-                "strangers": setup.threads * (len(hosts.here) - len(hosts.together_with())),
+                "strangers": setup.threads * (len(hosts.here) - len(hosts.in_this_arena())),
                 "algorithm": setup.algorithm, "strict": setup.strict, "library": routines,
                 "libraries": len(self.image.library), "processes": processes[0],
                 "limits": limits.rows(hosts.limits),
             },
         )
-        made = ffi.new("spmd_job **")
-        self._check(lib.spmd_job_new(settings, made))
-        self._job = made[0]
+        job = ffi.new("spmd_job **")
+        self._check(lib.spmd_job_new(settings, job))
+        self._job = job[0]
         self._check_addresses()
         if self.processes.number != mates[0]:
             return ("", 0, ""), self._make_board()
@@ -207,9 +208,9 @@ class Job:
         first, arena = ffi.new("int64_t[]", hosts.first), ffi.new("int64_t[]", hosts.arenas)
         mpi = self.transport.settings if self.transport else ffi.NULL
         host = ffi.new("int64_t[]", hosts.hosts)
-        given = {"count": len(hosts.arenas), "number": hosts.number, "first": first,
-                 "arena": arena, "host": host, "mpi": mpi}
-        return ffi.new("spmd_processes *", given), first, arena, host
+        fields = {"count": len(hosts.arenas), "number": hosts.number, "first": first,
+                  "arena": arena, "host": host, "mpi": mpi}
+        return ffi.new("spmd_processes *", fields), first, arena, host
 
     def _take(self, make: Any) -> Any:
         to = ffi.new("spmd_arena **")
@@ -287,7 +288,7 @@ class Job:
         name = self.manifest["inputs"][number]["name"]
         status = lib.spmd_job_scatter(self._job, number, rank, array.pointer)
         self._check_array(status, name, file)
-        self.given[number] = 1
+        self.given_flags[number] = 1
 
     def keep_times(self, events: int) -> None:
         """Has the engine keep times from the next run on: totals, and up to so many events."""
@@ -297,7 +298,7 @@ class Job:
 
     @property
     def may_run(self) -> bool:
-        """Whether it can run again: it is loaded, and no run of it has failed."""
+        """Return whether the job can run again: it is loaded, and no run of it has failed."""
         return self._job != ffi.NULL and not self.broken
 
     def save_frames(self, number: int, rank: int, every: int, writes: bool) -> None:
@@ -343,10 +344,10 @@ class Job:
         if pairs or any(entry["updates"] for entry in self.manifest["entries"]):
             self._check(lib.spmd_job_replace(self._job, pairs, len(pairs) // 2))
 
-    def forget(self, given: bytes | bytearray) -> None:
-        """Let the next run compute the defaults of all inputs that are not put again; given: by
-        input, 1 where it does not even so."""
-        self.given = bytearray(given)
+    def forget(self, given_flags: bytes | bytearray) -> None:
+        """Let the next run compute the defaults of all inputs that are not put again; given_flags:
+        by input, 1 where the run computes no default even so."""
+        self.given_flags = bytearray(given_flags)
 
     def want(self, outputs: list[int]) -> None:
         """Let the next runs compute these outputs, by their numbers, and leave others alone where
@@ -387,8 +388,7 @@ class Job:
         return list(offset[0:dims]), list(extent[0:dims]), int(ffi.cast("intptr_t", address[0]))
 
     def run(
-        self, told: Callable[[str], None] | None = None, call: Any = None,
-        number: int | None = None,
+        self, told: Listener | None = None, call: Any = None, number: int | None = None
     ) -> None:
         """Runs the program once; its text goes to sys.stdout as it comes.
 
@@ -398,7 +398,7 @@ class Job:
         self.turns += 1
         try:
             if call is None:
-                self._check(lib.spmd_job_start(self._job, bytes(self.given + self.wanted)))
+                self._check(lib.spmd_job_start(self._job, bytes(self.given_flags + self.wanted)))
             else:
                 if number is not None:
                     lib.spmd_job_lead(self._job, number)
@@ -437,7 +437,7 @@ class Job:
                 pass
             raise
 
-    def _say(self, say: Saying | None, told: Callable[[str], None] | None) -> Saying | None:
+    def _say(self, say: ProgramOutput | None, told: Listener | None) -> ProgramOutput | None:
         """Prints what the program has said so far."""
         if self._text is None:
             self._text = ffi.new("char[]", 1 << 16)
@@ -445,11 +445,11 @@ class Job:
         while length := lib.spmd_job_text(self._job, text, len(text)):
             if told:
                 told("")
-            say = say or Saying()
+            say = say or ProgramOutput()
             say(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
         return say
 
-    def _wait(self, told: Callable[[str], None] | None) -> int:
+    def _wait(self, told: Listener | None) -> int:
         say = None
         while True:
             state = lib.spmd_job_wait(self._job, WAIT_MS)
@@ -537,9 +537,9 @@ class Job:
         if os.getpid() != self.owner:
             return
         if self.watch is not None:
-            if self.processes.patience:
-                self.processes.patience.may_leave = not self.broken
-                self.processes.patience.trusted = False
+            if self.processes.watch:
+                self.processes.watch.may_leave = not self.broken
+                self.processes.watch.trusted = False
             self.watch.end()
             self.watch = None
         self.turns += 1
@@ -580,15 +580,15 @@ class Global:
     ) -> None:
         is_address = isinstance(base, int)
         self._buffer = None if is_address else ffi.from_buffer("char[]", base)
-        at = ffi.cast("char *", base if is_address else self._buffer) + start
+        address = ffi.cast("char *", base if is_address else self._buffer) + start
         self._keep = (ffi.new("int64_t[8]", shape), ffi.new("int64_t[8]", strides))
         size = SIZES[dtype]
         unit = size // 2 if dtype.startswith("complex") else size
         self.pointer = ffi.new(
             "spmd_global *",
             {
-                "base": at, "dims": len(shape), "shape": self._keep[0], "stride": self._keep[1],
-                "size": size, "swap": unit if swapped else 0,
+                "base": address, "dims": len(shape), "shape": self._keep[0],
+                "stride": self._keep[1], "size": size, "swap": unit if swapped else 0,
             },
         )
 

@@ -143,10 +143,10 @@ def in_use() -> Limits | None:
     start many. The processor is asked for only where there is a file that may be meant."""
     key = os.environ.get(CHOSEN, ""), folder()
     if key not in _known:
-        found = find() if key[0] or _has_files(key[1]) else FoundLimits()
-        if found.fault and key[0]:  # somebody wants it
-            print(f"spmd: {CHOSEN}={key[0]} is not used: {found.fault}", file=sys.stderr)
-        _known[key] = found.limits
+        limits = find() if key[0] or _has_files(key[1]) else FoundLimits()
+        if limits.fault and key[0]:  # somebody wants it
+            print(f"spmd: {CHOSEN}={key[0]} is not used: {limits.fault}", file=sys.stderr)
+        _known[key] = limits.limits
     return _known[key]
 
 

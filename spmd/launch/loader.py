@@ -137,7 +137,8 @@ class Loaded:
 def _open(
     data: bytes, proof: dict[bytes, bytes], left_out: tuple[int, int]
 ) -> tuple[Any, int]:
-    """Load the bytes; return the dynamic linker's handle and the descriptor to close after it."""
+    """Load an image into memory. Return the dynamic linker's handle, and the descriptor that is to
+    be closed after it."""
     held: list[int] = []  # open until the end: a number names one file only
     reasons: list[str] = []
     try:

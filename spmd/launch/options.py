@@ -43,10 +43,10 @@ def option(
 class _Declared:
     """Takes the rows of its class by name, as a dataclass does, whose module is too dear."""
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **values: Any) -> None:
         for name, row in OPTIONS.items():
-            setattr(self, name, given.pop(name, row.default))
-        for name in given:
+            setattr(self, name, values.pop(name, row.default))
+        for name in values:
             raise TypeError(f"got an unexpected keyword argument {name!r}")
         paths = vars(self)["save"]
         if isinstance(paths, dict):
@@ -131,7 +131,7 @@ class Options(_Declared):
 
     @property
     def checks(self) -> tuple[str, ...]:
-        """The names of the checks that `check` asks for. Raises UsageError."""
+        """Return the names of the checks that `check` asks for. Raises UsageError."""
         return checks_of(self.check)
 
     def agreed(self, spelling: Callable[[str], str] = str) -> dict[str, Any]:
@@ -151,6 +151,6 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def chosen(given: dict[str, Any]) -> Options:
+def options_of(arguments: dict[str, Any]) -> Options:
     """Return the options among arguments of a command line."""
-    return Options(**{name: given[name] for name in OPTIONS if name in given})
+    return Options(**{name: arguments[name] for name in OPTIONS if name in arguments})

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from codegen.errors import PeerError
     from spmd.launch.held_interrupts import HeldInterrupts
-    from spmd.launch.patience import Patience
+    from spmd.launch.process_watch import ProcessWatch
 
 FIONREAD = 0x541B  # of Linux: how many bytes nobody has read yet
 
@@ -62,7 +62,7 @@ class Processes:
         self.met: BaseException | None = None
         # Where process 0 leads: an interrupt is an error like others, and waits while it must.
         self.held: HeldInterrupts | None = None
-        self.patience: Patience | None = None  # where a launcher has started them
+        self.watch: ProcessWatch | None = None  # where a launcher has started them
         self.waiting: Any = _NobodyLooks()  # while this process waits for the others
         self.at_the_end: Callable[[], None] = lambda: None  # called when all have finished
         self.told: Callable[[], int] = lambda: 0  # the signal that ends this process too
@@ -80,7 +80,7 @@ class Processes:
         with self.waiting:
             return list(self.comm.allgather(value))
 
-    def to_first(self, value: Any) -> list[Any]:
+    def gather_to_first(self, value: Any) -> list[Any]:
         """Return one value per process, in process 0; nothing in the others."""
         if self.count == 1:
             return [value]
@@ -88,26 +88,26 @@ class Processes:
             return self.comm.gather(value, root=0) or []
 
     def broadcast(self, value: Any) -> Any:
-        """Process 0's value, in every process."""
+        """Return process 0's value in every process."""
         if self.count == 1:
             return value
         with self.waiting:
             return self.comm.bcast(value, root=0)
 
-    def together(self, step: Callable[[], Any], *, shared: bool = True) -> Any:
+    def run_in_all(self, step: Callable[[], Any], *, shared: bool = True) -> Any:
         """Return this process's result of `step`, once every process has succeeded at it.
 
         The failing process of the lowest number raises its own error, the others `Elsewhere`.
         shared: the result may travel to the others.
         """
         if shared:
-            return self.meet(step)[self.number]
+            return self.run_and_gather(step)[self.number]
         kept: list[Any] = []
-        self.meet(lambda: kept.append(step()))
+        self.run_and_gather(lambda: kept.append(step()))
         return kept[0]
 
-    def meet(self, step: Callable[[], Any]) -> list[Any]:
-        """Return every process's result of `step`, in every process; fails as `together` does."""
+    def run_and_gather(self, step: Callable[[], Any]) -> list[Any]:
+        """Return every process's result of `step`, in every process; fails as `run_in_all` does."""
         if self.count == 1:
             return [step()]
         value, code = None, 0
@@ -138,9 +138,9 @@ class Processes:
         self.met = error
         raise error
 
-    def from_first(self, step: Callable[[], Any]) -> Any:
+    def run_in_first(self, step: Callable[[], Any]) -> Any:
         """Return process 0's result of `step`, in every process; it alone runs it."""
-        return self.meet(step if self.number == 0 else lambda: None)[0]
+        return self.run_and_gather(step if self.number == 0 else lambda: None)[0]
 
     def abort(self, code: int, quiet: bool = False) -> None:
         """End every process of the job at once, where there are others.
@@ -158,7 +158,7 @@ class Processes:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             self.comm.Abort(code)
 
-    def lose(self, error: PeerError, then: Callable[[], object] = bool) -> NoReturn:
+    def abort_lost(self, error: PeerError, then: Callable[[], object] = bool) -> NoReturn:
         """Says which process is lost, and ends all: there is nothing that MPI could go on with."""
         if number := self.told():
             self.abort(128 + number, quiet=True)
@@ -171,10 +171,10 @@ class Processes:
     def finish(self) -> None:
         """Wait in the last meeting of all processes. MPI_Finalize would hold up whoever looks for
         those who do not come."""
-        if self.patience:
-            self.patience.may_leave = True
+        if self.watch:
+            self.watch.may_leave = True
             self.comm.Barrier()
-            self.patience.end()
+            self.watch.end()
             self.at_the_end()
 
 
@@ -202,12 +202,12 @@ def _until_read(*streams: TextIO) -> None:
 
 
 def disagreement(
-    what: str, holder: str, odd: list[int], *, expected: str, found: str, remedy: str
+    message: str, holder: str, odd: list[int], *, expected: str, found: str, remedy: str
 ) -> AgreementError:
     """Return the error for ranks or processes of one job that differ in what they should have
     alike."""
     which = holder if len(odd) == 1 else {"rank": "ranks", "process": "processes"}[holder]
-    return AgreementError(f"{what}: {which} {listed(odd)} differ{'s' if len(odd) == 1 else ''}",
+    return AgreementError(f"{message}: {which} {listed(odd)} differ{'s' if len(odd) == 1 else ''}",
                           expected=expected, found=found, remedy=remedy)
 
 

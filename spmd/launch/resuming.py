@@ -22,23 +22,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from spmd.launch.checkpointing import Checkpointing
     from spmd.launch.job import Job
-    from spmd.launch.keeping import Keeping
 
 
 def mesh_of(job: Job) -> list[tuple[str, int]]:
-    """Names and sizes of the axes."""
+    """Return the names and the sizes of the mesh axes of a job."""
     return [(axis["name"], size)
             for axis, size in zip(job.manifest["mesh"], job.setup.sizes, strict=True)]
 
 
-def fill(keeping: Keeping, job: Job, path: str) -> dict[str, Any]:
+def fill(checkpointing: Checkpointing, job: Job, path: str) -> dict[str, Any]:
     """Has the next run go on from a set; returns the set's index."""
     index = read_index(path)
-    _compare(keeping, job, path, index)
-    if keeping.first:
-        _say_what_differs(keeping, index)
-    carried = keeping.arrays(job, index["point"])
+    _compare(checkpointing, job, path, index)
+    if checkpointing.first:
+        _say_what_differs(checkpointing, index)
+    carried = checkpointing.arrays(job, index["point"])
     now = {"point": index["point"], "turn": index["turn"], "counter": index["counter"]}
     job._check(lib.spmd_job_resume(job._job, ffi.new("spmd_set *", now)))
     holds: dict[str, int] = dict.fromkeys(carried, 0)  # elements; of ranks' own, pieces
@@ -55,7 +55,7 @@ def fill(keeping: Keeping, job: Job, path: str) -> dict[str, Any]:
         whole = job.setup.ranks if row["shape"] is None else element_count(job.setup.shape(row))
         if holds[name] != whole:
             raise damaged(os.path.join(path, INDEX), f"all of {name}: {whole}", str(holds[name]))
-    if keeping.first:
+    if checkpointing.first:
         print(f"spmd: goes on from turn {index['turn']} of {path}", file=sys.stderr)
     return index
 
@@ -93,9 +93,9 @@ def _refill(job: Job, part: MappedPart, piece: Any, number: int, row: dict[str, 
         ffi.release(base)
 
 
-def _compare(keeping: Keeping, job: Job, path: str, index: dict[str, Any]) -> None:
+def _compare(checkpointing: Checkpointing, job: Job, path: str, index: dict[str, Any]) -> None:
     """Check that the set is of this image, and has a meaning on this mesh."""
-    digest = keeping.launch.checked.digest
+    digest = checkpointing.launch.checked.digest
     if index["image"] != digest:
         had, has = index.get("parameters"), job.manifest["parameters"]
         had = had if isinstance(had, dict) else {}
@@ -106,9 +106,9 @@ def _compare(keeping: Keeping, job: Job, path: str, index: dict[str, Any]) -> No
             found=_settings(has, others) or f"image {digest[:16]}",
             remedy="the program, its parameters and the target with which it was kept",
         )
-    if (entry := index.get("entry", "")) != keeping.launch.face.name:
+    if (entry := index.get("entry", "")) != checkpointing.launch.face.name:
         raise InputError(f"{path} was kept in another entry", expected=f"--entry {entry}",
-                         found=f"--entry {keeping.launch.face.name}")
+                         found=f"--entry {checkpointing.launch.face.name}")
     had, has = index.get("computes"), computes(job)
     if had != has:
         raise InputError(
@@ -129,7 +129,7 @@ def _compare(keeping: Keeping, job: Job, path: str, index: dict[str, Any]) -> No
             remedy="--mesh " + ",".join(f"{n}={k}" for n, k in index["mesh"])
             + "; or carry what all ranks have alike, or whole arrays outside of shard_map",
         )
-    for name, row in keeping.said(job, index["point"]).items():
+    for name, row in checkpointing.said(job, index["point"]).items():
         had = index["arrays"].get(name)
         was = had.get("shape") if isinstance(had, dict) else "no array"
         if was != row["shape"]:
@@ -143,19 +143,19 @@ def computes(job: Job) -> list[str]:
     return [row["name"] for row, wanted in zip(job.manifest["outputs"], job.wanted) if wanted]
 
 
-def _say_what_differs(keeping: Keeping, index: dict[str, Any]) -> None:
+def _say_what_differs(checkpointing: Checkpointing, index: dict[str, Any]) -> None:
     """Print which scalars, inputs and states differ from those of the checkpoint, which may be
     meant."""
-    for name, value in keeping.launch.face.own(keeping.launch.scalars).items():
+    for name, value in checkpointing.launch.face.own(checkpointing.launch.scalars).items():
         if (was := index["scalars"].get(name)) != value:
             print(f"spmd: scalar {name} was {was} when it was kept, now it is {value}",
                   file=sys.stderr)
-    other = [name for name, was in index["inputs"].items() if was != keeping.inputs.get(name)]
-    states = states_of(keeping.launch.manifest)
-    for what, names in (("input", [n for n in other if n not in states]),
+    other = [name for name, was in index["inputs"].items() if was != checkpointing.inputs.get(name)]
+    states = states_of(checkpointing.launch.manifest)
+    for kind, names in (("input", [n for n in other if n not in states]),
                         ("state", [n for n in other if n in states])):
         if names:
-            print(f"spmd: {what} {named.listed(names)} has other elements than when it was kept",
+            print(f"spmd: {kind} {named.listed(names)} has other elements than when it was kept",
                   file=sys.stderr)
 
 

@@ -37,10 +37,10 @@ def address(source: str, name: str) -> Any:
 def _of_openblas(name: str) -> Any:
     openblas()
     for form in _FORMS:
-        found = lib.spmd_library_symbol(_openblas, form.format(name).encode())
-        if found != ffi.NULL:
+        symbol = lib.spmd_library_symbol(_openblas, form.format(name).encode())
+        if symbol != ffi.NULL:
             size = _GEMM_BYTES.get(name)
-            return lib.spmd_gemm_beside(found, size) if size else found
+            return lib.spmd_gemm_beside(symbol, size) if size else symbol
     raise EnvironmentFault(f"OpenBLAS has no routine {name}", remedy="pip install scipy-openblas32")
 
 

@@ -21,9 +21,9 @@ from spmd.faces import face_of, needed_of
 from spmd.files import ZARR, is_series
 from spmd.files.whole import check_place
 from spmd.launch import array_files, loader
-from spmd.launch.course import Launch
+from spmd.launch.lifecycle import Launch
 from spmd.launch.memory import available_memory
-from spmd.launch.options import chosen, flag
+from spmd.launch.options import flag, options_of
 from spmd.launch.processes import disagreement
 
 TYPE_CHECKING = False
@@ -71,8 +71,8 @@ def _run(asked: argparse.Namespace, processes: Processes, document: TextIO | Non
         if this.face.number is not None:
             this.with_state(setup, this.state)
         job = this.loaded(setup, this.put)
-        rooms = processes.meet(lambda: this.compute(job))[0]
-        this.kept()
+        rooms = processes.run_and_gather(lambda: this.compute(job))[0]
+        this.finish_outputs()
         job.replace(this.face.pairs)
         for line in this.saving.said() if this.saving and this.first else ():
             print(line, flush=True)
@@ -80,7 +80,7 @@ def _run(asked: argparse.Namespace, processes: Processes, document: TextIO | Non
             this.collect(job, rooms)
         if this.state_file is not None:
             this.state_file.write(job)
-        processes.together(this.finish)
+        processes.run_in_all(this.finish)
         this.say_times(job, document)
     finally:
         this.discard()
@@ -102,9 +102,9 @@ def _image(
 
     if opened is not None and not set(asked.check) - set(built_with(opened.manifest)):
         return opened, {}
-    data, parameters = processes.from_first(build)
+    data, parameters = processes.run_in_first(build)
     if data:
-        opened = processes.together(lambda: loader.check(data), shared=False)
+        opened = processes.run_in_all(lambda: loader.check(data), shared=False)
     assert opened is not None
     return opened, parameters
 
@@ -120,7 +120,7 @@ def _same_image(asked: argparse.Namespace, processes: Processes) -> loader.Check
         opened.append(loader.open_file(asked.image))
         return opened[0].digest
 
-    digests = processes.meet(come)
+    digests = processes.run_and_gather(come)
     odd = [k for k, digest in enumerate(digests) if digest != digests[0]]
     if odd:
         kinds = [f"image {digest}" if digest else "a program" for digest in digests]
@@ -140,7 +140,7 @@ class Run(Launch):
         self, asked: argparse.Namespace, settings: dict[str, str], checked: loader.Checked,
         processes: Processes,
     ) -> None:
-        super().__init__(checked, chosen(vars(asked)), processes)
+        super().__init__(checked, options_of(vars(asked)), processes)
         self.asked, self.settings = asked, settings
         self.holder = "process" if asked.ranks else "rank"  # whom messages speak of
         self.first = processes.number == 0
@@ -173,15 +173,15 @@ class Run(Launch):
             from spmd.launch import saved_state  # mmap, zlib: a run without files does without
 
             outputs = saved_state.outputs
-            outputs.check_apart(asked, self.options.save or {})
+            outputs.check_overwrites(asked, self.options.save or {})
             known = [array["name"] for array in inputs]
             self.opened = outputs.open_inputs(asked.input, asked.input_all, known)
-        given = [array for array in inputs if array["name"] in self.opened]
-        for array in given:
+        arrays = [array for array in inputs if array["name"] in self.opened]
+        for array in arrays:
             self.opened[array["name"]].convert(array["dtype"], len(array["shape"]))
         shapes = {name: file.shape for name, file in self.opened.items()}
-        setup = self.bound(face, self.settings, shapes, asked.only)
-        for array in given:
+        setup = self.bind(face, self.settings, shapes, asked.only)
+        for array in arrays:
             check_array(array, setup.shape(array), self.opened[array["name"]])
         rows = [(output["name"], output["dtype"], setup.shape(output)) for output in outs]
         self.positions = [k for k, (number, _) in enumerate(face.outputs)
@@ -193,8 +193,8 @@ class Run(Launch):
         if files:
             there = [rows[k] for k in self.positions]
             check_computed(outs, asked.output, [name for name, _, _ in there])
-            found = outputs.open_outputs(asked.output, asked.output_all, there)
-            for k, file in zip(self.positions, found, strict=True):
+            written = outputs.open_outputs(asked.output, asked.output_all, there)
+            for k, file in zip(self.positions, written, strict=True):
                 self.files[k] = file
         for file in self.files:
             if file is not None:
@@ -205,11 +205,11 @@ class Run(Launch):
                              expected=", ".join(needed), found="no --state",
                              remedy="--state FILE.safetensors")
         versions = array_files.versions_of(self.opened)
-        return {"files": versions, "states": states} | self.mine(setup, {
+        return {"files": versions, "states": states} | self.contribution(setup, {
             "--entry": asked.entry, "--state": asked.state is not None,
             **{f"--set {k}": v for k, v in face.own(self.scalars).items()},
             "-i": sorted(self.opened), "--only": self.computed,
-            "-o": [file and file.given for file in self.files],
+            "-o": [file and file.given_path for file in self.files],
             **self.options.agreed(flag),
             "--timeline": bool(asked.timeline), "--profile": asked.profile, "--feed": asked.feed,
             "--save-state": asked.save_state,
@@ -227,7 +227,7 @@ class Run(Launch):
         if asked.save_state:
             self.state_file = saved_state.WrittenState(self.manifest, asked.save_state)
             self.state_file.check(setup)
-            taken = {file.path: file.given for file in self.files if file is not None}
+            taken = {file.path: file.given_path for file in self.files if file is not None}
             if (path := os.path.realpath(asked.save_state)) in taken:
                 raise UsageError(f"{taken[path]} is the file of an output: it would be replaced",
                                  expected="a file of its own for the state",
@@ -237,7 +237,7 @@ class Run(Launch):
 
     def compare_files(self, met: list[dict[str, Any]]) -> None:
         """Check that all processes were given the same arrays."""
-        files, states = ([theirs[what] for theirs in met] for what in ("files", "states"))
+        files, states = ([theirs[key] for theirs in met] for key in ("files", "states"))
         array_files.compare(self.processes, self.opened, files, self.holder, "input")
         if self.state is not None:
             self.state.compare(self.processes, states, self.holder)
@@ -245,11 +245,11 @@ class Run(Launch):
     def _part_saves(self, face: Face) -> None:
         """Takes what the program saves while it runs out of what -o names."""
         saves, outputs = face.saves, [row["name"] for _, row in face.outputs]
-        given = self.asked.output
-        series = {name: path for name, path in given.items() if name in saves
+        paths = self.asked.output
+        series = {name: path for name, path in paths.items() if name in saves
                   or path.endswith(ZARR) or (is_series(path) and name not in outputs)}
         self.options.save = series or None
-        self.asked.output = {k: v for k, v in given.items() if k not in series}
+        self.asked.output = {k: v for k, v in paths.items() if k not in series}
 
     def compute(self, job: Job) -> list[tuple[str, int]]:
         """Reads the inputs and runs; process 0 then makes room for every output."""
@@ -258,10 +258,13 @@ class Run(Launch):
             if self.times is None:
                 job.keep_times(0)  # from here on it is measured what that costs
         if self.first and sys.stderr.isatty():
-            from spmd.showing import at, shown  # threads, for one process on a terminal
+            from spmd.progress_display import (  # threads, for one process on a terminal
+                announce,
+                shown,
+            )
 
             with shown():
-                self.run(job, self.put, at)
+                self.run(job, self.put, announce)
         else:
             self.run(job, self.put)
         return [self._room(job, k) for k in self.positions] if self.first else []
@@ -269,7 +272,7 @@ class Run(Launch):
     def put(self, job: Job) -> None:
         """Copy the hosted ranks' parts of the inputs, from their files into the memory of the
         ranks."""
-        job.forget(self.face.given)
+        job.forget(self.face.given_flags)
         numbers = {array["name"]: number for number, array in self.face.inputs}
         array_files.put(job, self.opened, numbers, "input")
 
@@ -318,7 +321,8 @@ class Run(Launch):
                     self._say(number)
 
     def _say_tree(self, root: str, numbers: list[int]) -> None:
-        files = dict.fromkeys(file.given for n in numbers if (file := self.files[n]) is not None)
+        files = dict.fromkeys(
+            file.given_path for n in numbers if (file := self.files[n]) is not None)
         arrays = [(self.face.outputs[n][1]["dtype"], self.shapes[n]) for n in numbers]
         print(report.tree_text(root, arrays, ", ".join(files)), flush=True)
 
@@ -327,7 +331,7 @@ class Run(Launch):
         name, dtype, shape = output["name"], output["dtype"], self.shapes[number]
         if file is not None:
             extents = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
-            print(f"{name}: {dtype} ({extents}) in {file.given}", flush=True)
+            print(f"{name}: {dtype} ({extents}) in {file.given_path}", flush=True)
             if how := file.reading(name, dtype):
                 print(f"spmd: output {name} is {dtype}: read it by {how}", file=sys.stderr)
         elif number in self.views:
@@ -359,14 +363,14 @@ class Run(Launch):
                 if self.asked.profile:
                     rows, ranks = timeline.profile(job, times), job.setup.ranks
                     text = json.dumps(rows) if document else timeline.profile_text(ranks, rows)
-                    if self.keeping and self.keeping.sets and not document:
-                        text += f"\n{self.keeping.cost_text()}"
+                    if self.checkpointing and self.checkpointing.sets and not document:
+                        text += f"\n{self.checkpointing.cost_text()}"
                     print(text, file=document, flush=True)
 
-            self.processes.from_first(say)
+            self.processes.run_in_first(say)
 
     def discard(self) -> None:
-        """Removes unfinished files; does nothing after `finish`."""
+        """Remove the output files that are not finished. After `finish` there are none."""
         for file in self.files:
             if file is not None:
                 file.discard()

@@ -60,8 +60,8 @@ class SavedState:
                 except MemoryError:
                     raise array_files.no_memory(name, file, "state") from None
 
-        job.processes.together(convert)
-        job.processes.together(
+        job.processes.run_in_all(convert)
+        job.processes.run_in_all(
             lambda: array_files.put(job, self.opened, numbers, "state"))
 
     def close(self) -> None:
@@ -112,11 +112,11 @@ class WrittenState:
         file, several = self.file, job.setup.hosts.count > 1
         assert file is not None
         try:
-            path = job.processes.from_first(lambda: file.create(several))
+            path = job.processes.run_in_first(lambda: file.create(several))
             rooms = {number: (path, file.starts[name])
                      for name, (number, _) in self.rows.items()}
             for view in array_files.collect(job, rooms, "state").values():
                 view.close()
-            job.processes.from_first(file.commit)
+            job.processes.run_in_first(file.commit)
         finally:
             file.discard()

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from spmd.launch.course import Launch
     from spmd.launch.job import Job
+    from spmd.launch.lifecycle import Launch
 
 LATE_NS = 1e9  # for which a rank waits before it is said
 SEE_SECONDS = 5.0  # until a file of one host is seen by another
@@ -60,13 +60,13 @@ class Saving:
         check_paths(self.launch.manifest, self.launch.options.save or {})
 
     def begin(self, job: Job, resumed: dict[str, Any] | None) -> None:
-        """Prepare a run; all processes call this together. resumed: the index of the set that the
-        run goes on from."""
+        """Prepare a run. All processes call this at the same time. resumed: the index of the set
+        that the run goes on from."""
         self.job = job
-        frames = self.processes.together(lambda: self._prepare(job, resumed))
-        nonce = self.processes.from_first(lambda: self._open(frames))
-        self.processes.together(lambda: self._join(nonce, frames))
-        self.processes.from_first(self._see_others)
+        frames = self.processes.run_in_all(lambda: self._prepare(job, resumed))
+        nonce = self.processes.run_in_first(lambda: self._open(frames))
+        self.processes.run_in_all(lambda: self._join(nonce, frames))
+        self.processes.run_in_first(self._see_others)
         job.look_frames = self.look
 
     def _prepare(self, job: Job, resumed: dict[str, Any] | None) -> dict[str, int]:
@@ -210,7 +210,7 @@ class Saving:
         if not series.is_late and lib.spmd_job_save_held(job._job, series.number) > LATE_NS:
             series.is_late = True
             print(f"spmd: ranks wait for frames of {series.files.name} to be written to "
-                  f"{series.files.given}", file=sys.stderr)
+                  f"{series.files.pattern}", file=sys.stderr)
 
     def kept(self) -> dict[str, int]:
         """Return how many frames each series had when the latest checkpoint was taken."""
@@ -232,9 +232,9 @@ class Saving:
         job = self.job
         assert job is not None
         job.look_frames = None
-        self.processes.together(self.look)
-        self.processes.from_first(self._last)
-        held = self.processes.meet(lambda: [
+        self.processes.run_in_all(self.look)
+        self.processes.run_in_first(self._last)
+        held = self.processes.run_and_gather(lambda: [
             int(lib.spmd_job_save_held(job._job, s.number)) for s in self.series])
         for k, series in enumerate(self.series):
             longest = max(theirs[k] for theirs in held)
@@ -242,7 +242,7 @@ class Saving:
                 print(f"spmd: ranks waited {longest / 1e9:.1f} s for frames of "
                       f"{series.files.name} to be written", file=sys.stderr)
         self._said = [series.files.said(series.whole) for series in self.series]
-        self.processes.together(self.close)
+        self.processes.run_in_all(self.close)
 
     def _last(self) -> None:
         end = time.monotonic() + SEE_SECONDS

@@ -10,7 +10,7 @@ from codegen.image.manifest import evaluate
 from spmd.arguments import scalar_words, scalars_of_words
 from spmd.engine import lib
 from spmd.files.npy import element_count
-from spmd.launch.hosts import Hosts, hosted, mine
+from spmd.launch.hosts import Hosts, contribution, hosted
 from spmd.launch.options import OPTIONS
 from spmd.launch.sizes import mesh_symbols
 
@@ -40,7 +40,7 @@ class Setup:
         self.ranks = element_count(sizes)
         self.first, self.count = hosted(self.ranks, processes)
         if hosts is None:
-            hosts = Hosts(0, [mine("", {}, 0, self.ranks)])
+            hosts = Hosts(0, [contribution("", {}, 0, self.ranks)])
         self.hosts = hosts
         share = max(1, hosts.cores // len(hosts.here))
         self.algorithm = OPTIONS["algorithm"].known.index(options.algorithm)

@@ -53,7 +53,7 @@ class Constants:
                 os.close(self._file)
 
 
-def held(digest: str, content: memoryview, path: str = "") -> Constants:
+def constants_of(digest: str, content: memoryview, path: str = "") -> Constants:
     """Return the constants of the image with this digest, whose section they are. path: of another
     process's, whose pages are taken if they hold the same. Raises EnvironmentFault where there is
     no place for them."""

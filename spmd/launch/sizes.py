@@ -101,16 +101,16 @@ def _fixed_sizes(manifest: dict[str, Any], sizes: dict[str, int]) -> list[int | 
     return fixed
 
 
-def axis_sizes(manifest: dict[str, Any], ranks: int, given: dict[str, int]) -> dict[str, int]:
+def axis_sizes(manifest: dict[str, Any], ranks: int, chosen: dict[str, int]) -> dict[str, int]:
     """Return the size of every mesh axis by name, for so many ranks; 1 of each where they form no
     mesh, which bind_mesh says."""
-    sizes = balanced_sizes(ranks, _fixed_sizes(manifest, given))
+    sizes = balanced_sizes(ranks, _fixed_sizes(manifest, chosen))
     names = [axis["name"] for axis in manifest["mesh"]]
     return dict(zip(names, sizes or [1] * len(names), strict=True))
 
 
 def bind_mesh(
-    manifest: dict[str, Any], ranks: int | None, given: dict[str, int], scalars: dict[str, Any],
+    manifest: dict[str, Any], ranks: int | None, chosen: dict[str, int], scalars: dict[str, Any],
     processes: int = 1,
 ) -> tuple[int, ...]:
     """Return the size of every mesh axis. ranks: None takes what --mesh says, else one per process.
@@ -120,7 +120,7 @@ def bind_mesh(
     said = [c["holds"] for c in manifest["conditions"]]
     said += [e for r in manifest["routes"] for e in (r["to"], r["sends"], r["size"])]
     check_scalars(scalars, names_in(*said))
-    names, fixed = [axis["name"] for axis in manifest["mesh"]], _fixed_sizes(manifest, given)
+    names, fixed = [axis["name"] for axis in manifest["mesh"]], _fixed_sizes(manifest, chosen)
     free = ranks is None or None not in fixed  # --mesh says more than the number of ranks
     if ranks is None:
         ranks = _product(fixed) if None not in fixed and processes == 1 else processes

@@ -31,10 +31,10 @@ class Transport:
         _check_library(MPI, processes.comm, hosts)
         self.comm = processes.comm.Dup()
         library = lib.spmd_library_open(MPI.__file__.encode())
-        found = {
+        functions = {
             name: lib.spmd_library_symbol(library, symbol) for name, symbol in _FUNCTIONS.items()
         }
-        missing = [symbol.decode() for name, symbol in _FUNCTIONS.items() if not found[name]]
+        missing = [symbol.decode() for name, symbol in _FUNCTIONS.items() if not functions[name]]
         if missing:
             raise EnvironmentFault(
                 f"the MPI library has no {missing[0]}", found=MPI.Get_library_version().strip(),
@@ -45,7 +45,7 @@ class Transport:
             "comm": ffi.cast("int64_t", MPI._handleof(self.comm)),
             "byte": ffi.cast("int64_t", MPI._handleof(MPI.BYTE)),
         }
-        self.settings: Any = ffi.new("spmd_mpi *", {**found, **handles})
+        self.settings: Any = ffi.new("spmd_mpi *", {**functions, **handles})
 
     def close(self) -> None:
         """Close MPI's resources of the job. Every process must come."""

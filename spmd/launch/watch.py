@@ -53,7 +53,7 @@ class Watch:
 
     def _end_job(self, notice: Any) -> None:
         job = self.job
-        job.processes.lose(self._lost(notice), lambda: lib.spmd_job_heed_last(job._job))
+        job.processes.abort_lost(self._lost(notice), lambda: lib.spmd_job_heed_last(job._job))
 
     def _who(self, notice: Any) -> str:
         last = notice.rank + notice.ranks - 1
@@ -72,7 +72,7 @@ class Watch:
     def _lost(self, notice: Any) -> PeerError:
         limit = f"a sign of life within {self.job.time_limit:g} s (--time-limit)"
         pid = f"process {notice.pid}" if notice.pid else "its process"
-        found = {
+        state = {
             lib.SPMD_GONE: f"{pid} has ended",
             lib.SPMD_STOPPED: f"{pid} is stopped, silent for {notice.milliseconds / 1000:.1f} s",
             lib.SPMD_SILENT: f"{pid} has been silent for {notice.milliseconds / 1000:.1f} s",
@@ -80,7 +80,7 @@ class Watch:
         return PeerError(
             f"{self._who(notice)} lost in superstep {notice.superstep}",
             expected=limit if notice.cause != lib.SPMD_GONE else "all to stay until all are done",
-            found=f"{found}; it {self._where(notice)}{self._in_pipeline(notice)}",
+            found=f"{state}; it {self._where(notice)}{self._in_pipeline(notice)}",
             remedy="look why it ended: out of memory, a crash, another's kill"
             if notice.cause == lib.SPMD_GONE
             else "a longer --time-limit, or 0 for none",
@@ -93,7 +93,7 @@ class Watch:
         from spmd.pipeline_positions import positions_of  # the schedules, for this message alone
 
         positions = positions_of(self.job)
-        held = positions and positions.at(notice.position, notice.rank, notice.ranks)
+        held = positions and positions.work_of(notice.position, notice.rank, notice.ranks)
         return f"; {held.text()}" if held else ""
 
     def _warning(self, notice: Any) -> str:

@@ -186,8 +186,8 @@ def log_softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
     array([-1000.,     0.])
     """
     less, _ = _shifted(floats(x, "log_softmax"), axis, where)
-    made = less - np.log(_sum_of_powers(less, axis, where))
-    return made if where is None else np.where(where, made, -np.inf)
+    logarithms = less - np.log(_sum_of_powers(less, axis, where))
+    return logarithms if where is None else np.where(where, logarithms, -np.inf)
 
 
 @in_float32
@@ -198,8 +198,8 @@ def logsumexp(x: Any, axis: Any = -1, keepdims: bool = False, where: Any = None)
     1000.693
     """
     less, most = _shifted(floats(x, "logsumexp"), axis, where)
-    made = np.log(_sum_of_powers(less, axis, where)) + most
-    return made if keepdims else np.squeeze(made, axis)
+    logarithm = np.log(_sum_of_powers(less, axis, where)) + most
+    return logarithm if keepdims else np.squeeze(logarithm, axis)
 
 
 def _sum_of_powers(less: Any, axis: Any, where: Any) -> Any:
@@ -226,6 +226,6 @@ def one_hot(x: Any, num_classes: int, dtype: Any = np.float32, axis: int = -1) -
     array([[0., 0., 1.],
            [1., 0., 0.]], dtype=float32)
     """
-    made = np.expand_dims(x, -1) == np.arange(num_classes)
-    made = made.astype(dtype)
-    return made if axis == -1 else np.moveaxis(made, -1, axis)
+    hot = np.expand_dims(x, -1) == np.arange(num_classes)
+    hot = hot.astype(dtype)
+    return hot if axis == -1 else np.moveaxis(hot, -1, axis)

@@ -29,10 +29,10 @@ class Scores:
     size: int  # positions of a block
 
     def of(self, q: Any, k: Any, bias: Any, seen: Any) -> Any:
-        made = q @ np.swapaxes(k, -1, -2)
+        scores = q @ np.swapaxes(k, -1, -2)
         if bias is not None:
-            made = made + bias
-        return made if seen is None else np.where(seen, made, made.dtype.type(-np.inf))
+            scores = scores + bias
+        return scores if seen is None else np.where(seen, scores, scores.dtype.type(-np.inf))
 
 
 @dataclass(frozen=True)
@@ -133,76 +133,77 @@ def begun(q: Any, v: Any) -> tuple[Any, Any, Any]:
 
 def visit(how: Scores, q: Any, part: KeyPart, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
     """Return the state after the queries have seen a part of the keys too."""
-    at = ScoreBlocks(how, q, part)
+    blocks = ScoreBlocks(how, q, part)
 
     def rows(i: Any, state: Any) -> Any:
-        mine = wide(at.row(q, i)) * how.scale
+        mine = wide(blocks.row(q, i)) * how.scale
 
         def columns(j: Any, carried: Any) -> Any:
             most, powers, values = carried
-            scores = at.scores(mine, i, j)
+            scores = blocks.scores(mine, i, j)
             now = np.maximum(most, np.max(scores, -1, keepdims=True))
             finite = np.where(now == -np.inf, 0, now)
             weights, less = np.exp(scores - finite), np.exp(most - finite)
             powers = powers * less + np.sum(weights, -1, keepdims=True)
-            values = values * less + weights @ wide(at.column(part.value, j))
+            values = values * less + weights @ wide(blocks.column(part.value, j))
             return now, powers, values
 
-        made = spmd.fori_loop(0, at.reached(i), columns, tuple(at.row(x, i) for x in state))
-        for x, block in zip(state, made):
-            at.row(x, i)[...] = block
+        new = spmd.fori_loop(0, blocks.reached(i), columns, tuple(blocks.row(x, i) for x in state))
+        for x, block in zip(state, new):
+            blocks.row(x, i)[...] = block
         return state
 
-    return spmd.fori_loop(0, at.rows.count, rows, state)
+    return spmd.fori_loop(0, blocks.rows.count, rows, state)
 
 
 def ended(state: tuple[Any, Any, Any]) -> tuple[Any, Any]:
-    """Means of values, 0 of none, and the logarithm of each row's sum of powers."""
+    """Return the means of values, 0 where no key was seen, and the logarithm of each row's sum of
+    powers."""
     most, powers, values = state
     some = np.where(powers == 0, 1, powers)
     return values / some, np.where(powers == 0, 0, most) + np.log(some)
 
 
 def back(
-    how: Scores, q: Any, part: KeyPart, found: tuple[Any, Any, Any], slopes: tuple[Any, ...]
+    how: Scores, q: Any, part: KeyPart, statistics: tuple[Any, Any, Any], slopes: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """Return cotangents of queries / scale, keys, values (and of the bias), with what this part
     adds.
 
-    found: the logarithms of the sums, the cotangents of the means, and the sums of their products
-    with the means.
+    statistics: the logarithms of the sums, the cotangents of the means, and the sums of their
+    products with the means.
     """
-    at = ScoreBlocks(how, q, part)
-    sums, given, dots = found
+    blocks = ScoreBlocks(how, q, part)
+    sums, cotangents, dots = statistics
 
     def rows(i: Any, slopes: Any) -> Any:
-        mine, cotangent = wide(at.row(q, i)) * how.scale, wide(at.row(given, i))
-        total, dot = at.row(sums, i), at.row(dots, i)
+        mine, cotangent = wide(blocks.row(q, i)) * how.scale, wide(blocks.row(cotangents, i))
+        total, dot = blocks.row(sums, i), blocks.row(dots, i)
 
         def columns(j: Any, slopes: Any) -> Any:
-            weights = np.exp(at.scores(mine, i, j) - total)
+            weights = np.exp(blocks.scores(mine, i, j) - total)
             dq, dk, dv, *dbias = slopes
-            value = wide(at.column(part.value, j))
+            value = wide(blocks.column(part.value, j))
             step = weights * (cotangent @ np.swapaxes(value, -1, -2) - dot)
-            at.column(dv, j)[...] += _like(np.swapaxes(weights, -1, -2) @ cotangent, dv)
-            at.column(dk, j)[...] += _like(np.swapaxes(step, -1, -2) @ mine, dk)
-            dq = dq + step @ wide(at.column(part.key, j))
+            blocks.column(dv, j)[...] += _like(np.swapaxes(weights, -1, -2) @ cotangent, dv)
+            blocks.column(dk, j)[...] += _like(np.swapaxes(step, -1, -2) @ mine, dk)
+            dq = dq + step @ wide(blocks.column(part.key, j))
             for x in dbias:
-                at.both(x, i, j)[...] += _like(step, x)
+                blocks.both(x, i, j)[...] += _like(step, x)
             return dq, dk, dv, *dbias
 
         dq, *others = slopes
-        made, *others = spmd.fori_loop(0, at.reached(i), columns, (at.row(dq, i), *others))
-        at.row(dq, i)[...] = made
+        new, *others = spmd.fori_loop(0, blocks.reached(i), columns, (blocks.row(dq, i), *others))
+        blocks.row(dq, i)[...] = new
         return dq, *others
 
-    return spmd.fori_loop(0, at.rows.count, rows, slopes)
+    return spmd.fori_loop(0, blocks.rows.count, rows, slopes)
 
 
 def _like(x: Any, slope: Any) -> Any:
     """Return x, summed over dims of which `slope` has one element for all."""
     pairs = enumerate(zip(slope.shape, x.shape))
-    over = tuple(d for d, (one, many) in pairs if is_one(one) and not is_one(many))
+    over = tuple(d for d, (own, other) in pairs if is_one(own) and not is_one(other))
     return np.sum(x, over, keepdims=True) if over else x
 
 

@@ -26,8 +26,8 @@ def attention(
     query: Any, key: Any, value: Any, *, causal: bool = False, mask: Any = None, bias: Any = None,
     scale: Any = None, ranks: Any = None,
 ) -> Any:
-    """Means of values, weighted by softmax(query · key * scale + bias), for each head (A. Vaswani
-    et al., 2017).
+    """Return means of values, weighted by softmax(query · key * scale + bias), for each head (A.
+    Vaswani et al., 2017).
 
     - query: (…, length, heads, size).
     - key, value: (…, positions, key heads, size); value's size may be another. The number of
@@ -68,11 +68,11 @@ def attention(
     mask, bias = (_of_scores(x, heads, shared, query.ndim) for x in (mask, bias))
     bias = bias if bias is None else bias.astype(dtype_of_sums(q))
     if mask is not None and not ranks:
-        k, v = (_but_hidden(x, mask) for x in (k, v))
+        k, v = (_zeros_where_hidden(x, mask) for x in (k, v))
     how = Scores(causal, float(scale), size_of_blocks(math.prod(query.shape[:-3]) * heads))
-    made = _attended(q, k, v, mask, bias, how, ranks)
-    made = made.reshape((*made.shape[:-4], heads, *made.shape[-2:]))
-    return np.swapaxes(made, -3, -2).astype(dtype)
+    means = _attended(q, k, v, mask, bias, how, ranks)
+    means = means.reshape((*means.shape[:-4], heads, *means.shape[-2:]))
+    return np.swapaxes(means, -3, -2).astype(dtype)
 
 
 def _check_shapes(query: Any, key: Any, value: Any) -> None:
@@ -120,7 +120,7 @@ def _attended(
     if not isinstance(q, Array):
         return _eager(q, k, v, mask, bias, how, ranks)
     if ranks is not None:
-        return _made_again(q, k, v, mask, bias, how, RankGroup(ranks, "ranks= of attention").axes)
+        return _recomputed(q, k, v, mask, bias, how, RankGroup(ranks, "ranks= of attention").axes)
     short, around = _is_short(q, k, how.size), False
     if not is_local(q):
         keys = axes_of(k, -2)
@@ -129,7 +129,7 @@ def _attended(
         return _plain(q, k, v, mask, bias, how)
     if not is_local(q) and is_split(q, k, v):
         return over_ranks(q, k, v, mask, bias, how)
-    return _made_again(q, k, v, mask, bias, how, ())
+    return _recomputed(q, k, v, mask, bias, how, ())
 
 
 def _eager(
@@ -154,7 +154,7 @@ def _is_short(q: Any, k: Any, size: int) -> bool:
     return length * positions <= size * size or length < FEW
 
 
-def _made_again(
+def _recomputed(
     q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores, axes: Any
 ) -> Any:
     """Compute attention by blocks of scores, which the way back makes again."""
@@ -164,7 +164,7 @@ def _made_again(
         means, sums = forward(how, q, k, v, extras, axes)
         return means, (q, k, v, extras, means, sums)
 
-    function = custom_vjp(lambda *given: kept(*given)[0])
+    function = custom_vjp(lambda *operands: kept(*operands)[0])
     function.defvjp(kept, lambda kept, g: backward(how, kept, g, axes))
     return function(q, k, v, *(() if bias is None else (bias,)))
 
@@ -197,7 +197,7 @@ def _grouped(x: Any, shared: Any) -> Any:
     return x.reshape((*x.shape[:-3], shared, heads // shared, *x.shape[-2:]))
 
 
-def _but_hidden(x: Any, mask: Any) -> Any:
+def _zeros_where_hidden(x: Any, mask: Any) -> Any:
     """Return keys or values, 0 where no query sees them: in products with weights of 0, a NaN or an
     infinity of a padded token would reach all queries."""
     over = tuple(d for d in (-3, -2) if not is_one(mask.shape[d]))

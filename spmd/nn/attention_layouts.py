@@ -33,15 +33,15 @@ def over_ranks(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any
     at_queries, at_keys = (*rows, length, ()), (*rows[:-1], (), keys, ())
     at_scores = (*rows, length, ())
     extras = [None if x is None else _laid(x, _fitting(x, at_scores)) for x in (mask, bias)]
-    given = [_laid(q, at_queries), _laid(k, at_keys), _laid(v, at_keys)]
+    operands = [_laid(q, at_queries), _laid(k, at_keys), _laid(v, at_keys)]
 
     def part(q: Any, k: Any, v: Any, others: Any) -> Any:
         return forward(how, q, k, v, others, keys, length)
 
     def kept(q: Any, k: Any, v: Any, *biases: Any) -> Any:
         others = extras[0], (biases[0] if biases else None)
-        made = spmd.shard_map(part, out_layouts=(_written(at_queries),) * 2)(q, k, v, others)
-        return made[0], (q, k, v, others, *made)
+        results = spmd.shard_map(part, out_layouts=(_written(at_queries),) * 2)(q, k, v, others)
+        return results[0], (q, k, v, others, *results)
 
     def back(kept: Any, g: Any) -> Any:
         bias = kept[3][1]
@@ -60,9 +60,9 @@ def over_ranks(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any
         return spmd.shard_map(part, out_layouts=tuple(map(_written, out)))(
             kept, _laid(g, at_queries))
 
-    function = custom_vjp(lambda *given: kept(*given)[0])
+    function = custom_vjp(lambda *operands: kept(*operands)[0])
     function.defvjp(kept, back)
-    return function(*given, *(() if bias is None else (extras[1],)))
+    return function(*operands, *(() if bias is None else (extras[1],)))
 
 
 def _scores_layout(q: Any, k: Any, v: Any) -> Layout:

@@ -29,7 +29,7 @@ Extras = tuple[Any, Any]  # a mask and a bias, or None
 def forward(
     how: Scores, q: Any, k: Any, v: Any, extras: Extras, axes: Any, rows: Any = ()
 ) -> tuple[Any, Any]:
-    """Means of values, and the logarithms of the sums of powers, of one rank's queries.
+    """Return the means of values, and the logarithms of the sums of powers, of one rank's queries.
 
     axes: mesh axes over which the positions of keys are split; () for those that are all here.
     """
@@ -56,44 +56,44 @@ def backward(how: Scores, kept: Any, g: Any, axes: Any, rows: Any = ()) -> tuple
     """
     q, k, v, extras, means, sums = kept
     g = g.astype(dtype_of_sums(q))
-    found = sums, g, np.sum(g * means, -1, keepdims=True)
-    given = (q, k, v) if extras[1] is None else (q, k, v, extras[1])
-    slopes = tuple(np.zeros_like(x, dtype=dtype_of_sums(x)) for x in given)
+    statistics = sums, g, np.sum(g * means, -1, keepdims=True)
+    operands = (q, k, v) if extras[1] is None else (q, k, v, extras[1])
+    slopes = tuple(np.zeros_like(x, dtype=dtype_of_sums(x)) for x in operands)
     if not axes:
         part = KeyPart(k, v, extras[0], extras[1], _first(q, rows))
-        slopes = back(how, q, part, found, slopes)
+        slopes = back(how, q, part, statistics, slopes)
     else:
-        slopes = _around(how, q, k, v, extras, found, slopes, axes)
+        slopes = _around(how, q, k, v, extras, statistics, slopes, axes)
     dq, *others = slopes
-    return tuple(d.astype(x.dtype) for d, x in zip((dq * how.scale, *others), given))
+    return tuple(d.astype(x.dtype) for d, x in zip((dq * how.scale, *others), operands))
 
 
 def _around(
-    how: Scores, q: Any, k: Any, v: Any, extras: Extras, found: Any, slopes: Any, axes: Any
+    how: Scores, q: Any, k: Any, v: Any, extras: Extras, statistics: Any, slopes: Any, axes: Any
 ) -> tuple[Any, ...]:
     ring = _Ring(q, k, axes)
 
     def step(turn: Any, part: KeyPart, dq: Any, dk: Any, dv: Any, dbias: Any) -> Any:
         mine = [ring.columns(turn, x) for x in dbias]
-        dq, dk, dv, *made = back(how, q, part, found, (dq, dk, dv, *mine))
-        for x, new in zip(dbias, made):
+        dq, dk, dv, *news = back(how, q, part, statistics, (dq, dk, dv, *mine))
+        for x, new in zip(dbias, news):
             ring.columns(turn, x)[...] = new
         return dq, dk, dv, dbias
 
-    def one(turn: Any, carried: Any) -> Any:
+    def hop(turn: Any, carried: Any) -> Any:
         dq, dbias, travelling = carried
         k, v, dk, dv = spmd.ppermute(travelling, axes, shift=1)
         part = ring.arrived(turn, (k, v), extras)
         here = ring.here(turn, dk), ring.here(turn, dv)
-        dq, *made, dbias = step(turn, part, dq, *here, dbias)
-        for x, new in zip((dk, dv), made):
+        dq, *news, dbias = step(turn, part, dq, *here, dbias)
+        for x, new in zip((dk, dv), news):
             ring.here(turn, x)[...] = new
         return dq, dbias, (k, v, dk, dv)
 
     dq, dk, dv, *dbias = slopes
     dq, dk, dv, dbias = step(0, ring.part(0, k, v, extras), dq, dk, dv, dbias)
     travelling = tuple(ring.padded(x) for x in (k, v, dk, dv))
-    dq, dbias, travelling = spmd.fori_loop(1, ring.group.size, one, (dq, dbias, travelling))
+    dq, dbias, travelling = spmd.fori_loop(1, ring.group.size, hop, (dq, dbias, travelling))
     dk, dv = (ring.here(0, x) for x in spmd.ppermute(travelling[2:], axes, shift=1))
     return dq, dk, dv, *dbias
 

@@ -66,13 +66,13 @@ def attention_with_cache(
     return attention(query, kept["key"], kept["value"], mask=seen, scale=scale), kept
 
 
-def _check_room(at: Any, new: Any, capacity: Any) -> None:
-    end, text = at + new, "spmd.nn.attention_with_cache: the cache is full"
+def _check_room(start: Any, new: Any, capacity: Any) -> None:
+    end, text = start + new, "spmd.nn.attention_with_cache: the cache is full"
     if not is_traced(end):
         if isinstance(capacity, int) and int(end) > capacity:
-            raise ShapeError(text, place=user_place(), found=f"{new} new after {at}",
+            raise ShapeError(text, place=user_place(), found=f"{new} new after {start}",
                              expected=f"at most {capacity} positions", remedy="a larger capacity")
     elif not is_proved_at_most(end, capacity):
         expect(as_array(end) <= capacity, f"{text}\n  expected: at most {capacity} positions\n"
-               "  found:    ", as_array(new), " new after ", as_array(at),
+               "  found:    ", as_array(new), " new after ", as_array(start),
                "\n  try:      a larger capacity")

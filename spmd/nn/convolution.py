@@ -106,12 +106,12 @@ def conv_transpose(x: Any, w: Any, b: Any = None, strides: Any = 1, padding: Any
 # ---- what pooling has too ------------------------------------------------------------------------
 
 
-def numbers(what: str, given: Any, n: int) -> tuple[int, ...]:
+def numbers(name: str, value: Any, n: int) -> tuple[int, ...]:
     """Return one number for each spatial dim."""
-    found = tuple(given) if isinstance(given, (tuple, list)) else (given,) * n
-    if len(found) != n or any(not isinstance(s, (int, np.integer)) or s < 1 for s in found):
-        raise UsageError(f"{what} is {given!r}", expected=f"a number from 1 on, or {n} of them")
-    return tuple(map(int, found))
+    each = tuple(value) if isinstance(value, (tuple, list)) else (value,) * n
+    if len(each) != n or any(not isinstance(s, (int, np.integer)) or s < 1 for s in each):
+        raise UsageError(f"{name} is {value!r}", expected=f"a number from 1 on, or {n} of them")
+    return tuple(map(int, each))
 
 
 def pairs(padding: Any, extents: Sequence[int], window: Sequence[int], strides: Sequence[int],
@@ -126,10 +126,10 @@ def pairs(padding: Any, extents: Sequence[int], window: Sequence[int], strides: 
                        for e, k, s, d in zip(extents, window, strides, dilation)]
             return [(m // 2, m - m // 2) for m in missing]
     else:
-        given = list(padding) if isinstance(padding, (tuple, list)) else [padding] * n
-        found = [p if isinstance(p, (tuple, list)) else (p, p) for p in given]
-        if len(found) == n and all(len(p) == 2 for p in found):
-            return [(int(before), int(behind)) for before, behind in found]
+        each = list(padding) if isinstance(padding, (tuple, list)) else [padding] * n
+        both = [p if isinstance(p, (tuple, list)) else (p, p) for p in each]
+        if len(both) == n and all(len(p) == 2 for p in both):
+            return [(int(before), int(behind)) for before, behind in both]
     raise UsageError(
         f"padding is {padding!r}",
         expected=f'"SAME", "VALID", a number, or (before, behind) for each of {n} spatial dims')
@@ -142,16 +142,16 @@ def places_of(extent: int, window: int, stride: int, dilation: int, pad: tuple[i
 
 # ---- their parts ---------------------------------------------------------------------------------
 
-def _operands(what: str, x: Any, w: Any) -> tuple[Any, Any, Any]:
+def _operands(function: str, x: Any, w: Any) -> tuple[Any, Any, Any]:
     """Return both operands in the type in which they are multiplied, and the type of the result."""
     n = np.ndim(w) - 2
     if not 1 <= n <= 3 or np.ndim(x) != n + 2:
         raise ShapeError(
-            f"spmd.nn.{what}: x {np.shape(x)} and w {np.shape(w)}",
+            f"spmd.nn.{function}: x {np.shape(x)} and w {np.shape(w)}",
             expected="x (batch, *spatial, channels), w (*window, in, out), 1 to 3 spatial dims")
     dtype = np.result_type(x.dtype, w.dtype)
     if dtype.kind in "biu":
-        raise DtypeError(f"spmd.nn.{what} of {x.dtype} and {w.dtype}",
+        raise DtypeError(f"spmd.nn.{function} of {x.dtype} and {w.dtype}",
                          expected="floating-point or complex numbers", found=str(dtype),
                          remedy="x.astype(np.float32)")
     wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype

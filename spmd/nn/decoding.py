@@ -103,10 +103,10 @@ def beam_search(
     last = first[:, None] + np.zeros((1, beams), first.dtype)
     done = last != last
     scores = np.where(np.arange(beams) == 0, 0.0, -np.inf) + np.zeros((batch, 1))
-    found = spmd.zeros((batch, beams, steps), first.dtype)
+    sequences = spmd.zeros((batch, beams, steps), first.dtype)
 
     def turn(k: Any, carried: Any) -> Any:
-        last, done, scores, found, state = carried
+        last, done, scores, sequences, state = carried
         logits, state = step(k, last, state)
         if tuple(logits.shape[:-1]) != (batch, beams):
             raise ShapeError("the step of spmd.nn.beam_search returns other logits",
@@ -118,13 +118,14 @@ def beam_search(
             alone = np.where(np.arange(size) == end, 0.0, -np.inf)
             costs = np.where(done[..., None], alone, costs)
         scores, parent, last = _best_of(scores[..., None] + costs, beams, last.dtype)
-        state, done, found = map_tree(lambda x: _followed(x, parent), (state, done, found))
-        found = np.where(np.arange(steps) == k, last[..., None], found)
+        state, done, sequences = map_tree(lambda x: _followed(x, parent), (state, done, sequences))
+        sequences = np.where(np.arange(steps) == k, last[..., None], sequences)
         done = done if end is None else done | (last == end)
-        return last, done, scores, found, state
+        return last, done, scores, sequences, state
 
-    _, _, scores, found, _ = spmd.fori_loop(0, steps, turn, (last, done, scores, found, state))
-    return found, scores
+    begun = last, done, scores, sequences, state
+    _, _, scores, sequences, _ = spmd.fori_loop(0, steps, turn, begun)
+    return sequences, scores
 
 
 def _best_of(totals: Any, beams: int, dtype: Any) -> tuple[Any, Any, Any]:
@@ -141,5 +142,5 @@ def _best_of(totals: Any, beams: int, dtype: Any) -> tuple[Any, Any, Any]:
 
 def _followed(x: Any, parent: Any) -> Any:
     """Return, of x (batch, beams, …), what belongs to the beam that each one follows."""
-    at = parent.reshape((*parent.shape, *[1] * (x.ndim - 2)))
-    return np.take_along_axis(x, at, axis=1)
+    index = parent.reshape((*parent.shape, *[1] * (x.ndim - 2)))
+    return np.take_along_axis(x, index, axis=1)

@@ -17,8 +17,8 @@ def mixture_of_experts(
     x: Any, router: Any, expert: Callable[[Any], Any], k: int = 2, capacity: int | None = None,
     axis: Any = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Each token goes to the k experts that the router likes most (N. Shazeer et al., 2017; groups
-    and capacities as in GShard, D. Lepikhin et al., 2020).
+    """Send each token to the k experts that the router likes most, and return what they give (N.
+    Shazeer et al., 2017; groups and capacities as in GShard, D. Lepikhin et al., 2020).
 
     - x: (groups, tokens, features); groups may be split over ranks. router: (features, experts).
     - expert: a function of (experts, groups * capacity, features), such as two products with
@@ -62,11 +62,11 @@ def mixture_of_experts(
     taken = np.any(lies, -1)[..., None]
     token = np.argmax(lies, -1)[..., None] % tokens
     sent = np.where(taken, np.take_along_axis(x, token, 1), np.zeros((), x.dtype))
-    back = _back(expert(_there(sent, experts, axis)), room, axis, x)
-    found = np.take_along_axis(back, np.where(fits, slots, 0)[..., None], 1)
-    found = np.where(fits[..., None], widened(found), 0)
-    found = found.reshape(groups, k, tokens, back.shape[-1])
-    result = np.sum(found * gates[..., None], 1).astype(back.dtype)
+    back = _from_experts(expert(_to_experts(sent, experts, axis)), room, axis, x)
+    results = np.take_along_axis(back, np.where(fits, slots, 0)[..., None], 1)
+    results = np.where(fits[..., None], widened(results), 0)
+    results = results.reshape(groups, k, tokens, back.shape[-1])
+    result = np.sum(results * gates[..., None], 1).astype(back.dtype)
     first = np.mean(one_hot(chosen[:, 0], experts, wide.dtype), (0, 1))
     balance = experts * np.sum(first * np.mean(chances, (0, 1)))
     return result, {"balance": balance, "dropped": 1 - np.mean(fits.astype(wide.dtype))}
@@ -84,7 +84,7 @@ def _best(liked: Any, chances: Any, k: int) -> tuple[Any, Any]:
     return np.stack(gates, 1), np.stack(chosen, 1)
 
 
-def _there(sent: Any, experts: int, axis: Any) -> Any:
+def _to_experts(sent: Any, experts: int, axis: Any) -> Any:
     """Reshape (groups, slots, features) to (experts, groups * capacity, features), split over the
     axis."""
     groups, slots, features = sent.shape
@@ -94,9 +94,9 @@ def _there(sent: Any, experts: int, axis: Any) -> Any:
     return apart.swapaxes(0, 1).reshape(experts, groups * (slots // experts), features)
 
 
-def _back(made: Any, room: int, axis: Any, like: Any) -> Any:
-    (groups, *_), (experts, *_, features) = like.shape, made.shape
-    apart = made.reshape(experts, groups, room, features).swapaxes(0, 1)
+def _from_experts(results: Any, room: int, axis: Any, like: Any) -> Any:
+    (groups, *_), (experts, *_, features) = like.shape, results.shape
+    apart = results.reshape(experts, groups, room, features).swapaxes(0, 1)
     if axis is not None:
         apart = _relaid(apart, (_first(like), None, None, None), (None, axis, None, None))
     return apart.reshape(groups, experts * room, features)

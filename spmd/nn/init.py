@@ -85,8 +85,8 @@ def variance_scaling(
     scale: float, mode: str, distribution: str, in_axis: int | Sequence[int] = -2,
     out_axis: int | Sequence[int] = -1,
 ) -> Initializer:
-    """Variance scale / n, where n is the number of inputs ("fan_in"), of outputs ("fan_out"), or
-    their mean ("fan_avg") of a parameter.
+    """Return an initializer of variance scale / n, where n is the number of inputs ("fan_in"), of
+    outputs ("fan_out"), or their mean ("fan_avg") of a parameter.
 
     - distribution: "truncated_normal", "normal" or "uniform".
     - in_axis, out_axis: the dims of inputs and of outputs; all others are a receptive field.
@@ -167,11 +167,11 @@ def glorot(seed: Any, shape: Any, dtype: Any = np.float32, layout: Any = None) -
 
 
 def orthogonal(scale: float = 1.0, column_axis: int = -1) -> Initializer:
-    """A matrix with orthogonal columns, or rows where it is wide, times scale (A. Saxe et al.,
-    2014); other dims than column_axis are taken as one.
+    """Return an initializer of a matrix with orthogonal columns, or rows where it is wide, times
+    scale (A. Saxe et al., 2014); other dims than column_axis are taken as one.
 
-    >>> made = spmd.nn.init.orthogonal()(1, (3, 2), np.float64)
-    >>> (made.T @ made).round(6) + 0.0
+    >>> q = spmd.nn.init.orthogonal()(1, (3, 2), np.float64)
+    >>> (q.T @ q).round(6) + 0.0
     array([[1., 0.],
            [0., 1.]])
     """
@@ -183,8 +183,10 @@ def orthogonal(scale: float = 1.0, column_axis: int = -1) -> Initializer:
         q = q * np.where(np.diagonal(r) < 0, -1, 1)
         q = q if rows >= columns else q.T
         others = [int(n) for d, n in enumerate(shape) if d != column_axis % len(shape)]
-        made = np.moveaxis(q.reshape(*others, columns), -1, column_axis)
-        made = (scale * made).astype(dtype)
-        return made if layout is None or not isinstance(made, Array) else made.relayout(layout)
+        matrix = np.moveaxis(q.reshape(*others, columns), -1, column_axis)
+        matrix = (scale * matrix).astype(dtype)
+        if layout is None or not isinstance(matrix, Array):
+            return matrix
+        return matrix.relayout(layout)
 
     return make

@@ -34,8 +34,8 @@ def dense(x: Any, w: Any, b: Any = None, axes: int = 1) -> Any:
             raise ShapeError("spmd.nn.dense sums over dims that are not there", place=user_place(),
                              expected=f"{axes} dims of x and of w", found=f"{x.ndim} and {w.ndim}")
         check_dim("dense", f"dim {k - axes} of x", x.shape[k - axes], w.shape[k], f"dim {k} of w")
-    made = x @ w if axes == 1 and w.ndim == 2 else _product(x, w, axes)
-    return made if b is None else made + b
+    product = x @ w if axes == 1 and w.ndim == 2 else _product(x, w, axes)
+    return product if b is None else product + b
 
 
 def _product(x: Any, w: Any, axes: int) -> Any:
@@ -46,20 +46,20 @@ def _product(x: Any, w: Any, axes: int) -> Any:
     order = sorted(later, key=lambda d: not split[d])
     if order == later:
         return _summed(x, w, axes)
-    made = _summed(x, np.transpose(w, (*range(axes), *order)), axes)
+    product = _summed(x, np.transpose(w, (*range(axes), *order)), axes)
     first = x.ndim - axes
     back = [first + order.index(d) for d in later]
-    return np.transpose(made, (*range(first), *back))
+    return np.transpose(product, (*range(first), *back))
 
 
 def _summed(x: Any, w: Any, axes: int) -> Any:
-    """Return np.tensordot; where only the run knows how many rows x has along a dim, that one is
-    not taken as one with others: nobody knows then which part of both a rank has."""
+    """Return np.tensordot(x, w, axes). Where only the run knows how many rows x has along a dim,
+    compute it by `@`, which keeps that dim. Merged with others its blocks would have no formula."""
     if not any(differs_from_run_to_run(e) for e in x.shape[: x.ndim - axes]):
         return np.tensordot(x, w, axes)
     inner, later = math.prod(w.shape[:axes]), w.shape[axes:]
-    made = x.reshape((*x.shape[: x.ndim - axes], inner)) @ w.reshape((inner, math.prod(later)))
-    return made.reshape((*made.shape[:-1], *later))
+    product = x.reshape((*x.shape[: x.ndim - axes], inner)) @ w.reshape((inner, math.prod(later)))
+    return product.reshape((*product.shape[:-1], *later))
 
 
 def embedding(ids: Any, table: Any) -> Any:
@@ -100,22 +100,22 @@ def _of_split(ids: Any, table: Array, axes: tuple[str, ...]) -> Any:
     for the rest."""
     rows, layout = table.shape[0], table.layout
     ids = ids.astype(np.int64)
-    at = np.where(ids < 0, ids + rows, ids).clip(0, rows - 1)
-    own = at.layout if isinstance(at, Array) else (None,) * at.ndim
+    row = np.where(ids < 0, ids + rows, ids).clip(0, rows - 1)
+    own = row.layout if isinstance(row, Array) else (None,) * row.ndim
     wide = (1,) * (table.ndim - 1)
 
     @spmd.shard_map(out_layouts=(*own, *layout[1:]))
-    def look(at: Any, part: Any, numbers: Any) -> Any:
-        local = at - np.sum(numbers[:1])  # of no rows, where ranks are more than these
+    def look(row: Any, part: Any, numbers: Any) -> Any:
+        local = row - np.sum(numbers[:1])  # of no rows, where ranks are more than these
         here = (local >= 0) & (local < part.shape[0])
-        found = part[np.where(here, local, 0)]
-        return spmd.psum(np.where(here.reshape(*here.shape, *wide), found, 0), axes)
+        taken = part[np.where(here, local, 0)]
+        return spmd.psum(np.where(here.reshape(*here.shape, *wide), taken, 0), axes)
 
     def looked_up(table: Any) -> Any:
-        return look(at, table, spmd.arange(rows, layout=(axes,)))
+        return look(row, table, spmd.arange(rows, layout=(axes,)))
 
     def back(_: Any, g: Any) -> tuple[Any]:
-        return (spmd.zeros(table.shape, table.dtype, layout=layout).at[at].add(g),)
+        return (spmd.zeros(table.shape, table.dtype, layout=layout).at[row].add(g),)
 
     function = custom_vjp(looked_up)
     function.defvjp(lambda table: (looked_up(table), None), back)

@@ -63,8 +63,8 @@ def softmax_cross_entropy_with_integer_labels(logits: Any, labels: Any) -> Any:
     return np.where((labels >= 0) & (labels < classes), loss, np.nan)
 
 
-def _other_shapes(what: str, logits: Any, labels: Any) -> ShapeError:
-    return ShapeError(f"spmd.nn.{what}: labels do not fit the logits", place=user_place(),
+def _other_shapes(function: str, logits: Any, labels: Any) -> ShapeError:
+    return ShapeError(f"spmd.nn.{function}: labels do not fit the logits", place=user_place(),
                       expected=f"integers of shape {tuple(logits.shape[:-1])}, or probabilities of "
                       f"shape {tuple(logits.shape)}", found=str(tuple(labels.shape)))
 

@@ -23,8 +23,8 @@ def layer_norm(
     """
     x = floats(x, "layer_norm")
     less = x - np.mean(x, axis, keepdims=True)
-    made = less / np.sqrt(np.mean(less * less, axis, keepdims=True) + epsilon)
-    return _scaled(made, scale, bias)
+    normal = less / np.sqrt(np.mean(less * less, axis, keepdims=True) + epsilon)
+    return _scaled(normal, scale, bias)
 
 
 @in_float32
@@ -36,8 +36,8 @@ def rms_norm(x: Any, scale: Any = None, axis: Any = -1, epsilon: float = 1e-6) -
     array([0.2, 1.4])
     """
     x = floats(x, "rms_norm")
-    made = x / np.sqrt(np.mean(x * x, axis, keepdims=True) + epsilon)
-    return _scaled(made, scale, None)
+    normal = x / np.sqrt(np.mean(x * x, axis, keepdims=True) + epsilon)
+    return _scaled(normal, scale, None)
 
 
 def batch_norm(
@@ -66,10 +66,10 @@ def batch_norm(
     mean = _mean(x, over, ranks)
     less = x - mean
     variance = _mean(less * less, over, ranks)
-    made = less / np.sqrt(variance + epsilon)
+    normal = less / np.sqrt(variance + epsilon)
     scale, bias = (_spread(part, over) for part in (scale, bias))
     statistics = {"mean": np.squeeze(mean, over), "variance": np.squeeze(variance, over)}
-    return narrowed(_scaled(made, scale, bias), half), statistics
+    return narrowed(_scaled(normal, scale, bias), half), statistics
 
 
 def batch_norm_inference(

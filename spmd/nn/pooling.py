@@ -83,7 +83,7 @@ def avg_pool(x: Any, window: Any, strides: Any = None, padding: Any = "VALID",
 
 @in_float32
 def adaptive_avg_pool(x: Any, places: Any) -> Any:
-    """Means of so many windows, as equally long as may be, along each spatial dim.
+    """Return the means of so many windows, as equally long as may be, along each spatial dim.
 
     Window i of n elements and m places is floor(i n / m) to ceil((i + 1) n / m). places: a number,
     or one for each spatial dim; 1 gives the mean of all, (batch, 1, ..., channels).
@@ -110,10 +110,10 @@ def adaptive_avg_pool(x: Any, places: Any) -> Any:
     return x
 
 
-def _spatial(what: str, x: Any) -> int:
+def _spatial(function: str, x: Any) -> int:
     """Return how many spatial dims there are."""
     if not 1 <= np.ndim(x) - 2 <= 3:
-        raise ShapeError(f"spmd.nn.{what} of {np.shape(x)}",
+        raise ShapeError(f"spmd.nn.{function} of {np.shape(x)}",
                          expected="(batch, *spatial, channels), 1 to 3 spatial dims")
     return int(np.ndim(x) - 2)
 
@@ -124,10 +124,10 @@ def _within(extent: int, window: int, stride: int, pad: tuple[int, int]) -> Any:
     return np.minimum(first + window, extent) - np.maximum(first, 0)
 
 
-def _parts(what: str, x: Any, window: Any, strides: Any, padding: Any, dilation: Any,
+def _parts(function: str, x: Any, window: Any, strides: Any, padding: Any, dilation: Any,
            beyond: Any) -> Iterator[Any]:
     """Yield, for each place in a window, what stands there of all windows."""
-    n = _spatial(what, x)
+    n = _spatial(function, x)
     wide, apart = numbers("window", window, n), numbers("dilation", dilation, n)
     steps = wide if strides is None else numbers("strides", strides, n)
     pads = pairs(padding, x.shape[1:-1], wide, steps, apart)

@@ -39,14 +39,14 @@ def rnn_cell(p: Parameters, state: Any, x: Any, activation: Callable[..., Any] =
     Returns the state twice, as the carry and as the output.
     """
     _needs(p, "rnn_cell", "w", "u", "b")
-    made = activation(dense(x, p["w"]) + dense(state, p["u"], p["b"]))
-    return made, made
+    new = activation(dense(x, p["w"]) + dense(state, p["u"], p["b"]))
+    return new, new
 
 
 @in_float32
 def gru_cell(p: Parameters, state: Any, x: Any) -> Any:
-    """A gated recurrent unit (K. Cho et al., 2014), with its reset gate behind the product, as
-    cuDNN, PyTorch and Flax have it.
+    """Return the next state of a gated recurrent unit (K. Cho et al., 2014), with its reset gate
+    behind the product, as cuDNN, PyTorch and Flax have it.
 
     - x: (…, in). state: (…, hidden).
     - p: "w" (in, 3, hidden), "u" (hidden, 3, hidden), "b" and "c" (3, hidden), added to products
@@ -55,18 +55,18 @@ def gru_cell(p: Parameters, state: Any, x: Any) -> Any:
     Returns the state twice, as the carry and as the output.
     """
     _needs(p, "gru_cell", "w", "u", "b", "c")
-    given, kept = dense(x, p["w"], p["b"]), dense(state, p["u"], p["c"])
-    reset = sigmoid(given[..., 0, :] + kept[..., 0, :])
-    update = sigmoid(given[..., 1, :] + kept[..., 1, :])
-    new = np.tanh(given[..., 2, :] + reset * kept[..., 2, :])
-    made = (1 - update) * new + update * state
-    return made, made
+    inputs, kept = dense(x, p["w"], p["b"]), dense(state, p["u"], p["c"])
+    reset = sigmoid(inputs[..., 0, :] + kept[..., 0, :])
+    update = sigmoid(inputs[..., 1, :] + kept[..., 1, :])
+    new = np.tanh(inputs[..., 2, :] + reset * kept[..., 2, :])
+    next_state = (1 - update) * new + update * state
+    return next_state, next_state
 
 
 @in_float32
 def lstm_cell(p: Parameters, state: Any, x: Any) -> Any:
-    """Long short-term memory (S. Hochreiter, J. Schmidhuber, 1997), with peepholes where p has them
-    (F. Gers, J. Schmidhuber, 2000).
+    """Return the next state of long short-term memory (S. Hochreiter, J. Schmidhuber, 1997), with
+    peepholes where p has them (F. Gers, J. Schmidhuber, 2000).
 
     - x: (…, in). state: a pair (output, cell) of (…, hidden).
     - p: "w" (in, 4, hidden), "u" (hidden, 4, hidden), "b" (4, hidden); gates are input, forget,

@@ -32,13 +32,13 @@ def constant(x: Any) -> Any:
     return stop_gradient(x) if isinstance(x, Array) else x
 
 
-def floats(x: Any, what: str) -> Any:
+def floats(x: Any, function: str) -> Any:
     """Return an array of floats, of numbers. DtypeError for anything else."""
     array = x if is_array(x) else np.asarray(x)
     if array.dtype.kind in "iub" and not is_array(x):
         array = array.astype(np.float64)  # Python's own numbers
     if array.dtype.kind in "iubcO":
-        raise DtypeError(f"spmd.nn.{what} of {array.dtype}", place=user_place(),
+        raise DtypeError(f"spmd.nn.{function} of {array.dtype}", place=user_place(),
                          expected="floats", found=str(array.dtype), remedy="x.astype(np.float32)")
     return array
 
@@ -58,10 +58,10 @@ def in_float32(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
-def check_dim(what: str, name: str, found: Any, expected: Any, of: str) -> None:
+def check_dim(function: str, name: str, found: Any, expected: Any, of: str) -> None:
     """Raises ShapeError where an extent is not the one that it meets."""
     if isinstance(found, int) and isinstance(expected, int) and found != expected:
-        raise ShapeError(f"spmd.nn.{what}: {name} does not fit {of}", place=user_place(),
+        raise ShapeError(f"spmd.nn.{function}: {name} does not fit {of}", place=user_place(),
                          expected=str(expected), found=str(found))
 
 

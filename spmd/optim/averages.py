@@ -10,11 +10,11 @@ from spmd import extend
 from spmd.extend import half_type_of, narrowed
 from spmd.optim.transformation import (
     GradientTransformation,
-    counted,
     counter,
     in_type,
     in_types,
     map_trees,
+    safe_increment,
     squared,
     transformation,
     wide_type,
@@ -75,8 +75,8 @@ def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None
 
     def update(updates: Any, state: TraceState, params: Any = None) -> Any:
         now = map_trees(lambda u, t: u + decay * t, updates, state.trace)
-        found = map_trees(lambda u, t: u + decay * t, updates, now) if nesterov else now
-        return found, TraceState(kept(now, state.trace))
+        result = map_trees(lambda u, t: u + decay * t, updates, now) if nesterov else now
+        return result, TraceState(kept(now, state.trace))
 
     return transformation(init, update)
 
@@ -108,9 +108,9 @@ def ema(decay: Any, debias: bool = True, accumulator_dtype: Any = None) -> Gradi
         return EmaState(counter(), zeros(params, accumulator_dtype))
 
     def update(updates: Any, state: EmaState, params: Any = None) -> Any:
-        count, now = counted(state.count), first_moment(updates, state.ema, decay)
-        found = unbiased(now, decay, count) if debias else now
-        return found, EmaState(count, kept(now, state.ema))
+        count, now = safe_increment(state.count), first_moment(updates, state.ema, decay)
+        result = unbiased(now, decay, count) if debias else now
+        return result, EmaState(count, kept(now, state.ema))
 
     return transformation(init, update)
 

@@ -11,17 +11,17 @@ from spmd.optim.transformation import (
     CountState,
     EmptyState,
     GradientTransformation,
-    counted,
     counter,
     map_trees,
     needs_params,
+    safe_increment,
     transformation,
     value_at,
 )
 
 
 def identity() -> GradientTransformation:
-    """Leaves updates as they are."""
+    """Leave updates as they are."""
     return GradientTransformation(empty, lambda updates, state, params=None: (updates, state))
 
 
@@ -65,20 +65,20 @@ def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransforma
     if len(set(names)) < len(names):
         raise UsageError("named_chain: one name is given twice", place=user_place(),
                          expected="names that differ", found=", ".join(names))
-    made = chain(*[tx for _, tx in args])
+    chained = chain(*[tx for _, tx in args])
 
     def init(params: Any) -> Any:
-        return dict(zip(names, made.init(params), strict=True))
+        return dict(zip(names, chained.init(params), strict=True))
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
-        found, after = made.update(updates, tuple(state[name] for name in names), params)
-        return found, dict(zip(names, after, strict=True))
+        result, after = chained.update(updates, tuple(state[name] for name in names), params)
+        return result, dict(zip(names, after, strict=True))
 
     return GradientTransformation(init, update)
 
 
 def add_decayed_weights(weight_decay: Any = 0.0, mask: Any = None) -> GradientTransformation:
-    """Adds the parameters, times a factor.
+    """Add the parameters, times a factor, to updates.
 
     - weight_decay: a number, or a schedule: a function of the number of steps so far.
     - mask: which leaves, as in `masked`; all by default.
@@ -91,8 +91,8 @@ def add_decayed_weights(weight_decay: Any = 0.0, mask: Any = None) -> GradientTr
         needs_params(params, "add_decayed_weights")
         scheduled = callable(weight_decay)
         factor = value_at(weight_decay, state.count) if scheduled else weight_decay
-        new = CountState(counted(state.count)) if scheduled else state
+        new = CountState(safe_increment(state.count)) if scheduled else state
         return map_trees(lambda u, p: u + factor * p, updates, params), new
 
-    made = transformation(init, update)
-    return made if mask is None else masked(made, mask)
+    decayed = transformation(init, update)
+    return decayed if mask is None else masked(decayed, mask)

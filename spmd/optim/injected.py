@@ -13,10 +13,10 @@ from spmd import UsageError
 from spmd.extend import user_place
 from spmd.optim.transformation import (
     GradientTransformation,
-    counted,
     counter,
     in_type,
     leaves_of,
+    safe_increment,
     value_at,
 )
 
@@ -67,9 +67,9 @@ def inject_hyperparams(
     def injected(*args: Any, **kwargs: Any) -> GradientTransformation:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = {k: v for k, v in bound.arguments.items() if k not in static}
-        schedules = {k: v for k, v in given.items() if _is_schedule(k, v)}
-        numbers = {k: v for k, v in given.items() if _is_number(v)}
+        arguments = {k: v for k, v in bound.arguments.items() if k not in static}
+        schedules = {k: v for k, v in arguments.items() if _is_schedule(k, v)}
+        numbers = {k: v for k, v in arguments.items() if _is_number(v)}
 
         def optimizer(values: dict[str, Any]) -> GradientTransformation:
             return inner_factory(**{**bound.arguments, **values})
@@ -83,8 +83,8 @@ def inject_hyperparams(
             set_to = {k: state.hyperparams[k] for k in numbers}
             dtype = hyperparam_dtype or _widest(updates if params is None else params)
             values = _values(set_to, schedules, state.count, dtype)
-            found, new = optimizer(values).update(updates, state.inner_state, params)
-            return found, InjectHyperparamsState(counted(state.count), values, new)
+            result, new = optimizer(values).update(updates, state.inner_state, params)
+            return result, InjectHyperparamsState(safe_increment(state.count), values, new)
 
         return GradientTransformation(init, update)
 

@@ -13,12 +13,12 @@ from spmd.optim.some_leaves import empty
 from spmd.optim.transformation import (
     CountState,
     GradientTransformation,
-    counted,
     counter,
     in_type,
     in_types,
     map_trees,
     needs_params,
+    safe_increment,
     squared,
     transformation,
     wide_type,
@@ -57,7 +57,7 @@ class SecondMomentState(NamedTuple):
 
 
 def scale(step_size: Any) -> GradientTransformation:
-    """Updates times a number."""
+    """Multiply updates by a number."""
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         size = in_types(step_size)
@@ -67,14 +67,14 @@ def scale(step_size: Any) -> GradientTransformation:
 
 
 def scale_by_schedule(step_size_fn: Any) -> GradientTransformation:
-    """Updates times what a schedule says, a function of the number of steps so far."""
+    """Multiply updates by what a schedule says, a function of the number of steps so far."""
 
     def init(params: Any) -> CountState:
         return CountState(counter())
 
     def update(updates: Any, state: CountState, params: Any = None) -> Any:
         size = in_types(converted(step_size_fn)(state.count))
-        new = CountState(counted(state.count))
+        new = CountState(safe_increment(state.count))
         return map_trees(lambda u: size(u.dtype) * u, updates), new
 
     return transformation(init, update)
@@ -82,7 +82,8 @@ def scale_by_schedule(step_size_fn: Any) -> GradientTransformation:
 
 def scale_by_learning_rate(learning_rate: Any = None, *, flip_sign: bool = True
                            ) -> GradientTransformation:
-    """Updates times the learning rate, a number or a schedule; and by -1 unless flip_sign=False."""
+    """Multiply updates by the learning rate, a number or a schedule; and by -1 unless
+    flip_sign=False."""
     sign = -1 if flip_sign else 1
     if learning_rate is None:
         return identity()
@@ -101,23 +102,23 @@ def scale_by_adam(
     b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: Any = 0.0, mu_dtype: Any = None, *,
     nesterov: bool = False,
 ) -> GradientTransformation:
-    """Updates as Adam's (Kingma and Ba, 2014); nesterov: as NAdam's (Dozat, 2016)."""
+    """Scale updates as Adam does (Kingma and Ba, 2014); nesterov: as NAdam does (Dozat, 2016)."""
 
     def init(params: Any) -> MomentsState:
         return MomentsState(counter(), zeros(params, mu_dtype), zeros(params))
 
     def update(updates: Any, state: MomentsState, params: Any = None) -> Any:
         mu, nu = first_moment(updates, state.mu, b1), second_moment(updates, state.nu, b2)
-        count = counted(state.count)
+        count = safe_increment(state.count)
         if nesterov:
-            ahead = unbiased(mu, b1, counted(count))
+            ahead = unbiased(mu, b1, safe_increment(count))
             now = unbiased(updates, b1, count)
             mean = map_trees(lambda m, g: b1 * m + (1 - b1) * g, ahead, now)
         else:
             mean = unbiased(mu, b1, count)
         square = unbiased(nu, b2, count)
-        found = map_trees(lambda m, v: m / (np.sqrt(v + eps_root) + eps), mean, square)
-        return found, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
+        scaled = map_trees(lambda m, v: m / (np.sqrt(v + eps_root) + eps), mean, square)
+        return scaled, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
 
     return transformation(init, update)
 
@@ -133,12 +134,12 @@ def scale_by_amsgrad(
 
     def update(updates: Any, state: AmsgradState, params: Any = None) -> Any:
         mu, nu = first_moment(updates, state.mu, b1), second_moment(updates, state.nu, b2)
-        count = counted(state.count)
+        count = safe_increment(state.count)
         most = map_trees(np.maximum, state.nu_max, unbiased(nu, b2, count))
-        found = map_trees(lambda m, v: m / (np.sqrt(v + eps_root) + eps),
-                          unbiased(mu, b1, count), most)
-        return found, AmsgradState(count, kept(mu, state.mu), kept(nu, state.nu),
-                                   kept(most, state.nu_max))
+        scaled = map_trees(lambda m, v: m / (np.sqrt(v + eps_root) + eps),
+                           unbiased(mu, b1, count), most)
+        return scaled, AmsgradState(count, kept(mu, state.mu), kept(nu, state.nu),
+                                    kept(most, state.nu_max))
 
     return transformation(init, update)
 
@@ -155,10 +156,10 @@ def scale_by_belief(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-16, eps_root: 
         mu = first_moment(updates, state.mu, b1)
         missed = map_trees(lambda u, m: u - m, updates, mu)
         nu = map_trees(lambda v: v + eps_root, second_moment(missed, state.nu, b2))
-        count = counted(state.count)
-        found = map_trees(lambda m, v: m / (np.sqrt(v) + eps), unbiased(mu, b1, count),
-                          unbiased(nu, b2, count))
-        return found, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
+        count = safe_increment(state.count)
+        scaled = map_trees(lambda m, v: m / (np.sqrt(v) + eps), unbiased(mu, b1, count),
+                           unbiased(nu, b2, count))
+        return scaled, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
 
     return transformation(init, update)
 
@@ -170,23 +171,23 @@ def scale_by_lion(b1: Any = 0.9, b2: Any = 0.99, mu_dtype: Any = None) -> Gradie
         return FirstMomentState(counter(), zeros(params, mu_dtype))
 
     def update(updates: Any, state: FirstMomentState, params: Any = None) -> Any:
-        found = map_trees(np.sign, first_moment(updates, state.mu, b1))
+        scaled = map_trees(np.sign, first_moment(updates, state.mu, b1))
         mu = kept(first_moment(updates, state.mu, b2), state.mu)
-        return found, FirstMomentState(counted(state.count), mu)
+        return scaled, FirstMomentState(safe_increment(state.count), mu)
 
     return transformation(init, update)
 
 
 def scale_by_rss(initial_accumulator_value: Any = 0.1, eps: Any = 1e-7) -> GradientTransformation:
-    """Updates over the root of the sum of all their squares so far (Duchi et al., 2011)."""
+    """Divide updates by the root of the sum of all their squares so far (Duchi et al., 2011)."""
 
     def init(params: Any) -> SecondMomentState:
         return SecondMomentState(counter(), filled(params, initial_accumulator_value))
 
     def update(updates: Any, state: SecondMomentState, params: Any = None) -> Any:
         nu = map_trees(lambda u, t: squared(u) + t, updates, state.nu)
-        found = map_trees(lambda u, t: np.where(t > 0, 1 / np.sqrt(t + eps), 0.0) * u, updates, nu)
-        return found, SecondMomentState(counted(state.count), kept(nu, state.nu))
+        scaled = map_trees(lambda u, t: np.where(t > 0, 1 / np.sqrt(t + eps), 0.0) * u, updates, nu)
+        return scaled, SecondMomentState(safe_increment(state.count), kept(nu, state.nu))
 
     return transformation(init, update)
 
@@ -199,16 +200,16 @@ def scale_by_rms(
     decay: Any = 0.9, eps: Any = 1e-8, initial_scale: Any = 0.0, eps_in_sqrt: bool = True,
     bias_correction: bool = False,
 ) -> GradientTransformation:
-    """Updates over the root of the average of their squares (Tieleman and Hinton, 2012)."""
+    """Divide updates by the root of the average of their squares (Tieleman and Hinton, 2012)."""
 
     def init(params: Any) -> SecondMomentState:
         return SecondMomentState(counter(), filled(params, initial_scale))
 
     def update(updates: Any, state: SecondMomentState, params: Any = None) -> Any:
-        nu, count = second_moment(updates, state.nu, decay), counted(state.count)
+        nu, count = second_moment(updates, state.nu, decay), safe_increment(state.count)
         mean = unbiased(nu, decay, count) if bias_correction else nu
-        found = map_trees(lambda u, v: u * _over_root(v, eps, eps_in_sqrt), updates, mean)
-        return found, SecondMomentState(count, kept(nu, state.nu))
+        scaled = map_trees(lambda u, v: u * _over_root(v, eps, eps_in_sqrt), updates, mean)
+        return scaled, SecondMomentState(count, kept(nu, state.nu))
 
     return transformation(init, update)
 
@@ -221,20 +222,20 @@ def scale_by_stddev(
     decay: Any = 0.9, eps: Any = 1e-8, initial_scale: Any = 0.0, eps_in_sqrt: bool = True,
     bias_correction: bool = False,
 ) -> GradientTransformation:
-    """Updates over their running standard deviation (Graves, 2013)."""
+    """Divide updates by their running standard deviation (Graves, 2013)."""
 
     def init(params: Any) -> MomentsState:
         return MomentsState(counter(), zeros(params), filled(params, initial_scale))
 
     def update(updates: Any, state: MomentsState, params: Any = None) -> Any:
         mu, nu = first_moment(updates, state.mu, decay), second_moment(updates, state.nu, decay)
-        count = counted(state.count)
+        count = safe_increment(state.count)
         means = [unbiased(t, decay, count) if bias_correction else t for t in (mu, nu)]
         # Of gradients that hardly differ, rounding may make the difference negative.
-        found = map_trees(
+        scaled = map_trees(
             lambda u, m, v: u * _over_root(np.maximum(v - squared(m), 0), eps, eps_in_sqrt),
             updates, *means)
-        return found, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
+        return scaled, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
 
     return transformation(init, update)
 
@@ -268,8 +269,8 @@ def scale_by_param_block_rms(min_scale: Any = 1e-3) -> GradientTransformation:
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         needs_params(params, "scale_by_param_block_rms")
-        found = map_trees(
+        scaled = map_trees(
             lambda u, p: u * np.maximum(np.sqrt(np.mean(squared(p))), min_scale), updates, params)
-        return found, state
+        return scaled, state
 
     return transformation(empty, update)

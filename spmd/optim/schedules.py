@@ -91,9 +91,9 @@ def cosine_decay_schedule(
     return schedule
 
 
-def _check_positive(what: str, name: str, value: int) -> None:
+def _check_positive(schedule: str, name: str, value: int) -> None:
     if value <= 0:
-        raise UsageError(f"{what}: {name} is not positive", place=user_place(),
+        raise UsageError(f"{schedule}: {name} is not positive", place=user_place(),
                          expected="at least 1", found=str(value))
 
 
@@ -144,9 +144,9 @@ def piecewise_constant_schedule(
     return schedule
 
 
-def _check_scales(what: str, scales: Sequence[float]) -> None:
+def _check_scales(schedule: str, scales: Sequence[float]) -> None:
     if any(s < 0 for s in scales):
-        raise UsageError(f"{what}: a scale is negative", place=user_place(),
+        raise UsageError(f"{schedule}: a scale is negative", place=user_place(),
                          expected="numbers of at least 0", found=str(list(scales)))
 
 
@@ -168,13 +168,13 @@ def piecewise_interpolate_schedule(
                                        initial=init_value))
 
     def schedule(count: Any) -> Any:
-        found = values[-1]
+        value = values[-1]
         for k in reversed(range(len(pairs))):
             part = (count - bounds[k]) / max(bounds[k + 1] - bounds[k], 1)
             begin, end = values[k], values[k + 1]
             way = part if interpolate_type == "linear" else 0.5 * (1 - np.cos(np.pi * part))
-            found = np.where(count < bounds[k + 1], begin + (end - begin) * way, found)
-        return found
+            value = np.where(count < bounds[k + 1], begin + (end - begin) * way, value)
+        return value
 
     return schedule
 

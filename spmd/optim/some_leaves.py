@@ -43,9 +43,9 @@ def set_to_zero() -> GradientTransformation:
         empty, lambda updates, state, params=None: (map_trees(np.zeros_like, updates), state))
 
 
-def _said(what: Any, tree: Any) -> Any:
+def _said(choice: Any, tree: Any) -> Any:
     """Return what is said of the leaves of a tree, or what a function says, in its structure."""
-    return _spread(converted(what)(tree) if callable(what) else what, tree, "the tree")
+    return _spread(converted(choice)(tree) if callable(choice) else choice, tree, "the tree")
 
 
 def _spread(said: Any, tree: Any, path: str) -> Any:
@@ -78,9 +78,9 @@ def masked(inner: GradientTransformation, mask: Any) -> GradientTransformation:
 
     def update(updates: Any, state: MaskedState, params: Any = None) -> Any:
         truths = _said(mask, updates)
-        found, new = inner.update(chosen(updates, truths), state.inner_state,
-                                  None if params is None else chosen(params, truths))
-        whole = map_trees(lambda u, f: u if f is None else f, updates, found)
+        inner_updates, new = inner.update(chosen(updates, truths), state.inner_state,
+                                          None if params is None else chosen(params, truths))
+        whole = map_trees(lambda u, f: u if f is None else f, updates, inner_updates)
         return whole, MaskedState(new)
 
     return GradientTransformation(init, update)

@@ -10,11 +10,11 @@ from spmd.optim.averages import kept, zeros
 from spmd.optim.loss_scales import all_finite
 from spmd.optim.transformation import (
     GradientTransformation,
-    counted,
     counter,
     either,
     in_type,
     map_trees,
+    safe_increment,
     value_at,
     wide_type,
 )
@@ -76,18 +76,18 @@ class MultiSteps:
         emit = n == value_at(self._every, state.gradient_step) - 1
 
         def step() -> Any:
-            given = map_trees(lambda t, u: in_type(t, wide_type(u)), total, updates)
-            found, new = self._opt.update(given, state.inner_opt_state, params)
-            return (map_trees(lambda f, u: in_type(f, wide_type(u)), found, updates), new,
+            gradients = map_trees(lambda t, u: in_type(t, wide_type(u)), total, updates)
+            result, new = self._opt.update(gradients, state.inner_opt_state, params)
+            return (map_trees(lambda f, u: in_type(f, wide_type(u)), result, updates), new,
                     zeros(state.acc_grads))
 
         def wait() -> Any:
             return zeros(updates), state.inner_opt_state, kept(total, state.acc_grads)
 
-        found, new, grads = either(emit, step, wait)
-        gone = np.where(emit, np.int32(0), counted(n))
-        steps = np.where(emit, counted(state.gradient_step), state.gradient_step)
-        return found, MultiStepsState(gone, steps, new, grads)
+        result, new, grads = either(emit, step, wait)
+        gone = np.where(emit, np.int32(0), safe_increment(n))
+        steps = np.where(emit, safe_increment(state.gradient_step), state.gradient_step)
+        return result, MultiStepsState(gone, steps, new, grads)
 
     def has_updated(self, state: MultiStepsState) -> Any:
         """Return whether the last call made a step."""
@@ -117,17 +117,17 @@ def apply_if_finite(inner: GradientTransformation, max_consecutive_errors: int
 
     def update(updates: Any, state: ApplyIfFiniteState, params: Any = None) -> Any:
         finite = all_finite(updates)
-        row = np.where(finite, np.int32(0), counted(state.notfinite_count))
-        total = np.where(finite, state.total_notfinite, counted(state.total_notfinite))
+        row = np.where(finite, np.int32(0), safe_increment(state.notfinite_count))
+        total = np.where(finite, state.total_notfinite, safe_increment(state.total_notfinite))
 
         def step() -> Any:
-            found, new = inner.update(updates, state.inner_state, params)
-            return map_trees(lambda f, u: in_type(f, wide_type(u)), found, updates), new
+            result, new = inner.update(updates, state.inner_state, params)
+            return map_trees(lambda f, u: in_type(f, wide_type(u)), result, updates), new
 
         def skip() -> Any:
             return zeros(updates), state.inner_state
 
-        found, new = either(np.logical_or(finite, row > max_consecutive_errors), step, skip)
-        return found, ApplyIfFiniteState(row, finite, total, new)
+        result, new = either(np.logical_or(finite, row > max_consecutive_errors), step, skip)
+        return result, ApplyIfFiniteState(row, finite, total, new)
 
     return GradientTransformation(init, update)

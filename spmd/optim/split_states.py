@@ -58,8 +58,8 @@ def sharded(tx: GradientTransformation, axis: str) -> GradientTransformation:
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         mine = None if params is None else map_trees(split, params)
-        found, new = tx.update(map_trees(split, updates), state, mine)
-        return map_trees(joined, found, updates), new
+        result, new = tx.update(map_trees(split, updates), state, mine)
+        return map_trees(joined, result, updates), new
 
     return GradientTransformation(init, update)
 

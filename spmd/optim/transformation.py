@@ -75,8 +75,8 @@ def map_to(n: int, f: Callable[..., Sequence[Any]], first: Any, *rest: Any) -> l
                 remedy="the gradient of all that init(params) got, and its state")
         by_path = dict(zip(theirs, others, strict=True))  # dicts may have another order
         columns.append([by_path[path] for path in mine])
-    made = [None if row[0] is None else f(*row) for row in zip(*columns)]
-    return [filled(tree, [None if m is None else m[k] for m in made]) for k in range(n)]
+    rows = [None if row[0] is None else f(*row) for row in zip(*columns)]
+    return [filled(tree, [None if m is None else m[k] for m in rows]) for k in range(n)]
 
 
 def _shown(paths: Sequence[str]) -> str:
@@ -117,8 +117,8 @@ def counter() -> Any:
     return np.zeros((), np.int32)
 
 
-def counted(count: Any) -> Any:
-    """Return one more; the greatest int32 stays."""
+def safe_increment(count: Any) -> Any:
+    """Return count + 1. At the greatest int32 it stays, instead of becoming negative."""
     return np.minimum(count, np.int32(2**31 - 2)) + np.int32(1)
 
 
@@ -127,9 +127,9 @@ def value_at(x: Any, count: Any) -> Any:
     return converted(x)(count) if callable(x) else x
 
 
-def needs_params(params: Any, what: str) -> None:
+def needs_params(params: Any, transformation: str) -> None:
     if params is None:
-        raise UsageError(f"{what} needs the parameters", place=user_place(),
+        raise UsageError(f"{transformation} needs the parameters", place=user_place(),
                          expected="tx.update(grads, state, params)", found="params=None")
 
 

@@ -35,10 +35,10 @@ def row_bytes(pipe: TrainingPipeline, code: StageCode) -> dict[str, Any]:
     JSON; `loss` is the sum of losses, and how many they are."""
     packings = {"weights": pipe.weights, "activations": code.activations,
                 "cotangents": code.cotangents}
-    found = {name: _sum(_length(n) * BY_NAME[dtype].size for dtype, n in packing.lengths.items())
+    sizes = {name: _sum(_length(n) * BY_NAME[dtype].size for dtype, n in packing.lengths.items())
              for name, packing in packings.items()}
-    found["loss"] = expr.const(2 * code.halves[-1].out_types[0].dtype.size)
-    return {name: to_json(size) for name, size in found.items()}
+    sizes["loss"] = expr.const(2 * code.halves[-1].out_types[0].dtype.size)
+    return {name: to_json(size) for name, size in sizes.items()}
 
 
 def kept_bytes(pipe: TrainingPipeline, code: StageCode) -> list[Any]:

@@ -61,7 +61,7 @@ def _joined(code: StageCode, batch: Microbatches, out: Any, row: Any) -> list[An
     other. row: of the last stage."""
     last = len(code.halves) - 1
     size, own = (flatten(x)[1][0].shape[k] for x, k in ((batch.x, 2), (batch.x_types, 0)))
-    found = []
+    arrays = []
     for k, t in enumerate(code.halves[last].out_types):
         if not t.shape or t.shape[0] != own:
             raise ShapeError(
@@ -70,8 +70,8 @@ def _joined(code: StageCode, batch: Microbatches, out: Any, row: Any) -> list[An
                 remedy="a batch that is whole on all ranks: x.relayout((None, …))")
         buffer, where = code.activations.part(out, (row, slice(None)), last, k)
         rest = [int(n.value) for n in t.shape[1:]]
-        found.append(buffer[where].reshape(size, *rest))
-    return found
+        arrays.append(buffer[where].reshape(size, *rest))
+    return arrays
 
 
 def _arm(pipe: TrainingPipeline, code: StageCode, s: int, j: Any, out: Any, weights: Any,
@@ -82,7 +82,7 @@ def _arm(pipe: TrainingPipeline, code: StageCode, s: int, j: Any, out: Any, weig
         h = code.handed(s - 1, code.activations.read(out, (j, 0), s - 1)) if s else x
         args = [h, *([y] if s == len(pipe.stages) - 1 and has_targets else ())]
         own = pipe.updates.parameters(s, pipe.weights.read(weights, (j,), s))
-        found, _ = code.halves[s].forward(own, *args)
-        code.activations.write(out, (j, 0), s, flatten(found)[1])
+        outs, _ = code.halves[s].forward(own, *args)
+        code.activations.write(out, (j, 0), s, flatten(outs)[1])
 
     return forward

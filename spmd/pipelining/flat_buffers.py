@@ -54,11 +54,11 @@ class Packing:
 
         version: where several of them lie behind each other in a row, which one.
         """
-        found = []
+        leaves = []
         for name, a, b, shape in self.places[stage]:
             begin = version * self.lengths[name]
-            found.append(buffers[name][(*index, slice(begin + a, begin + b))].reshape(shape))
-        return found
+            leaves.append(buffers[name][(*index, slice(begin + a, begin + b))].reshape(shape))
+        return leaves
 
     def slices(self, buffers: Buffers, index: tuple[Any, ...], stage: int
                ) -> Iterator[tuple[Any, tuple[Any, ...]]]:

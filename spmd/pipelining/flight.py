@@ -37,8 +37,8 @@ def batch_types(x: Any, y: Any) -> Any:
 def like_batch(pipe: TrainingPipeline, types: Any) -> Microbatches:
     """Return a batch of zeros. types: as of batch_types."""
     tree, leaves = types
-    made = [spmd.zeros(shape, dtype, layout=layout) for shape, dtype, layout in leaves]
-    x, y = fill(tree, iter(made), fresh=True)
+    zeros = [spmd.zeros(shape, dtype, layout=layout) for shape, dtype, layout in leaves]
+    x, y = fill(tree, iter(zeros), fresh=True)
     return Microbatches.of(pipe, x, y, pipe.schedule.microbatches)
 
 
@@ -64,11 +64,12 @@ class Flight:
             {name: state[name] for name in ("weights", "moments")})
 
         x, y = (self._rows(tree, self.behind, batches.data) for tree in (batches.x, batches.y))
-        made = {**work, "steps": state["steps"], "x": x, "y": y, "cycle": spmd.asarray(np.int64(0))}
+        begun = {**work, "steps": state["steps"], "x": x, "y": y,
+                 "cycle": spmd.asarray(np.int64(0))}
         if batches.masked:
-            made["mask"] = spmd.zeros((self.behind * self.size, *batches.mask.shape[1:]), bool,
-                                      layout=(None, batches.data))
-        return made
+            begun["mask"] = spmd.zeros((self.behind * self.size, *batches.mask.shape[1:]), bool,
+                                       layout=(None, batches.data))
+        return begun
 
     def _rows(self, tree: Any, steps: int, data: str | None) -> Any:
         """Return arrays (stage, microbatch, example, …) like these, of so many steps. Nobody has

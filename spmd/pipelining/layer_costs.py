@@ -71,21 +71,21 @@ def operations(ops: Iterable[Op], counters: Mapping[Any, int]) -> int:
 
 
 def _operations_of(op: Op, counters: Mapping[Any, int]) -> int:
-    what = op.what
-    if isinstance(what, Loop):
+    kind = op.what
+    if isinstance(kind, Loop):
         turns, inner = 1, dict(counters)
-        if what.counter is not None:
-            inner[what.counter.name] = _value(what.start, counters)
-        if what.stop is not None:
-            start, stop, step = (_value(e, counters) for e in (what.start, what.stop, what.step))
+        if kind.counter is not None:
+            inner[kind.counter.name] = _value(kind.start, counters)
+        if kind.stop is not None:
+            start, stop, step = (_value(e, counters) for e in (kind.start, kind.stop, kind.step))
             turns = max(0, -((start - stop) // (step or 1)))
         return turns * operations(op.regions[-1].ops, inner)
     if op.regions:
-        count: Callable[[Iterable[int]], int] = max if isinstance(what, Branch) else sum
+        count: Callable[[Iterable[int]], int] = max if isinstance(kind, Branch) else sum
         return count(operations(region.ops, counters) for region in op.regions)
-    if what.is_view:
+    if kind.is_view:
         return 0
-    return max((prod(max(0, _value(e, counters)) for e in shape) for shape in what.work(op)),
+    return max((prod(max(0, _value(e, counters)) for e in shape) for shape in kind.work(op)),
                default=0)
 
 

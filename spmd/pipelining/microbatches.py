@@ -93,12 +93,12 @@ class Microbatches:
 
     @property
     def count(self) -> int:
-        """How many microbatches there are."""
+        """Return the number of microbatches."""
         return int(flatten(self.x)[1][0].shape[1])
 
     @property
     def masked(self) -> bool:
-        """Whether some examples may not be there."""
+        """Return whether a mask says which examples are there."""
         return self.mask is not None
 
     def examples(self) -> Any:
@@ -113,7 +113,7 @@ class Microbatches:
         return np.maximum(np.sum(self.examples()), 1)
 
     def but(self, x: Any, y: Any, mask: Any) -> Microbatches:
-        """Return other microbatches of the same types."""
+        """Return a copy of this batch with other microbatches of the same types."""
         return replace(self, x=x, y=y, mask=mask)
 
 

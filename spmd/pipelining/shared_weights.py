@@ -28,7 +28,7 @@ class SharedWeights:
     stage, by stage; across: others."""
 
     def __init__(self, stages: Sequence[Stage], flushes: bool) -> None:
-        found: dict[int, Copies] = {}
+        copies_of: dict[int, Copies] = {}
         names: dict[int, str] = {}
         for stage in stages:
             k = 0
@@ -36,10 +36,10 @@ class SharedWeights:
                 tree, leaves = flatten(own)
                 for path, x in zip(tree.paths(), leaves, strict=True):
                     if isinstance(x, (Array, np.ndarray)):
-                        found.setdefault(id(x), []).append((stage.number, k))
+                        copies_of.setdefault(id(x), []).append((stage.number, k))
                         names.setdefault(id(x), f"{path} of layer {layer}".lstrip())
                     k += 1
-        groups = {key: copies for key, copies in found.items() if len(copies) > 1}
+        groups = {key: copies for key, copies in copies_of.items() if len(copies) > 1}
         self.within: dict[int, list[list[int]]] = {}
         self.across: list[Copies] = []
         for key, copies in groups.items():

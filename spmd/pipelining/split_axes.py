@@ -23,8 +23,8 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, local_type, not_given
 from codegen.trace.context import Context
+from codegen.trace.derive.dead_code import without_defined
 from codegen.trace.derive.halves import Halves, capture_halves, reads_of
-from codegen.trace.derive.needed import opened
 from codegen.trace.number import expr_of, number
 from codegen.trace.ranks.mapping import laid
 from codegen.trace.state import flatten
@@ -54,11 +54,11 @@ class SplitAxes:
     def type_of(self, x: Any) -> ArrayType:
         """Return the type of an array, or that type without other axes than these: a local one
         where there are none."""
-        given = x if isinstance(x, ArrayType) else as_array(x).read().type
+        own = x if isinstance(x, ArrayType) else as_array(x).read().type
         if not self:
-            return ArrayType(given.dtype, given.shape)
-        layout = tuple(self._kept(e) for e in given.layout or ((),) * given.ndim)
-        return ArrayType(given.dtype, given.shape, layout)
+            return ArrayType(own.dtype, own.shape)
+        layout = tuple(self._kept(e) for e in own.layout or ((),) * own.ndim)
+        return ArrayType(own.dtype, own.shape, layout)
 
     def _kept(self, entry: LayoutEntry) -> LayoutEntry:
         return tuple(a for a in entry if a in self.names)
@@ -78,7 +78,7 @@ class SplitAxes:
         return Packing(stages, self.most)
 
     def most(self, e: Expr) -> Expr:
-        """Return the largest of the numbers of elements that ranks have: the first one's."""
+        """Return how many elements the first rank has, which is the most that any rank has."""
         return e.subst({a.coord_sym: expr.const(0) for a in self.mesh.axes})
 
     def extent(self, length: Any) -> Any:
@@ -110,8 +110,8 @@ class SplitAxes:
 
         mapped = spmd.shard_map(local, check_vma=False,
                                 out_layouts=tuple(_spec(row.home(t)) for t in types))
-        found = mapped(*buffers.values()) if types else ()
-        return [laid(x, _layout(t)) for x, t in zip(found, types)]
+        parts = mapped(*buffers.values()) if types else ()
+        return [laid(x, _layout(t)) for x, t in zip(parts, types)]
 
     def write(self, packing: Packing, buffers: dict[str, Any], row: StageRow, stage: int,
               leaves: Mapping[int, Any], types: Sequence[ArrayType]) -> None:
@@ -151,26 +151,26 @@ class SplitAxes:
         as global arrays. weights, arguments: trees of types, as of type_of. wanted, backward: as of
         capture_halves. outs: how what f returns lies; None: as it is computed, or, where that is to
         be whole, on each rank."""
-        found = capture_halves(self.context, f, weights, arguments, wanted, backward,
-                               local=not self)
+        halves = capture_halves(self.context, f, weights, arguments, wanted, backward,
+                                local=not self)
         if not self:
-            return found, found.out_types
-        _check_given(found)
-        outs = outs or [_whole(v.type) if whole else v.type for v in found.outs]
-        slopes = [v.type for v in found.weights]
-        for tree, count in zip(arguments, found.wanted):
+            return halves, halves.out_types
+        _check_arguments(halves)
+        outs = outs or [_whole(v.type) if whole else v.type for v in halves.outs]
+        slopes = [v.type for v in halves.weights]
+        for tree, count in zip(arguments, halves.wanted):
             slopes += [t for t in flatten(tree)[1] if t.dtype.kind in "fc"] if count else []
-        own, ahead, made = self._partitioned(
-            found.ahead, found.weights + found.arguments, found.outs + found.kept,
-            [*outs, *(v.type for v in found.kept)])
-        weights, arguments = own[:len(found.weights)], own[len(found.weights):]
-        outs_made, kept = made[:len(outs)], made[len(outs):]
+        own, ahead, results = self._partitioned(
+            halves.ahead, halves.weights + halves.arguments, halves.outs + halves.kept,
+            [*outs, *(v.type for v in halves.kept)])
+        weights, arguments = own[:len(halves.weights)], own[len(halves.weights):]
+        outs_made, kept = results[:len(outs)], results[len(outs):]
         known, later, gradients = self._partitioned(
-            found.later, found.weights + found.kept + found.cotangents, found.gradients,
+            halves.later, halves.weights + halves.kept + halves.cotangents, halves.gradients,
             slopes if backward else [])
         instead = Copier(self.context.unique, dict(zip(known, (*weights, *kept))), {})
         return replace(
-            found, weights=weights, arguments=arguments, outs=outs_made, kept=kept,
+            halves, weights=weights, arguments=arguments, outs=outs_made, kept=kept,
             cotangents=known[len(weights) + len(kept):], ahead=tuple(ahead),
             later=tuple(instead.ops(later)),
             gradients=tuple(map(instead.of, gradients))), outs
@@ -182,17 +182,18 @@ class SplitAxes:
         """Return what a rank has of named arrays, the ops that compute its part of the results, and
         these. types: how the results lie."""
         inputs = tuple(Input(v, layout_of(v), v.type.shape) for v in names)
-        body = opened(Region((), tuple(ops), tuple(results)))
+        body = without_defined(Region((), tuple(ops), tuple(results)))
         outputs = tuple(Output(str(k), v, _layout(t), v.type.shape)
                         for k, (v, t) in enumerate(zip(body.results, types, strict=True)))
         program = partition(Module("layer", "graph", self.mesh, (), (), inputs,
                                    replace(body, results=()), outputs))
-        return (tuple(i.value for i in program.inputs), self._together(program.body).ops,
+        return (tuple(i.value for i in program.inputs), self._uniform_region(program.body).ops,
                 tuple(o.value for o in program.outputs))
 
-    def _together(self, region: Region) -> Region:
-        """Return a region in which the ranks take an arm, or end a loop, together where they meet
-        in it: what decides is alike on all of them, and the compiler sees that it is."""
+    def _uniform_region(self, region: Region) -> Region:
+        """Return a region in which ranks that exchange inside a branch or a loop take the same arm
+        and the same number of turns. The condition is equal on all of them already; it is folded
+        over them so that the compiler sees that."""
         work = Builder()
 
         def agreed(value: Value) -> Value:
@@ -200,7 +201,7 @@ class SplitAxes:
             return work.emit(Fold(self.names, fn), (value,))
 
         for op in region.ops:
-            op = op.mapped(self._together)
+            op = op.mapped(self._uniform_region)
             meet = any(isinstance(o.what, Exchange) for r in op.regions for o in walk(r))
             if meet and isinstance(op.what, Branch) and op.what.on is None:
                 op = replace(op, operands=tuple(map(agreed, op.operands)))
@@ -214,16 +215,16 @@ class SplitAxes:
         return region.with_ops(work.ops)
 
 
-def _check_given(halves: Halves) -> None:
+def _check_arguments(halves: Halves) -> None:
     """Raise ProgramError where the code reads what is not among its arguments."""
-    given = {*halves.weights, *halves.arguments, *halves.cotangents}
+    known = {*halves.weights, *halves.arguments, *halves.cotangents}
     for op in (*halves.ahead, *halves.later):
         for value in reads_of(op):
-            if value not in given:
+            if value not in known:
                 raise not_given(value, op.place)
-        given.update(op.results)
+        known.update(op.results)
     for value in (*halves.outs, *halves.gradients):
-        if value not in given:
+        if value not in known:
             raise not_given(value)
 
 

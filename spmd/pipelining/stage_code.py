@@ -139,13 +139,13 @@ def stages_of(layers: Sequence[tuple[Callable[..., Any], Any]], positions: Seque
 
 def _sum_of(losses: Any, mask: Any) -> Any:
     """Return the sum of the losses of the examples that are there."""
-    found = as_array(losses)
-    if found.type.shape != mask.type.shape:
+    each = as_array(losses)
+    if each.type.shape != mask.type.shape:
         raise ShapeError(
             "where there is a mask, the last layer gives the loss of each example",
             place=user_place(), expected=f"floats of shape [{mask.shape[0]}]",
-            found=str(found.type), remedy="np.mean(…, axis=…) over all dims but that of the batch")
-    return np.sum(np.where(mask, found, 0))
+            found=str(each.type), remedy="np.mean(…, axis=…) over all dims but that of the batch")
+    return np.sum(np.where(mask, each, 0))
 
 
 @contextmanager
@@ -235,22 +235,22 @@ def code_of(split: SplitAxes, axis: str, stages: Sequence[Stage], x: Any, y: Any
         key = (*map(id, stage.functions), kind_of(own), kind_of(arguments), stage.first, stage.last)
         like.append(known.setdefault(key, stage.number))
         if like[-1] < stage.number:
-            made, out = halves[like[-1]], outs[like[-1]]
+            half, out = halves[like[-1]], outs[like[-1]]
         else:
-            made, out = split.halves(stage if backward else stage.without_dropout, own, arguments,
+            half, out = split.halves(stage if backward else stage.without_dropout, own, arguments,
                                      wanted, backward, whole=stage.last)
-        halves.append(made)
+        halves.append(half)
         outs.append(out)
-        _check_index(split.context, axis, (*made.ahead, *made.later))
-        if stage.last and y is not None and (made.out.kind != "leaf" or made.out_types[0].shape
-                           or made.out_types[0].dtype.kind != "f"):
+        _check_index(split.context, axis, (*half.ahead, *half.later))
+        if stage.last and y is not None and (half.out.kind != "leaf" or half.out_types[0].shape
+                           or half.out_types[0].dtype.kind != "f"):
             raise ShapeError("the last layer of a pipeline gives the loss of a microbatch",
                              expected="one float, an array of shape ()",
-                             found=f"{', '.join(map(str, made.out_types))}, of layer "
+                             found=f"{', '.join(map(str, half.out_types))}, of layer "
                              f"{stage.begin + len(stage.functions) - 1}, "
                              f"{function_name(stage.functions[-1])}",
                              remedy="np.mean(…) of the losses of its examples")
-        h = fill(made.out, iter(out), fresh=True)
+        h = fill(half.out, iter(out), fresh=True)
     inner = [m.out_types for m in halves]
     if backward:  # nobody is handed the loss
         inner[-1] = []

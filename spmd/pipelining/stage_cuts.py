@@ -27,7 +27,7 @@ def cut(sizes: Sequence[float], stages: int) -> list[int]:
             return sums[last] - sums[first], last
         ends = range(last - count + 1, first, -1)
         return min(((max(sums[end] - sums[first], best(end, count - 1)[0]), end) for end in ends),
-                   key=lambda found: found[0])
+                   key=lambda candidate: candidate[0])
 
     positions = [0]
     for count in range(stages, 0, -1):

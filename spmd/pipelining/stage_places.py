@@ -53,7 +53,7 @@ class StageRow:
         return tuple(layout)
 
     def merged(self, x: Any, t: ArrayType) -> Any:
-        """Return a rank's part of an array that lies so. x: (has, …)."""
+        """Return a rank's part of an array that lies as this row does. x: its shape is (has, …)."""
         if not self.entry or self.entry not in self.home(t):
             return spmd.psum(np.sum(x, axis=0), self.axis)
         dim = self.home(t).index(self.entry)
@@ -62,7 +62,8 @@ class StageRow:
         return moved.reshape((*moved.shape[:dim], extent, *moved.shape[dim + 2:]))
 
     def apart(self, x: Any, t: ArrayType) -> Any:
-        """Return (has, …), or (1, …), of a rank's part of an array that lies so."""
+        """Return a rank's part of an array that lies as this row does, in shape (has, …) or (1,
+        …)."""
         if not self.entry or self.entry not in self.home(t):
             return x[None]
         dim = self.home(t).index(self.entry)
@@ -130,13 +131,13 @@ class StagePlaces:
         """Return the row of a stage."""
         row = self.row(stage)
         low, high = block((self.axis,), expr.const(self.stages)).bounds(context.mesh)
-        at = expr_of(row)
-        assert at is not None, "a row is an integer, or a formula"
+        position = expr_of(row)
+        assert position is not None, "a row is an integer, or a formula"
         if self.ranks is not None:
-            has = expr.ge(at, low) * expr.lt(at, high)
-            return StageRow(row, number(at - low), number(has), (), self.axis)
+            has = expr.ge(position, low) * expr.lt(position, high)
+            return StageRow(row, number(position - low), number(has), (), self.axis)
         entry = owned((self.axis,), self.stages, stage, context.mesh)
-        return StageRow(row, number(at - low), number(entry.has), entry, self.axis)
+        return StageRow(row, number(position - low), number(entry.has), entry, self.axis)
 
     def stay(self, context: Context, leaf: Any, t: ArrayType, stage: int) -> None:
         """Let an array of this type, which is read of the row of a stage, lie as an output where
@@ -162,7 +163,8 @@ class StagePlaces:
         return dict(zip(arrays, mapped(*arrays.values()), strict=True))
 
     def _around(self, x: Any, step: int) -> Any:
-        """Hand on to the next rank; beyond the last one, a round further."""
+        """Hand rows on to the next rank; from the last rank they go to the first, a round
+        further."""
         come = spmd.ppermute(x, self.axis, shift=step)
         return np.where(self._is_end(step), np.roll(come, step, axis=0), come)
 
@@ -182,7 +184,7 @@ class StagePlaces:
     # ---- states that outlive a run
 
     def marked(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a state with the numbers of ranks for which its arrays lie as they do.
+        """Return a state to which the numbers of ranks that fix the order of its arrays are added.
 
         A checkpoint has what changes from step to step: so these numbers do, by MOST_RANKS.
         """

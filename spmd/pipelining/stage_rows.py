@@ -103,16 +103,16 @@ def _sent(axis: str, step: int, stages: int, rows: Sequence[Array], words: Any) 
     """Return what comes from the rank before, or behind, where rows go over the border to it."""
     context = rows[0].context
     p, n = member_of(context, (axis,)), context.mesh.size((axis,))
-    at = expr.symbol(p)
-    border = block_offset(stages, n, at + 1 if step > 0 else at) - 1  # its number
+    position = expr.symbol(p)
+    border = block_offset(stages, n, position + 1 if step > 0 else position) - 1  # its number
     sends = expr.const(0)
     for k in range(words.shape[0]):
         word = expr_of(as_symbol(words[k], power=False))
         assert word is not None, "a symbol is a formula"
         bits = range(min(BITS, stages - 1 - k * BITS))
         sends = sends + (word // expr.table(border - k * BITS, *(2**bit for bit in bits))) % 2
-    inside = expr.lt(at + 1, n) if step > 0 else expr.ge(at, 1)
-    return send_by(context, (axis,), p, at + step, inside * expr.ge(sends, 1), rows)
+    inside = expr.lt(position + 1, n) if step > 0 else expr.ge(position, 1)
+    return send_by(context, (axis,), p, position + step, inside * expr.ge(sends, 1), rows)
 
 
 def _beside(x: Any, step: int, count: Any, new: Any) -> Any:

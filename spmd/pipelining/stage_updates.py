@@ -52,9 +52,9 @@ class Updates:
         sums = _Sums(None, pipe.schedule.flushes, self.wide)
         self.types: list[list[ArrayType]] = []  # of the arrays of its state, by stage
         for stage in pipe.stages:
-            tree, found = _state_of(pipe.split, optimizer, stage.types, sums)
+            tree, types = _state_of(pipe.split, optimizer, stage.types, sums)
             self.trees.append(tree)
-            self.types.append(found)
+            self.types.append(types)
         self.moments = pipe.split.packing(list(map(pipe.split.local, self.types)))
         kinds = [(kind_of(s.types), self.shared.kind(s.number)) for s in pipe.stages]
         self.unlike = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
@@ -103,8 +103,8 @@ class Updates:
             own = self.parameters(stage, self.pipe.weights.read(weights, (j,), stage))
             self.moments.write(moments, (j,), stage, halves.forward(own)[0])
 
-        made: dict[str, Any] = self.by_stage(begin, self.pipe.new(self.moments, ()), weights)
-        return made
+        buffers: dict[str, Any] = self.by_stage(begin, self.pipe.new(self.moments, ()), weights)
+        return buffers
 
     def zeros(self, between: tuple[Any, ...] = (), data: str | None = None) -> dict[str, Any]:
         """Return buffers with zeros for all weights. between: dims before them, of extent 1 on a
@@ -119,8 +119,8 @@ class Updates:
         def clear(stage: int, j: Any, buffers: Any, _: Any) -> None:
             self.pipe.weights.clear(buffers, (j, *(0,) * between), stage)
 
-        made: dict[str, Any] = self.by_stage(clear, buffers, {}, data)
-        return made
+        result: dict[str, Any] = self.by_stage(clear, buffers, {}, data)
+        return result
 
     def added(self, buffers: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
         """Return the sums of gradients, and of others."""
@@ -128,8 +128,8 @@ class Updates:
             weights = self.pipe.weights
             weights.add(buffers, (j,), stage, weights.read(more, (j,), stage))
 
-        made: dict[str, Any] = self.by_stage(add, buffers, more)
-        return made
+        result: dict[str, Any] = self.by_stage(add, buffers, more)
+        return result
 
     def summed(self, gradients: dict[str, Any], data: str | None) -> dict[str, Any]:
         """Return gradients (stage, position along the data axis, …) summed over these ranks."""
@@ -140,9 +140,9 @@ class Updates:
             for name, end in self.pipe.weights.ends[stage].items():
                 sums[name][j, :end] = spmd.psum(gradients[name][j, 0, :end], data)
 
-        made: dict[str, Any] = self.by_stage(
+        result: dict[str, Any] = self.by_stage(
             sum_up, self.pipe.new(self.pipe.weights, ()), gradients, data)
-        return made
+        return result
 
     def versions(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Return rows of as many versions as there are, all of them these weights."""
@@ -153,8 +153,8 @@ class Updates:
                 self._put_version(stage, j, versions, number, weights)
 
         rows = pipe.new(pipe.weights, (), times=pipe.versions)
-        made: dict[str, Any] = self.by_stage(copy, rows, weights)
-        return made
+        result: dict[str, Any] = self.by_stage(copy, rows, weights)
+        return result
 
     def all_stages(self, state: State, gradients: dict[str, Any], count: Any) -> State:
         """Return the state after an update of all stages by the mean of so many gradients."""
@@ -251,7 +251,8 @@ class Updates:
         return flatten(apply_updates(own, changes))[1], arrays
 
     def _keep(self, stage: int, j: Any, state: State, new: Any) -> None:
-        """Put what _updated returns where it belongs."""
+        """Write the weights and the optimizer's state that `_updated` returns into their
+        buffers."""
         self.pipe.weights.write(state["weights"], (j,), stage, new[0])
         self.moments.write(state["moments"], (j,), stage, new[1])
 
@@ -349,8 +350,8 @@ def _state_of(split: SplitAxes, optimizer: Any, parameters: Any, sums: _Sums
             block.apart = True
             own = fill(tree, iter([wrap(context, v) for v in block.args]), fresh=True)
             state = optimizer.init(own)
-            state_tree, found = flatten(state)
-            arrays = [as_value(context, x) for x in found if _is_array(x)]
+            state_tree, leaves = flatten(state)
+            arrays = [as_value(context, x) for x in leaves if _is_array(x)]
             with sums.asked():
                 after = flatten(optimizer.update(own, state, own)[1])[1]
             later = [as_value(context, x) for x in after if _is_array(x)]

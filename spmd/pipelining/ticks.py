@@ -106,7 +106,7 @@ class Ticks:
         """Return what is in flight before the first tick: nothing."""
         pipe, code, ranks = self.pipe, self.code, self.batches.ranks
         data = self.batches.data
-        made = {
+        work = {
             "gradients": pipe.updates.zeros((ranks,), data),
             "kept": pipe.new(code.kept, (self.slots, ranks), (None, data)),
             "activations": pipe.new(code.activations, (ranks,), (data,)),
@@ -114,32 +114,32 @@ class Ticks:
             "loss": self.no_loss(),
         }
         if code.parts:
-            made["crossing"] = pipe.new(code.crossing, (max(self.tables.crossing), ranks),
+            work["crossing"] = pipe.new(code.crossing, (max(self.tables.crossing), ranks),
                                         (None, data))
         if self.tables.waits[0]:
-            made["arrived"] = pipe.new(code.activations, (max(self.tables.received), ranks),
+            work["arrived"] = pipe.new(code.activations, (max(self.tables.received), ranks),
                                        (None, data))
         if self.tables.waits[1]:
-            made["returned"] = pipe.new(code.cotangents, (max(self.tables.returned), ranks),
+            work["returned"] = pipe.new(code.cotangents, (max(self.tables.returned), ranks),
                                         (None, data))
         if not pipe.schedule.flushes:
-            made["count"] = spmd.zeros((len(pipe.stages),), np.int64, layout=(pipe.axis,))
+            work["count"] = spmd.zeros((len(pipe.stages),), np.int64, layout=(pipe.axis,))
         if pipe.versions > 1 or pipe.estimates:
-            made |= self._earlier_weights(state["weights"])
-        return {**made, **state}
+            work |= self._earlier_weights(state["weights"])
+        return {**work, **state}
 
     def _earlier_weights(self, weights: Any) -> Work:
         """Return what backward passes read the weights of their forward passes from: of each stage
         a row of versions, or the average change of an update; which version is the newest one, and
         of each slot the one that the forward pass has read."""
         pipe, stages = self.pipe, len(self.pipe.stages)
-        made: Work = {
+        work: Work = {
             "version": spmd.zeros((stages,), np.int64, layout=(pipe.axis,)),
             "used": spmd.zeros((stages, self.slots), np.int64, layout=(pipe.axis, None)),
         }
         if pipe.estimates:
-            return {**made, "changes": pipe.updates.zeros()}
-        return {**made, "versions": pipe.updates.versions(weights)}
+            return {**work, "changes": pipe.updates.zeros()}
+        return {**work, "versions": pipe.updates.versions(weights)}
 
     def no_loss(self) -> Any:
         """Return the sum and the number of the losses that come in a step, on each rank: none."""
@@ -231,8 +231,8 @@ class Ticks:
             if store in work:
                 arriving = self._at(table, t) + later
                 there = self._exist(arriving)
-                at = np.where(there, self._slots(arriving + self.first, slots), -1)
-                self._store(work, name, store, max(slots), at)
+                slot = np.where(there, self._slots(arriving + self.first, slots), -1)
+                self._store(work, name, store, max(slots), slot)
         return work
 
     def _store(self, work: Work, name: str, store: str, most: int, slots: Any) -> None:

@@ -100,8 +100,8 @@ def pipeline(
     context = _context()
     layers, stages = _checked(context, layers, axis, stages, optimizer)
     check_cut(cut, len(layers))
-    made = make_schedule(schedule, stages, microbatches, accumulate, correction)
-    return TrainingPipeline(context, layers, axis, made, optimizer, cut, place)
+    checked = make_schedule(schedule, stages, microbatches, accumulate, correction)
+    return TrainingPipeline(context, layers, axis, checked, optimizer, cut, place)
 
 
 def _context() -> Context:
@@ -304,13 +304,13 @@ class TrainingPipeline:
         """Return the parameters of each layer, in order. As outputs of the program they lie on the
         ranks that have their stage."""
         state = self._own(state)
-        found = []
+        parameters = []
         for stage in self.stages:
             leaves = self.leaves(state["weights"], stage.number)
             for leaf, t in zip(leaves, self.types[stage.number], strict=True):
                 self.places.stay(self.context, leaf, t, stage.number)
-            found += fill(flatten(stage.parameters)[0], iter(leaves), fresh=True)
-        return found
+            parameters += fill(flatten(stage.parameters)[0], iter(leaves), fresh=True)
+        return parameters
 
     def _own(self, state: Any) -> State:
         """Return a state with which a user calls a method. UsageError for what is no state of this
@@ -321,9 +321,9 @@ class TrainingPipeline:
             name: {k: self.split.extent(n) for k, n in packing.lengths.items()}
             for name, packing in (("weights", self.weights), ("moments", self.updates.moments))}
         names |= {"steps": None, **({"pending": None} if self.every > 1 else {})}
-        found = state_fault(state, names, self.schedule.stages)
-        if found:
-            raise UsageError("no state of this pipeline", place=user_place(), found=found,
+        fault = state_fault(state, names, self.schedule.stages)
+        if fault:
+            raise UsageError("no state of this pipeline", place=user_place(), found=fault,
                              expected="what its init, step or drain returns",
                              remedy="state, loss = pipe.step(state, x, y), from pipe.init() on")
         self.places.expect_same(self.context, state)
@@ -360,9 +360,9 @@ class TrainingPipeline:
     def code(self, batches: Microbatches) -> StageCode:
         """Return the code of the stages for microbatches of this type: of each step its own, since
         layers may read numbers of Python that have changed."""
-        made = code_of(self.split, self.axis, self.stages, batches.x_types, batches.y_types,
+        code = code_of(self.split, self.axis, self.stages, batches.x_types, batches.y_types,
                        splits_backward=self.schedule.splits_backward)
-        self.note["kept"], self.note["rows"] = kept_bytes(self, made), row_bytes(self, made)
+        self.note["kept"], self.note["rows"] = kept_bytes(self, code), row_bytes(self, code)
         self.note["axes"] = other_axes(self, batches.data)
-        return made
+        return code
 

@@ -16,7 +16,7 @@ KINDS = "FBWU"
 
 # ticks[kind][stage][microbatch] of one step; ABSENT where there is no such action.
 Ticks: TypeAlias = Mapping[str, Sequence[Sequence[int]]]
-ABSENT = -1
+ABSENT = -1  # the tick of an action that a schedule does not have
 
 
 class Action(NamedTuple):

@@ -55,8 +55,9 @@ def gpipe(s: Any, p: Any, k: Any, m: Any) -> dict[str, Any]:
 
 
 def weipipe(s: Any, p: Any, k: Any, m: Any) -> dict[str, Any]:
-    """Forward passes in even ticks, backward passes in odd ones; each stage is one tick of its kind
-    behind the stage that it needs, for one microbatch after the other."""
+    """Return the ticks of WeiPipe: forward passes in even ticks, backward passes in odd ones; each
+    stage is one tick of its kind behind the stage that it needs, for one microbatch after the
+    other."""
     return {"F": 2 * (k + s), "B": 2 * (k + 2 * p - 2 - s) + 1}
 
 

@@ -71,15 +71,15 @@ def _early_actions(ticks: Ticks) -> Iterator[Problem]:
             for before, other in needs(kind, stage, stages):
                 whose = f"its {before}" if other == stage else f"{before} of stage {other}"
                 for k, (earlier, tick) in enumerate(zip(ticks[before][other], row)):
-                    what = f"{kind} of microbatch {k}"
+                    action = f"{kind} of microbatch {k}"
                     if tick == ABSENT or ABSENT < earlier < tick:
                         continue
                     if earlier == ABSENT:
-                        yield Problem(tick, stage, f"{what} without {whose}")
+                        yield Problem(tick, stage, f"{action} without {whose}")
                     elif earlier == tick:
-                        yield Problem(tick, stage, f"{what} in the same tick as {whose}", earlier)
+                        yield Problem(tick, stage, f"{action} in the same tick as {whose}", earlier)
                     else:
-                        yield Problem(tick, stage, f"{what} before {whose}", earlier)
+                        yield Problem(tick, stage, f"{action} before {whose}", earlier)
 
 
 def _dropped_microbatches(ticks: Ticks) -> Iterator[Problem]:
@@ -93,9 +93,9 @@ def _dropped_microbatches(ticks: Ticks) -> Iterator[Problem]:
         if not present:
             yield Problem(ABSENT, 0, f"microbatch {k} never begins")
             continue
-        lacks = [f"no {kind} at stage{'s' if len(at) > 1 else ''} {', '.join(map(str, at))}"
+        lacks = [f"no {kind} at stage{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
                  for kind in kinds
-                 if (at := [s for s, row in enumerate(ticks[kind]) if row[k] == ABSENT])]
+                 if (absent := [s for s, row in enumerate(ticks[kind]) if row[k] == ABSENT])]
         where = next((s for s, row in enumerate(ticks["F"]) if row[k] == min(present)), 0)
         text = f"microbatch {k} begins and is dropped: {'; '.join(lacks)}"
         yield Problem(min(present), where, text)
@@ -111,14 +111,14 @@ def _shared_ticks(ticks: Ticks, period: int | None) -> Iterator[Problem]:
         if len(set(places)) == len(every):
             continue
         seen: dict[int, tuple[int, str]] = {}
-        for tick, what in sorted((t, f"{kind} of microbatch {k}") for kind in kinds
-                                 for k, t in enumerate(ticks[kind][stage]) if t != ABSENT):
-            at = tick if period is None else tick % period
-            if at in seen:
-                other, first = seen[at]
+        for tick, action in sorted((t, f"{kind} of microbatch {k}") for kind in kinds
+                                   for k, t in enumerate(ticks[kind][stage]) if t != ABSENT):
+            place = tick if period is None else tick % period
+            if place in seen:
+                other, first = seen[place]
                 later = "" if tick == other else f", as steps follow after {period} ticks"
-                yield Problem(tick, stage, f"{what} in the tick of {first}{later}", other)
-            seen.setdefault(at, (tick, what))
+                yield Problem(tick, stage, f"{action} in the tick of {first}{later}", other)
+            seen.setdefault(place, (tick, action))
 
 
 def _wrong_updates(ticks: Ticks, period: int | None) -> Iterator[Problem]:

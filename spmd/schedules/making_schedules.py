@@ -65,48 +65,48 @@ def make_schedule(
         True
     """
     stages, microbatches, keep = (
-        number if number is None else _positive(what, number) for what, number in (
+        number if number is None else _positive(name, number) for name, number in (
             ("stages", stages), ("microbatches", microbatches), ("keep", keep)))
     if not (callable(schedule) or isinstance(schedule, Schedule | str | os.PathLike)):
         raise UsageError(f"no schedule: {schedule!r}", remedy='schedule="1f1b"',
                          expected="a name, a function, the path of a table, or a Schedule")
     if isinstance(schedule, Schedule):
-        made = _as_asked(schedule, stages, microbatches, accumulate, correction)
+        result = _as_asked(schedule, stages, microbatches, accumulate, correction)
         where, first_line = f"{schedule.name}: ", None
     elif isinstance(schedule, str) and not schedule.endswith(".csv"):
-        made = _named(schedule, *_sizes(stages, microbatches), accumulate, correction)
+        result = _named(schedule, *_sizes(stages, microbatches), accumulate, correction)
         where, first_line = f"{schedule}: ", None
     elif callable(schedule):
         p, m = _sizes(stages, microbatches)
-        made = _by_formulas(schedule, p, m, accumulate, correction)
+        result = _by_formulas(schedule, p, m, accumulate, correction)
         where, first_line = tick_formulas.where_written(schedule), None
     else:
-        made = _by_table(os.fspath(schedule), stages, microbatches, accumulate, correction)
+        result = _by_table(os.fspath(schedule), stages, microbatches, accumulate, correction)
         where, first_line = os.fspath(schedule), 1
-    _refuse(_full_stages(made, keep), where, first_line, "more slots, or another schedule")
-    most = max(map(made.in_flight, range(made.stages)))
-    _refuse(_stages_with_more_versions(made), where, first_line, f"accumulate={most}")
-    return made
+    _refuse(_full_stages(result, keep), where, first_line, "more slots, or another schedule")
+    most = max(map(result.in_flight, range(result.stages)))
+    _refuse(_stages_with_more_versions(result), where, first_line, f"accumulate={most}")
+    return result
 
 
-def _positive(what: str, number: Any) -> int:
+def _positive(name: str, number: Any) -> int:
     """Return a size as an integer of Python's; UsageError where it is none, or below 1."""
-    found = plain_integer(number)
-    if found is None or found < 1:
-        raise UsageError(f"{what}={number!r}", expected=f"{what} of at least 1", remedy=f"{what}=4")
-    return found
+    size = plain_integer(number)
+    if size is None or size < 1:
+        raise UsageError(f"{name}={number!r}", expected=f"{name} of at least 1", remedy=f"{name}=4")
+    return size
 
 
 def _as_asked(schedule: Schedule, stages: int | None, microbatches: int | None,
               accumulate: int | str | None, correction: str | None) -> Schedule:
     """Return a Schedule that has all of what is asked; UsageError where it has something else."""
-    for what, asked in (("stages", stages), ("microbatches", microbatches),
+    for name, asked in (("stages", stages), ("microbatches", microbatches),
                         ("accumulate", accumulate), ("correction", correction)):
-        own = getattr(schedule, what)
+        own = getattr(schedule, name)
         if asked is not None and asked != own:
-            raise UsageError(f"{what}={asked!r}, and the schedule has {own!r}",
-                             expected=f"{what}={own!r}, as {schedule.name!r} is made for",
-                             remedy=f"spmd.schedules.make_schedule(…, {what}={asked!r})")
+            raise UsageError(f"{name}={asked!r}, and the schedule has {own!r}",
+                             expected=f"{name}={own!r}, as {schedule.name!r} is made for",
+                             remedy=f"spmd.schedules.make_schedule(…, {name}={asked!r})")
     _refuse(problems(schedule.ticks, schedule.period), f"{schedule.name}: ", None)
     return schedule
 
@@ -181,13 +181,13 @@ def _by_table(
         raise ScheduleError(
             (said,), remedy=f"microbatches={own}, or a table with the actions of all {m}")
     ticks, again = schedule_tables.ticks_of_actions(actions, stages, m)
-    found = [*wrong, *again, *problems(ticks, None)]
+    wrongs = [*wrong, *again, *problems(ticks, None)]
     in_cells = {(p.tick, p.stage) for p in wrong}  # two actions of one cell are said once
-    found = [*wrong, *(p for p in found[len(wrong):]
-                       if (p.tick, p.stage) not in in_cells or p.other != p.tick)]
+    wrongs = [*wrong, *(p for p in wrongs[len(wrong):]
+                        if (p.tick, p.stage) not in in_cells or p.other != p.tick)]
     of_layers = len({(a.stage, a.microbatch) for a in actions}) == m > 1
     remedy = "the number behind F, B or W is a microbatch, which goes through all stages"
-    _refuse(in_order(found), path, 1, remedy if of_layers else "")
+    _refuse(in_order(wrongs), path, 1, remedy if of_layers else "")
     period = schedule_tables.period_of_table(ticks)
     _refuse(problems(ticks, period), path, 1)
     return _schedule(os.path.basename(path), ticks, period, accumulate, correction, False)
@@ -254,13 +254,13 @@ def _accumulated_in(ticks: Ticks) -> int:
 
 def _full_stages(schedule: Schedule, keep: int | None) -> list[Problem]:
     """Return a Problem for each stage that keeps activations of more than `keep` microbatches."""
-    found = []
+    faults = []
     for s in range(schedule.stages):
         if keep is not None and (kept := schedule.kept(s)) > keep:
             tick = next((t for t, n in enumerate(schedule.kept_at(s)) if n > keep), ABSENT)
             text = f"{kept} activations are kept, and there are slots for {keep}"
-            found.append(Problem(tick, s, text))
-    return found
+            faults.append(Problem(tick, s, text))
+    return faults
 
 
 def _stages_with_more_versions(schedule: Schedule) -> list[Problem]:
@@ -274,17 +274,17 @@ def _stages_with_more_versions(schedule: Schedule) -> list[Problem]:
 
 
 def _refuse(
-    found: list[Problem], where: str, first_line: int | None, remedy: str = ""
+    faults: list[Problem], where: str, first_line: int | None, remedy: str = ""
 ) -> None:
     """Raise a ScheduleError where there are problems. where: the file, or what stands before each.
     """
-    if not found:
+    if not faults:
         return
     lines = []
-    for problem in found:
-        at = where if first_line is None else (
+    for problem in faults:
+        prefix = where if first_line is None else (
             f"{where}: " if problem.tick == ABSENT else f"{where}:{problem.tick + first_line}: ")
-        lines.append(at + problem.message(first_line))
+        lines.append(prefix + problem.message(first_line))
     # one wrong formula breaks rules in many ticks; a table has each of its cells mended
     most = FEW if first_line is None else MANY
     raise ScheduleError(tuple(lines), remedy=remedy or RIGHT, lines=most)

@@ -52,17 +52,17 @@ class Schedule:
 
     @property
     def flushes(self) -> bool:
-        """Whether a step begins when the one before it is over, with updated weights."""
+        """Return whether a step begins with updated weights, when the step before it is over."""
         return self.period is None
 
     @property
     def splits_backward(self) -> bool:
-        """Whether the gradients of weights are actions of their own, W."""
+        """Return whether gradients of weights are actions of their own, W."""
         return "W" in self.ticks
 
     @cached_property
     def length(self) -> int:
-        """How many ticks pass until the last action of a step is done."""
+        """Return the number of ticks until the last action of a step is done."""
         return 1 + max(t for kind in self.ticks for row in self.ticks[kind] for t in row)
 
     def tick(self, kind: str, stage: int, microbatch: int) -> int:

@@ -35,7 +35,7 @@ def read_rows(path: str | Path) -> list[list[str]]:
 
 def actions_in(rows: list[list[str]], stages: int) -> tuple[list[Action], list[Problem]]:
     """Return the actions of a table in the order of ticks, and what is wrong with its cells."""
-    actions, found = [], []
+    actions, faults = [], []
     for tick, row in enumerate(rows):
         for column, cell in enumerate(row):
             names = cell.split()
@@ -43,20 +43,20 @@ def actions_in(rows: list[list[str]], stages: int) -> tuple[list[Action], list[P
             for name in names:
                 match = CELL.fullmatch(name)
                 if column >= stages:
-                    found.append(Problem(tick, column, f"there are {stages} stages, from 0 on"))
+                    faults.append(Problem(tick, column, f"there are {stages} stages, from 0 on"))
                 elif match is None:
                     text = f"{name!r} is no action, which is written as {column}F0"
-                    found.append(Problem(tick, column, text))
+                    faults.append(Problem(tick, column, text))
                 elif int(match[1]) != column:
                     text = f"{name} is of stage {int(match[1])}, whose column is another"
-                    found.append(Problem(tick, column, text))
+                    faults.append(Problem(tick, column, text))
                 else:
                     taken.append(Action(tick, column, match[2], int(match[3])))
             if sum(a.kind != "U" for a in taken) > 1 or sum(a.kind == "U" for a in taken) > 1:
                 text = f"{' and '.join(names)} in one tick"
-                found.append(Problem(tick, column, text))
+                faults.append(Problem(tick, column, text))
             actions += taken
-    return actions, found
+    return actions, faults
 
 
 def ticks_of_actions(
@@ -64,21 +64,21 @@ def ticks_of_actions(
 ) -> tuple[Ticks, list[Problem]]:
     """Return the ticks of one step, and a Problem for each action that is there again."""
     rows: dict[str, list[list[int]]] = {}
-    found = []
+    faults = []
     for action in sorted(actions):
         tick, stage, kind, k = action
         if k >= microbatches:
             text = f"{action}: there are {microbatches} microbatches, from 0 on"
-            found.append(Problem(tick, stage, text))
+            faults.append(Problem(tick, stage, text))
             continue
         row = rows.setdefault(kind, [[ABSENT] * microbatches for _ in range(stages)])[stage]
         if row[k] == ABSENT:
             row[k] = tick
         else:
-            found.append(Problem(tick, stage, f"{kind} of microbatch {k} again", row[k]))
+            faults.append(Problem(tick, stage, f"{kind} of microbatch {k} again", row[k]))
     for kind in "FB":
         rows.setdefault(kind, [[ABSENT] * microbatches for _ in range(stages)])
-    return {kind: rows[kind] for kind in KINDS if kind in rows}, found
+    return {kind: rows[kind] for kind in KINDS if kind in rows}, faults
 
 
 def complete(ticks: Ticks, stages: int, microbatches: int) -> bool:

@@ -49,10 +49,10 @@ def _sent_around(schedule: Schedule, rows: RowBytes) -> list[int]:
 
     def moved(to: Any) -> list[int]:
         """Return how many rows each rank sends where row j goes to row to(j)."""
-        found = [0] * schedule.ranks
+        counts = [0] * schedule.ranks
         for j, owner in enumerate(owners):
-            found[owner] += owner != owners[to(j) % p]
-        return found
+            counts[owner] += owner != owners[to(j) % p]
+        return counts
 
     once = moved(lambda j: j + 1)
     reverse, first, begin, end = (
@@ -84,10 +84,10 @@ def compared(schedule: Schedule, rows: RowBytes) -> dict[str, Any]:
     """Return what a step sends, a mean over the ranks, in this way and in the other one; and
     the place that sends less, None where both send as much."""
     ways = [way for way in (schedule, other_way(schedule)) if way is not None]
-    found = [{"place": way.place, "schedule": way.name,
+    costs = [{"place": way.place, "schedule": way.name,
               "bytes": sum(sent(way, rows)) // way.ranks} for way in ways]
-    least, most = min(found, key=_bytes), max(found, key=_bytes)
-    return {"ranks": schedule.ranks, "own": found[0], "other": found[1] if found[1:] else None,
+    least, most = min(costs, key=_bytes), max(costs, key=_bytes)
+    return {"ranks": schedule.ranks, "own": costs[0], "other": costs[1] if costs[1:] else None,
             "less": least["place"] if _bytes(least) < _bytes(most) else None}
 
 

@@ -28,9 +28,9 @@ def as_text(
     """Return all rows, with idle ticks and kept activations behind them."""
     cells: dict[tuple[int, int], str] = {}
     for action in sorted(actions, key=lambda a: a.kind == "U"):
-        at = schedule.row(action), action.tick
+        cell = schedule.row(action), action.tick
         own = "*" if action.kind == "U" else _cell_text(schedule, action)
-        cells[at] = cells.get(at, "") + own
+        cells[cell] = cells.get(cell, "") + own
     width = 1 + max(map(len, cells.values()))
     busy = _busy(schedule, actions)
     ticks = range(schedule.length)

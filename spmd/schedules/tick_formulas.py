@@ -167,10 +167,10 @@ class _Claims:
         for kind in sorted(self.kinds):
             claims.append(self.tick(kind, s, next_k + 1) - self.tick(kind, s, next_k) - 1)
             for before, other in needs(kind, 1, 3):  # a stage with neighbours, as offsets
-                at, near = (s, s) if other == 1 else (inner, inner + 1)
+                stage, near = (s, s) if other == 1 else (inner, inner + 1)
                 if other == 0:
-                    at, near = inner + 1, inner
-                claims.append(self.tick(kind, at, k) - self.tick(before, near, k) - 1)
+                    stage, near = inner + 1, inner
+                claims.append(self.tick(kind, stage, k) - self.tick(before, near, k) - 1)
         if "U" in self.kinds:
             last = gradient_kind(self.kinds)
             claims.append(self.tick("U", s, k) - self.tick(last, s, k))

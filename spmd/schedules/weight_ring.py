@@ -102,9 +102,9 @@ def _flow(ticks: Sequence[Sequence[Action | None]], kind: str, stages: int) -> F
             if action is not None and action.kind == kind:
                 moved.setdefault((row + sign * action.stage) % stages, action)
         if len(moved) > 1:
-            one, other = list(moved.values())[:2]
-            raise NoRingError(f"tick {t} has {one} and {other}: the weights of both stages would "
-                              "have to move by different numbers of ranks")
+            first, second = list(moved.values())[:2]
+            raise NoRingError(f"tick {t} has {first} and {second}: the weights of both stages "
+                              "would have to move by different numbers of ranks")
         for now in moved:
             if last < 0:
                 begin = (now - end) % stages

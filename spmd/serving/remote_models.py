@@ -26,10 +26,10 @@ from codegen.user import named
 from spmd.arrays import numpy_dtype
 from spmd.faces import check_named
 from spmd.fitting import fitting, shape_of, whole
-from spmd.mistakes import plainly
 from spmd.output_trees import structure
 from spmd.serving import tensors
 from spmd.serving.infer_messages import HEADER, KIND, MICROSECONDS, arrays_of, message, parted
+from spmd.tracebacks import plainly
 
 LATER_S = 5.0  # than its timeout a call gives up by itself: until then the server says why
 LABELS = ("expected", "found", "try")  # of the lines of a message

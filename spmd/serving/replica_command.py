@@ -26,9 +26,9 @@ from codegen.errors import PeerError, SpmdError, UsageError
 from spmd import __version__, report
 from spmd.faces import Face, faces_of
 from spmd.feeding.host.machine import host_name
-from spmd.feeding.host.stopping import Stopping
+from spmd.feeding.host.stop_request import StopRequest
 from spmd.feeding.messages.keys import keys_of, zmq
-from spmd.feeding.messages.scheduler_answers import refused
+from spmd.feeding.messages.scheduler_replies import refused
 from spmd.feeding.messages.sockets import OF_KEYS, Lines, received
 from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode, new_id
 from spmd.following import Pause
@@ -60,7 +60,7 @@ def command(asked: argparse.Namespace, processes: Processes) -> int:
     """Make calls for a server until it ends, or a signal comes."""
     options = {name: getattr(asked, name) for name in OPTIONS
                if hasattr(asked, name) and name != "state"}
-    others = [*sorted(asked.given - {"--join", "--keys", *map(flag, options)}),
+    others = [*sorted(asked.flags - {"--join", "--keys", *map(flag, options)}),
               *["--ranks 0"] * (asked.ranks == 0)]
     if asked.image is not None or others:
         raise UsageError("a replica takes all but its ranks from the server that it joins",
@@ -70,7 +70,7 @@ def command(asked: argparse.Namespace, processes: Processes) -> int:
     if processes.number:
         return jobs.follow()
     try:
-        stopping = Stopping()
+        stopping = StopRequest()
         with stopping.by_signals():
             code = _Member(asked.join, asked.keys, jobs, stopping).run()
     except BaseException as error:
@@ -158,7 +158,7 @@ class ReplicaJobs:
 
     def follow(self) -> int:
         """Carry out what process 0 tells, until that ends. Returns its exit code."""
-        with Stopping().by_signals():  # process 0 hears of them too, and says what to do
+        with StopRequest().by_signals():  # process 0 hears of them too, and says what to do
             while True:
                 kind, *rest = self._hear()
                 if kind == "serve":
@@ -258,7 +258,7 @@ def _free(comm: Any) -> None:
 class _Member:
     """Process 0 of a replica: it hears what the server tells."""
 
-    def __init__(self, address: str, folder: str, jobs: ReplicaJobs, stopping: Stopping) -> None:
+    def __init__(self, address: str, folder: str, jobs: ReplicaJobs, stopping: StopRequest) -> None:
         self._address, self._jobs, self._stopping = address, jobs, stopping
         self._lines = Lines(keys_of(folder))
         self._is_known = False  # the server has answered once

@@ -1,7 +1,7 @@
 """Metrics of a server for Prometheus: requests, how long they and their calls take, the queue.
 
-In: what has become of requests. Out: the text that Prometheus reads. This is the only file that
-imports prometheus_client. Always holds: labels are models that exist, and statuses.
+In: what has become of requests. Out: the text that Prometheus reads.
+Always holds: labels are models that exist, and statuses.
 """
 
 from __future__ import annotations

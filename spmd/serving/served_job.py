@@ -16,8 +16,8 @@ from codegen.errors import InputError, UsageError
 from codegen.user.entry_methods import not_given
 from spmd.faces import needed_of
 from spmd.image import Image, Opened, OpenedEntity
+from spmd.image_or_program import image_or_built
 from spmd.launch import loader
-from spmd.looking import image_or_built
 from spmd.serving.refusals import Refusal
 from spmd.serving.sent_frames import SentFrames
 from spmd.started import FairLock

@@ -22,7 +22,7 @@ from spmd.feeding.host.machine import host_name
 from spmd.feeding.messages.keys import KEYS, AllowedKeys, Keys, keys_of, zmq
 from spmd.feeding.messages.sockets import SENT, Lines, received, send_to
 from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode
-from spmd.feeding.starting.serving import checked_listen, reached_at
+from spmd.feeding.starting.scheduler_process import checked_listen, reached_at
 from spmd.launch.processes import say
 from spmd.serving.call_queue import CallQueue, LostError
 from spmd.serving.joined_calls import Outputs

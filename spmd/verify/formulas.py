@@ -19,13 +19,14 @@ Terms = list[tuple[int, tuple[Text, ...]]]  # a sum of products: a number, and o
 
 
 def infix(e: Any) -> str:
-    """An expression in prefix form as people write it, -(-a // b) as ceil(a / b)."""
+    """Return an expression in prefix form as people write it, with -(-a // b) as ceil(a / b)."""
     names: dict[str, Terms] = {name: [(1, ((name, _ATOM),))] for name in names_in(e)}
     return _sum(value(rows_of(e), names, _terms))[0]
 
 
 def _terms(op: str, args: Sequence[Any]) -> Terms:
-    """The domain of sums of products of texts."""
+    """Return an operation on its arguments as a sum of products: (number, factors) for each
+    term."""
     if op == "number":
         return [(args[0], ())]
     if op == "+":

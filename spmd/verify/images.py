@@ -19,16 +19,16 @@ from codegen.errors import ImageError, MeshError, UsageError
 from codegen.image import manifest as reader
 from codegen.image.conditions import broken_condition
 from codegen.image.manifest import ENTRY
-from codegen.progress import at, each
+from codegen.progress import announce, each
 from codegen.verify import many, small
 from codegen.verify.exchange_table import Mismatch
-from spmd import looking
+from spmd import image_or_program
 from spmd.arguments import check_scalars, check_settings, patched_in, read, scalars_of
 from spmd.launch import loader, sizes
 from spmd.launch.memory import bytes_text
 from spmd.launch.processes import Processes
 from spmd.ledger import Ledger
-from spmd.showing import shown
+from spmd.progress_display import shown
 
 RANKS = range(1, 65)
 FEW = (0, 1, 5)  # elements along a dim whose extent only a run knows, beside the most
@@ -40,22 +40,22 @@ EXECUTE_S = 120  # how long a child process may take
 def command(options: argparse.Namespace, _: Processes) -> int:
     """Verify every image that is named. Raises what is wrong with the first that does not pass."""
     with shown():
-        found = []
+        reports = []
         for path in options.image:
             with loader.named(path):
-                found.append(verify(path, options))
+                reports.append(verify(path, options))
     if options.json:
-        print(json.dumps(found if len(found) > 1 else found[0], indent=1))
+        print(json.dumps(reports if len(reports) > 1 else reports[0], indent=1))
         return 0
-    for one in found:
-        print(as_text(one))
+    for report in reports:
+        print(as_text(report))
     return 0
 
 
 def verify(path: str, options: Any) -> dict[str, Any]:
     """Return what was checked of one image, or of the one that FILE.py gives, as the command line
     asks."""
-    data, parameters = looking.image_or_built(path, options.set, options.no_cache)
+    data, parameters = image_or_program.image_or_built(path, options.set, options.no_cache)
     image = reader.read(data, host=False)
     scalars = {k: v for k, v in read(options.set).items() if k not in parameters}
     asked = options.ranks, options.mesh, scalars
@@ -69,9 +69,9 @@ def checked(
     """Return what was checked of one image. ranks: several numbers, or None; execute: of a file
     only."""
     check_settings(image.manifest, settings)
-    patched, given, _ = patched_in(image, settings, mesh, None)
+    patched, axis_sizes, _ = patched_in(image, settings, mesh, None)
     scalars = scalars_of(image.manifest, patched)
-    meshes, refused = _meshes(image.manifest, ranks, given, scalars)
+    meshes, refused = _meshes(image.manifest, ranks, axis_sizes, scalars)
     ledger = Ledger(image, path)
     used = set[str]().union(*(row.used for row in ledger.table.rows))
     check_scalars(scalars, used)
@@ -83,16 +83,16 @@ def checked(
             scalars[ENTRY] = number
         now = {**scalars, **extents}
         fits = _fitting(image.manifest, meshes, now)
-        for one in each(f"checking {path}: numbers of ranks", fits):
-            if math.prod(one) > MOST:
+        for shape in each(f"checking {path}: numbers of ranks", fits):
+            if math.prod(shape) > MOST:
                 raise UsageError("too many ranks to verify", expected=f"up to {MOST}",
-                                 found=str(math.prod(one)))
-            ledger.check_arrays(one, now)
-        more, found = compare(ledger, fits, now)
-        transfers, sampled = transfers + more, {**sampled, **found}
+                                 found=str(math.prod(shape)))
+            ledger.check_arrays(shape, now)
+        more, samples = compare(ledger, fits, now)
+        transfers, sampled = transfers + more, {**sampled, **samples}
     executed = copied = 0
     if execute:
-        at(f"running the plan functions of {path}")
+        announce(f"running the plan functions of {path}")
         reader.check_machine(image.machine)
         reader.check_features(image.manifest["target"])
         for extents in tried:
@@ -113,17 +113,18 @@ def checked(
 
 
 def _tried_extents(manifest: dict[str, Any], settings: dict[str, Any]) -> list[dict[str, int]]:
-    """Extents of the named dims that inputs say, where they are not set: the most, and few."""
+    """Return the extents to try for named dims that inputs say and settings do not: few elements,
+    and the most that there may be."""
     free = [s for s in manifest["scalars"] if "at_most" in s and s["name"] not in settings]
-    found = [{s["name"]: min(few, s["at_most"]) for s in free} for few in FEW]
-    found.append({s["name"]: s["at_most"] for s in free})
-    return [e for k, e in enumerate(found) if e not in found[:k]]
+    extents = [{s["name"]: min(few, s["at_most"]) for s in free} for few in FEW]
+    extents.append({s["name"]: s["at_most"] for s in free})
+    return [e for k, e in enumerate(extents) if e not in extents[:k]]
 
 
 def _fitting(
     manifest: dict[str, Any], meshes: list[tuple[int, ...]], scalars: dict[str, Any]
 ) -> list[tuple[int, ...]]:
-    """The meshes on which the conditions of the program hold."""
+    """Return the meshes on which the conditions of the program hold."""
     return [mesh for mesh in meshes if broken_condition(
         manifest["conditions"], {**scalars, **sizes.mesh_symbols(manifest, mesh)}) is None]
 
@@ -131,35 +132,36 @@ def _fitting(
 def compare(
     ledger: Ledger, meshes: list[tuple[int, ...]], scalars: dict[str, Any], at_once: int = AT_ONCE
 ) -> tuple[int, dict[int, str]]:
-    """Every exchange matches on these meshes: how many transfers were compared, and by exchange of
-    what only a sample was. at_once: ranks of meshes that are looked at together."""
+    """Check that every exchange matches on these meshes. Return how many transfers were compared,
+    and, by exchange, of what only a sample was. at_once: ranks of meshes that are looked at
+    together."""
     common = [ledger.common(mesh, scalars) for mesh in meshes]
     few = [m for mesh, m in zip(meshes, common, strict=True) if math.prod(mesh) <= at_once]
     try:
-        found = small.check(ledger.table, few) if few else small.Agreed()
+        agreed = small.check(ledger.table, few) if few else small.Agreed()
         for mesh, values in zip(meshes, common, strict=True):
             if math.prod(mesh) > at_once:
                 more = many.check(ledger.table, values)
-                found.transfers += more.transfers
-                found.sampled |= more.sampled
+                agreed.transfers += more.transfers
+                agreed.sampled |= more.sampled
     except Mismatch as wrong:
         raise ledger.wrong(wrong.title, wrong.expected, wrong.found) from None
-    return found.transfers, found.sampled
+    return agreed.transfers, agreed.sampled
 
 
 def _meshes(
-    manifest: dict[str, Any], asked: Any, given: dict[str, int], scalars: dict[str, Any]
+    manifest: dict[str, Any], asked: Any, chosen: dict[str, int], scalars: dict[str, Any]
 ) -> tuple[list[tuple[int, ...]], list[int]]:
-    """The meshes to look at, and the numbers of ranks that cannot form one.
+    """Return the meshes to look at, and the numbers of ranks that cannot form one.
 
     What was asked for alone must be possible. Raises MeshError.
     """
-    whole = all(axis["size"] or axis["name"] in given for axis in manifest["mesh"])
-    asked = asked or ([None] if given and whole else RANKS)
+    whole = all(axis["size"] or axis["name"] in chosen for axis in manifest["mesh"])
+    asked = asked or ([None] if chosen and whole else RANKS)
     meshes, refused = [], []
     for ranks in asked:
         try:
-            meshes.append(sizes.bind_mesh(manifest, ranks, given, scalars))
+            meshes.append(sizes.bind_mesh(manifest, ranks, chosen, scalars))
         except MeshError:
             if len(asked) == 1:
                 raise
@@ -205,7 +207,8 @@ def _compared(path: str, commands: Any, job: str) -> tuple[int, int]:
 
 
 def _elsewhere(image: reader.ImageFile) -> str:
-    """Why this machine cannot run it, which says nothing against the image; "" where it can."""
+    """Return why this machine cannot run the image, which is no fault of the image; "" where it
+    can."""
     try:
         reader.check_machine(image.machine)
         reader.check_features(image.manifest["target"])
@@ -219,36 +222,37 @@ def _local(image: reader.ImageFile) -> str:
     return str(words) if words.patched else ""
 
 
-def as_text(one: dict[str, Any]) -> str:
-    ranks, refused = sizes.runs_text(one["ranks"]), sizes.runs_text(one["refused"])
+def as_text(report: dict[str, Any]) -> str:
+    ranks, refused = sizes.runs_text(report["ranks"]), sizes.runs_text(report["refused"])
     lines = [
-        f"{one['image']}: whole, {bytes_text(one['bytes'])}, digest {one['digest'][:16]}…",
+        f"{report['image']}: whole, {bytes_text(report['bytes'])}, digest {report['digest'][:16]}…",
         f"  ranks      {ranks}: every expression of the plan evaluated for all of them",
     ]
-    if one["at_once"]:
+    if report["at_once"]:
         lines[1:] = [
             f"  ranks      {ranks}: who exchanges what, for all of them",
-            f"  at once    {sizes.runs_text(one['at_once'])}: formulas prove whole ranges of them, "
-            "and what they leave open is evaluated",
+            f"  at once    {sizes.runs_text(report['at_once'])}: formulas prove whole ranges of "
+            "them, and what they leave open is evaluated",
         ]
-    if one["elsewhere"]:
-        lines.insert(1, f"  elsewhere  not for this machine: {one['elsewhere']}")
-    if one["local"]:
-        lines.insert(1, f"  local      {one['local']}")
-    if one["refused"]:
+    if report["elsewhere"]:
+        lines.insert(1, f"  elsewhere  not for this machine: {report['elsewhere']}")
+    if report["local"]:
+        lines.insert(1, f"  local      {report['local']}")
+    if report["refused"]:
         lines.append(f"  refused    {refused}: by the mesh, or by the program's conditions")
-    if one["entries"]:
-        lines.append(f"  entries    {', '.join(one['entries'])}: the exchanges of all of them")
-    known = one["exchanges"] - len(one["at_run_time"]) - len(one["sampled"])
-    lines.append(f"  exchanges  {known} match: {one['transfers']} transfers have equal boxes, "
+    if report["entries"]:
+        lines.append(f"  entries    {', '.join(report['entries'])}: the exchanges of all of them")
+    known = report["exchanges"] - len(report["at_run_time"]) - len(report["sampled"])
+    lines.append(f"  exchanges  {known} match: {report['transfers']} transfers have equal boxes, "
                  "inside their buffers, on both sides")
-    lines += [f"  a sample   of exchange {site}: {text}" for site, text in one["sampled"].items()]
+    lines += [f"  a sample   of exchange {site}: {text}"
+              for site, text in report["sampled"].items()]
     lines += [f"  dim        {name}: {', '.join(map(str, tried))} elements along it"
-              for name, tried in one["extents"].items()]
-    if one["at_run_time"]:
-        sites = ", ".join(map(str, one["at_run_time"]))
+              for name, tried in report["extents"].items()]
+    if report["at_run_time"]:
+        sites = ", ".join(map(str, report["at_run_time"]))
         lines.append(f"  at run time: exchange {sites}, which depends on what the program computes")
-    if one["executed"]:
-        lines.append(f"  executed   plan functions of {one['executed']} ranks say the same")
-        lines.append(f"  copied     {one['copied']} kinds of boxes come as NumPy copies them")
+    if report["executed"]:
+        lines.append(f"  executed   plan functions of {report['executed']} ranks say the same")
+        lines.append(f"  copied     {report['copied']} kinds of boxes come as NumPy copies them")
     return "\n".join(lines)

@@ -58,34 +58,34 @@ class Recent(Kind):
         shape = tuple(map(value, self.shape))
         return [np.stack(lines, self.dim) if lines else np.empty(shape, x.dtype)]
 
-    def goes_on(self, op: Op, dim: int, at: Any) -> bool:
-        return dim != self.dim and at.goes_on(op.operands[0], dim)
+    def goes_on(self, op: Op, dim: int, shards: Any) -> bool:
+        return dim != self.dim and shards.goes_on(op.operands[0], dim)
 
-    def needs(self, op: Op, window: Any, at: Any) -> list[Any]:
+    def needs(self, op: Op, window: Any, shards: Any) -> list[Any]:
         """So many elements more on the side of the first."""
         c, before = window[self.dim], self.width - 1
         if c.axes and c.interval is None and c.step == 1:
             c = replace(c, first=expr.maximum(c.first - before, 0), most=c.most + before)
         else:
-            low, high = c.bounds(at.mesh)
+            low, high = c.bounds(shards.mesh)
             c = interval(c.axes, expr.maximum(low - before, 0), high)
         return [(*window[: self.dim], c, *window[self.dim + 1 :])]
 
-    def localize(self, op: Op, window: Any, operands: Any, build: Any, at: Any) -> Any:
-        (held,) = self.needs(op, window, at)
-        first = at.lows(window)[self.dim] - at.lows(held)[self.dim]
-        return build.emit(self.but(first=first, shape=at.shape(window)), operands)
+    def localize(self, op: Op, window: Any, operands: Any, build: Any, shards: Any) -> Any:
+        (held,) = self.needs(op, window, shards)
+        first = shards.lows(window)[self.dim] - shards.lows(held)[self.dim]
+        return build.emit(self.but(first=first, shape=shards.shape(window)), operands)
 
-    def steps(self, op: Op, at: Any) -> None:
+    def steps(self, op: Op, builder: Any) -> None:
         (x,), made = op.operands, op.result.type
         loops, (k,) = loop_vars(made.shape), loop_vars((expr.const(self.width),), "k")
         index = list(positions(loops))
         before = self.first + index[self.dim] - positions((k,))[0]
         index[self.dim] = expr.maximum(before, 0)
-        node = at.node(x, tuple(index))
+        node = builder.node(x, tuple(index))
         offset = ravel(positions(loops), made.shape)
-        at.add(plan.Reduce(loops, (k,), False, op.result, offset, node, "max", made.dtype,
-                           op.place))
+        builder.add(plan.Reduce(loops, (k,), False, op.result, offset, node, "max", made.dtype,
+                                op.place))
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,10 @@ class Swapped(Kind):
     def reference(self, operands: Sequence[Any], value: Any) -> list[Any]:
         return [swapping(operands[0])]
 
-    def element(self, op: Op, index: Index, at: Any) -> plan.Node:
+    def element(self, op: Op, index: Index, resolver: Any) -> plan.Node:
         (x,), j = op.operands, index[0]
         other = expr.minimum(j + 1 - 2 * (j % 2), x.type.shape[0] - 1)
-        node: plan.Node = at.node(x, (other, *index[1:]))
+        node: plan.Node = resolver.node(x, (other, *index[1:]))
         return node
 
 
@@ -128,34 +128,34 @@ class Turned(Exchange):
     def differs(self) -> list[Expr]:
         return list(self.columns)
 
-    def claims(self, op: Op, at: Any) -> None:
+    def claims(self, op: Op, proofs: Any) -> None:
         given, made = op.operands[0].type.shape, op.result.type.shape
-        at.independent(given, [1])
-        at.spans((self.rows, None), given)
-        at.spans((self.columns, None), made)
-        at.tiles(self.rows, made[1])
-        at.tiles(self.columns, given[1])
+        proofs.independent(given, [1])
+        proofs.spans((self.rows, None), given)
+        proofs.spans((self.columns, None), made)
+        proofs.tiles(self.rows, made[1])
+        proofs.tiles(self.columns, given[1])
 
     def together(self, group: Any) -> list[list[Any]]:
-        whole = np.concatenate(group.given).T
+        whole = np.concatenate(group.inputs).T
         return [[whole[slice(*map(m.value, self.columns))].copy()] for m in group.members]
 
-    def boxes(self, op: Op, at: Any) -> dict[str, Any]:
+    def boxes(self, op: Op, sides: Any) -> dict[str, Any]:
         def turned(box: plan.Box, first: Expr, count: Expr) -> plan.Box:
             (rows, _), (down, right) = box.extent, box.stride
             return replace(box, offset=box.offset + right * first, extent=(count, rows),
                            stride=(right, down))
 
-        mine, into = at.box(op.operands[0]), at.box(op.result)
+        mine, into = sides.box(op.operands[0]), sides.box(op.result)
         first, columns = self.columns[0], self.columns[1] - self.columns[0]
-        (before, after), (low, high) = at.bounds((self.rows, self.columns), (True, True))
+        (before, after), (low, high) = sides.bounds((self.rows, self.columns), (True, True))
         there = replace(into, offset=into.offset + into.stride[1] * before,
                         extent=(columns, after - before))
-        return {"pull_from": turned(at.seen(mine), first, columns), "pull_into": there,
+        return {"pull_from": turned(sides.seen(mine), first, columns), "pull_into": there,
                 "send": turned(mine, low, high - low), "differs": True}
 
-    def traffic(self, op: Op, at: Any) -> Any:
-        return at.whole("turn", op)
+    def traffic(self, op: Op, meter: Any) -> Any:
+        return meter.whole("turn", op)
 
 
 def turned(x: Any) -> Any:

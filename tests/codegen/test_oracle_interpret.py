@@ -71,7 +71,7 @@ def shift_attrs(mesh_, axes, by, extent, solved=None):
     n = mesh_.size(axes)
     m = Sym("m", "var", const(0), n - 1)
     source = (symbol(m) - by) % n
-    at = mesh_.at(axes, (mesh_.position(axes) - by) % n)
+    at = mesh_.coordinates(axes, (mesh_.position(axes) - by) % n)
     local = mesh.local_extent(mesh_, extent, axes).subst(at)
     return {
         "axes": axes,

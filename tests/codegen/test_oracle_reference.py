@@ -47,19 +47,21 @@ def test_dynamic_writes_beyond_the_ends_are_dropped():
 def test_gather_clamps_and_places_its_dims():
     x = np.arange(24).reshape(2, 3, 4)
     index = np.array([[0, 9], [-5, 1]])
-    out = apply("gather", x, index, dims=(1,), at=1)
+    out = apply("gather", x, index, dims=(1,), index_dim=1)
     np.testing.assert_array_equal(out, x[:, [[0, 2], [0, 1]]])
-    two = apply("gather", x, np.array([1, 0]), np.array([2, 3]), dims=(0, 2), at=1)
+    two = apply("gather", x, np.array([1, 0]), np.array([2, 3]), dims=(0, 2), index_dim=1)
     np.testing.assert_array_equal(two, x[[1, 0], :, [2, 3]].T)
 
 
 def test_scatter_drops_and_the_last_one_wins():
     index = np.array([0, 5, 0, -1])
     v = np.array([1.0, 2, 3, 4])
-    assert apply("scatter", np.zeros(3), v, index, dims=(0,), at=0, fn="set").tolist() == [3, 0, 0]
-    assert apply("scatter", np.zeros(3), v, index, dims=(0,), at=0, fn="add").tolist() == [4, 0, 0]
+    out = apply("scatter", np.zeros(3), v, index, dims=(0,), index_dim=0, fn="set")
+    assert out.tolist() == [3, 0, 0]
+    out = apply("scatter", np.zeros(3), v, index, dims=(0,), index_dim=0, fn="add")
+    assert out.tolist() == [4, 0, 0]
     rows = np.arange(8.0).reshape(2, 4)
-    out = apply("scatter", np.zeros((2, 3)), rows, index, dims=(1,), at=1, fn="max")
+    out = apply("scatter", np.zeros((2, 3)), rows, index, dims=(1,), index_dim=1, fn="max")
     assert out.tolist() == [[2, 0, 0], [6, 0, 0]]
 
 

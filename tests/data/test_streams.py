@@ -92,12 +92,12 @@ def test_independent_draws_are_uniform_and_follow_from_the_position():
 
 
 def test_generators_are_apart():
-    draws = {Generators(s).at(p).random() for s in range(20) for p in range(20)}
+    draws = {Generators(s).generator(p).random() for s in range(20) for p in range(20)}
     assert len(draws) == 400
     one, seed = Generators(2**64 - 1), 2**64 - 1
-    one.at(3).integers(5, dtype=np.uint32)  # keeps half a word, which is nobody else's
+    one.generator(3).integers(5, dtype=np.uint32)  # keeps half a word, which is nobody else's
     fresh = np.random.Generator(np.random.Philox(key=np.array([seed, 2**40], np.uint64)))
-    assert one.at(2**40).integers(2**31, size=3, dtype=np.uint32).tolist() == fresh.integers(
+    assert one.generator(2**40).integers(2**31, size=3, dtype=np.uint32).tolist() == fresh.integers(
         2**31, size=3, dtype=np.uint32).tolist()
 
 

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from codegen.symbolic.meaning import block
 from spmd.engine import ffi, lib
 from spmd.launch import transport
-from spmd.launch.hosts import Hosts, mine
+from spmd.launch.hosts import Hosts, contribution
 from spmd.launch.processes import Processes
 from tests.engine.harness import Images, Job, check
 
@@ -32,7 +32,7 @@ def hosts_of(ranks: int, arenas: list[int]) -> Hosts:
     everyones = []
     for number in range(comm.size):
         first, count = block(number, ranks, comm.size)
-        everyones.append(mine("", {}, first, count))
+        everyones.append(contribution("", {}, first, count))
         everyones[-1]["place"] = (str(arenas[number]),)
     return Hosts(comm.rank, everyones)
 
@@ -46,7 +46,7 @@ def run(images: Images, name: str, size: tuple[int, ...], arenas: list[int], **o
         "spmd_processes *", [comm.size, comm.rank, first, arena, arena, moved.settings]
     )
     mine = hosts.first[comm.rank], hosts.first[comm.rank + 1] - hosts.first[comm.rank]
-    mates = hosts.together_with()
+    mates = hosts.in_this_arena()
     job = made = None
     for turn in (True, False):  # the first of an arena makes it, then the others come
         if (comm.rank == mates[0]) == turn:

@@ -9,8 +9,8 @@ from importlib import import_module
 import pytest
 
 from codegen.errors import InputError
-from spmd.hiding import hidden
 from spmd.report import exit_code
+from spmd.shadowed_modules import shadowing_error
 from tests.conftest import ROOT, run
 
 
@@ -67,8 +67,8 @@ def test_a_defect_beside_a_file_that_hides_a_module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     hider = import_module("colorsys")
-    assert hidden(AttributeError("module 'colorsys' has no attribute 'y'")) is not None
-    assert hidden(AttributeError("'int' object has no attribute 'y'")) is None
+    assert shadowing_error(AttributeError("module 'colorsys' has no attribute 'y'")) is not None
+    assert shadowing_error(AttributeError("'int' object has no attribute 'y'")) is None
     assert exit_code(AttributeError("module 'colorsys' has no attribute 'y'")) == 69
     assert exit_code(InputError("module 'colorsys' has no attribute 'y'")) == 65
     assert hider.x == 1

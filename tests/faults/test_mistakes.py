@@ -15,7 +15,7 @@ from codegen import compile as compiler
 from codegen import places
 from codegen.errors import InternalError, ProgramError, SpmdError
 from spmd import report, source
-from spmd.launch import mates
+from spmd.launch import host_processes
 
 HEAD = """import numpy as np
 import spmd
@@ -222,7 +222,8 @@ def test_whose_a_file_is():
     theirs = (ours, np.__file__, os.__file__, "<frozen os>", "<string>", report.__file__, installed)
     mine = (__file__, "<stdin>", "<ipython-input-1-ab>", os.path.join(sys.prefix, "work", "a.py"))
     assert [f for f in (*theirs, *mine) if places.is_user_file(f)] == list(mine)
-    assert mates.user_place([(f, k) for k, f in enumerate((*theirs, *mine))]) == (mine[0], 7)
+    frames = [(f, k) for k, f in enumerate((*theirs, *mine))]
+    assert host_processes.user_place(frames) == (mine[0], 7)
 
 
 def test_a_file_below_the_prefix_of_python(tmp_path, monkeypatch):

@@ -64,7 +64,7 @@ def test_a_process_that_stops_in_mpi_finalize(built, tmp_path):
     """Nothing of Python is left by then. The launcher's own code is that of the one that is ended
     with the others, if it lets them live."""
     options = (built(SQUARE), "--time-limit", 2)
-    done = run(job(tmp_path, "spmd.launch.patience:Patience:end", "stop", *options))
+    done = run(job(tmp_path, "spmd.launch.process_watch:ProcessWatch:end", "stop", *options))
     assert done.code in (75, 9, 137), done.text
     assert done.err.count("warning: process 2 of 4") == 1, done.err
     assert done.err.count("lost at its end\n") == 1 and "in MPI_Finalize" in done.err, done.err

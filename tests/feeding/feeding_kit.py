@@ -17,11 +17,11 @@ import numpy as np
 from spmd import SpmdError
 from spmd.data.pipeline_files import load_text
 from spmd.feeding.clients.client import Client
-from spmd.feeding.consumers.consumer import PipelineSupply
+from spmd.feeding.consumers.pipeline_supply import PipelineSupply
 from spmd.feeding.messages.keys import made_for_a_run, read_folder
 from spmd.feeding.messages.sockets import received
 from spmd.feeding.messages.wire import decode
-from spmd.feeding.starting.serving import Served
+from spmd.feeding.starting.scheduler_process import Served
 from spmd.feeding.workers.agent import Agent
 from tests.conftest import PATIENCE, until
 
@@ -152,7 +152,7 @@ class Proxy:
         self.cut()
 
     def reached(self, asked_worker):
-        """AskedWorker, but with its line through here."""
+        """WorkerConnection, but with its line through here."""
         def made(lines, assigned, *more):
             host, _, port = assigned["address"].removeprefix("tcp://").rpartition(":")
             self.to = host, int(port)

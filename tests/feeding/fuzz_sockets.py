@@ -15,11 +15,11 @@ from contextlib import suppress
 
 from spmd import InputError
 from spmd.feeding.clients.client import Client
-from spmd.feeding.consumers.asked_worker import AskedWorker
+from spmd.feeding.consumers.worker_connection import WorkerConnection
 from spmd.feeding.messages.keys import made_for_a_run
 from spmd.feeding.messages.sockets import Lines, received
 from spmd.feeding.messages.wire import MalformedMessage, decode, new_id
-from spmd.feeding.results.shared_results import HANDED, HELLO, Handing, ReadResults
+from spmd.feeding.results.shared_results import HANDED, HELLO, ResultReader, ResultSharer
 from tests.conftest import PATIENCE, until
 from tests.feeding.feeding_kit import RunningAgent, running
 from tests.feeding.fuzz_frames import BETWEEN, SOURCE, changed
@@ -85,21 +85,21 @@ def heard(router) -> list:
 def fuzz_results(count: int, seed: int) -> int:
     """What a worker might give: arrays of the fields, or InputError. How many were arrays."""
     chance, given = random.Random(seed), 0
-    one = AskedWorker.__new__(AskedWorker)
+    one = WorkerConnection.__new__(WorkerConnection)
     one.worker, one.assigned, one.reading = new_id(), {"address": "tcp://there:1"}, None
     fields = [{"name": "x", "dtype": "<f4", "shape": []}]
     for _ in range(count):
         with suppress(MalformedMessage, InputError):
             header, *frames = changed(chance, "given")
             message = decode([header.replace(b'"lz4"', chance.choice(CODECS)), *frames])
-            found = one.in_frames(message, fields, 1)
+            found = one.arrays_of_frames(message, fields, 1)
             given += found["x"].nbytes == 4
     return given
 
 
 def fuzz_unix_sockets(count: int, seed: int) -> None:
     """Strangers at a worker's socket; a worker that hands over odd things."""
-    chance, handing = random.Random(seed), Handing(1 << 24)
+    chance, handing = random.Random(seed), ResultSharer(1 << 24)
     before = len(os.listdir("/proc/self/fd"))
     for sent in range(count):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger, suppress(
@@ -109,7 +109,7 @@ def fuzz_unix_sockets(count: int, seed: int) -> None:
             stranger.send(chance.choice((chance.randbytes(chance.randrange(1, 300)), said)))
             handing.attend()
         if sent % BETWEEN == 0:
-            proper = ReadResults(me := new_id(), handing.local, handing.secret)
+            proper = ResultReader(me := new_id(), handing.local, handing.secret)
             handing.attend()
             region = handing.lend(me, new_id(), 5000)
             assert proper.region(region.number) is not None
@@ -131,7 +131,7 @@ def _hand_over_odd_things(chance: random.Random, count: int) -> None:
         memory = os.memfd_create("fuzz", os.MFD_ALLOW_SEALING)
         os.ftruncate(memory, 4096)
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        reading = ReadResults(new_id(), name[1:], "s" * 32)
+        reading = ResultReader(new_id(), name[1:], "s" * 32)
         worker, _ = listening.accept()
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(count):

@@ -51,7 +51,7 @@ def ids(example, rng):
 SOURCES = (f"range({N})", f"iterator(lambda: iter(range({N})))")
 # Of the command lines of a run's own processes.
 WORDS = {"worker": "spmd.feeding.workers.worker", "agent": "spmd.feeding.starting.local_agent",
-         "scheduler": "spmd.feeding.starting.serving"}
+         "scheduler": "spmd.feeding.starting.scheduler_process"}
 
 
 class Killed:

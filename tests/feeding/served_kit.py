@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from spmd.feeding.clients.client import Client
-from spmd.feeding.consumers.consumer import PipelineSupply
+from spmd.feeding.consumers.pipeline_supply import PipelineSupply
 from spmd.feeding.messages.keys import make_folder, read_folder
 from tests.conftest import PATIENCE, ROOT, until
 

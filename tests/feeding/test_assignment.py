@@ -20,9 +20,9 @@ from spmd.feeding.scheduling.assignment import (
     assign,
 )
 from spmd.feeding.scheduling.free_workers import SLIVER, FreeWorkers
-from spmd.feeding.scheduling.known_parties import KnownPipeline
+from spmd.feeding.scheduling.registry import KnownPipeline
 from spmd.feeding.scheduling.scheduler_state import StoredPipeline
-from spmd.feeding.scheduling.worker_time import Budget, Need, Pool, fit
+from spmd.feeding.scheduling.worker_shares import Budget, Need, Pool, fit
 
 BATCH, STEP_S = 1024, 0.110
 RATE = BATCH / STEP_S  # examples/s of a rank that takes 110 ms for a batch of 1,024

@@ -15,7 +15,7 @@ import pytest
 import spmd
 from codegen.compile import lower
 from codegen.plan.fed_in_place import IN_PLACE, where_fields_lie
-from spmd.feeding.consumers.consumer import PipelineSupply
+from spmd.feeding.consumers.pipeline_supply import PipelineSupply
 from tests.feeding.feeding_kit import running
 
 # mypy: ignore-errors

@@ -13,7 +13,7 @@ from spmd.feeding.host.machine import PORTS, ports_of
 from spmd.feeding.messages.keys import Keys, made_for_a_run, make_folder, pair
 from spmd.feeding.messages.sockets import REFUSED_KEY, Lines
 from spmd.feeding.messages.wire import new_id
-from spmd.feeding.results.shared_results import ReadResults
+from spmd.feeding.results.shared_results import ResultReader
 from spmd.feeding.starting.local_feeding import LocalScheduler
 from spmd.feeding.workers.agent import Agent
 from tests.conftest import until
@@ -54,7 +54,7 @@ def test_a_key_that_is_taken_out_loses_its_lines(tmp_path, monkeypatch):
         watch = lines.watch(lines.dealer(f"tcp://127.0.0.1:{said['port']}", said["key"], new_id()))
         until(lambda: not watch.broke() and watch.stands)
         # Who has a line to its shared memory, and has asked for nothing, loses that one as well.
-        reading = ReadResults(new_id(), said["local"], said["secret"])
+        reading = ResultReader(new_id(), said["local"], said["secret"])
         monkeypatch.setattr(consumer, "SILENT_S", 3.0)
         ada.unlink()
         with pytest.raises(PeerError, match="(?s)no scheduler answers.*it refuses our key"):

@@ -16,11 +16,11 @@ import pytest
 import spmd
 import spmd.data as data
 from spmd import cli
-from spmd.feeding.clients.against_image import check_against
 from spmd.feeding.clients.first_example import first_example
+from spmd.feeding.clients.image_check import check_image
 from spmd.feeding.host.children import Child
 from spmd.feeding.messages.keys import made_for_a_run, make_folder
-from spmd.feeding.starting.serving import SCHEDULER, begun_scheduler
+from spmd.feeding.starting.scheduler_process import SCHEDULER, wait_for_address
 from tests.conftest import PATIENCE, ROOT, until
 from tests.feeding.served_kit import PIPELINE, ServedProcess, command_of
 
@@ -210,13 +210,14 @@ def test_a_tuple_is_compared_with_the_tree_of_an_image(tmp_path):
         return data.pipeline(source=data.range(9))(lambda example: {"p": (np.zeros(2), second)})
 
     spmd.build(pairs).save(tmp_path / "pairs.img")
-    check_against(given(1), str(tmp_path / "pairs.img"))
+    check_image(given(1), str(tmp_path / "pairs.img"))
     with pytest.raises(spmd.InputError, match=r"takes: field p\.1 has the shape \(3,\)"):
-        check_against(given(np.zeros(3, np.int32)), str(tmp_path / "pairs.img"))
+        check_image(given(np.zeros(3, np.int32)), str(tmp_path / "pairs.img"))
 
 
 @pytest.mark.parametrize("name, package", [
-    ("zmq", "pyzmq"), ("lz4", "lz4"), ("zstandard", "zstandard")])
+    ("zmq", "pyzmq"), ("lz4", "lz4"), ("zstandard", "zstandard"),
+    ("prometheus_client", "prometheus-client")])
 def test_a_missing_package_is_said_before_anything_starts(name, package, tmp_path):
     (tmp_path / "p.py").write_text(
         "import spmd.data as d\np = d.pipeline(source=d.range(2))(lambda e: e)\n")
@@ -231,13 +232,14 @@ def test_a_missing_package_is_said_before_anything_starts(name, package, tmp_pat
             capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 69, done.stderr
         assert f"feeding needs {package}, not installed here" in done.stderr
-        assert "pip install pyzmq lz4 zstandard" in done.stderr and "Traceback" not in done.stderr
+        assert "pip install pyzmq lz4 zstandard prometheus-client" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_a_scheduler_of_a_run_ends_with_it():
     keys = made_for_a_run()
     child = Child(SCHEDULER)
-    address = begun_scheduler(child, keys, "tcp://127.0.0.1:*")
+    address = wait_for_address(child, keys, "tcp://127.0.0.1:*")
     with data.Client(address, keys, PATIENCE) as client:
         assert client.status()["pipelines"] == []
         child.channel.close()

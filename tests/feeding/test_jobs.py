@@ -19,7 +19,7 @@ import pytest
 import spmd
 from spmd import cli
 from spmd.feeding.clients.client_jobs import PART_BYTES, send_file
-from spmd.feeding.messages.scheduler_answers import Refused
+from spmd.feeding.messages.scheduler_replies import Refused
 from spmd.feeding.messages.wire import new_id
 from tests.conftest import LAUNCH_ENVIRONMENT, PATIENCE, ROOT, until
 from tests.feeding.served_kit import ServedProcess, command_of
@@ -223,8 +223,8 @@ def test_more_ranks_than_are_offered_wait_for_an_agent(served, capfd):
         assert f"{job} waits: {row['why']}" in client.status()["warnings"]
         of = f'job="{job}",pipeline="many"'
         samples = served.metrics()
-        assert samples["spmd_feed_job_pending", f'{of},host=""'] == 1
-        assert samples["spmd_feed_job_ranks", f'{of},host=""'] == 6
+        assert samples["spmd_feed_job_pending", f'host="",{of}'] == 1
+        assert samples["spmd_feed_job_ranks", f'host="",{of}'] == 6
         assert samples["spmd_feed_jobs", 'state="pending"'] == 1
         assert {value for (name, _), value in samples.items()
                 if name == "spmd_feed_agent_slots_free"} == {4}

@@ -12,13 +12,13 @@ import pytest
 
 from spmd import UsageError
 from spmd.feeding.clients.client import Client
-from spmd.feeding.consumers import asked_worker, consumer
+from spmd.feeding.consumers import consumer, worker_connection
 from spmd.feeding.messages import sockets
 from spmd.feeding.messages.keys import made_for_a_run, pair
 from spmd.feeding.messages.sockets import OTHER_KEY, REFUSED_KEY, Lines, received
 from spmd.feeding.messages.wire import TEXT_BYTES, encode, new_id
-from spmd.feeding.results.packing import LEAST_PART, PART, in_parts, of_parts
-from spmd.feeding.starting.serving import Served
+from spmd.feeding.results.compression import LEAST_PART, PART, in_parts, of_parts
+from spmd.feeding.starting.scheduler_process import Served
 from tests.conftest import PATIENCE, at_some_pace, until
 from tests.feeding.feeding_kit import Proxy, RunningAgent, given_to, running, settings_in, x_of
 
@@ -66,13 +66,13 @@ def soon_silent(monkeypatch, pace):
 
 def test_a_large_result_takes_longer_than_the_silence_that_breaks_a_line(elsewhere, monkeypatch):
     """Heartbeats pass between the parts of a result that is under way for twice their limit."""
-    asked_worker, wanted = consumer.AskedWorker, np.random.default_rng(0).integers(
+    asked_worker, wanted = consumer.WorkerConnection, np.random.default_rng(0).integers(
         0, 256, SIZE, np.uint8)
 
     def check(pace):
         takes = soon_silent(monkeypatch, pace)
         with running(NOISE) as run, Proxy(rate=SIZE / takes) as proxy:
-            monkeypatch.setattr(consumer, "AskedWorker", proxy.reached(asked_worker))
+            monkeypatch.setattr(consumer, "WorkerConnection", proxy.reached(asked_worker))
             run.workers(1)
             (ring,) = run.supply(x_of(1, np.uint8, SIZE), 1)
             found = ring.next(20 * pace)["x"][0]
@@ -106,10 +106,10 @@ def test_a_long_pipeline_takes_longer_than_the_silence_that_breaks_a_line(monkey
 
 def test_a_far_worker_is_asked_for_what_is_on_its_way(elsewhere, monkeypatch):
     """An answer that takes ten times as long as its piece: ten more pieces are asked for."""
-    made, whole = [], consumer.AskedWorker
+    made, whole = [], consumer.WorkerConnection
     source = NOISE.replace(str(SIZE), "8").replace("range(100)", "range(10**6)")
     with running(source) as run, Proxy(delay=0.1) as proxy:
-        monkeypatch.setattr(consumer, "AskedWorker", proxy.reached(
+        monkeypatch.setattr(consumer, "WorkerConnection", proxy.reached(
             lambda *of: made.append(whole(*of)) or made[-1]))
         run.workers(1)
         (ring,) = run.supply(x_of(1, np.uint8, 8), 1, depth=4)
@@ -203,16 +203,17 @@ def test_a_flood_that_breaks_off_ends_nobody(monkeypatch):
 def test_a_worker_without_a_line_is_named_and_others_are_asked(
         elsewhere, closed, monkeypatch, capfd):
     monkeypatch.setattr(consumer, "TOGETHER_S", 0.1)
-    whole = consumer.AskedWorker
+    whole = consumer.WorkerConnection
 
     def check(pace):
-        monkeypatch.setattr(asked_worker, "AWAY_S", 0.3 * pace)  # the other one has a line by then
+        # The other one has a line by then.
+        monkeypatch.setattr(worker_connection, "AWAY_S", 0.3 * pace)
         capfd.readouterr()
         with running(NOISE.replace(str(SIZE), "8")) as run, (
                 Client(run.address, run.keys, PATIENCE)) as client:
             first = run.workers(2).wait_for_workers(2)
             behind = run.agents[0].agent.workers[0].worker
-            monkeypatch.setattr(consumer, "AskedWorker", lambda lines, assigned, *more: whole(
+            monkeypatch.setattr(consumer, "WorkerConnection", lambda lines, assigned, *more: whole(
                 lines, {**assigned, "address": closed} if assigned["worker"] == behind
                 else assigned, *more))
             (ring,) = run.supply(x_of(4, np.uint8, 8), 4)

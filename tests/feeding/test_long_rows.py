@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spmd.feeding.workers.long_rows import LEAST_BYTES, LongRows, rows_for_others
+from spmd.feeding.workers.cache_line_rows import LEAST_BYTES, CacheLineRows, rows_by_cache_lines
 
 ROW = LEAST_BYTES // 4
 
@@ -17,8 +17,8 @@ ROW = LEAST_BYTES // 4
     "contiguous", "fortran", "reversed", "odd address", "cast", "bytes swapped", "broadcast"])
 def test_long_rows_are_as_assigned(make, shape):
     array = np.full((4, *shape), -1, np.float32)
-    rows = rows_for_others(array)
-    assert isinstance(rows, LongRows)
+    rows = rows_by_cache_lines(array)
+    assert isinstance(rows, CacheLineRows)
     wanted = array.copy()
     for k in (2, 0):
         value = make(np.arange(np.prod(shape), dtype=np.float32).reshape(shape) % 30_000 + k)
@@ -30,7 +30,7 @@ def test_long_rows_are_as_assigned(make, shape):
 
 def test_a_value_of_another_size_writes_no_more_than_a_row():
     array = np.zeros((3, ROW), np.float32)
-    rows = rows_for_others(array)
+    rows = rows_by_cache_lines(array)
     rows[1] = np.ones((1,), np.float32)
     with pytest.raises(ValueError, match="broadcast"):
         rows[0] = np.ones(2 * ROW, np.float32)
@@ -40,4 +40,4 @@ def test_a_value_of_another_size_writes_no_more_than_a_row():
 def test_short_rows_and_those_that_lie_apart_are_assigned():
     short, apart = np.zeros((4, ROW - 1), np.float32), np.zeros((4, 2 * ROW), np.float32)[:, ::2]
     none = np.zeros((0, ROW), np.float32)
-    assert all(rows_for_others(a) is a for a in (short, apart, none))
+    assert all(rows_by_cache_lines(a) is a for a in (short, apart, none))

@@ -16,7 +16,7 @@ import spmd
 import spmd.data as data
 from spmd.data.pipeline_files import load_text
 from spmd.feeding.clients.client import Client
-from spmd.feeding.host.restarting import ChildKeeper, KeptChild
+from spmd.feeding.host.supervision import ChildSupervisor, SupervisedChild
 from spmd.feeding.starting.local_agent import cores_of
 from spmd.feeding.starting.local_feeding import LocalScheduler
 from spmd.launch.eager_feeds import EagerFeed, eager_feeds
@@ -346,7 +346,7 @@ def test_who_dies_is_started_again(image, tmp_path):
                     f"    while example > 50 and not exists({str(go)!r}): time.sleep(0.01)", 100)
     with Launch([sys.executable, "-m", "spmd", "run", image, "--feed", file, "-o",
                  f"total={total}"]) as launch:
-        both = "starting.serving", "starting.local_agent"
+        both = "starting.scheduler_process", "starting.local_agent"
         for module, others in (both, both[::-1]):
             until(lambda: processes(launch, "workers.worker"))
             (dead,), (lives,) = processes(launch, module), processes(launch, others)
@@ -364,8 +364,8 @@ def test_who_dies_is_started_again(image, tmp_path):
 
 
 def test_who_dies_before_it_has_begun_is_started_again():
-    local, keeper = LocalScheduler(False), ChildKeeper("numbers")
-    one = KeptChild("the scheduler", local.start, local.greet)
+    local, keeper = LocalScheduler(False), ChildSupervisor("numbers")
+    one = SupervisedChild("the scheduler", local.start, local.greet)
     keeper.add(one)
     first = one.child.pid
     os.kill(first, signal.SIGKILL)
@@ -383,7 +383,7 @@ def test_what_dies_again_and_again_ends_the_run(image, tmp_path):
         until(lambda: processes(launch, "workers.worker"))
         end = time.monotonic() + PATIENCE
         while launch.process.poll() is None and time.monotonic() < end:
-            for pid in processes(launch, "starting.serving"):
+            for pid in processes(launch, "starting.scheduler_process"):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)

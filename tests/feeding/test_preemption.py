@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spmd
-from spmd.feeding.messages.job_words import word_behind
+from spmd.feeding.messages.job_options import option_value
 from spmd.feeding.scheduling.preemption import RunningRow, jobs_that_yield, keeps_checkpoints
 from tests.conftest import until
 from tests.feeding.test_job_places import agent, job
@@ -77,7 +77,7 @@ def test_what_keeps_checkpoints():
                   ["--checkpoint", "/kept", "--resume", "/old"],
                   ["--checkpoint", "goes-with-its-ranks", "--resume", "goes-with-its-ranks"]):
         assert not keeps_checkpoints(words)
-    assert word_behind(["-x", "--resume"], "--resume") == ""
+    assert option_value(["-x", "--resume"], "--resume") == ""
 
 
 @pytest.fixture(scope="module")

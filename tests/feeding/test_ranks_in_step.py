@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from spmd.feeding.scheduling.assignment import PipelineRow, WorkerRow, assign
-from spmd.feeding.scheduling.known_parties import KnownConsumer, find_rates
+from spmd.feeding.scheduling.registry import KnownConsumer, find_rates
 
 ROWS, STORE, MADE, TICK_S = 16, 54, 95.0, 0.005  # of a rank's batch; batches; examples/s; seconds
 

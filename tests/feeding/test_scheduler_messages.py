@@ -11,8 +11,8 @@ from spmd.data.settings import Settings
 from spmd.feeding.messages.keys import made_for_a_run
 from spmd.feeding.messages.sockets import SENT, Lines
 from spmd.feeding.messages.wire import encode
-from spmd.feeding.scheduling.known_parties import KnownConsumer, find_rates
-from spmd.feeding.scheduling.measuring import RateMeter
+from spmd.feeding.scheduling.rate_meter import RateMeter
+from spmd.feeding.scheduling.registry import KnownConsumer, find_rates
 from spmd.feeding.scheduling.scheduler import Scheduler
 from spmd.feeding.scheduling.scheduler_state import StateFile, StoredPipeline
 from spmd.feeding.status.metrics import prometheus

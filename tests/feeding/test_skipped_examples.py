@@ -9,8 +9,8 @@ import pytest
 
 from spmd.data.pipeline_files import load_text
 from spmd.feeding.clients.client import Client
-from spmd.feeding.clients.opened_streams import opened_by
-from spmd.feeding.consumers import asked_worker, consumer
+from spmd.feeding.clients.open_stream import opened_by
+from spmd.feeding.consumers import consumer, worker_connection
 from tests.conftest import PATIENCE, at_some_pace
 from tests.feeding.feeding_kit import Feed, mask_of, running, x_of
 from tests.feeding.test_workers import HEAD, numbers
@@ -89,7 +89,7 @@ def elsewhere(*_):
 def test_all_rows_of_what_failed_are_masked(source, shared, capfd, monkeypatch):
     """Beside Pipeline.compute: whoever has which rows, wherever batches of the pipeline are cut."""
     if not shared:
-        monkeypatch.setattr(asked_worker, "ReadResults", elsewhere)
+        monkeypatch.setattr(worker_connection, "ResultReader", elsewhere)
     whole = load_text(source, "made_here.py")["numbers"].compute(0, 46)
     lacking = np.flatnonzero(~whole.there)
     assert len(lacking) == (3 if source is ONE else 12)

@@ -6,15 +6,16 @@ import signal
 import socket
 import sys
 
-from spmd.feeding.host import stopping
+from spmd.feeding.host import stop_request
 from spmd.feeding.host.children import Channel
 from spmd.feeding.messages import sockets
 from spmd.feeding.messages.keys import made_for_a_run
 from spmd.feeding.scheduling import scheduler
-from spmd.feeding.starting.serving import Served
+from spmd.feeding.starting.scheduler_process import Served
 from spmd.feeding.workers import agent
 
-LOOPS = {scheduler.__file__: {"run"}, agent.__file__: {"run", "attend"}, stopping.__file__: None}
+LOOPS = {scheduler.__file__: {"run"}, agent.__file__: {"run", "attend"},
+         stop_request.__file__: None}
 TURNS = 2
 
 
@@ -55,7 +56,7 @@ def told_at(k, loop, word):
 
 
 def ends_by_a_signal_anywhere(begin):
-    """begin(n): a loop that ends after n turns, for "not heard", and its Stopping."""
+    """begin(n): a loop that ends after n turns, for "not heard", and its StopRequest."""
     why, many = told_at(0, *begin(TURNS))
     assert why == "not heard" and many > 20
     for k in range(1, many + 1):
@@ -68,7 +69,7 @@ def test_a_signal_at_any_instruction_ends_a_scheduler(monkeypatch):
     one = served.scheduler
 
     def begin(turns):
-        one.stopping, said = stopping.Stopping(), iter([""] * (turns - 1))
+        one.stopping, said = stop_request.StopRequest(), iter([""] * (turns - 1))
         return lambda: one.run(lambda: next(said, "not heard")), one.stopping
 
     ends_by_a_signal_anywhere(begin)
@@ -93,12 +94,12 @@ def test_a_signal_at_any_instruction_ends_an_agent(monkeypatch):
     one = Turning("tcp://127.0.0.1:9", made_for_a_run(), 1, lifeline=Channel(ours))
 
     def begin(turns):
-        one.stopping, one.turns = stopping.Stopping(), turns
+        one.stopping, one.turns = stop_request.StopRequest(), turns
         return one.run, one.stopping
 
     ends_by_a_signal_anywhere(begin)
     theirs.close()
-    one.stopping, one.turns = stopping.Stopping(), TURNS
+    one.stopping, one.turns = stop_request.StopRequest(), TURNS
     one.run()
     assert one.stopping.why == "whoever started it has ended"
     ours.close()

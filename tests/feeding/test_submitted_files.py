@@ -15,8 +15,8 @@ import pytest
 import spmd
 import spmd.data as data
 from spmd import cli
-from spmd.feeding.clients.found_again import found_again
-from spmd.feeding.consumers.consumer import PipelineSupply
+from spmd.feeding.clients.reload_check import reloaded
+from spmd.feeding.consumers.pipeline_supply import PipelineSupply
 from tests.conftest import until
 from tests.feeding.feeding_kit import Feed, PlainRing, running, x_of
 from tests.feeding.served_kit import ServedProcess
@@ -273,14 +273,14 @@ def test_a_pipeline_that_is_another_one_at_workers_is_refused(program, changed, 
     exec(changed, program.__dict__)
     given = program.called if "called" in changed else program.p
     with pytest.raises(spmd.UsageError, match=found) as caught:
-        found_again(given, FILE)
+        reloaded(given, FILE)
     assert caught.value.place.file == program.__file__
 
 
 def test_what_it_sets_itself_is_no_difference(program):
     assert program.p.compute(0, 4).arrays["x"].tolist() == [15, 15.5, 16, 16.5]
     for given in (program.p, program.one, program.called):
-        found = found_again(given, FILE)
+        found = reloaded(given, FILE)
         assert found is not given and found.name == given.name
         found.own.close()
     assert [t["name"] for t in found.own.texts()] == ["helper"]
@@ -289,7 +289,7 @@ def test_what_it_sets_itself_is_no_difference(program):
 def test_a_file_that_needs_arguments_is_refused(program):
     text = FILE.replace("int(sys.argv[1]) if len(sys.argv) > 1 else 0", "int(sys.argv[1])")
     with pytest.raises(spmd.InputError, match="(?s)IndexError.*without a command line"):
-        found_again(program.p, text)
+        reloaded(program.p, text)
 
 
 @pytest.mark.mpi

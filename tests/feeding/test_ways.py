@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import socket
+import stat
 import threading
 from contextlib import suppress
 
@@ -13,16 +15,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zmq.auth import create_certificates, load_certificate
 
 from spmd import InputError, UsageError
 from spmd.feeding.consumers import consumer
-from spmd.feeding.consumers.asked_worker import AskedWorker
-from spmd.feeding.consumers.asking import Asking
+from spmd.feeding.consumers.piece_ledger import PieceLedger
+from spmd.feeding.consumers.worker_connection import WorkerConnection
 from spmd.feeding.messages import sockets
 from spmd.feeding.messages.keys import made_for_a_run, make_folder, pair, read_folder
 from spmd.feeding.messages.sockets import GONE, SENT, Lines, received, send_to
-from spmd.feeding.results.packing import Link, packed, unpacked
-from spmd.feeding.results.shared_results import HANDED, HELLO, SHORT, Handing, ReadResults
+from spmd.feeding.results.compression import Link, packed, unpacked
+from spmd.feeding.results.shared_results import HANDED, HELLO, SHORT, ResultReader, ResultSharer
 from tests.conftest import PATIENCE
 from tests.feeding.feeding_kit import Field, running, x_of
 
@@ -55,13 +58,13 @@ def test_another_host_gets_frames(monkeypatch, codec):
 
 @pytest.fixture
 def handing():
-    handing = Handing(3 << 20)
+    handing = ResultSharer(3 << 20)
     yield handing
     handing.close()
 
 
 def greeted(handing, consumer="0123456789abcdef"):
-    reading = ReadResults(consumer, handing.local, handing.secret)
+    reading = ResultReader(consumer, handing.local, handing.secret)
     handing.attend()
     return reading
 
@@ -145,8 +148,39 @@ def test_keys_of_a_folder(tmp_path):
     assert read_folder(str(folder)).public in read_folder(str(folder), scheduler=True).allowed
     with pytest.raises(UsageError, match="holds keys already"):
         make_folder(str(folder))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for who in ("server", "client"):
+        assert stat.S_IMODE((folder / f"{who}.secret").stat().st_mode) == 0o600
     os.chmod(folder / "client.secret", 0o644)
     with pytest.raises(UsageError, match="chmod 600"):
+        read_folder(str(folder))
+
+
+def test_bare_keys_and_certificates_are_read(tmp_path):
+    """Folders of older versions hold one line in each file. Any certificate may be let in."""
+    folder = tmp_path / "keys"
+    (folder / "allowed").mkdir(parents=True)
+    (server, server_secret), (client, secret) = pair(), pair()
+    for name, value in (("server.key", server), ("server.secret", server_secret),
+                        ("client.key", client), ("client.secret", secret)):
+        (folder / name).write_text(value + "\n")
+        (folder / name).chmod(0o600)
+    create_certificates(folder / "allowed", "ada")
+    ada = load_certificate(folder / "allowed" / "ada.key")[0].decode()
+    keys, ours = read_folder(str(folder)), read_folder(str(folder), scheduler=True)
+    assert (keys.server, keys.public, keys.secret) == (server, client, secret)
+    assert (ours.server_secret, ours.allowed) == (server_secret, {client, ada})
+    for text in ("", "x" * 40, "public-key = short", "\0" * 1000):
+        (folder / "allowed" / "ben.key").write_text(text)
+        if text == "x" * 40:
+            assert len(read_folder(str(folder)).allowed) == 3
+            continue
+        with pytest.raises(UsageError, match="ben.key: expected a public key: a certificate"):
+            read_folder(str(folder))
+    (folder / "allowed" / "ben.key").unlink()
+    shutil.copy(folder / "allowed" / "ada.key", folder / "client.secret")
+    (folder / "client.secret").chmod(0o600)
+    with pytest.raises(UsageError, match="client.secret: expected a secret key"):
         read_folder(str(folder))
 
 
@@ -173,42 +207,42 @@ def test_compression_only_where_it_pays():
 
 @pytest.mark.parametrize("seed", range(60))
 def test_every_row_is_filled_once_whatever_is_lost_or_answered_twice(seed):
-    """Asking alone: answers in any order, some twice, workers lost at any time."""
+    """PieceLedger alone: answers in any order, some twice, workers lost at any time."""
     chance = random.Random(seed)
     batch, n = chance.randint(1, 12), chance.randint(0, 60)
     cuts = sorted(chance.sample(range(batch + 1), 2 * chance.randint(1, (batch + 1) // 2)))
     segments = list(zip(cuts[::2], cuts[1::2])) if chance.random() < 0.5 else [(0, batch)]
     ahead, span = chance.choice([(2, 1), (8, 4)])  # in the second case pieces have several batches
-    asking = Asking(segments, batch, 0, masked=chance.random() < 0.5)
-    asking.together = chance.randint(1, 5)
+    ledger = PieceLedger(segments, batch, 0, masked=chance.random() < 0.5)
+    ledger.examples_at_once = chance.randint(1, 5)
     seen: list[int] = []
-    while not asking.has_ended():
-        asking.open_until(asking.next + ahead, chance.randint(1, 4), ahead, span)
+    while not ledger.has_ended():
+        ledger.cut_batches(ledger.next + ahead, chance.randint(1, 4), ahead, span)
         worker, how = chance.choice("abc"), chance.randrange(9)
-        if asking.waiting and how < 4:
-            asking.take(worker, 0.0)
-        elif asking.asked:
-            number = chance.choice(sorted(asking.asked))
+        if ledger.waiting and how < 4:
+            ledger.request(worker, 0.0)
+        elif ledger.requests:
+            number = chance.choice(sorted(ledger.requests))
             if how == 4:
-                asking.back(asking.of(worker))
+                ledger.requeue(ledger.requests_to(worker))
             elif how == 5:
-                asking.ask_again(number, worker, 0.0)
+                ledger.request_again(number, worker, 0.0)
             elif how == 6:
-                asking.apart(number)
+                ledger.split(number)
             else:
-                piece = asking.asked[number].piece
+                piece = ledger.requests[number].piece
                 there = max(0, min(piece.count, n - piece.first))
                 rows = np.arange(piece.first, piece.first + piece.count)
-                asking.fill(number, {"x": rows}, there, None, n,
+                ledger.record(number, {"x": rows}, there, None, n,
                             chance.choice([1e-6, 0.4]))
-        while found := asking.whole():
+        while found := ledger.pop_batch():
             k, batches, pieces = found
             for one in pieces:
                 assert len(one.arrays["x"]) == one.piece.count
                 cut = one.rows_of(k, batches)
                 there = [True] * one.piece.count if one.there is None else one.there
                 seen += [int(p) for p, there in zip(one.arrays["x"][cut], there[cut]) if there]
-    last = n if asking.masked else n - n % batch
+    last = n if ledger.masked else n - n % batch
     assert seen == [p for p in range(last) if any(b <= p % batch < e for b, e in segments)]
 
 
@@ -257,9 +291,9 @@ def test_a_line_that_breaks_loses_nothing(monkeypatch):
 
     def through(lines, assigned, *_):
         ways.append(Between(assigned["address"]))
-        return AskedWorker(lines, {**assigned, "address": ways[-1].address}, "elsewhere")
+        return WorkerConnection(lines, {**assigned, "address": ways[-1].address}, "elsewhere")
 
-    monkeypatch.setattr(consumer, "AskedWorker", through)
+    monkeypatch.setattr(consumer, "WorkerConnection", through)
     with running(PLAIN) as run:
         run.workers(1)
         (ring,) = run.supply(x_of(20), 20)
@@ -273,57 +307,59 @@ def test_a_line_that_breaks_loses_nothing(monkeypatch):
 
 def test_what_others_leave_no_time_for_is_asked_of_those_with_a_share():
     """Soon, and before other pieces; where nobody has a share, after the time for any worker."""
-    asking = Asking([(0, 8)], 8, 0, masked=False)
-    asking.example_s = 0.01
-    asking.open_until(2, 1, 2, small=True)
-    assert len(asking.waiting) > 8, "pieces of one example: each takes long enough"
-    number = asking.take("spare", 0.0, True)[0]
-    assert asking.late(0.012) is None
-    assert asking.late(0.05) == number and asking.waiting
-    assert asking.late(0.05, has_own=False) is None and asking.late(0.5, has_own=False) == number
-    asking.ask_again(number, "other", 0.5, True)
-    assert asking.late(0.51) is None and asking.askers(number) == {"spare", "other"}
-    assert asking.late(0.55) in asking.asked, "also that one may have no time"
-    again = asking.ask_again(number, "own", 0.55)[0]
-    assert asking.late(60.0) is None, "there are others to ask for first"
-    asking.fill(again, {}, 1, None, None, 0.01, 0.56)
-    asking.fill(number, {}, 1, None, None, 0.01, 60.0)
-    assert asking.took_s == pytest.approx(0.01), "how long it waited there says nothing of others"
+    ledger = PieceLedger([(0, 8)], 8, 0, masked=False)
+    ledger.example_s = 0.01
+    ledger.cut_batches(2, 1, 2, small=True)
+    assert len(ledger.waiting) > 8, "pieces of one example: each takes long enough"
+    number = ledger.request("spare", 0.0, True)[0]
+    assert ledger.overdue_request(0.012) is None
+    assert ledger.overdue_request(0.05) == number and ledger.waiting
+    assert ledger.overdue_request(0.05, has_own=False) is None
+    assert ledger.overdue_request(0.5, has_own=False) == number
+    ledger.request_again(number, "other", 0.5, True)
+    assert ledger.overdue_request(0.51) is None
+    assert ledger.workers_asked(number) == {"spare", "other"}
+    assert ledger.overdue_request(0.55) in ledger.requests, "also that one may have no time"
+    again = ledger.request_again(number, "own", 0.55)[0]
+    assert ledger.overdue_request(60.0) is None, "there are others to ask for first"
+    ledger.record(again, {}, 1, None, None, 0.01, 0.56)
+    ledger.record(number, {}, 1, None, None, 0.01, 60.0)
+    assert ledger.round_trip_s == pytest.approx(0.01), "its wait there says nothing of others"
 
 
 @pytest.mark.parametrize(("together", "lies"), [(1, [(24, 2), (26, 2)]), (4, [(24, 4), (28, 4)])])
 def test_pieces_that_take_long_are_cut_once_that_is_known(together, lies):
     """Who comes to a worker meanwhile waits for one piece."""
-    asking = Asking([(0, 24)], 24, 0, masked=False)
-    asking.open_until(2, 1, 2)
-    first = asking.take("a", 0.0)
+    ledger = PieceLedger([(0, 24)], 24, 0, masked=False)
+    ledger.cut_batches(2, 1, 2)
+    first = ledger.request("a", 0.0)
     assert first[1:3] == [0, 24], "nothing is known of it"
-    asking.together = together
-    asking.fill(first[0], {}, 24, None, None, 24 * 0.1)
-    assert asking.whole()[0] == 0
-    asked = [asking.take("a", 0.0) for _ in range(2)]
+    ledger.examples_at_once = together
+    ledger.record(first[0], {}, 24, None, None, 24 * 0.1)
+    assert ledger.pop_batch()[0] == 0
+    asked = [ledger.request("a", 0.0) for _ in range(2)]
     assert [(at, count) for _, at, count, *_ in asked] == lies
-    while item := asking.take("a", 0.0):
+    while item := ledger.request("a", 0.0):
         asked.append(item)
     for number, _, count, *_ in asked:
-        assert asking.whole() is None
-        asking.fill(number, {}, count, None, None, count * 0.1)
-    assert [one.piece.first for one in asking.whole()[2]] == [at for _, at, *_ in asked]
+        assert ledger.pop_batch() is None
+        ledger.record(number, {}, count, None, None, count * 0.1)
+    assert [one.piece.first for one in ledger.pop_batch()[2]] == [at for _, at, *_ in asked]
     assert sum(count for _, _, count, *_ in asked) == 24
 
 
 def test_the_newest_batch_takes_no_rows_of_others():
     """Answers of an older worker come after a newer batch has taken the place of theirs."""
-    asking = Asking([(0, 2)], 2, 0, masked=False)
-    asking.open_until(2, 1, 2)
-    old, new = (asking.take(w, 0.0) for w in "ab")
-    again = asking.ask_again(new[0], "c", 0.0)
-    asking.fill(new[0], {}, 2, None, None, 0.1)
-    assert asking.whole(newest_first=True)[2][0].piece.first == 2
-    assert asking.batch_of(0) == 1, "batch 0 is the second one now"
-    assert not asking.fill(again[0], {}, 2, None, None, 0.1)
-    asking.fill(old[0], {}, 2, None, None, 0.1)
-    assert asking.whole(newest_first=True)[2][0].piece.first == 0
+    ledger = PieceLedger([(0, 2)], 2, 0, masked=False)
+    ledger.cut_batches(2, 1, 2)
+    old, new = (ledger.request(w, 0.0) for w in "ab")
+    again = ledger.request_again(new[0], "c", 0.0)
+    ledger.record(new[0], {}, 2, None, None, 0.1)
+    assert ledger.pop_batch(newest_first=True)[2][0].piece.first == 2
+    assert ledger.batch_of(0) == 1, "batch 0 is the second one now"
+    assert not ledger.record(again[0], {}, 2, None, None, 0.1)
+    ledger.record(old[0], {}, 2, None, None, 0.1)
+    assert ledger.pop_batch(newest_first=True)[2][0].piece.first == 0
 
 
 def test_who_waits_for_no_scheduler_goes_on(monkeypatch):

@@ -21,8 +21,8 @@ from spmd.feeding.messages.wire import (
     encode,
     new_id,
 )
-from spmd.feeding.results.packing import in_frames, of_parts
-from spmd.feeding.results.placing import dtype_named
+from spmd.feeding.results.compression import in_frames, of_parts
+from spmd.feeding.results.memory_layout import dtype_named
 
 A, B = "0123456789abcdef", "fedcba9876543210"
 PROCESS = {"worker": A, "address": "tcp://127.0.0.1:5555", "key": "k" * 40, "local": "here",

@@ -16,7 +16,7 @@ from spmd.data import reading_time
 from spmd.data.pipeline_files import load_text
 from spmd.feeding.clients.client import Client
 from spmd.feeding.consumers import consumer
-from spmd.feeding.consumers.filled_rings import FilledRings
+from spmd.feeding.consumers.ring_buffers import RingBuffers
 from spmd.feeding.status import overview
 from spmd.feeding.workers import agent
 from tests.conftest import PATIENCE, at_some_pace, until
@@ -168,7 +168,7 @@ def test_what_a_worker_owes_when_its_line_breaks_is_asked_again(monkeypatch):
     monkeypatch.setattr(consumer, "host_name", lambda: "another host")
     with running(numbers("time.sleep(0.005)\nreturn {'x': example}", n=200, epochs=1)) as run, (
             Proxy()) as proxy:
-        monkeypatch.setattr(consumer, "AskedWorker", proxy.reached(consumer.AskedWorker))
+        monkeypatch.setattr(consumer, "WorkerConnection", proxy.reached(consumer.WorkerConnection))
         run.workers(1)
         (ring,) = run.supply(x_of(20), 20)
         seen = ring.next()["x"].tolist()
@@ -487,15 +487,15 @@ def test_the_newest_comes_first_where_that_is_asked_for(monkeypatch):
     source = numbers("return {'x': rng.integers(1 << 40)}", sampling="independent", queue="lifo",
                      n=40, epochs=1)
     made = []
-    monkeypatch.setattr(consumer, "FilledRings",
-                        lambda *of: made.append(FilledRings(*of)) or made[0])
+    monkeypatch.setattr(consumer, "RingBuffers",
+                        lambda *of: made.append(RingBuffers(*of)) or made[0])
     whole = load_text(source, "made_here.py")["numbers"].compute(0, 40).arrays["x"]
     batch_of = {x: k // 4 for k, x in enumerate(whole.tolist())}
 
     def whole_ones():
         (rings,) = made
-        return sum(len(found) == rings.asking.pieces.get(k) for k, found in
-                   list(rings.asking.filled.items()))
+        return sum(len(found) == rings.ledger.piece_counts.get(k) for k, found in
+                   list(rings.ledger.results.items()))
 
     with running(source) as run:
         (ring,) = run.supply(x_of(4), 4, depth=6)

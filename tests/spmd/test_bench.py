@@ -160,7 +160,7 @@ def test_every_way_gives_the_same(name, count, crowded):
     ranks = 5
     count = -(-count // ranks) * ranks if name == "reduce-scatter" else count
     floor = bench_floor.Floor(name, Processes(), ranks, count)
-    floor.given.crowded = crowded
+    floor.c_floor.crowded = crowded
     ways = [way for way in bench_floor.WAYS if floor._offers(way)]
     assert "pull" in ways
     for way in ways:

@@ -68,7 +68,7 @@ def test_no_compiler(spmd_command):
 
 def test_no_mpi_is_a_warning(spmd_command):
     done = spmd_command("doctor", env=NOWHERE).expect(
-        0, "MPI library    warning  none: ", "image.run(ranks=4) works; for mpirun: pip install"
+        0, "MPI library        warning  none: ", "image.run(ranks=4) works; for mpirun: pip install"
     )
     assert "missing" not in done.out
 

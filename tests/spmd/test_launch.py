@@ -10,7 +10,7 @@ import pytest
 
 from codegen.errors import AgreementError, EnvironmentFault, InputError
 from spmd.launch import launchers
-from spmd.launch.hosts import PRETENDED, Hosts, agree, mine
+from spmd.launch.hosts import PRETENDED, Hosts, agree, contribution
 from spmd.launch.processes import Elsewhere, Processes
 from tests.conftest import PATIENCE
 
@@ -60,9 +60,10 @@ class Together:
 
 
 def test_results_of_all_in_all() -> None:
-    found = Together(3).run(lambda p: (p.meet(lambda: p.number**2), p.together(lambda: p.number)))
+    found = Together(3).run(
+        lambda p: (p.run_and_gather(lambda: p.number**2), p.run_in_all(lambda: p.number)))
     assert found == [([0, 1, 4], k) for k in range(3)]
-    assert Together(3).run(lambda p: p.from_first(lambda: p.number + 7)) == [7, 7, 7]
+    assert Together(3).run(lambda p: p.run_in_first(lambda: p.number + 7)) == [7, 7, 7]
 
 
 def test_the_lowest_failing_process_speaks_for_all() -> None:
@@ -71,7 +72,7 @@ def test_the_lowest_failing_process_speaks_for_all() -> None:
             if processes.number in (1, 3):
                 raise InputError(f"from {processes.number}")
 
-        processes.together(fail)
+        processes.run_in_all(fail)
 
     found = Together(4).run(step)
     assert isinstance(found[1], InputError)
@@ -80,13 +81,13 @@ def test_the_lowest_failing_process_speaks_for_all() -> None:
 
 
 def test_a_defect_on_one_process_ends_all() -> None:
-    found = Together(2).run(lambda p: p.together(lambda: 1 // (p.number - 1 + 1)))
+    found = Together(2).run(lambda p: p.run_in_all(lambda: 1 // (p.number - 1 + 1)))
     assert isinstance(found[0], ZeroDivisionError)
     assert isinstance(found[1], Elsewhere) and found[1].exit_code == 70
 
 
 def agreement(**changes: dict[int, Any]) -> list[dict[str, Any]]:
-    everyones = [mine("d0", {"mesh": (8,), "steps": 3}, k, 1) for k in range(8)]
+    everyones = [contribution("d0", {"mesh": (8,), "steps": 3}, k, 1) for k in range(8)]
     for key, values in changes.items():
         for number, value in values.items():
             everyones[number][key] = value
@@ -95,7 +96,7 @@ def agreement(**changes: dict[int, Any]) -> list[dict[str, Any]]:
 
 def test_those_who_differ_are_named() -> None:
     hosts = agree(Processes(), agreement())
-    assert (hosts.count, hosts.parted, hosts.first) == (1, False, list(range(9)))
+    assert (hosts.count, hosts.spans_hosts, hosts.first) == (1, False, list(range(9)))
     with pytest.raises(AgreementError, match="ranks 3, 7 differ") as caught:
         agree(Processes(), agreement(digest={3: "d1", 7: "d1"}))
     assert caught.value.exit_code == 78
@@ -119,11 +120,11 @@ def test_who_shares_memory_with_whom() -> None:
     everyones = agreement(place={k: ("b",) if k in (1, 2, 6) else ("a",) for k in range(8)})
     hosts = Hosts(6, everyones)
     assert hosts.arenas == [0, 1, 1, 0, 0, 0, 1, 0]
-    assert hosts.here == hosts.together_with() == [1, 2, 6]
+    assert hosts.here == hosts.in_this_arena() == [1, 2, 6]
     assert hosts.ranks_of(hosts.here) == 3 and hosts.count == 2
     alone = Hosts(6, everyones, "mpi")
     assert alone.arenas == list(range(8))
-    assert alone.together_with() == [6] and alone.here == [1, 2, 6] and alone.parted
+    assert alone.in_this_arena() == [6] and alone.here == [1, 2, 6] and alone.spans_hosts
 
 
 def test_hosts_can_be_pretended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,17 +175,17 @@ def test_jobs_of_an_image_share_its_constants() -> None:
 def test_processes_share_constants_that_hold_the_same(tmp_path: Path) -> None:
     before, content = descriptors(), memoryview(bytes(range(256)) * 32)
     (tmp_path / "file").write_bytes(content)
-    first = shared_constants.held("first", content)
-    same = shared_constants.held("same", content, first.path)
-    other = shared_constants.held("other", memoryview(content[::-1].tobytes()), first.path)
-    unsealed = shared_constants.held("unsealed", content, str(tmp_path / "file"))
-    gone = shared_constants.held("gone", content, "/proc/self/fd/9999")
+    first = shared_constants.constants_of("first", content)
+    same = shared_constants.constants_of("same", content, first.path)
+    other = shared_constants.constants_of("other", memoryview(content[::-1].tobytes()), first.path)
+    unsealed = shared_constants.constants_of("unsealed", content, str(tmp_path / "file"))
+    gone = shared_constants.constants_of("gone", content, "/proc/self/fd/9999")
     held = [first, same, other, unsealed, gone]
     inodes = [mapped_at(one.address)[4] for one in held]
     assert inodes[1] == inodes[0] and len(set(inodes)) == 4
     assert os.stat(tmp_path / "file").st_ino != int(inodes[3])
     assert other.pages[:] == content[::-1].tobytes() and gone.pages[:] == content
-    again = shared_constants.held("first", content)
+    again = shared_constants.constants_of("first", content)
     assert again is first
     first.close()
     assert again.pages[:] == content

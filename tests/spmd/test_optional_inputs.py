@@ -275,7 +275,7 @@ def test_arrays_that_are_written_to_with_what_is_missing():
         same(run(x=x), (np.zeros(4), 0, np.full(4, 3.0), np.full(4, 6.0), x + 1, np.zeros(4), 4))
 
 
-class Keeping(Program):
+class Checkpointing(Program):
     """Outputs that have an input's name are that input where they are not computed."""
 
     def _trace(self, context: Any, values: dict[str, Any]) -> Any:
@@ -298,7 +298,7 @@ def test_outputs_that_are_something_else_where_they_are_not_computed():
             other = other * 0.5 + np.sum(x) * k
         return {"w": new, "v": other, "peak": np.max(w) + np.max(v)}
 
-    program = Keeping(updates, ("r",), selectable=True)
+    program = Checkpointing(updates, ("r",), selectable=True)
     image = spmd.build(program)
     for ranks in (1, 3, 5):
         with image.open(ranks=ranks, keep=("w", "v")) as job:

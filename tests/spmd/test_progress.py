@@ -15,8 +15,8 @@ import pytest
 
 import spmd
 from codegen import progress as told
-from spmd import cli, engine, showing
-from spmd.launch import job, saying
+from spmd import cli, engine, progress_display
+from spmd.launch import job, program_output
 from spmd.launch.processes import Processes
 from spmd.verify import images as verify
 from tests.conftest import until
@@ -50,7 +50,7 @@ def heard(monkeypatch):
         def close(self) -> None:
             lines.append("closed")
 
-    monkeypatch.setattr(showing, "display", Listener)
+    monkeypatch.setattr(progress_display, "display", Listener)
     return lines
 
 
@@ -72,17 +72,17 @@ def test_a_build_and_a_check_say_what_they_are_at(heard, tmp_path, monkeypatch):
 
 def test_the_line_comes_late_and_goes():
     stream = Terminal()
-    line = showing.Line(stream, after_s=0.0)
+    line = progress_display.Line(stream, after_s=0.0)
     with told.told(line):
         for number in told.each("checking é", [1, 2]):
             until(lambda number=number: f"{number} of 2" in stream.getvalue())
-        told.at("")
+        told.announce("")
         assert stream.getvalue().endswith("\r\x1b[K")  # before what else is written there
     line.close()
     assert "spmd: checking ?, 2 of 2 (" in stream.getvalue()
     assert stream.getvalue().endswith(" s)\r\x1b[K")
     quick = Terminal()
-    line = showing.Line(quick, after_s=1000.0)
+    line = progress_display.Line(quick, after_s=1000.0)
     line("compiling C", 0, 0)
     line.close()
     assert quick.getvalue() == ""
@@ -93,8 +93,8 @@ def test_the_line_comes_late_and_goes():
 ])
 def test_only_on_a_terminal_of_the_first_rank(monkeypatch, stream, rank, shows):
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(showing, "launcher", lambda: (rank, 2))
-    line = showing.on_terminal()
+    monkeypatch.setattr(progress_display, "launcher", lambda: (rank, 2))
+    line = progress_display.on_terminal()
     assert (line is not None) == shows
     if line:
         line.close()
@@ -104,8 +104,8 @@ def test_a_build_tells_a_log_every_so_often(monkeypatch, tmp_path):
     """A log that is no terminal gets lines that stay, unless SPMD_PROGRESS=off."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(showing, "AFTER_S", 0.0)
-    monkeypatch.setattr(showing.Log, "again_s", 0.01)
+    monkeypatch.setattr(progress_display, "AFTER_S", 0.0)
+    monkeypatch.setattr(progress_display.Log, "again_s", 0.01)
     monkeypatch.setenv("SPMD_CACHE", str(tmp_path))
     monkeypatch.setenv("SPMD_PROGRESS", "off")
     spmd.build(small, cache=False)
@@ -114,8 +114,8 @@ def test_a_build_tells_a_log_every_so_often(monkeypatch, tmp_path):
     spmd.build(small, cache=False)
     lines = stream.getvalue().splitlines()
     assert lines and all(re.fullmatch(r"spmd: .+ \(\d+ s\)", line) for line in lines), lines
-    monkeypatch.setattr(showing, "launcher", lambda: (1, 2))
-    assert showing.in_log() is None  # one of the processes speaks
+    monkeypatch.setattr(progress_display, "launcher", lambda: (1, 2))
+    assert progress_display.in_log() is None  # one of the processes speaks
 
 
 def test_in_a_kernel_of_jupyter(monkeypatch):
@@ -136,12 +136,12 @@ def test_in_a_kernel_of_jupyter(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    monkeypatch.setattr(showing, "AFTER_S", 0.0)
+    monkeypatch.setattr(progress_display, "AFTER_S", 0.0)
     CELL.set("this one")
-    assert showing.display() is None  # IPython in a terminal that is none
+    assert progress_display.display() is None  # IPython in a terminal that is none
     shell.kernel = "a kernel"
-    line = showing.display()
-    assert type(line) is showing.Cell
+    line = progress_display.display()
+    assert type(line) is progress_display.Cell
     line("checking <b>", 1, 2)
     until(lambda: len(shown) >= 2)
     line.close()
@@ -154,7 +154,7 @@ def test_a_terminal_that_goes():
     read, write = os.pipe()
     stream = os.fdopen(write, "w", buffering=1)
     os.close(read)
-    line = showing.Line(stream, after_s=0.0)
+    line = progress_display.Line(stream, after_s=0.0)
     line("compiling C", 0, 0)
     time.sleep(0.3)
     line.close()
@@ -235,7 +235,7 @@ def test_lines_of_steps_come_when_they_are_wanted():
 def test_a_line_of_steps_gives_way_to_text(monkeypatch, capsys):
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
-    say = saying.Saying()
+    say = program_output.ProgramOutput()
     say("first\n")
     say(f"{told.MARK}1\t9\n{told.MARK}2\t9\n")
     say(f"between\n{told.MARK}no number\n")

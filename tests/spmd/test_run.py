@@ -52,13 +52,13 @@ OURS = {
     "spmd", "spmd.arguments", "spmd.cli", "spmd.engine", "spmd.engine._engine",
     "spmd.engine._engine.lib", "spmd.launch.job", "spmd.launch.processes", "spmd.launch.launchers",
     "spmd.launch.limits", "spmd.launch.loader", "spmd.launch.memory", "spmd.files.npy",
-    "spmd.report", "spmd.launch.patience", "spmd.launch.presence", "spmd.launch.run",
-    "spmd.launch.sizes", "spmd.launch.watch", "spmd.launch.options", "spmd.launch.together",
-    "spmd.launch.course", "spmd.launch.hosts", "spmd.launch.routines", "spmd.launch.transport",
+    "spmd.report", "spmd.launch.process_watch", "spmd.launch.process_status", "spmd.launch.run",
+    "spmd.launch.sizes", "spmd.launch.watch", "spmd.launch.options", "spmd.launch.command_group",
+    "spmd.launch.lifecycle", "spmd.launch.hosts", "spmd.launch.routines", "spmd.launch.transport",
     "spmd.files.whole", "spmd.texts", "codegen.user", "codegen.user.named",
-    "codegen.progress", "spmd.launch.saying", "spmd.launch.leaving", "spmd.interrupts",
+    "codegen.progress", "spmd.launch.program_output", "spmd.launch.exit_signals", "spmd.interrupts",
     "spmd.launch.shared_constants", "spmd.faces", "spmd.launch.array_files", "spmd.launch.setup",
-    "codegen.user.given_extents",
+    "codegen.user.given_extents", "codegen.validators",
 }
 THEIRS = {
     "__future__", "_cffi_backend", "_json", "_locale", "_sha2", "_sha256", "_sha512", "argparse",

@@ -155,7 +155,7 @@ def test_where_the_time_goes(built, mpirun):
 def test_events_that_have_no_room_are_counted(built, tmp_path, monkeypatch):
     from spmd import cli
 
-    monkeypatch.setattr("spmd.launch.course.MOST_EVENTS", 40)
+    monkeypatch.setattr("spmd.launch.lifecycle.MOST_EVENTS", 40)
     path = tmp_path / "t.json"
     image = str(built(EXAMPLES / "heat.py"))
     said: list[str] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import spmd
-from spmd import takes
+from spmd import launch_signatures
 from spmd.launch.options import OPTIONS, Options
 from tests.spmd import typed_program
 
@@ -74,8 +74,8 @@ def test_names_of_spmd_numpy():
 
 
 def test_options_are_declared_once():
-    """`takes.call` lists them again, for type checkers; the methods of an image show them all."""
-    said = dict(inspect.signature(takes.call).parameters)
+    """`launch_signatures.call` lists them again, for type checkers; an image's methods show all."""
+    said = dict(inspect.signature(launch_signatures.call).parameters)
     assert said.pop("arguments").kind is inspect.Parameter.VAR_KEYWORD
     assert {name: p.default for name, p in said.items()} == {
         name: row.default for name, row in OPTIONS.items() if name not in ("keep", "state")

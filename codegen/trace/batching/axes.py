@@ -18,28 +18,28 @@ from codegen.trace.state import Tree, flatten
 Axis = int | None
 
 
-def spread(axes: Any, tree: Tree, what: str, where: str = "") -> Iterator[Axis]:
+def spread(axes: Any, tree: Tree, parameter: str, where: str = "") -> Iterator[Axis]:
     """Yield one axis for each leaf of a tree. `axes` is what a user wrote: one axis for the whole
     tree, or a nest of axes for its parts. `where` is the path of this part, for messages."""
     if _is_axis(axes):
         yield from (axes for _ in tree.paths())
         return
-    given = flatten(axes)[0] if isinstance(axes, (tuple, list, dict)) else None
-    given = Tree(tree.kind, axes, *_parts(axes)) if given is None and tree.kind == "object" else (
-        given)
-    if given is None:
-        raise UsageError(f"{what} has no dim in it{where and f', for {where}'}",
+    axes_tree = flatten(axes)[0] if isinstance(axes, (tuple, list, dict)) else None
+    if axes_tree is None and tree.kind == "object":
+        axes_tree = Tree(tree.kind, axes, *_parts(axes))
+    if axes_tree is None:
+        raise UsageError(f"{parameter} has no dim in it{where and f', for {where}'}",
                          place=user_place(), expected="integers or None, or a nest of them",
                          found=f"{axes!r}, a {type(axes).__name__}")
-    if given.keys != tree.keys or (given.kind == "dict") != (tree.kind == "dict"):
+    if axes_tree.keys != tree.keys or (axes_tree.kind == "dict") != (tree.kind == "dict"):
         expected = ", ".join(map(str, tree.keys)) or "no parts"
-        raise UsageError(f"{what} has another structure than {where or 'what it is of'}",
+        raise UsageError(f"{parameter} has another structure than {where or 'what it is of'}",
                          place=user_place(), expected=f"one entry for each of {expected}"
                          if tree.keys else "an integer or None for an array",
-                         found=repr(axes), remedy=f"{what}=0 is for all of them")
+                         found=repr(axes), remedy=f"{parameter}=0 is for all of them")
     for key, part, child in zip(tree.keys, _items(axes), tree.children):
         step = f".{key}" if tree.kind == "object" else f"[{key!r}]"
-        yield from spread(part, child, what, where + step)
+        yield from spread(part, child, parameter, where + step)
 
 
 def _parts(axes: Any) -> tuple[tuple[Any, ...], tuple[Tree, ...]]:
@@ -87,16 +87,16 @@ def names_of(f: Callable[..., Any], count: int) -> list[str]:
     return [*named[:count], *rest]
 
 
-def in_range(axis: int, ndim: int, name: str, what: str = "in_axes") -> int:
+def in_range(axis: int, ndim: int, name: str, parameter: str = "in_axes") -> int:
     """Return `axis` counted from 0, also where it counts from the end. Raises UsageError where the
     array has no such dim."""
     if -ndim <= axis < ndim:
         return axis % ndim
     has = "no dim" if not ndim else f"{ndim} dims" if ndim > 1 else "1 dim"
-    raise UsageError(f"{what}: {name} has no dim {axis}", place=user_place(),
+    raise UsageError(f"{parameter}: {name} has no dim {axis}", place=user_place(),
                      expected=f"{-ndim} to {ndim - 1}" if ndim else "an array with dims",
                      found=f"{name} has {has}",
-                     remedy="" if what == "out_axes" else
+                     remedy="" if parameter == "out_axes" else
                      f"None in in_axes for {name}, if all members share it")
 
 
@@ -108,16 +108,16 @@ def one_extent(extents: Sequence[tuple[str, int, Expr]], size: Any) -> Expr:
                          expected="a dim of one argument at least",
                          found="in_axes is None for all of them",
                          remedy="in_axes=0 for one of them, or axis_size=n")
-    found = [*extents] if size is None else [*extents, ("axis_size", -1, expr.as_expr(size))]
-    name, dim, n = found[0]
-    for other, at, m in found[1:]:
+    counts = [*extents] if size is None else [*extents, ("axis_size", -1, expr.as_expr(size))]
+    name, dim, n = counts[0]
+    for other, other_dim, m in counts[1:]:
         if not expr.equal(n, m):
             here = f"{name} has {n} along dim {dim}" if dim >= 0 else f"axis_size is {n}"
-            there = (f"{other} has {m}" + ("" if at == dim else f" along dim {at}")
-                     if at >= 0 else f"axis_size is {m}")
+            there = (f"{other} has {m}" + ("" if other_dim == dim else f" along dim {other_dim}")
+                     if other_dim >= 0 else f"axis_size is {m}")
             raise ShapeError(f"in_axes: {here}, {there}", place=user_place(),
                              expected="as many members in each array that is mapped",
-                             found=", ".join(f"{e} in {who}" for who, _, e in found),
+                             found=", ".join(f"{e} in {who}" for who, _, e in counts),
                              remedy="in_axes=None for what all members share; another dim for "
                              "what has its members there")
     return n

@@ -60,12 +60,12 @@ class Batch:
                 if not self.concerns(op):
                     self.context.blocks[-1].ops.append(op)
                     continue
-                given = [self.of.get(v) for v in op.operands]
-                for v, made in zip(op.results, op.what.batch(op, given, self)):
-                    if made is not None:
-                        self.of[v] = made
+                stacked = [self.of.get(v) for v in op.operands]
+                for v, result in zip(op.results, op.what.batch(op, stacked, self)):
+                    if result is not None:
+                        self.of[v] = result
                         if v in self.context.varying:
-                            self.context.varying[made] = self.context.varying[v]
+                            self.context.varying[result] = self.context.varying[v]
 
     def concerns(self, op: Op) -> bool:
         """Return whether an op must be mapped: it reads a stacked value, or has an effect (print,
@@ -80,12 +80,12 @@ class Batch:
 
     # ---- what members have ---------------------------------------------------------------------
 
-    def every(self, op: Op, given: Sequence[Value | None]) -> list[Value]:
+    def every(self, op: Op, stacked: Sequence[Value | None]) -> list[Value]:
         """Return the operands of an op, each stacked: a shared one is repeated for each member."""
-        return self.every_of(op.operands, given)
+        return self.every_of(op.operands, stacked)
 
-    def every_of(self, values: Sequence[Value], given: Sequence[Value | None]) -> list[Value]:
-        return [self.spread(v) if g is None else g for v, g in zip(values, given, strict=True)]
+    def every_of(self, values: Sequence[Value], stacked: Sequence[Value | None]) -> list[Value]:
+        return [self.spread(v) if g is None else g for v, g in zip(values, stacked, strict=True)]
 
     def spread(self, value: Value) -> Value:
         """Return a shared value stacked: repeated once for each member."""
@@ -95,8 +95,8 @@ class Batch:
             shape = (self.n, *t.shape)
             if value in context.numbers:
                 return self.emit(ops.Full(context.numbers[value], t.dtype, shape))
-            made = self.emit(ops.Broadcast(tuple(range(1, len(shape))), shape), value)
-            return laid_as(context, made, self.stacked(t).layout) if self.entry else made
+            repeated = self.emit(ops.Broadcast(tuple(range(1, len(shape))), shape), value)
+            return laid_as(context, repeated, self.stacked(t).layout) if self.entry else repeated
 
         return context.remember(("members", value, self.n), make)
 
@@ -122,11 +122,11 @@ class Batch:
 
     # ---- ops -----------------------------------------------------------------------------------
 
-    def emit(self, what: Kind, *operands: Value) -> Value:
-        return self.context.emit_one(what, *operands)
+    def emit(self, kind: Kind, *operands: Value) -> Value:
+        return self.context.emit_one(kind, *operands)
 
-    def emit_all(self, what: Kind, *operands: Value) -> list[Value]:
-        return list(self.context.emit(what, operands))
+    def emit_all(self, kind: Kind, *operands: Value) -> list[Value]:
+        return list(self.context.emit(kind, operands))
 
     def map(self, fn: str, *operands: Value) -> Value:
         return self.emit(ops.Map(fn), *operands)
@@ -193,8 +193,8 @@ class Batch:
 
     def most(self, x: Value) -> Value:
         """Return the largest of the members' integers, none negative; 0 if there are no members."""
-        found = self.emit(ops.Reduce("max", (0,)), x)
-        return self.map("maximum", found, self.integer(0))
+        largest = self.emit(ops.Reduce("max", (0,)), x)
+        return self.map("maximum", largest, self.integer(0))
 
     def both(self, holds: Value) -> Value:
         """Return `holds`, and false for members that are not active."""
@@ -219,25 +219,25 @@ class Batch:
         finally:
             self.context.blocks = [b for b in self.context.blocks if b is not block]
 
-    def loop(self, op: Op, given: Sequence[Value | None]) -> Sequence[Value | None]:
-        return region_rules.loop(self, op, given)
+    def loop(self, op: Op, stacked: Sequence[Value | None]) -> Sequence[Value | None]:
+        return region_rules.loop(self, op, stacked)
 
-    def branch(self, op: Op, given: Sequence[Value | None]) -> Sequence[Value | None]:
-        return region_rules.branch(self, op, given)
+    def branch(self, op: Op, stacked: Sequence[Value | None]) -> Sequence[Value | None]:
+        return region_rules.branch(self, op, stacked)
 
-    def defined(self, op: Op, given: Sequence[Value | None]) -> Sequence[Value | None]:
-        return region_rules.defined(self, op, given)
+    def defined(self, op: Op, stacked: Sequence[Value | None]) -> Sequence[Value | None]:
+        return region_rules.defined(self, op, stacked)
 
-    def shard_map(self, op: Op, given: Sequence[Value | None]) -> Sequence[Value | None]:
-        return region_rules.shard_map(self, op, given)
+    def shard_map(self, op: Op, stacked: Sequence[Value | None]) -> Sequence[Value | None]:
+        return region_rules.shard_map(self, op, stacked)
 
     def mapped(
-        self, given: Sequence[tuple[Value, bool]],
+        self, arguments: Sequence[tuple[Value, bool]],
         member: Callable[[Sequence[Value]], Sequence[Value]],
     ) -> list[tuple[Value, bool]]:
-        return mapped(self.context, self.n, self.entry, given, member)
+        return mapped(self.context, self.n, self.entry, arguments, member)
 
-    def one_by_one(self, op: Op, given: Sequence[Value | None]) -> list[Value]:
+    def one_by_one(self, op: Op, stacked: Sequence[Value | None]) -> list[Value]:
         """Return the stacked results of an op that has no form for all members: a loop runs it for
         one member after the other."""
         context = self.context
@@ -248,17 +248,17 @@ class Batch:
         args = [Value(v.name, t) for v, t in zip(op.results, types)]
         with self.block(args) as block:
             operands = [v if g is None else self.member(g, number)
-                        for v, g in zip(op.operands, given)]
+                        for v, g in zip(op.operands, stacked)]
             if self.active is None or op.results:  # what an idle member makes, nobody reads
-                made = context.emit(op.what, operands)
+                results = context.emit(op.what, operands)
             else:
-                made = ()
+                results = ()
                 with self.block() as does:
                     context.emit(op.what, operands)
                 holds, arms = self.member(self.active, number), (Block().close(()), does.close(()))
                 context.emit(ops.Branch(None, ()), (holds,), arms)
             ends = []
-            for arg, v in zip(args, made):
+            for arg, v in zip(args, results):
                 row = self.emit(ops.Reshape((expr.const(1), *v.type.shape)), v)
                 start = (number, *(expr.const(0),) * v.type.ndim)
                 end = self.emit(ops.Update(start, (1,) * arg.type.ndim), arg, row)
@@ -276,22 +276,22 @@ class Batch:
 
 
 def mapped(
-    context: Context, n: Expr, entry: LayoutEntry, given: Sequence[tuple[Value, bool]],
+    context: Context, n: Expr, entry: LayoutEntry, arguments: Sequence[tuple[Value, bool]],
     member: Callable[[Sequence[Value]], Sequence[Value]],
 ) -> list[tuple[Value, bool]]:
     """Return the results of `member`, a function of one member's values, for all members.
 
     Arguments and results are pairs: a value, and whether it is stacked (dim 0 counts members).
     """
-    args = [Value(v.name, _of_one(context, v.type)) if own else v for v, own in given]
+    args = [Value(v.name, _of_one(context, v.type)) if own else v for v, own in arguments]
     first = len(context.keeps)
-    block = Block(tuple(a for a, (_, own) in zip(args, given) if own))
+    block = Block(tuple(a for a, (_, own) in zip(args, arguments) if own))
     context.blocks.append(block)
     try:
         results = member(args)
     finally:
         context.blocks = [b for b in context.blocks if b is not block]
-    batch = Batch(context, n, entry, {a: v for a, (v, own) in zip(args, given) if own})
+    batch = Batch(context, n, entry, {a: v for a, (v, own) in zip(args, arguments) if own})
     batch.through(block.ops)
     for k, some in enumerate(context.keeps[first:], first):
         context.keeps[k] = replace(some, values=tuple(batch.of.get(v, v) for v in some.values))

@@ -23,18 +23,18 @@ from codegen.trace.control.regions import laid_as, plain_type
 if TYPE_CHECKING:
     from codegen.trace.batching.batch import Batch
 
-Given = Sequence[Value | None]
+Stacked = Sequence[Value | None]
 
 
 def _ends(batch: Batch, inner: Batch, values: Sequence[Value], own: set[int]) -> list[Value]:
     """Return the results of a region, stacked at the positions in `own`."""
-    made = []
+    ends = []
     for k, v in enumerate(values):
         if k in own:
             (v,) = inner.every_of([v], [inner.of.get(v)])
             v = laid_as(batch.context, v, batch.stacked(values[k].type).layout)
-        made.append(v)
-    return made
+        ends.append(v)
+    return ends
 
 
 def _results(batch: Batch, op: Op, own: set[int]) -> list[Value]:
@@ -45,32 +45,32 @@ def _results(batch: Batch, op: Op, own: set[int]) -> list[Value]:
 
 def _emit(
     batch: Batch, op: Op, operands: Sequence[Value], results: Sequence[Value],
-    made: Sequence[Region],
+    regions: Sequence[Region],
 ) -> list[Value | None]:
     batch.context.blocks[-1].ops.append(
-        replace(op, operands=tuple(operands), results=tuple(results), regions=tuple(made)))
+        replace(op, operands=tuple(operands), results=tuple(results), regions=tuple(regions)))
     return [None if new is old else new for old, new in zip(op.results, results)]
 
 
 # ---- loops --------------------------------------------------------------------------------------
 
 
-def loop(batch: Batch, op: Op, given: Given) -> Sequence[Value | None]:
+def loop(batch: Batch, op: Op, stacked: Stacked) -> Sequence[Value | None]:
     """Return the results of a loop for all members. A carried value is stacked if its start is, or
     if a turn makes it so: turns are captured until no more values become stacked."""
-    own = {k for k, g in enumerate(given) if g is not None}
+    own = {k for k, g in enumerate(stacked) if g is not None}
     while True:
-        made, more = _turn(batch, op, own)
+        regions, more = _turn(batch, op, own)
         if more <= own:
             break
         own |= more
     begins = []
     for k, (v, arg) in enumerate(zip(op.operands, op.regions[-1].args, strict=True)):
         if k in own:
-            (v,) = batch.every_of([v], [given[k]])
+            (v,) = batch.every_of([v], [stacked[k]])
             v = laid_as(batch.context, v, batch.stacked(arg.type).layout)
         begins.append(v)
-    return _emit(batch, op, begins, _results(batch, op, own), made)
+    return _emit(batch, op, begins, _results(batch, op, own), regions)
 
 
 def _turn(batch: Batch, op: Op, own: set[int]) -> tuple[list[Region], set[int]]:
@@ -131,11 +131,11 @@ def _test(inner: Batch, recorded: Sequence[Op], holds: Value) -> tuple[Value, bo
 # ---- branches -----------------------------------------------------------------------------------
 
 
-def branch(batch: Batch, op: Op, given: Given) -> Sequence[Value | None]:
-    what = op.what
-    assert isinstance(what, ops.Branch)
-    if what.on is None and given[0] is not None:
-        return _selected(batch, op, given[0])
+def branch(batch: Batch, op: Op, stacked: Stacked) -> Sequence[Value | None]:
+    kind = op.what
+    assert isinstance(kind, ops.Branch)
+    if kind.on is None and stacked[0] is not None:
+        return _selected(batch, op, stacked[0])
     arms = []
     for arm in op.regions:
         with batch.block() as block:
@@ -154,8 +154,8 @@ def branch(batch: Batch, op: Op, given: Given) -> Sequence[Value | None]:
             regions.append(block.close(ends))
         finally:
             batch.context.blocks.pop()
-    types = tuple(r.type if k in own else t for k, (r, t) in enumerate(zip(results, what.types)))
-    return _emit(batch, replace(op, what=what.but(types=types)), op.operands, results, regions)
+    types = tuple(r.type if k in own else t for k, (r, t) in enumerate(zip(results, kind.types)))
+    return _emit(batch, replace(op, what=kind.but(types=types)), op.operands, results, regions)
 
 
 def _selected(batch: Batch, op: Op, on: Value) -> list[Value]:
@@ -167,35 +167,35 @@ def _selected(batch: Batch, op: Op, on: Value) -> list[Value]:
     else:
         index = batch.clipped(on, expr.const(ways - 1))
         chosen = [batch.map("eq", index, batch.integer(k, index.type.shape)) for k in range(ways)]
-    found = []
+    arm_results = []
     for holds, arm in zip(chosen, op.regions, strict=True):
         inner = batch.inside({}, batch.both(holds))
         inner.through(arm.ops)
-        found.append(inner.every_of(arm.results, [inner.of.get(v) for v in arm.results]))
-    made = []
-    for values in zip(*found):
+        arm_results.append(inner.every_of(arm.results, [inner.of.get(v) for v in arm.results]))
+    results = []
+    for values in zip(*arm_results):
         first, *others = values
-        made.append(reduce(lambda so_far, way: batch.chosen(way[0], way[1], so_far),
-                           zip(chosen[1:], others), first))
-    return made
+        results.append(reduce(lambda so_far, way: batch.chosen(way[0], way[1], so_far),
+                              zip(chosen[1:], others), first))
+    return results
 
 
 # ---- what is said together ----------------------------------------------------------------------
 
 
-def defined(batch: Batch, op: Op, given: Given) -> Sequence[Value | None]:
-    what, (region,) = op.what, op.regions
-    assert isinstance(what, ops.Defined)
+def defined(batch: Batch, op: Op, stacked: Stacked) -> Sequence[Value | None]:
+    kind, (region,) = op.what, op.regions
+    assert isinstance(kind, ops.Defined)
     with batch.block() as block:
         inner = batch.inside({})
         inner.through(region.ops)
-        own = {k for k, v in enumerate(region.results) if v in inner.of or what.back is not None}
-        made = block.close(_ends(batch, inner, region.results, own))
-    types = tuple(batch.stacked(t) if k in own else t for k, t in enumerate(what.types))
-    back = what.back and _MappedBack(batch, what.back, [g is not None for g in given])
-    operands = [v if g is None else g for v, g in zip(op.operands, given)]
-    return _emit(batch, replace(op, what=what.but(back=back, types=types)), operands,
-                 _results(batch, op, own), [made])
+        own = {k for k, v in enumerate(region.results) if v in inner.of or kind.back is not None}
+        body = block.close(_ends(batch, inner, region.results, own))
+    types = tuple(batch.stacked(t) if k in own else t for k, t in enumerate(kind.types))
+    back = kind.back and _MappedBack(batch, kind.back, [g is not None for g in stacked])
+    operands = [v if g is None else g for v, g in zip(op.operands, stacked)]
+    return _emit(batch, replace(op, what=kind.but(back=back, types=types)), operands,
+                 _results(batch, op, own), [body])
 
 
 class _MappedBack:
@@ -212,19 +212,19 @@ class _MappedBack:
         batch, context = self.batch, operands[0].context if operands else self.batch.context
         arrays = [*operands, *results, *(g for g in cotangents if g is not None)]
         owned = [*self.own, *(True for _ in (*results, *cotangents))]
-        found: list[Array | None] = []
+        operand_cotangents: list[Array | None] = []
 
         def member(values: Sequence[Value]) -> list[Value]:
             parts = iter(wrap(context, v, x.weak) for v, x in zip(values, arrays))
-            given = [next(parts) for _ in operands]
-            made = [next(parts) for _ in results]
+            primals = [next(parts) for _ in operands]
+            outputs = [next(parts) for _ in results]
             changes = [None if g is None else next(parts) for g in cotangents]
-            found.extend(self.back(given, made, changes))
-            return [g.read() for g in found if g is not None]
+            operand_cotangents.extend(self.back(primals, outputs, changes))
+            return [g.read() for g in operand_cotangents if g is not None]
 
         values = iter(batch.mapped([(x.read(), own) for x, own in zip(arrays, owned)], member))
         return [None if g is None else self._whole(*next(values), own)
-                for g, own in zip(found, self.own, strict=True)]
+                for g, own in zip(operand_cotangents, self.own, strict=True)]
 
     def _whole(self, value: Value, each: bool, own: bool) -> Array:
         batch = self.batch
@@ -238,17 +238,17 @@ class _MappedBack:
         return wrap(batch.context, value)
 
 
-def shard_map(batch: Batch, op: Op, given: Given) -> Sequence[Value | None]:
+def shard_map(batch: Batch, op: Op, stacked: Stacked) -> Sequence[Value | None]:
     """Return the results of a shard_map for all members. They stay split over their axes if the
     function uses none of these axes; else each rank gets all members."""
-    what, (region,), context = op.what, op.regions, batch.context
-    assert isinstance(what, ops.ShardMap)
+    kind, (region,), context = op.what, op.regions, batch.context
+    assert isinstance(kind, ops.ShardMap)
     entry: LayoutEntry = batch.entry if _is_free(op, batch.entry) else ()
     n = local_extent(context.mesh, batch.n, entry)
     args = [a if g is None else Value(a.name, ArrayType(a.type.dtype, (n, *a.type.shape)))
-            for a, g in zip(region.args, given, strict=True)]
+            for a, g in zip(region.args, stacked, strict=True)]
     operands = [v if g is None else laid_as(context, g, (entry, *layout))
-                for v, g, layout in zip(op.operands, given, what.in_layouts)]
+                for v, g, layout in zip(op.operands, stacked, kind.in_layouts)]
     context.rank_view += 1
     try:
         with batch.block(args) as block:
@@ -256,25 +256,25 @@ def shard_map(batch: Batch, op: Op, given: Given) -> Sequence[Value | None]:
             inner = batch.inside({a: b for a, b in zip(region.args, args) if a is not b}, n=n)
             inner.through(region.ops)
             own = {k for k, v in enumerate(region.results) if v in inner.of}
-            made = block.close(_ends(inner, inner, region.results, own))
+            body = block.close(_ends(inner, inner, region.results, own))
     finally:
         context.rank_view -= 1
     ins = tuple(layout if g is None else (entry, *layout)
-                for layout, g in zip(what.in_layouts, given))
+                for layout, g in zip(kind.in_layouts, stacked))
     outs = tuple((entry, *layout) if k in own else layout
-                 for k, layout in enumerate(what.out_layouts))
+                 for k, layout in enumerate(kind.out_layouts))
     results = [Value(v.name, ArrayType(v.type.dtype, (batch.n, *v.type.shape), outs[k]))
                if k in own else v for k, v in enumerate(op.results)]
-    types = tuple(r.type if k in own else t for k, (r, t) in enumerate(zip(results, what.types)))
-    what = what.but(in_layouts=ins, out_layouts=outs, types=types)
-    return _emit(batch, replace(op, what=what), operands, results, [made])
+    types = tuple(r.type if k in own else t for k, (r, t) in enumerate(zip(results, kind.types)))
+    kind = kind.but(in_layouts=ins, out_layouts=outs, types=types)
+    return _emit(batch, replace(op, what=kind), operands, results, [body])
 
 
 def _is_free(op: Op, entry: LayoutEntry) -> bool:
     """Return whether a shard_map uses none of these axes: in layouts, exchanges or indices."""
-    what, axes = op.what, set(entry)
-    assert isinstance(what, ops.ShardMap)
-    if any(axes & set(e) for layout in (*what.in_layouts, *what.out_layouts) for e in layout):
+    outer, axes = op.what, set(entry)
+    assert isinstance(outer, ops.ShardMap)
+    if any(axes & set(e) for layout in (*outer.in_layouts, *outer.out_layouts) for e in layout):
         return False
     names = {f"{kind}_{axis}" for axis in axes for kind in "in"}
     for inner in walk(op.regions[0]):

@@ -119,11 +119,11 @@ class _Call:
         self.f = f
         names = [*names_of(f, len(args)), *kwargs]
         axes = axes_of_arguments(in_axes, args, names[: len(args)])
-        given = [*args, *kwargs.values()]
+        arguments = [*args, *kwargs.values()]
         self.keywords = tuple(kwargs)
         self.trees: list[Tree] = []
         self.leaves: list[_Leaf] = []
-        for k, (arg, name) in enumerate(zip(given, names, strict=True)):
+        for k, (arg, name) in enumerate(zip(arguments, names, strict=True)):
             tree, leaves = flatten(arg)
             mine = axes[k] if k < len(args) else [0] * len(leaves)
             self.trees.append(tree)
@@ -147,16 +147,16 @@ class _Call:
     def called(self, f: Callable[..., Any], leaves: Sequence[Any]) -> Any:
         """Call the function with these leaves in fresh containers, and return its result."""
         filled = iter(leaves)
-        given = [fill(tree, filled, fresh=True) for tree in self.trees]
-        count = len(given) - len(self.keywords)
-        return f(*given[:count], **dict(zip(self.keywords, given[count:])))
+        arguments = [fill(tree, filled, fresh=True) for tree in self.trees]
+        count = len(arguments) - len(self.keywords)
+        return f(*arguments[:count], **dict(zip(self.keywords, arguments[count:])))
 
     # ---- in a program --------------------------------------------------------------------------
 
     def traced(self, context: Context, out_axes: Any) -> Any:
         own = [leaf for leaf in self.leaves if leaf.axis is not None]
         arrays = [as_array(leaf.content) for leaf in own]
-        given = [_first(context, a.read(), leaf.axis) for a, leaf in zip(arrays, own)]
+        stacked = [_first(context, a.read(), leaf.axis) for a, leaf in zip(arrays, own)]
         kept: list[Any] = []
 
         def member(values: Sequence[Value]) -> list[Value]:
@@ -169,9 +169,9 @@ class _Call:
                     filled = True  # a cache: then the function is called once more
                     while filled:
                         context.blocks[-1].forget()
-                        found = iter([wrap(context, v, a.weak) for v, a in zip(values, arrays)])
+                        wrapped = iter([wrap(context, v, a.weak) for v, a in zip(values, arrays)])
                         returned = self.called(as_called(self.f), [
-                            leaf.content if leaf.axis is None else next(found)
+                            leaf.content if leaf.axis is None else next(wrapped)
                             for leaf in self.leaves])
                         filled = outside.check()
                 finally:
@@ -190,32 +190,33 @@ class _Call:
                               "return it from that function")
             return results
 
-        made = mapped(context, self.n, self._entry(given), [(v, True) for v in given], member)
+        entry = self._entry(stacked)
+        mapped_results = mapped(context, self.n, entry, [(v, True) for v in stacked], member)
         tree, others, weak = kept
-        return self._returned(context, out_axes, tree, others, list(zip(made, weak)),
-                              self._entry(given))
+        return self._returned(context, out_axes, tree, others, list(zip(mapped_results, weak)),
+                              entry)
 
     @staticmethod
-    def _entry(given: Sequence[Value]) -> LayoutEntry:
+    def _entry(stacked: Sequence[Value]) -> LayoutEntry:
         """Return the mesh axes that split the members: those of the first array that is split
         along its dim of members."""
-        return next((v.type.layout[0] for v in given if v.type.layout and v.type.layout[0]), ())
+        return next((v.type.layout[0] for v in stacked if v.type.layout and v.type.layout[0]), ())
 
     def _returned(
         self, context: Context, out_axes: Any, tree: Tree, others: Sequence[Any],
-        made: Sequence[tuple[tuple[Value, bool], bool]], entry: LayoutEntry,
+        results: Sequence[tuple[tuple[Value, bool], bool]], entry: LayoutEntry,
     ) -> Any:
         axes = list(spread(out_axes, tree, "out_axes"))
-        at, found, out = Batch(context, self.n, entry, {}), iter(made), []
+        batch, remaining, out = Batch(context, self.n, entry, {}), iter(results), []
         for other, axis, path in zip(others, axes, tree.paths(), strict=True):
             if other is not ARRAY:
                 out.append(other)
                 continue
-            (value, own), weak = next(found)
+            (value, own), weak = next(remaining)
             if axis is not None:
-                value = value if own else at.spread(value)
+                value = value if own else batch.spread(value)
                 to = in_range(int(axis), value.type.ndim, f"result{path}", "out_axes")
-                value = at.moved(value, 0, to)
+                value = batch.moved(value, 0, to)
             elif own:
                 raise _differs(path)
             out.append(wrap(context, value, weak))
@@ -246,9 +247,9 @@ class _Call:
                 out.append(rows[0])
             else:
                 to = in_range(int(axis), np.ndim(rows[0]) + 1, f"result{path}", "out_axes")
-                made, layout = np.stack(rows, to), [None] * np.ndim(rows[0])
+                array, layout = np.stack(rows, to), [None] * np.ndim(rows[0])
                 layout.insert(to, entry)
-                out.append(runtime.made(made, tuple(layout)))
+                out.append(runtime.eager_array(array, tuple(layout)))
         return fill(tree, iter(out), fresh=True)
 
 

@@ -103,11 +103,11 @@ class Branch(Capture):
     def finish(self) -> Any:
         """Emit the op; variables and storages show what the arm that runs leaves."""
         self.results: list[tuple[str, LeafType, list[Any]]] = []
-        made: dict[str, _Merged] = {}
+        merged_variables: dict[str, _Merged] = {}
         for name in self.arms[0].variables | self.entry:
             merged = self._merge_variable(name)
             if merged is not None:
-                made[name] = merged
+                merged_variables[name] = merged
         stored = list(dict.fromkeys(s for arm in self.arms for s in arm.storages))
         gone = {s: arm.storages[s] for arm in self.arms for s in arm.storages
                 if isinstance(arm.storages[s], Gone)}
@@ -120,7 +120,7 @@ class Branch(Capture):
         for storage, why in gone.items():
             storage.lose(self.context, why)
         self._link(arrays)
-        return self._put(made, arrays)
+        return self._put(merged_variables, arrays)
 
     def _link(self, arrays: Sequence[Array]) -> None:
         """Notes which memory a result may be: that of an older array, or that of another result."""
@@ -134,10 +134,10 @@ class Branch(Capture):
                 twin = old if old in self.serials else owner.setdefault(old, array.storage)
                 link(array.storage, twin, "branch", self.place)
 
-    def _put(self, made: dict[str, _Merged], arrays: list[Array]) -> Any:
+    def _put(self, merged_variables: dict[str, _Merged], arrays: list[Array]) -> Any:
         extra = None
-        for name, merged in made.items():
-            leaves = [arrays[x.at] if isinstance(x, _Result) else x for x in merged.leaves]
+        for name, merged in merged_variables.items():
+            leaves = [arrays[x.position] if isinstance(x, _Result) else x for x in merged.leaves]
             value = fill(merged.held.tree, iter(leaves), things=iter(merged.things))
             if name == _EXTRA:
                 extra = value
@@ -189,7 +189,7 @@ class Branch(Capture):
 
     def _grown(self, name: str, first: Held, other: Held) -> CarryError:
         kind, sizes = first.tree.kind, sorted({len(h.tree.keys) for h in (first, other)})
-        found = f"{sizes[0]} items in one arm, {sizes[-1]} in another" if len(sizes) > 1 else (
+        difference = f"{sizes[0]} items in one arm, {sizes[-1]} in another" if len(sizes) > 1 else (
             "other keys in each arm, or items of other types")
         remedy = ("an array with a row for each item, and a count of those that are there; "
                   "np.where(test, x, 0) where nothing is to be added")
@@ -198,7 +198,7 @@ class Branch(Capture):
         return CarryError(
             f'"{name}" grows, shrinks or changes its keys in a branch', place=self.place,
             expected=f"a {kind} of the same items in every arm: only the run knows which one runs",
-            found=found, remedy=remedy,
+            found=difference, remedy=remedy,
         )
 
     def _is_over(self, name: str) -> bool:
@@ -262,9 +262,9 @@ class Branch(Capture):
             if t is None:
                 other = next((y for y in known if not same(x, y)), x)
                 raise carry_error("branch", name, path, self.place, other, x)
-        found = [t for t in types if t is not None]
-        t = found[0]
-        for u in found[1:]:
+        leaf_types = [t for t in types if t is not None]
+        t = leaf_types[0]
+        for u in leaf_types[1:]:
             agreed = joined(t, u)
             if agreed is None:
                 raise carry_error("branch", name, path, self.place, u, t)
@@ -330,7 +330,7 @@ class _Merged:
 class _Result:
     """A leaf that is a result of the op, by number."""
 
-    at: int
+    position: int
 
 
 @dataclass(frozen=True)

@@ -64,13 +64,13 @@ _Constants = dict[Place | None, list[tuple[Any, ...]]]
 
 def _constants(block: Block) -> _Constants:
     """Return the constants of a block, by the place in the source where they stand."""
-    found: _Constants = {}
+    constants: _Constants = {}
     for op in walk(block.close(())):
         if isinstance(op.what, (ops.Full, ops.Const)):
             data = op.what.value if isinstance(op.what, ops.Full) else op.what.data
             shown = str(data) if np.size(data) < 9 else hash(np.asarray(data).tobytes())
-            found.setdefault(op.place, []).append((op.result.type, shown))
-    return found
+            constants.setdefault(op.place, []).append((op.result.type, shown))
+    return constants
 
 
 class Counter:
@@ -124,7 +124,7 @@ class Loop(Capture):
         self.stored: dict[Storage, ArrayType] = {}
         self.stale: dict[Storage, None] = {}
         self.start: dict[str, list[Any]] = {}
-        self.made: dict[Key, Array] = {}
+        self.carried_arrays: dict[Key, Array] = {}
         # memory that a carried array may be: storages from before the loop, other carried leaves
         self.aliases: dict[Key, dict[Storage | Key, None]] = {}
         self.body: Region | None = None
@@ -136,11 +136,11 @@ class Loop(Capture):
                       for j, leaf in enumerate(h.leaves)}
         self.inner = Inner()
         self.changed: set[Key] = set()  # in the last pass
-        self.given: list[Key] = []  # what it began with
+        self.initial_keys: list[Key] = []  # what it began with
         again = None if context.rank_view else context.outermost  # a shard has another shape
         self.around = context.loops[-1].inner if context.loops else again or Inner()
         self.number = self.around.number()
-        before = self.around.found.get(self.number)
+        before = self.around.carries.get(self.number)
         if before and (context.loops or self._lies_as(before)):
             self.begin_with(before)
         elif code.changes:
@@ -161,16 +161,16 @@ class Loop(Capture):
                 continue
             if had is None or (not had.weak and had.dtype != t.dtype) or joined(had, t) != t:
                 return
-            self.given.append(key)
+            self.initial_keys.append(key)
         self.carried.update(before.carried)
         self.later.held.update(before.held)
         for memory, kind in before.stored.items():
             if (storage := storage_of(self.entry, memory)) in self.serials:
                 self.stored[storage] = kind
         for key, others in before.aliases.items():
-            found = (storage_of(self.entry, other) for other in others)
+            storages = (storage_of(self.entry, other) for other in others)
             self.aliases[key] = dict.fromkeys(
-                o for o in found if o in self.serials or o in self.carried)
+                o for o in storages if o in self.serials or o in self.carried)
 
     def begin_with_all(self, written: bool) -> None:
         """Begin with all arrays that the variables hold, as rebound or as written."""
@@ -182,7 +182,7 @@ class Loop(Capture):
                 self.stored[leaf.storage] = leaf.storage.value.type
             else:
                 self.carried[name, j] = t
-                self.given.append((name, j))
+                self.initial_keys.append((name, j))
 
     def settled(self) -> Settled:
         """Return what this loop carries, for its next capture."""
@@ -238,10 +238,11 @@ class Loop(Capture):
         """Let variables and storages show the arguments."""
         values = iter(args)
         self.start = {n: list(h.leaves) for n, h in self.entry.items() if h is not None}
-        self.made = {k: array_of(self.context, next(values), t) for k, t in self.carried.items()}
-        self._link(self.made)
+        self.carried_arrays = {k: array_of(self.context, next(values), t)
+                               for k, t in self.carried.items()}
+        self._link(self.carried_arrays)
         first: dict[Storage, Storage] = {}
-        for (name, j), array in self.made.items():
+        for (name, j), array in self.carried_arrays.items():
             if name in self.later.held:
                 continue  # it has no value when a turn begins
             before = self.start[name][j]
@@ -278,8 +279,8 @@ class Loop(Capture):
             stored[storage] = layout_propagation.met(had, storage.value.type)
         settled = self._find_aliases(after) and settled and stored == self.stored
         settled = self._repeats(settled) and settled
-        if settled and not self.changed.issuperset(self.given):  # it carries too much
-            self.carried, stored, self.aliases, self.given = {}, {}, {}, []
+        if settled and not self.changed.issuperset(self.initial_keys):  # it carries too much
+            self.carried, stored, self.aliases, self.initial_keys = {}, {}, {}, []
             self.later.held.clear()
             settled = False
         if settled:
@@ -397,14 +398,14 @@ class Loop(Capture):
 
     def _find_aliases(self, after: dict[str, Held | None]) -> bool:
         """Records which memory carried arrays show at the end of a pass. False where it is new."""
-        owner = {a.storage: key for key, a in self.made.items()}
+        owner = {a.storage: key for key, a in self.carried_arrays.items()}
         maker: dict[Storage, Key] = {}
-        found: dict[Key, dict[Storage | Key, None]] = {}
+        aliases: dict[Key, dict[Storage | Key, None]] = {}
         for key in self.carried:
             leaf = self._leaf(after, key)
-            if not isinstance(leaf, Array) or leaf.scalar or leaf is self.made.get(key):
+            if not isinstance(leaf, Array) or leaf.scalar or leaf is self.carried_arrays.get(key):
                 continue
-            others = found.setdefault(key, {})
+            others = aliases.setdefault(key, {})
             for storage in (leaf.storage, *leaf.storage.shadows):  # those that it may be, too
                 if storage in self.serials:
                     others[storage] = None
@@ -414,8 +415,8 @@ class Loop(Capture):
                         others[before.storage] = None
                 elif maker.setdefault(storage, key) != key:  # made in the body, for two names
                     others[maker[storage]] = None
-        known = all(o in self.aliases.get(k, {}) for k, others in found.items() for o in others)
-        for key, others in found.items():
+        known = all(o in self.aliases.get(k, {}) for k, others in aliases.items() for o in others)
+        for key, others in aliases.items():
             self.aliases.setdefault(key, {}).update(others)
         return known
 
@@ -511,8 +512,8 @@ class Loop(Capture):
         with context.block() as block:
             left = block.close([context.emit_one(ops.Full(value=False, dtype=dtypes.BOOL,
                                                           shape=()))])
-        what = ops.Branch(None, (ArrayType(dtypes.BOOL, ()),))
-        (holds,) = context.emit(what, (on,), (left, asks))
+        kind = ops.Branch(None, (ArrayType(dtypes.BOOL, ()),))
+        (holds,) = context.emit(kind, (on,), (left, asks))
         return holds
 
     def _flag(self, block: Block, flag: str) -> Value:
@@ -523,14 +524,14 @@ class Loop(Capture):
         assert self.body is not None
         context, keys = self.context, list(self.carried)
         test = self.test(evaluate)
-        what = counter.loop
+        kind = counter.loop
         if test is not None and context.members and context.recordings:
-            self.body, what = guarded(context, test, self.body), what.but(guarded=True)
+            self.body, kind = guarded(context, test, self.body), kind.but(guarded=True)
         operands = [self._at_entry(k) for k in keys]
         operands += [laid_as(context, s.value, t.layout) for s, t in self.stored.items()]
         regions = (self.body,) if test is None else (test, self.body)
         names = [a.name for a in self.body.args]
-        results = context.emit(what, operands, regions, names, self.place)
+        results = context.emit(kind, operands, regions, names, self.place)
         leaves = {n: list(h.leaves) for n, h in self.entry.items() if h is not None}
         leaves |= {n: list(h.leaves) for n, h in self.later.held.items()}
         arrays = {k: array_of(context, v, self.carried[k]) for k, v in zip(keys, results)}

@@ -98,10 +98,10 @@ def _unread(code: types.CodeType) -> str:
     return f"the source of {code.co_name} cannot be read, so its control flow is not compiled"
 
 
-def given(function: Any, what: str, *names: str) -> Callable[..., Any]:
+def checked_callback(function: Any, role: str, *names: str) -> Callable[..., Any]:
     """Return as_called(function), for a function that we call with so many arguments, called
     `names`."""
-    check_call(function, what, *names, expected=f"a function of {', '.join(names) or 'nothing'}")
+    check_call(function, role, *names, expected=f"a function of {', '.join(names) or 'nothing'}")
     return as_called(function)
 
 
@@ -126,17 +126,17 @@ def rewritten(function: types.FunctionType) -> Callable[..., Any]:
     new = _codes[key]
     if isinstance(new, str):
         return function
-    made = _bind(function, new)
-    _converted[function] = made, parts
-    return made
+    converted = _bind(function, new)
+    _converted[function] = converted, parts
+    return converted
 
 
 def _convert_code(code: types.CodeType, namespace: dict[str, Any]) -> types.CodeType | str:
     """Return the rewritten code, or the reason why there is none."""
-    found = find(code, namespace)
-    if found is None:
+    source = find(code, namespace)
+    if source is None:
         return _unread(code)
-    node, class_name = found
+    node, class_name = source
     try:
         tree = rewrite.function_module(node, code.co_freevars, class_name)
         flags = code.co_flags & _FUTURE
@@ -235,8 +235,8 @@ def _codes_of(tree: ast.Module, filename: str, flags: int) -> list[types.CodeTyp
     """Compile the whole file, and each statement by itself, as notebooks do: Python compiles a call
     of `module.function` another way where it sees the import."""
     parts = [tree, *(ast.Module([statement], []) for statement in tree.body)]
-    made = [compile(part, filename, "exec", flags=flags, dont_inherit=True) for part in parts]
-    return [code for module in made for code in codes_in(module)]
+    modules = [compile(part, filename, "exec", flags=flags, dont_inherit=True) for part in parts]
+    return [code for module in modules for code in codes_in(module)]
 
 
 def _same(codes: list[types.CodeType], code: types.CodeType) -> list[types.CodeType]:

@@ -21,7 +21,7 @@ SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 LOOPS = (ast.For, ast.While, ast.AsyncFor)
 
 
-def at(place: ast.AST, new: _Node) -> _Node:
+def located(place: ast.AST, new: _Node) -> _Node:
     """Give nodes of a new tree that have no position the position of an old node; return the
     tree."""
     for node in ast.walk(new):
@@ -31,7 +31,7 @@ def at(place: ast.AST, new: _Node) -> _Node:
 
 
 def assign(name: str, value: ast.expr, place: ast.AST) -> ast.stmt:
-    return at(place, ast.Assign([ast.Name(name, ast.Store())], value))
+    return located(place, ast.Assign([ast.Name(name, ast.Store())], value))
 
 
 def own_nodes(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
@@ -140,7 +140,7 @@ class Lowering:
             lowered.append(
                 self._guard({"return"}, [assign(RESULT, ast.Constant(None), last)], last)
             )
-        lowered.append(at(last, ast.Return(ast.Name(RESULT, ast.Load()))))
+        lowered.append(located(last, ast.Return(ast.Name(RESULT, ast.Load()))))
         return lowered
 
     def _straight(self, node: ast.stmt) -> bool:
@@ -167,7 +167,7 @@ class Lowering:
                 rest = self.block(rest)
                 if isinstance(s, (ast.Return, ast.Break, ast.Continue)):
                     # never runs, yet its names stay local to the function
-                    out.append(at(s, ast.If(ast.Constant(False), rest, [])))
+                    out.append(located(s, ast.If(ast.Constant(False), rest, [])))
                 else:
                     out.append(self._guard(exits, rest, rest[0]))
                 return out
@@ -194,7 +194,7 @@ class Lowering:
             flags.append(self.loops[-1].broke)
         if "continue" in exits:
             flags.append(self.loops[-1].skipped)
-        return at(place, ast.If(none_of(flags), rest, []))
+        return located(place, ast.If(none_of(flags), rest, []))
 
     def statement(self, s: ast.stmt) -> Stmts:
         if isinstance(s, ast.Return) and self.returns:
@@ -252,7 +252,7 @@ class Lowering:
             out.insert(0, assign(loop.broke, ast.Constant(False), s))
         if orelse:
             after = self.block(orelse)
-            out += [at(orelse[0], ast.If(none_of(flags), after, []))] if flags else after
+            out += [located(orelse[0], ast.If(none_of(flags), after, []))] if flags else after
         return out
 
 
@@ -263,9 +263,10 @@ def _binds_in_test(s: ast.While) -> bool:
 def _test_inside(s: ast.While) -> ast.While:
     """Move a test that binds, `while (x := f()): …`, into the loop: it becomes the body's first
     statement."""
-    stop: Stmts = [at(s.test, ast.Break())]
-    first = at(s.test, ast.If(ast.UnaryOp(ast.Not(), s.test), stop, []))
-    return ast.copy_location(ast.While(at(s.test, ast.Constant(True)), [first, *s.body], []), s)
+    stop: Stmts = [located(s.test, ast.Break())]
+    first = located(s.test, ast.If(ast.UnaryOp(ast.Not(), s.test), stop, []))
+    always = located(s.test, ast.Constant(True))
+    return ast.copy_location(ast.While(always, [first, *s.body], []), s)
 
 
 def none_of(flags: Sequence[str]) -> ast.expr:

@@ -18,7 +18,7 @@ from codegen.trace.array import Array, as_array, as_value, full_value, is_traced
 from codegen.trace.context import Context, require_context
 from codegen.trace.control.branches import captured_switch
 from codegen.trace.control.captured_loops import Counter, Loop
-from codegen.trace.control.conversion import given
+from codegen.trace.control.conversion import checked_callback
 from codegen.trace.control.ranges import spmd_range
 from codegen.trace.control.regions import condition
 from codegen.trace.control.turns import captured_for, passes
@@ -46,7 +46,7 @@ def changing_loop(
     """Return the state after a loop, as fori_loop does, whose first capture takes for granted how
     turns change the state. changes: as of Code: how each turn changes all of it."""
     require_context("spmd.fori_loop")
-    body = given(body, "the body of spmd.fori_loop", "i", "state")
+    body = checked_callback(body, "the body of spmd.fori_loop", "i", "state")
     names = _holding(init, body)
     code = Code(names, (_STATE,), changes=changes)
     for i in captured_for(spmd_range(lower, upper), code, "i"):
@@ -63,8 +63,8 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
     [15.], [15.], [11.], [15.]
     """
     context = require_context("spmd.while_loop")
-    cond = given(cond, "the condition of spmd.while_loop", "state")
-    body = given(body, "the body of spmd.while_loop", "state")
+    cond = checked_callback(cond, "the condition of spmd.while_loop", "state")
+    body = checked_callback(body, "the body of spmd.while_loop", "state")
     names = _holding(init, cond, body)
     loop = Loop(context, Code(names, (_STATE,)))
     for _ in passes(loop, lambda: None):
@@ -133,7 +133,7 @@ def scan(
     [0. 0. 1. 3.], [1. 1. 2. 4.], [2. 2. 3. 5.], [3. 3. 4. 6.]
     """
     context = require_context("spmd.scan")
-    f = given(f, "the function of spmd.scan", "carry", "x")
+    f = checked_callback(f, "the function of spmd.scan", "carry", "x")
     xs_tree, leaves = flatten(_by_value(xs))
     rows = [as_array(x) if isinstance(x, np.ndarray) else x for x in leaves]
     count = _length(rows, length)
@@ -142,8 +142,9 @@ def scan(
         return number(expr.as_expr(expr_of(count) or 0) - 1) - k if reverse else k
 
     def step(names: Names, k: Any) -> Any:
-        at = row(k)
-        x = fill(xs_tree, iter([None if r is None else _row(r, at) for r in rows]), fresh=True)
+        position = row(k)
+        elements = [None if r is None else _row(r, position) for r in rows]
+        x = fill(xs_tree, iter(elements), fresh=True)
         pair = f(names.get(_STATE), x)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise UsageError("the function given to spmd.scan must return a pair",
@@ -161,10 +162,10 @@ def scan(
     return names.get(_STATE), fill(ys_tree, iter(stacks), fresh=True)
 
 
-def _row(x: Array, at: Any) -> Any:
+def _row(x: Array, index: Any) -> Any:
     """Return a row of an array; zeros of the type that it would have where there is none."""
     if x.extents[0] != 0:
-        return x[at]
+        return x[index]
     return wrap(x.context, full_value(x.context, 0, x.type.dtype, x.extents[1:]), scalar=False)
 
 
@@ -176,13 +177,13 @@ def _types_of_rows(
     loop = Loop(context, Code(names, (_STATE,)))
     end = expr_of(count)
     counter = Counter(context, "k", expr.const(0), end, expr.const(1))
-    found: tuple[Tree, list[LeafType | None]] | None = None
+    result_types: tuple[Tree, list[LeafType | None]] | None = None
     for k in passes(loop, lambda: counter.value):
         tree, leaves = flatten(step(names, k))
-        found = tree, [leaf_type(y) for y in leaves]
-    assert found is not None
+        result_types = tree, [leaf_type(y) for y in leaves]
+    assert result_types is not None
     loop.mark.restore_declared(context)
-    return found
+    return result_types
 
 
 def _stack(context: Context, t: LeafType | None, count: Any) -> Array | None:
@@ -224,7 +225,7 @@ def _by_value(x: Any) -> Any:
 def _arms(functions: Sequence[Callable[..., Any]], args: Sequence[Any]) -> list[Callable[[], Any]]:
     def arm(function: Callable[..., Any]) -> Callable[[], Any]:
         names = [f"argument {k}" for k in range(len(args))]
-        called = given(function, "a branch", *names)
+        called = checked_callback(function, "a branch", *names)
         return lambda: called(*map(_by_value, args))
 
     return [arm(f) for f in functions]

@@ -14,7 +14,7 @@ from typing import Any
 
 from codegen.errors import ProgramError, TracedValueError, UnsupportedError
 from codegen.places import last, place_at, user_place
-from codegen.progress import at, is_heard
+from codegen.progress import announce, is_heard
 from codegen.trace.array import Array, is_traced
 from codegen.trace.calls import call
 from codegen.trace.context import Context
@@ -134,7 +134,7 @@ def _told_of(turns: Iterable[Any]) -> Iterator[Any]:
     where = user_place()
     for k, turn in enumerate(turns, 1):
         if k >= _MANY_TURNS:
-            at(f"recording turn {k} of the loop at {where}, which spmd.range would compile")
+            announce(f"recording turn {k} of the loop at {where}, which spmd.range would compile")
         yield turn
 
 
@@ -209,12 +209,12 @@ def chosen(test: Any) -> Any:
     )
 
 
-def plain(test: Any, what: str, reason: str) -> Any:
+def plain(test: Any, statement: str, reason: str) -> Any:
     """Return a test that Python itself takes; refuses one that is known only at run time."""
     if not is_traced(test):
         return test
     raise UnsupportedError(
-        f"`{what}` on a value known only at run time, in a function that cannot be compiled",
+        f"`{statement}` on a value known only at run time, in a function that cannot be compiled",
         found=reason, remedy="move this part into a function of its own",
     )
 

@@ -61,11 +61,11 @@ def as_formula(x: Any) -> Any:
         return x
     context = x.context
 
-    def made(value: Value) -> Op | None:
+    def defining_op(value: Value) -> Op | None:
         ops = (op for block in reversed(context.blocks) for op in reversed(block.ops))
         return next((op for op in ops if value in op.results), None)
 
-    e = Formulas(made).of(as_value(context, x, dtypes.INT64))
+    e = Formulas(defining_op).of(as_value(context, x, dtypes.INT64))
     return x if e is None else number(e, strong=not x.weak)
 
 
@@ -87,9 +87,10 @@ def _let(context: Context, value: Value, power: bool) -> Sym:
         # what this capture takes for granted; it holds, or there is another one
         known = context.begun_with[key] = context.bounds.get(key, Bounds(power=power))
         least = None if known.least is None else expr.const(known.least)
-        made = next((op for block in reversed(context.blocks) for op in reversed(block.ops)
-                     if value in op.results), None)
-        unnamed = made is not None and value.name == made.what.called  # by no variable
+        defining_op = next((op for block in reversed(context.blocks) for op in reversed(block.ops)
+                            if value in op.results), None)
+        # a value that no variable names is called after its op
+        unnamed = defining_op is not None and value.name == defining_op.what.called
         name = "number" if unnamed else value.name
         divides = expr.POWERS if known.power else 0
         sizes = {a.size_name: a.size for a in context.mesh.axes}  # they may be better known by now
@@ -134,7 +135,7 @@ class _Induction:
     if a pass that begins with it ends with it."""
 
     def __init__(self) -> None:
-        self.made: dict[Value, tuple[Op, int]] = {}
+        self.definitions: dict[Value, tuple[Op, int]] = {}
         self.carried: dict[Value, tuple[Value, Value]] = {}  # argument -> at entry, after a pass
         self.known: dict[Value, Bounds] = {}
         self.most: dict[Value, Expr] = {}  # of arguments of bodies: what the test says
@@ -144,7 +145,7 @@ class _Induction:
     def region(self, region: Region) -> None:
         for op in region.ops:
             for k, value in enumerate(op.results):
-                self.made[value] = op, k
+                self.definitions[value] = op, k
             if isinstance(op.what, Let):
                 self.lets.append(op)
                 self.named[op.what.counter] = op.operands[0]
@@ -161,7 +162,7 @@ class _Induction:
         """Notes what a loop's test, such as `d < n` of a size n, says of the body's arguments."""
         todo = list(test.results)
         while todo:
-            op, _ = self.made.get(todo.pop(), (None, 0))
+            op, _ = self.definitions.get(todo.pop(), (None, 0))
             if op is None or not isinstance(op.what, Map):
                 continue
             fn, operands = op.what.fn, op.operands
@@ -178,7 +179,7 @@ class _Induction:
 
     def _formula(self, value: Value) -> Expr | None:
         """Return a value as a formula of sizes, which are the same everywhere."""
-        op, _ = self.made.get(value, (None, 0))
+        op, _ = self.definitions.get(value, (None, 0))
         if op is None or not isinstance(op.what, (Symbolic, Full)):
             return None
         e = op.what.value
@@ -210,32 +211,32 @@ class _Induction:
         return assumed
 
     def _op(self, value: Value) -> Bounds:
-        op, k = self.made.get(value, (None, 0))
+        op, k = self.definitions.get(value, (None, 0))
         if op is None:
             return _NOTHING
-        what = op.what
-        if isinstance(what, Loop):
+        kind = op.what
+        if isinstance(kind, Loop):
             return self._carried(op.regions[-1].args[k])
-        if isinstance(what, Branch):
+        if isinstance(kind, Branch):
             return _all([self.of(arm.results[k]) for arm in op.regions])
-        if isinstance(what, Const):
-            data = what.data
+        if isinstance(kind, Const):
+            data = kind.data
             if not data.size or data.dtype.kind not in "biu":
                 return _NOTHING
             return _all([_number(int(n)) for n in data.ravel()]) if data.size < 65 else _NOTHING
-        if isinstance(what, Full):
-            return _number(what.value) if isinstance(what.value, int) else _NOTHING
-        if isinstance(what, Symbolic):
-            e = what.value
+        if isinstance(kind, Full):
+            return _number(kind.value) if isinstance(kind.value, int) else _NOTHING
+        if isinstance(kind, Symbolic):
+            e = kind.value
             least = next((b for b in (1, 0) if expr.nonneg(e - b)), None)
             (sym,) = e.atoms() if len(e.atoms()) == 1 else (None,)
             power = isinstance(sym, Sym) and sym.divides == expr.POWERS and e == expr.symbol(sym)
             if sym in self.named and e == expr.from_atom(sym):
                 return self.of(self.named[sym])
             return _number(e.value) if e.is_const else Bounds(least, None, power)
-        if isinstance(what, View):
+        if isinstance(kind, View):
             return self.of(op.operands[0])
-        return self._map(what.fn, op.operands) if isinstance(what, Map) else _NOTHING
+        return self._map(kind.fn, op.operands) if isinstance(kind, Map) else _NOTHING
 
     def _map(self, fn: str, operands: tuple[Value, ...]) -> Bounds:
         parts = [self.of(x) if x.type.dtype.kind in "biu" else _NOTHING for x in operands]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 
-from codegen.trace.control.exits import Stmts, assign, at
+from codegen.trace.control.exits import Stmts, assign, located
 
 _SUBJECT = "__subject{}__"
 
@@ -28,8 +28,8 @@ class _Matches(ast.NodeTransformer):
     def block(self, stmts: Stmts) -> Stmts:
         out: Stmts = []
         for s in stmts:
-            found = self.visit(s)
-            out += found if isinstance(found, list) else [found]
+            lowered = self.visit(s)
+            out += lowered if isinstance(lowered, list) else [lowered]
         return out
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
@@ -51,7 +51,7 @@ class _Matches(ast.NodeTransformer):
         rest: Stmts = []
         for case, test in zip(reversed(node.cases), reversed(tests)):
             always = isinstance(test, ast.Constant)
-            rest = case.body if always else [at(case.pattern, ast.If(test, case.body, rest))]
+            rest = case.body if always else [located(case.pattern, ast.If(test, case.body, rest))]
             bound = case.pattern.name if isinstance(case.pattern, ast.MatchAs) else None
             if bound:  # before the guard, which may read it
                 rest = [assign(bound, ast.Name(name, ast.Load()), case.body[0]), *rest]
@@ -72,6 +72,8 @@ def _test(case: ast.match_case, name: str) -> ast.expr | None:
             compared = ast.Compare(ast.Name(name, ast.Load()), [ast.Is()], [ast.Constant(None)])
         else:
             return None
-        tests.append(at(pattern, compared))
-    test = tests[0] if len(tests) == 1 else at(pattern, ast.BoolOp(ast.Or(), tests))
-    return test if case.guard is None else at(pattern, ast.BoolOp(ast.And(), [test, case.guard]))
+        tests.append(located(pattern, compared))
+    test = tests[0] if len(tests) == 1 else located(pattern, ast.BoolOp(ast.Or(), tests))
+    if case.guard is None:
+        return test
+    return located(pattern, ast.BoolOp(ast.And(), [test, case.guard]))

@@ -89,9 +89,9 @@ class Outside:
     """
 
     def __init__(
-        self, what: str, roots: Iterable[tuple[str, Any]], carried: Iterable[Any] = ()
+        self, kind: str, roots: Iterable[tuple[str, Any]], carried: Iterable[Any] = ()
     ) -> None:
-        self.what = what
+        self.kind = kind
         self.place = user_place()
         self._carried = set(carried)
         self._visited: dict[Any, Any] = {}  # by id; the values keep the ids from being used again
@@ -128,13 +128,13 @@ class Outside:
         unseen = thing in self and not isinstance(thing, (*_CONTAINERS, np.ndarray))
         unseen = unseen and not any(thing is m for m in self._modules)
         unseen = unseen and not is_the_compilers(type(thing))
-        if unseen and self.what != "program" and items_of(thing) is None:
+        if unseen and self.kind != "program" and items_of(thing) is None:
             raise UnsupportedError(
-                f"an attribute of a {type(thing).__name__} is changed in {_WORDS[self.what]}",
+                f"an attribute of a {type(thing).__name__} is changed in {_WORDS[self.kind]}",
                 place=place,
-                expected=f"what stands outside of it stays as it is: {_TURNS[self.what]}",
+                expected=f"what stands outside of it stays as it is: {_TURNS[self.kind]}",
                 found=f"a {type(thing).__name__}, whose attributes cannot be seen from outside",
-                remedy="an object of a class of your own; or " + _WAYS[self.what],
+                remedy="an object of a class of your own; or " + _WAYS[self.kind],
             )
 
     def holder(self, thing: Any, but: Iterable[str]) -> str:
@@ -227,7 +227,7 @@ class Outside:
             if not free and not self._filled(seen, now):
                 raise self._changed(seen, now)
             filled += [] if free else [(seen, now)]
-        if self.what == "program" or not filled:
+        if self.kind == "program" or not filled:
             return False
         self._fills += 1
         if self._fills > _MOST_FILLS:
@@ -255,9 +255,9 @@ class Outside:
         """Return whether a dict or a namespace got new keys, as a cache does. In a program an
         attribute may be new too, and what was None. No array of the program is kept."""
         thing, new = seen.thing, _new(seen, now)
-        if self.what == "branch" and (id(thing) in self._contents or self._stored(thing)):
+        if self.kind == "branch" and (id(thing) in self._contents or self._stored(thing)):
             return False
-        if self.what == "program":
+        if self.kind == "program":
             may = not isinstance(thing, (set, frozenset))
             may = may and all(seen.items.get(k) is None for k in new)
         else:
@@ -274,7 +274,7 @@ class Outside:
         return place is not None and place is not self._stored_before.get(id(thing))
 
     def _holds_traced(self, values: Iterable[Any]) -> bool:
-        return Outside(self.what, [("", v) for v in values]).traced
+        return Outside(self.kind, [("", v) for v in values]).traced
 
     def _changed(self, seen: _Seen, now: dict[Any, Any]) -> UnsupportedError:
         thing, path = seen.thing, seen.path
@@ -288,26 +288,26 @@ class Outside:
             both = {**seen.items, **now}
             k = next(k for k in both if not _alike(now.get(k), seen.items.get(k)))
             shown = step(path, thing, k)
-        remedy = _WAYS[self.what]
-        if self.what == "branch" and isinstance(thing, dict):
+        remedy = _WAYS[self.kind]
+        if self.kind == "branch" and isinstance(thing, dict):
             remedy += "; functools.cache for what a function has computed before"
         if isinstance(thing, np.ndarray):
             remedy = f"{path} = spmd.asarray({path}) before it makes an array of the program"
-        found = f"{shown}, {kind_of(thing)} from outside of it" if shown == path else shown
-        if self.what == "program" and self._holds_traced(_new(seen, now).values()):
-            found += ", which would keep an array of the program after the build"
+        shown_change = f"{shown}, {kind_of(thing)} from outside of it" if shown == path else shown
+        if self.kind == "program" and self._holds_traced(_new(seen, now).values()):
+            shown_change += ", which would keep an array of the program after the build"
         body = (("the body begins at", self.place),) if where and self.place else ()
         return UnsupportedError(
-            f"{shown} is changed in {_WORDS[self.what]}", place=where or self.place,
-            expected=f"what stands outside of it stays as it is: {_TURNS[self.what]}",
-            found=found, remedy=remedy, also=body,
+            f"{shown} is changed in {_WORDS[self.kind]}", place=where or self.place,
+            expected=f"what stands outside of it stays as it is: {_TURNS[self.kind]}",
+            found=shown_change, remedy=remedy, also=body,
         )
 
     def drawn(self, thing: Any, place: Place | None, instead: str = "") -> UnsupportedError:
         """Return the error for a thing that gives another value each time that it is asked: a
         generator, an iterator. instead: what of spmd.random stands for a generator's method."""
         drawing = isinstance(thing, GENERATORS)
-        if self.what == "program":
+        if self.kind == "program":
             remedy = "; or ".join(filter(None, [instead, _DRAWN])) if drawing else (
                 "a list of it, made outside")
         elif drawing:
@@ -315,8 +315,8 @@ class Outside:
             remedy = f"{instead}, with stream=i; or draw all of it before: noise = rng.random(n)"
         else:
             remedy = "an array that is read at the counter, x[i]; or the rows of spmd.scan"
-        return UnsupportedError(f"{self.path(thing)} {_ONCE[self.what]}", place=place,
-                                expected=f"values that stay as they are: {_TURNS[self.what]}",
+        return UnsupportedError(f"{self.path(thing)} {_ONCE[self.kind]}", place=place,
+                                expected=f"values that stay as they are: {_TURNS[self.kind]}",
                                 found=f"{self.path(thing)}, {kind_of(thing)} from outside of it",
                                 remedy=remedy)
 
@@ -407,14 +407,14 @@ def step(path: str, thing: Any, key: Any) -> str:
     return f"{path}.{key}" if isinstance(key, str) and not is_iterator(thing) else path
 
 
-def of_piece(what: str, code: Code, entry: Variables) -> Outside:
+def of_piece(kind: str, code: Code, entry: Variables) -> Outside:
     """Return the outside of a loop or a branch: what it can reach beside the variables that it
     carries."""
     names = code.names
     carried = [names.key(name) for name in code.bound]
     carried += [id(x) for held in entry.values() if held for x in held.tree.containers()]
     reached = [(n, names.get(n)) for n in (*code.bound, *code.touched)]
-    return Outside(what, [*reached, *names.roots], carried)
+    return Outside(kind, [*reached, *names.roots], carried)
 
 
 # ---- what has changed --------------------------------------------------------------------------
@@ -497,8 +497,8 @@ def items_of(thing: Any) -> dict[Any, Any] | None:
         return _left_in(thing)
     if isinstance(thing, BaseException):
         return {"args": thing.args, **(attributes(thing) or {})}
-    found = None if origin(type(thing)) == FIXED else attributes(thing)
-    return found or _of_extension(thing) or found
+    items = None if origin(type(thing)) == FIXED else attributes(thing)
+    return items or _of_extension(thing) or items
 
 
 def _of_extension(thing: Any) -> dict[Any, Any] | None:
@@ -575,8 +575,8 @@ def _left_in(iterator: Any) -> dict[Any, Any]:
     try:
         if hasattr(iterator, "tell"):
             return {"at": iterator.tell()}
-        _, given, *rest = iterator.__reduce__()
-        return dict(enumerate(given)) | {"at": str(rest)}
+        _, arguments, *rest = iterator.__reduce__()
+        return dict(enumerate(arguments)) | {"at": str(rest)}
     except (OSError, TypeError, ValueError):
         return {}
 

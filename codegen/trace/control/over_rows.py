@@ -52,11 +52,11 @@ def turns_of(context: Context, iterable: Any) -> Turns | None:
         return None
     if (unknown := _of_unknown(iterable)) is not None or context.rows_by_python:
         return unknown
-    found = (_of_places(context, iterable) if isinstance(iterable, Indices)
-             else _of_array(iterable))
-    if found is not None:
+    iteration = (_of_places(context, iterable) if isinstance(iterable, Indices)
+                 else _of_array(iterable))
+    if iteration is not None:
         context.has_rows = True
-    return found
+    return iteration
 
 
 def _of_unknown(array: Any) -> Turns | None:

@@ -285,11 +285,11 @@ def _root(module: str) -> types.ModuleType | None:
     """Return the known package that a module's name begins with, unless it is a file of the
     user's."""
     root = module.partition(".")[0]
-    found = sys.modules.get(root) if root in _KNOWN else None
-    if found is None or root not in _STANDARD:
-        return found
-    origin = getattr(found.__spec__, "origin", None) or ""
-    return found if origin in ("built-in", "frozen") or origin.startswith(_standard()) else None
+    package = sys.modules.get(root) if root in _KNOWN else None
+    if package is None or root not in _STANDARD:
+        return package
+    origin = getattr(package.__spec__, "origin", None) or ""
+    return package if origin in ("built-in", "frozen") or origin.startswith(_standard()) else None
 
 
 @functools.cache
@@ -313,10 +313,10 @@ def _known_name(x: Any) -> str:
         module, name = "numpy", x.__name__
     if not isinstance(module, str) or not isinstance(name, str) or not _root(module):
         return ""
-    found: Any = sys.modules.get(module)
+    target: Any = sys.modules.get(module)
     for part in name.split("."):  # functools.wraps gives a user's function another one's name
-        found = getattr(found, part, None)
-    if found is not x:
+        target = getattr(target, part, None)
+    if target is not x:
         return ""
     if not _is_known(f"{module}.{name}"):
         raise _Unknown

@@ -47,10 +47,11 @@ class Gone:
                            also=(("it is", self.place),) if self.place else ())
 
 
-def link(a: Storage, b: Storage, what: str, place: Place | None) -> None:
+def link(a: Storage, b: Storage, construct: str, place: Place | None) -> None:
     """Notes that two storages may be one memory: after a write to one, the other is unreadable."""
     gone = Gone(
-        f"this array may or may not share memory with one that was written: a {what} decides it",
+        "this array may or may not share memory with one that was written: "
+        f"a {construct} decides it",
         "read it through the name that was written, or copy it before: x = x.copy()", place,
     )
     if a is not b:
@@ -83,11 +84,12 @@ class Mark:
             storage.content, storage.shadows = content, shadows
 
     def forget_later(
-        self, context: Context, what: str, place: Place | None,
+        self, context: Context, construct: str, place: Place | None,
         remedy: str = "bind a name before the loop or branch and rebind that name inside",
     ) -> None:
         """Make storages that were made since then unreadable: nothing outside may read them."""
-        gone = Gone(f"this array was made inside a {what} and is read outside it", remedy, place)
+        gone = Gone(f"this array was made inside a {construct} and is read outside it", remedy,
+                    place)
         for storage in list(context.storages):
             if storage.serial > self.serial and not isinstance(storage.content, Known):
                 storage.content = gone
@@ -102,12 +104,12 @@ class Mark:
 class Capture:
     """A region being captured, again and again where needed."""
 
-    def __init__(self, context: Context, code: Code, what: str) -> None:
-        self.context, self.code, self.what = context, code, what
+    def __init__(self, context: Context, code: Code, kind: str) -> None:
+        self.context, self.code, self.kind = context, code, kind
         self.names = code.names
         self.place = user_place()
         self.entry: Variables = capture(code)
-        self.outside = of_piece(what, code, self.entry)
+        self.outside = of_piece(kind, code, self.entry)
         self.mark = Mark.of(context)
         self.serials = {s for s, *_ in self.mark.storages}
         self.log: dict[Storage, None] = {}
@@ -135,7 +137,7 @@ class Capture:
         if self.open is not None:
             self.close()
             self.put_back()
-            self.mark.forget_later(self.context, self.what, self.place)
+            self.mark.forget_later(self.context, self.kind, self.place)
 
     def put_back(self) -> None:
         """Put variables and storages back to what they were before the piece ran."""
@@ -189,18 +191,18 @@ def hint(name: str, path: str) -> str:
     return "_".join(filter(None, words.split("_"))) or "x"
 
 
-def condition(x: Any, what: str) -> Expr | Value:
+def condition(x: Any, construct: str) -> Expr | Value:
     """Return a truth value for an `if` or a loop: an Expr of a number, or a 0-d bool value."""
-    found = condition_of(x)
-    if found is not None:
-        return found
+    truth = condition_of(x)
+    if truth is not None:
+        return truth
     context = Context.current()
     assert context is not None
     if isinstance(x, Array):
         if x.ndim and not all(e == 1 for e in x.extents):
-            raise ShapeError(f"the truth of an array with several elements is ambiguous ({what})",
-                             expected="a 0-d array or a number", found=str(x.type),
-                             remedy="say which: .any() or .all()")
+            raise ShapeError("the truth of an array with several elements is ambiguous "
+                             f"({construct})", expected="a 0-d array or a number",
+                             found=str(x.type), remedy="say which: .any() or .all()")
         x = x.reshape(()) if x.ndim else x
         return as_value(context, x, dtypes.BOOL)
     return as_value(context, bool(x), dtypes.BOOL)
@@ -222,23 +224,24 @@ def _instead_of(name: str, *values: Any) -> str:
 
 
 def carry_error(
-    what: str, name: str, path: str, place: Place | None, expected: Any, found: Any
+    construct: str, name: str, path: str, place: Place | None, expected: Any, found: Any
 ) -> CarryError:
     """Return the error for a variable that changes its type in a loop, or differs between arms."""
     words = {"loop": ("before the loop", "after one pass"), "branch": ("one arm", "another arm")}
-    first, second = words.get(what, ("before", "after"))
+    first, second = words.get(construct, ("before", "after"))
     shown = [str(t) if isinstance(t, LeafType) else describe(t) for t in (expected, found)]
     remedy = "give it one shape and dtype throughout"
     both = all(isinstance(t, LeafType) for t in (expected, found))
-    if both and expected.shape == found.shape and what == "loop":
+    if both and expected.shape == found.shape and construct == "loop":
         remedy = f"convert it: {name}{path}.astype({expected.dtype}), or start with {found.dtype}"
-    elif both and what == "loop":
+    elif both and construct == "loop":
         remedy = f"make it an array of that shape before the loop: {name} = spmd.zeros(…)"
     elif found is UNDEFINED:
         remedy = f"{name} means two things here: give one of them another name"
     elif not both:
         remedy = _instead_of(f"{name}{path}", expected, found)
     owner = f'"{name}{path}"' if not name.startswith("__") else "the returned value"
-    return CarryError(f"{owner} changes its type in a {what}" if both else
-                      f"{owner} changes in a {what}", place=place, expected=f"{shown[0]} ({first})",
-                      found=f"{shown[1]} ({second})", remedy=remedy)
+    return CarryError(f"{owner} changes its type in a {construct}" if both else
+                      f"{owner} changes in a {construct}", place=place,
+                      expected=f"{shown[0]} ({first})", found=f"{shown[1]} ({second})",
+                      remedy=remedy)

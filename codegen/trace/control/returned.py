@@ -55,8 +55,8 @@ def _tree(x: Any, name: str, leaves: dict[str, Any], place: Place, depth: int = 
     trees = []
     for key, inner in inside:
         part = printable(key) or '""'
-        found = _tree(inner, below(name, part), leaves, place, depth + 1)
-        trees.append(found if kind[0] in ("list", "tuple") else (key, found))
+        subtree = _tree(inner, below(name, part), leaves, place, depth + 1)
+        trees.append(subtree if kind[0] in ("list", "tuple") else (key, subtree))
     return (*kind, *trees)
 
 
@@ -75,8 +75,8 @@ def _output(context: Context, name: str, x: Any, place: Place) -> Output:
         x = mapping.replicated_constant(context, x)
     if not isinstance(x, (Array, Number, bool, int, float, complex, np.generic, np.ndarray)):
         kind = type(x).__name__
-        what = "None" if x is None else f"a{'n' * kind.startswith(('a', 'o', 'i', 'e'))} {kind}"
-        raise _returned_error(what if name == "result" else f"{what}, as {name}", place)
+        text = "None" if x is None else f"a{'n' * kind.startswith(('a', 'o', 'i', 'e'))} {kind}"
+        raise _returned_error(text if name == "result" else f"{text}, as {name}", place)
     if isinstance(x, int) and not -(2**63) <= x < 2**64:
         raise _returned_error(f"an int of {x.bit_length()} bits, as {name}", place)
     if isinstance(x, Array) and x.home is not None:

@@ -16,8 +16,8 @@ from codegen.trace.control.exits import (
     RESULT,
     Lowering,
     Stmts,
-    at,
     cannot_lower,
+    located,
     none_of,
     own_nodes,
 )
@@ -47,12 +47,12 @@ def function_module(
     body = [inner]
     if class_name is not None:  # private names are spelt with their class
         body = [ast.ClassDef(class_name, [], [], [inner], [])]
-    made = class_name or getattr(inner, "name", "")
-    if made and made not in free:  # the factory must not hide the name from the function
-        body.insert(0, ast.Global([made]))
+    own_name = class_name or getattr(inner, "name", "")
+    if own_name and own_name not in free:  # the factory must not hide the name from the function
+        body.insert(0, ast.Global([own_name]))
     arguments = ast.arguments([], [ast.arg(n) for n in (*free, RUNTIME)], None, [], [], None, [])
     factory = ast.FunctionDef("__factory__", arguments, body, [], None)
-    return ast.Module([at(node, factory)], [])
+    return ast.Module([located(node, factory)], [])
 
 
 def _copy(node: Any) -> Any:
@@ -107,7 +107,7 @@ def _with_names(node: _Function, body: Stmts, rewriter: _Rewriter) -> Stmts:
     make = ast.Assign([_store(_NAMES)], _runtime("Names", cells))
     explain = ast.Expr(_runtime("explain", _load(_ERROR), _load(_NAMES)))
     caught = ast.ExceptHandler(_attribute("NameError"), _ERROR, [explain, ast.Raise()])
-    return [*first, at(node, make), at(node, ast.Try(rest, [caught], [], []))]
+    return [*first, located(node, make), located(node, ast.Try(rest, [caught], [], []))]
 
 
 def _last_name(node: ast.expr) -> str:
@@ -144,7 +144,7 @@ def _no_arguments() -> ast.arguments:
 
 
 def _later(value: ast.expr) -> ast.expr:
-    return at(value, ast.Lambda(_no_arguments(), value))
+    return located(value, ast.Lambda(_no_arguments(), value))
 
 
 def _texts(node: ast.expr) -> ast.expr:
@@ -160,11 +160,11 @@ def _texts(node: ast.expr) -> ast.expr:
             if isinstance(part, ast.FormattedValue):
                 spec = part.format_spec or ast.Constant("")
                 kind = ast.Constant(part.conversion)
-                part = at(part, ast.Tuple([part.value, spec, kind], ast.Load()))
+                part = located(part, ast.Tuple([part.value, spec, kind], ast.Load()))
             parts.append(part)
-        return at(node, _runtime("fstring", *parts))
+        return located(node, _runtime("fstring", *parts))
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and _is_text(node.left):
-        return at(node, _runtime("percent_text", node.left, node.right))
+        return located(node, _runtime("percent_text", node.left, node.right))
     elif isinstance(node, ast.Call):
         return _text_call(node)
     return node
@@ -184,7 +184,7 @@ def _text_call(node: ast.Call) -> ast.expr:
         texts = ("str", "repr", "ascii", "format")
         name, first = "text_of" * (getattr(function, "id", "") in texts), function
     if name:
-        node = at(node, ast.Call(_attribute(name), [first, *node.args], node.keywords))
+        node = located(node, ast.Call(_attribute(name), [first, *node.args], node.keywords))
     return node
 
 
@@ -263,12 +263,12 @@ class _Rewriter(ast.NodeTransformer):
         chosen: Stmts = self.block(rest)
         for k in reversed(range(len(arms))):
             is_k = ast.Compare(_load(_ARM), [ast.Eq()], [ast.Constant(k)])
-            chosen = [at(arms[k][0], ast.If(is_k, self.block(arms[k]), chosen))]
+            chosen = [located(arms[k][0], ast.If(is_k, self.block(arms[k]), chosen))]
         self.conditional -= 1
         first, *others = [self._test(t) for t in tests]
         call = _runtime(
             "if_", first, _load(_NAMES), bound, touched, kept, *map(_later, others))
-        return at(node, ast.For(_store(_ARM), at(first, call), chosen, []))
+        return located(node, ast.For(_store(_ARM), located(first, call), chosen, []))
 
     def visit_For(self, node: ast.For) -> Any:
         if self.reason:
@@ -280,11 +280,11 @@ class _Rewriter(ast.NodeTransformer):
         if flags:
             item = f"__item{node.number}__"  # type: ignore[attr-defined]
             bind = ast.Assign([node.target], _load(item))
-            guarded = ast.If(none_of(flags), [at(node.target, bind), *node.body], [])
+            guarded = ast.If(none_of(flags), [located(node.target, bind), *node.body], [])
             if hasattr(node, "lasting"):
                 guarded.kept = node.lasting  # type: ignore[attr-defined]
-            node.body = [self.visit(at(node.target, guarded))]
-            node.target = at(node.target, _store(item))
+            node.body = [self.visit(located(node.target, guarded))]
+            node.target = located(node.target, _store(item))
         else:
             node.body = self.block(node.body)
             node.target = self.visit(node.target)
@@ -297,8 +297,8 @@ class _Rewriter(ast.NodeTransformer):
             ast.Constant(node.number),  # type: ignore[attr-defined]
             ast.Constant(hint), self._kept(node), self._fresh(node),
         )
-        node.iter = at(place, call)
-        return at(node, node)
+        node.iter = located(place, call)
+        return located(node, node)
 
     def visit_While(self, node: ast.While) -> Any:
         if self.reason:
@@ -309,7 +309,7 @@ class _Rewriter(ast.NodeTransformer):
         flags: tuple[str, ...] = getattr(node, "flags", ())
         endless = isinstance(node.test, ast.Constant) and node.test.value and not flags
         if endless and not any(isinstance(n, ast.Raise) for n in own_nodes(node.body)):
-            return [at(node.test, ast.Expr(_runtime("endless"))), node]
+            return [located(node.test, ast.Expr(_runtime("endless"))), node]
         self.conditional += 1
         body = self.block(node.body)
         self.conditional -= 1
@@ -319,8 +319,8 @@ class _Rewriter(ast.NodeTransformer):
             ast.Constant(node.number),  # type: ignore[attr-defined]
             self._kept(node), self._fresh(node),
         )
-        loop = ast.For(_store(_ITEM), at(node.test, call), body + self._leave(node, flags), [])
-        return at(node, loop)
+        loop = ast.For(_store(_ITEM), located(node.test, call), body + self._leave(node, flags), [])
+        return located(node, loop)
 
     def _kept(self, node: Any) -> ast.expr:
         return _constant(tuple(self._spelt(n) for n in getattr(node, "kept", ())))
@@ -339,7 +339,7 @@ class _Rewriter(ast.NodeTransformer):
             return []
         number = ast.Constant(node.number)
         test = _runtime("left", _load(_NAMES), number, *map(_load, flags))
-        return [at(node, ast.If(test, [ast.Break()], []))]
+        return [located(node, ast.If(test, [ast.Break()], []))]
 
     def visit_Expr(self, node: ast.Expr) -> Any:
         if isinstance(node.value, ast.BoolOp):
@@ -360,7 +360,7 @@ class _Rewriter(ast.NodeTransformer):
         """Note which of its expressions the function returns, for errors in what a program does."""
         assert node.value is not None
         value = self.visit(node.value)
-        node.value = at(value, _runtime("returned", value)) if self.outer else value
+        node.value = located(value, _runtime("returned", value)) if self.outer else value
         return node
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
@@ -368,7 +368,7 @@ class _Rewriter(ast.NodeTransformer):
         if not isinstance(node.target, ast.Name):
             return new
         check = _runtime("target", _load(node.target.id), ast.Constant(node.target.id))
-        return [at(node.target, ast.Expr(check)), *(new if isinstance(new, list) else [new])]
+        return [located(node.target, ast.Expr(check)), *(new if isinstance(new, list) else [new])]
 
     def visit_Delete(self, node: ast.Delete) -> Any:
         return self._stored(node, node.targets)
@@ -384,7 +384,7 @@ class _Rewriter(ast.NodeTransformer):
             elif isinstance(target, ast.Name) and target.id in self.elsewhere:
                 changed[target.id] = (ast.Constant(self._spelt(target.id)),)
         new = self.generic_visit(node)
-        return [new, *(at(node, ast.Expr(_runtime("stored", *x))) for x in changed.values())]
+        return [new, *(located(node, ast.Expr(_runtime("stored", *x))) for x in changed.values())]
 
     def visit_Match(self, node: ast.Match) -> Any:
         """Rewrite a match statement. Python itself compares types, and True and False: it does not
@@ -395,14 +395,14 @@ class _Rewriter(ast.NodeTransformer):
         )
         new: ast.Match = self.generic_visit(node)  # type: ignore[assignment]
         if asks:
-            new.subject = at(new.subject, _runtime("matched", new.subject))
+            new.subject = located(new.subject, _runtime("matched", new.subject))
         return new
 
     def visit_Raise(self, node: ast.Raise) -> Any:
         new = self.generic_visit(node)
         if self.reason or not self.conditional or node.exc is None:
             return new
-        return [at(node, ast.Expr(_runtime("raising", _load(_NAMES)))), new]
+        return [located(node, ast.Expr(_runtime("raising", _load(_NAMES)))), new]
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         """Rewrite an assert, which is Python's own where the test is known; else a condition of the
@@ -410,13 +410,13 @@ class _Rewriter(ast.NodeTransformer):
         source = ast.Constant(ast.unparse(node.test))
         message = self.visit(_texts(_copy(node.msg))) if node.msg else ast.Constant("")
         test = _runtime("asserted", self._test(node.test), source, _later(message))
-        node.test = at(node.test, test)
+        node.test = located(node.test, test)
         node.msg = self.visit(node.msg) if node.msg else None
         return node
 
-    def _plain(self, test: ast.expr, what: str) -> ast.expr:
-        words = (ast.Constant(what), ast.Constant(self.reason))
-        return at(test, _runtime("plain", test, *words))
+    def _plain(self, test: ast.expr, statement: str) -> ast.expr:
+        words = (ast.Constant(statement), ast.Constant(self.reason))
+        return located(test, _runtime("plain", test, *words))
 
     # ---- scopes ---------------------------------------------------------------------------------
 
@@ -435,13 +435,13 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Starred(self, node: ast.Starred) -> Any:
         new: ast.Starred = self.generic_visit(node)  # type: ignore[assignment]
         if isinstance(new.ctx, ast.Load):
-            new.value = at(new.value, _runtime("each", new.value))
+            new.value = located(new.value, _runtime("each", new.value))
         return new
 
     def visit_comprehension(self, node: ast.comprehension) -> Any:
         new: ast.comprehension = self.generic_visit(node)  # type: ignore[assignment]
-        new.iter = at(new.iter, _runtime("each", new.iter))
-        new.ifs = [at(test, _runtime("chosen", test)) for test in new.ifs]
+        new.iter = located(new.iter, _runtime("each", new.iter))
+        new.ifs = [located(test, _runtime("chosen", test)) for test in new.ifs]
         return new
 
     def visit_Lambda(self, node: ast.Lambda) -> Any:
@@ -473,26 +473,26 @@ class _Rewriter(ast.NodeTransformer):
         else:
             self.generic_visit(node)
         if not is_super:
-            node.func = at(node.func, _runtime("call", node.func))
+            node.func = located(node.func, _runtime("call", node.func))
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         text = ast.unparse(node.value) if not isinstance(node.ctx, ast.Load) else ""
         self.generic_visit(node)
         if text:
-            node.value = at(node.value, _runtime("target", node.value, ast.Constant(text)))
+            node.value = located(node.value, _runtime("target", node.value, ast.Constant(text)))
         elif not isinstance(node.value, ast.Constant):
-            node.value = at(node.value, _runtime("indexed", node.value))
+            node.value = located(node.value, _runtime("indexed", node.value))
         return node
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:
         new: ast.FormattedValue = self.generic_visit(node)  # type: ignore[assignment]
         if new.conversion != -1:
-            new.value = at(new.value, _runtime("converted", new.value))
+            new.value = located(new.value, _runtime("converted", new.value))
         return new
 
     def visit_BinOp(self, node: ast.BinOp | ast.UnaryOp) -> Any:
-        return at(node, _runtime("fresh", self._operands(node)))
+        return located(node, _runtime("fresh", self._operands(node)))
 
     def _operands(self, node: ast.expr) -> ast.expr:
         """Return the node with its operands visited; inner operators are not wrapped, their results
@@ -500,7 +500,7 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(node, ast.BinOp):
             node.left, node.right = self._operands(node.left), self._operands(node.right)
             if isinstance(node.op, ast.Mod) and _is_text(node.left):
-                return at(node, _runtime("percent", node.left, node.right))
+                return located(node, _runtime("percent", node.left, node.right))
         elif isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not):
             node.operand = self._operands(node.operand)
         else:
@@ -523,46 +523,46 @@ class _Rewriter(ast.NodeTransformer):
         is_and = isinstance(node.op, ast.And)
         first, *rest = node.values = [visit(v) for v in node.values]
         if not any(map(_stays, rest)):
-            return at(node, _runtime(names[not is_and], first, *map(_later, rest)))
+            return located(node, _runtime(names[not is_and], first, *map(_later, rest)))
         node.values[:-1] = [_known(v, "and" if is_and else "or") for v in node.values[:-1]]
         return node
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         if not isinstance(node.op, ast.Not):
             return self.visit_BinOp(node)
-        return at(node, _runtime("not_", self._test(node.operand)))
+        return located(node, _runtime("not_", self._test(node.operand)))
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
         second, *rest = node.comparators
         among = any(isinstance(op, (ast.In, ast.NotIn)) for op in node.ops)
         if not (rest or among):
-            return at(node, _runtime("fresh", node))
+            return located(node, _runtime("fresh", node))
         if any(map(_stays, rest)):
             return node
         ops = _constant(tuple(type(op).__name__ for op in node.ops))
-        return at(node, _runtime("compare", ops, node.left, second, *map(_later, rest)))
+        return located(node, _runtime("compare", ops, node.left, second, *map(_later, rest)))
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         test, body, orelse = self._test(node.test), self.visit(node.body), self.visit(node.orelse)
         if _stays(body) or _stays(orelse):
-            return at(node, ast.IfExp(_known(test, "if"), body, orelse))
-        return at(node, _runtime("ifexp", test, _later(body), _later(orelse)))
+            return located(node, ast.IfExp(_known(test, "if"), body, orelse))
+        return located(node, _runtime("ifexp", test, _later(body), _later(orelse)))
 
 
 def _as_if(node: ast.BoolOp) -> ast.If:
     """Return the statement `a and b`, whose value nobody reads: `if a: b`; `a or b`: `if not a:
     b`."""
     *tests, last = node.values
-    test = tests[0] if len(tests) == 1 else at(node, ast.BoolOp(node.op, tests))
+    test = tests[0] if len(tests) == 1 else located(node, ast.BoolOp(node.op, tests))
     if isinstance(node.op, ast.Or):
-        test = at(test, ast.UnaryOp(ast.Not(), test))
-    return at(node, ast.If(test, [at(last, ast.Expr(last))], []))
+        test = located(test, ast.UnaryOp(ast.Not(), test))
+    return located(node, ast.If(test, [located(last, ast.Expr(last))], []))
 
 
-def _known(node: ast.expr, what: str) -> ast.expr:
+def _known(node: ast.expr, operator: str) -> ast.expr:
     """Wraps a value that must be known, because the operand after it cannot be put in a lambda."""
-    return at(node, _runtime("known", node, ast.Constant(what)))
+    return located(node, _runtime("known", node, ast.Constant(operator)))
 
 
 def _stays(node: ast.expr) -> bool:

@@ -38,7 +38,7 @@ class Settled:
 class Inner:
     """The loops in a body: what each of them carried when the body was captured last."""
 
-    found: dict[tuple[Path, int], Settled] = field(default_factory=dict)
+    carries: dict[tuple[Path, int], Settled] = field(default_factory=dict)
     met: dict[Path, int] = field(default_factory=dict)  # how often, in this pass
 
     def number(self) -> tuple[Path, int]:

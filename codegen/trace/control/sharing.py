@@ -79,16 +79,16 @@ class Merging:
         key = tuple(map(id, values))
         if key in self._made:
             return self._made[key][0]
-        made = copy.copy(values[0])
+        merged = copy.copy(values[0])
         for other, theirs in self._made.values():
             if any(a is b for a, b in zip(values, theirs)):
-                self._twins(made, other, path, "another name")
-        self._made[key] = made, values
+                self._twins(merged, other, path, "another name")
+        self._made[key] = merged, values
         for value in values:
             other_path = holder(value, (name,)) if value in self._older else ""
             if other_path:
-                self._twins(made, value, path, other_path)
-        return made
+                self._twins(merged, value, path, other_path)
+        return merged
 
     def _twins(self, a: Any, b: Any, path: str, other: str) -> None:
         path = path.replace("__value__", "the value of the expression")
@@ -151,15 +151,15 @@ class Turning:
                     settled = False
         return settled
 
-    def _refuse(self, first: str, second: str, thing: Any, one: bool) -> None:
+    def _refuse(self, first: str, second: str, thing: Any, shared_before: bool) -> None:
         kind = type(thing).__name__
         words = (f"one {kind}", "two")
         raise CarryError(
-            f"{first} and {second} are {words[not one]} before a turn of the loop and "
-            f"{words[one]} after it", place=self.place,
+            f"{first} and {second} are {words[not shared_before]} before a turn of the loop and "
+            f"{words[shared_before]} after it", place=self.place,
             expected="names that share a list, dict or object in every turn, or in none",
             found=f"a turn that rebinds {first} or {second}",
-            remedy=f"{_COPY.format(first)}, {'before' if one else 'in'} the loop",
+            remedy=f"{_COPY.format(first)}, {'before' if shared_before else 'in'} the loop",
         )
 
     def _refuse_kept(self, path: str, thing: Any, now: Any, began: list[Any]) -> None:
@@ -183,32 +183,33 @@ class Turning:
     def finish(self, after: dict[str, Tree], later: dict[str, Tree]) -> dict[str, list[Any]]:
         """Return what each variable is filled into after the loop: the old object where it stays,
         else a copy; names that share an object at the end of a turn share the copy."""
-        made: dict[int, Any] = {}
+        replacements: dict[int, Any] = {}
         moved: list[tuple[str, Any, Any]] = []
         out: dict[str, list[Any]] = {}
         for name, tree in self.entry.items():
             for (path, old), (_, now) in zip(parts(tree, name), parts(after[name], name)):
-                if id(now) not in made:
-                    made[id(now)] = old if now is old else copy.copy(old)
+                if id(now) not in replacements:
+                    replacements[id(now)] = old if now is old else copy.copy(old)
                 if now is not old:
                     moved.append((path, old, now))
-                out.setdefault(name, []).append(made[id(now)])
+                out.setdefault(name, []).append(replacements[id(now)])
         for name, tree in later.items():
             for path, now in parts(tree, name):
-                if id(now) not in made:
-                    made[id(now)] = copy.copy(now)
+                if id(now) not in replacements:
+                    replacements[id(now)] = copy.copy(now)
                     moved.append((path, now, now))
-                out.setdefault(name, []).append(made[id(now)])
-        self._remember(made, moved)
+                out.setdefault(name, []).append(replacements[id(now)])
+        self._remember(replacements, moved)
         return out
 
-    def _remember(self, made: dict[int, Any], moved: list[tuple[str, Any, Any]]) -> None:
+    def _remember(self, replacements: dict[int, Any], moved: list[tuple[str, Any, Any]]) -> None:
         """Notes which containers may be one after the loop: copies of each other, or of others."""
         twins = self.context.twins
         for a, b, *rest in list(twins):
-            if id(a) in made and id(b) in made:
-                twins.append((made[id(a)], made[id(b)], *rest))
+            if id(a) in replacements and id(b) in replacements:
+                twins.append((replacements[id(a)], replacements[id(b)], *rest))
         for _, old, _ in moved:
             other = holder(old, self.known)
             if other:
-                twins += [(made[id(now)], old, path, other, self.place) for path, _, now in moved]
+                twins += [(replacements[id(now)], old, path, other, self.place)
+                          for path, _, now in moved]

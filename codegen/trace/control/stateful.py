@@ -122,7 +122,7 @@ def refuse_outside(thing: Any, method: str = "") -> None:
         return
     refuse_left_early(thing)
     for body in reversed(context.bodies):
-        if thing in body and not (body.what == "program" and id(thing) in context.seeded):
+        if thing in body and not (body.kind == "program" and id(thing) in context.seeded):
             raise body.drawn(thing, user_place(), RANDOM.get(method, ""))
 
 
@@ -243,17 +243,17 @@ _PLAIN = (*_LASTING, str, bytes, type(None), enum.Enum, type, np.dtype)  # with 
 
 
 class Passing(int):
-    """An int that no image may keep. what: where it comes from."""
+    """An int that no image may keep. origin: where it comes from."""
 
-    what: str
+    origin: str
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise UnsupportedError(
-            f"{self.what} gives another value in every build",
+            f"{self.origin} gives another value in every build",
             expected="values that stay the same: they become constants of the image",
-            found=f"{self.what}, which is good for keys of a dict and for == only",
-            remedy="zlib.crc32(text.encode()) is the same everywhere" if self.what == "hash()" else
-            "a number of your own, such as a position in a list",
+            found=f"{self.origin}, which is good for keys of a dict and for == only",
+            remedy="zlib.crc32(text.encode()) is the same everywhere"
+            if self.origin == "hash()" else "a number of your own, such as a position in a list",
         )
 
     __hash__ = int.__hash__
@@ -267,10 +267,10 @@ for _name in (
     setattr(Passing, f"__{_name}__", Passing._refuse)
 
 
-def _passing(value: int, what: str) -> Passing:
-    made = Passing(value)
-    made.what = what
-    return made
+def _passing(value: int, origin: str) -> Passing:
+    passing = Passing(value)
+    passing.origin = origin
+    return passing
 
 
 def identity(x: Any) -> int:

@@ -80,7 +80,7 @@ def passes(loop: Loop, item: Callable[[], Any]) -> Iterator[Any]:
                 tracing.remove(number)
                 loop.context.loops.remove(loop)
             if loop.end_pass():
-                loop.around.found[loop.number] = loop.settled()
+                loop.around.carries[loop.number] = loop.settled()
                 break
     finally:
         loop.abort()
@@ -115,23 +115,23 @@ def captured_for(
         loop.finish(counter)
         return
     # a bound is data: the position is carried, and compared before every iteration
-    at = f"{_AT}{code.number}"
-    names.hidden[at] = _weak(bounds.start)
+    position_name = f"{_AT}{code.number}"
+    names.hidden[position_name] = _weak(bounds.start)
     end = _weak(bounds.stop)
-    loop = Loop(context, replace(code, bound=(*code.bound, at)), Later(code.kept or ()))
+    loop = Loop(context, replace(code, bound=(*code.bound, position_name)), Later(code.kept or ()))
     counter = Counter(context, "pass", expr.const(0), None, expr.const(1))
 
     def item() -> Any:
-        position = names.get(at)
-        names.put(at, position + number(step))
+        position = names.get(position_name)
+        names.put(position_name, position + number(step))
         return position
 
     def more() -> Any:
-        return names.get(at) < end if sign > 0 else names.get(at) > end
+        return names.get(position_name) < end if sign > 0 else names.get(position_name) > end
 
     yield from passes(loop, item)
     loop.finish(counter, more)
-    del names.hidden[at]
+    del names.hidden[position_name]
 
 
 def _weak(x: Any) -> Array:

@@ -148,9 +148,9 @@ def _events(node: ast.AST) -> Events:
 
 def _names(node: ast.AST, event: str = "") -> set[str]:
     """Return the variables in a piece of code; with "read", those that it does not only bind."""
-    found = list(ast.walk(node))
-    reads = {id(n.target) for n in found if isinstance(n, ast.AugAssign)}
-    return {n.id for n in found if isinstance(n, ast.Name)
+    nodes = list(ast.walk(node))
+    reads = {id(n.target) for n in nodes if isinstance(n, ast.AugAssign)}
+    return {n.id for n in nodes if isinstance(n, ast.Name)
             and not (event == _READ and isinstance(n.ctx, ast.Store) and id(n) not in reads)}
 
 

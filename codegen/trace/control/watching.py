@@ -208,10 +208,10 @@ class WatchedReads:
 def _state(path: str) -> tuple[int, int] | None:
     """Return what tells a file from what it was; None where there is none."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 class _Slots:

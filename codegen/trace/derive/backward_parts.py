@@ -1,4 +1,4 @@
-"""A backward half in two parts: gradients of the arguments first, those of the weights later.
+"""Split a backward half in two: gradients of the arguments first, those of the weights later.
 
 In: Halves. Out: BackwardParts. Always holds: what both parts need is computed by the first one, and
 crosses to the second one, which computes it again only where it is a view or follows from the
@@ -14,22 +14,22 @@ from typing import Any
 
 from codegen.ir.graph import ArrayType, Op, Value
 from codegen.trace.array import Array, wrap
+from codegen.trace.derive.dead_code import needed
 from codegen.trace.derive.halves import (
     VIEWS,
     Halves,
-    computed_again,
     following,
     reads_of,
+    recomputed,
     values_of,
 )
-from codegen.trace.derive.needed import needed
 from codegen.trace.state import fill
 
 
 @dataclass(frozen=True)
 class BackwardParts:
-    """The backward half of Halves, split by dataflow. crossing_types: of what the second part reads
-    of the first one, besides what the forward half has kept."""
+    """The backward half of Halves, split by dataflow. crossing: the values of the
+    first part that the second one reads, besides those that the forward half has kept."""
 
     halves: Halves
     sooner: tuple[Op, ...]
@@ -42,7 +42,8 @@ class BackwardParts:
 
     def of_arguments(self, weights: Any, kept: Sequence[Array], cotangents: Sequence[Array]
                      ) -> tuple[tuple[Any, ...], list[Array]]:
-        """Return the gradients of each argument, as of Halves.backward, and what crosses."""
+        """Return the gradients of each argument, as Halves.backward does, and the values that
+        cross."""
         halves = self.halves
         wanted = halves.gradients[len(halves.weights):]
         values = halves.copied(
@@ -51,8 +52,8 @@ class BackwardParts:
             wanted + self.crossing)
         arrays = [wrap(halves.context, v) for v in values]
         rest = iter(arrays)
-        found = tuple(n if n is None else [*islice(rest, n)] for n in halves.wanted)
-        return found, arrays[len(wanted):]
+        gradients = tuple(n if n is None else [*islice(rest, n)] for n in halves.wanted)
+        return gradients, arrays[len(wanted):]
 
     def of_weights(self, weights: Any, kept: Sequence[Array], crossing: Sequence[Array]) -> Any:
         """Return the gradients of the weights."""
@@ -68,44 +69,44 @@ class BackwardParts:
 def backward_parts(halves: Halves) -> BackwardParts:
     """Split the backward half: first what gradients of the arguments need, then the rest.
 
-    Where no argument's gradient is wanted, the first part is what the gradients of several weights
-    need. A loop is never split: gradients of weights that one finds in the first part cross.
-    """
+    Where no argument's gradient is wanted, the first part is the ops that the gradients of several
+    weights need. A loop is never split: gradients of weights that one finds in the first part
+    cross. """
     of_weights = halves.gradients[:len(halves.weights)]
     of_arguments = halves.gradients[len(halves.weights):]
     every = {v: op for op in halves.later for v in op.results}
     shared = [v for op in _shared(halves.later, of_weights) for v in op.results]
-    made = _behind(every, of_arguments or shared)
+    first_values = _ancestors(every, of_arguments or shared)
     of_microbatch = following(halves.later, [*halves.kept, *halves.cotangents])
-    again, crossing = computed_again(halves.later, of_weights, lambda v: v in halves.cotangents or (
-        v in made and v in of_microbatch and not isinstance(every[v].what, VIEWS)))
+    again, crossing = recomputed(halves.later, of_weights, lambda v: v in halves.cotangents or (
+        v in first_values and v in of_microbatch and not isinstance(every[v].what, VIEWS)))
     sooner = needed(halves.later, [*of_arguments, *crossing])
     later = needed([op for op in halves.later if op in again], of_weights)
     return BackwardParts(halves, tuple(sooner), tuple(later), tuple(crossing))
 
 
-def _behind(every: Mapping[Value, Op], results: Sequence[Value]) -> set[Value]:
-    """Return all results of the ops that these need: also what a loop finds on the way."""
-    found: set[Value] = set()
+def _ancestors(every: Mapping[Value, Op], results: Sequence[Value]) -> set[Value]:
+    """Return all results of the ops that `results` need, those of a loop that none needs too."""
+    values: set[Value] = set()
     stack = list(results)
     while stack:
         v = stack.pop()
-        if v in every and v not in found:
-            found.update(every[v].results)
+        if v in every and v not in values:
+            values.update(every[v].results)
             stack += reads_of(every[v])
-    return found
+    return values
 
 
 def _shared(ops: Sequence[Op], results: Sequence[Value]) -> list[Op]:
     """Return the ops that more than one of the results need."""
-    whose: dict[Value, set[int]] = {}
+    users: dict[Value, set[int]] = {}
     for k, v in enumerate(results):
-        whose.setdefault(v, set()).add(k)
-    found = []
+        users.setdefault(v, set()).add(k)
+    shared = []
     for op in reversed(ops):
-        those = {k for v in op.results for k in whose.get(v, ())}
+        those = {k for v in op.results for k in users.get(v, ())}
         for v in reads_of(op):
-            whose.setdefault(v, set()).update(those)
+            users.setdefault(v, set()).update(those)
         if len(those) > 1:
-            found.append(op)
-    return found[::-1]
+            shared.append(op)
+    return shared[::-1]

@@ -23,8 +23,7 @@ from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import as_called, convert
 from codegen.trace.control.regions import laid_as
 from codegen.trace.derive import forward
-from codegen.trace.derive.eagerly import Held, own_args, without
-from codegen.trace.derive.given import (
+from codegen.trace.derive.arguments import (
     check_function,
     check_numbers,
     check_pairs,
@@ -35,6 +34,7 @@ from codegen.trace.derive.given import (
     paired,
     scalar_of,
 )
+from codegen.trace.derive.eagerly import Held, own_args, without
 from codegen.trace.derive.marks import marked
 from codegen.trace.derive.reverse import Reverse
 from codegen.trace.derive.shares import Shares
@@ -90,8 +90,8 @@ def value_and_grad(
             return (value, aux), [scalar_of(context, value)]
 
         (value, aux), (out,) = recording.run(f, kwargs, loss)
-        found = recording.back([(out, recording.at.full(1, out))])
-        gradient = found[0] if isinstance(argnums, int) else tuple(found)
+        gradients = recording.back([(out, recording.reverse.full(1, out))])
+        gradient = gradients[0] if isinstance(argnums, int) else tuple(gradients)
         return ((value, aux), gradient) if has_aux else (value, gradient)
 
     call.__name__ = getattr(f, "__name__", "f")
@@ -144,8 +144,8 @@ def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tupl
     check_function("spmd.vjp", f)
     if is_outside():
         kept = copied(primals)
-        return on_numpy(lambda *given: vjp(f, *given)[0], kept), lambda cotangents: on_numpy(
-            lambda cotangents, *given: vjp(f, *given)[1](cotangents), (cotangents, *kept),
+        return on_numpy(lambda *arrays: vjp(f, *arrays)[0], kept), lambda cotangents: on_numpy(
+            lambda cotangents, *arrays: vjp(f, *arrays)[1](cotangents), (cotangents, *kept),
             aloud=False)
     runtime = eager_current()
     if runtime is not None:
@@ -199,23 +199,24 @@ def jvp(
     recording = _Recording(context, "spmd.jvp", primals, tuple(range(len(primals))))
     (returned, tree), outs = recording.run(f, {}, recording.leaves)
     recorded = recording.recorded()
-    changes = (_forward if forward.can(context, recorded) else _twice_back)(
+    changes = (_forward if forward.can(context, recorded) else _transpose_of_transpose)(
         context, recording, recorded, outs, tangents)
-    made = [wrap(context, laid_as(context, c, v.type.layout)) for c, v in zip(changes, outs)]
-    return returned, fill(tree, iter(made), fresh=True)
+    out_tangents = [wrap(context, laid_as(context, c, v.type.layout))
+                    for c, v in zip(changes, outs)]
+    return returned, fill(tree, iter(out_tangents), fresh=True)
 
 
 def _forward(
     context: Context, recording: _Recording, recorded: Sequence[Op], outs: Sequence[Value],
     tangents: Sequence[Any],
 ) -> list[Value]:
-    """Changes of the outs, by going through what was recorded once more."""
+    """Return the tangents of the outs, by forward-mode derivatives of the recorded ops."""
     block, pairs, begins = recording.block, [], iter(recording.begins)
     del block.ops[len(block.ops) - len(recorded) :]
-    later, block.memo = block.memo, {}  # what stands further down is not there yet
-    for (tree, leaves), given in zip(recording.trees, tangents, strict=True):
+    later, block.memo = block.memo, {}  # ops are emitted again: no later value may be used again
+    for (tree, leaves), tangent in zip(recording.trees, tangents, strict=True):
         values = [None if leaf is None else next(begins) for leaf in leaves]
-        pairs += paired(context, "tangents", tree, values, given)
+        pairs += paired(context, "tangents", tree, values, tangent)
     context.differentiated = True
     through = forward.Forward(context, dict(pairs))
     through.through(recorded, outs)
@@ -223,35 +224,36 @@ def _forward(
     return [through.of(v) for v in outs]
 
 
-def _twice_back(
+def _transpose_of_transpose(
     context: Context, recording: _Recording, recorded: Sequence[Op], outs: Sequence[Value],
     tangents: Sequence[Any],
 ) -> list[Value]:
-    """Changes of the outs, by going back the way back."""
-    nothing = [wrap(context, recording.at.zeros(v.type), scalar=False) for v in outs]
+    """Return the tangents of the outs, by transposing the reverse pass."""
+    nothing = [wrap(context, recording.reverse.zeros(v.type), scalar=False) for v in outs]
     inner = _Recording(context, "spmd.jvp", [nothing], (0,))
     context.recordings += 1
     try:
-        context.varying.update(_said(context, outs, inner.begins))
-        found = recording.back(list(zip(outs, inner.begins)))
+        context.varying.update(_variance_of_cotangents(context, outs, inner.begins))
+        gradients = recording.back(list(zip(outs, inner.begins)))
     finally:
         context.recordings -= 1
     pairs = []
-    for back, given in zip(found, tangents, strict=True):
+    for back, tangent in zip(gradients, tangents, strict=True):
         mine, leaves = flatten(back)
         values = [None if leaf is None else leaf.read() for leaf in leaves]
-        pairs += paired(context, "tangents", mine, values, given)
+        pairs += paired(context, "tangents", mine, values, tangent)
     (changes,) = inner.back(pairs, recording.begins)
     return [c.read() for c in changes]
 
 
-def _said(
+def _variance_of_cotangents(
     context: Context, outs: Sequence[Value], begins: Sequence[Value]
 ) -> dict[Value, Axes]:
-    """Return the axes of cotangents that are not known yet: they vary as that does which they are
-    of."""
-    found = families(context) if context.rank_view else None
-    return {b: found.varies(v) for v, b in zip(outs, begins, strict=True)} if found else {}
+    """Return the axes over which cotangents vary that are not known yet: those of their values."""
+    if not context.rank_view:
+        return {}
+    rank_families = families(context)
+    return {b: rank_families.varies(v) for v, b in zip(outs, begins, strict=True)}
 
 
 class custom_vjp:
@@ -308,71 +310,72 @@ class custom_vjp:
         leaves = [marked(context, leaf, ops.Reshape) for leaf in leaves]  # no closure has these
         fwd, bwd = convert(self.fwd), convert(self.bwd)
 
-        def forward(*given: Any) -> Any:
+        def forward(*arrays: Any) -> Any:
             before, self.in_fwd = self.in_fwd, True
             try:
-                return pair_of(fwd(*fill(tree, iter(given), fresh=True)), "fwd")
+                return pair_of(fwd(*fill(tree, iter(arrays), fresh=True)), "fwd")
             finally:
                 self.in_fwd = before
 
-        def back(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
-            out_tree, outs = flatten(made[0])
+        def back(inputs: Sequence[Any], outputs: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
+            out_tree, outs = flatten(outputs[0])
             parts = iter(cotangents)
             full = [next(parts) if isinstance(x, Array) else 0.0 for x in outs]
             full = [np.zeros_like(x) if g is None else g for x, g in zip(outs, full)]
-            found = bwd(made[1], fill(out_tree, iter(full), fresh=True))
-            return cotangents_of(self.f, tree, args, found)
+            returned = bwd(outputs[1], fill(out_tree, iter(full), fresh=True))
+            return cotangents_of(self.f, tree, args, returned)
 
         if not self.in_fwd:
             return defined(context, forward, back, leaves, {}, keeps=True)[0]
 
-        def plain(*given: Any) -> Any:
-            return as_called(self.f)(*fill(tree, iter(given), fresh=True))
+        def plain(*arrays: Any) -> Any:
+            return as_called(self.f)(*fill(tree, iter(arrays), fresh=True))
 
-        def once_more(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
-            return back(given, forward(*given), cotangents)
+        def recompute(
+            inputs: Sequence[Any], outputs: Any, cotangents: Sequence[Any]
+        ) -> Sequence[Any]:
+            return back(inputs, forward(*inputs), cotangents)
 
-        return defined(context, plain, once_more, leaves, {})
+        return defined(context, plain, recompute, leaves, {})
 
 
 class _Recording:
-    """A recording of what f does with arguments that are marked as those it is differentiated
-    by."""
+    """A recording of the ops of f on arguments that are marked: it is differentiated by these."""
 
     def __init__(
-        self, context: Context, what: str, args: Sequence[Any], numbers: Sequence[int]
+        self, context: Context, function: str, args: Sequence[Any], numbers: Sequence[int]
     ) -> None:
         self.context, self.block = context, context.blocks[-1]
         self.args = list(args)
         self.trees: list[tuple[Tree, list[Array | None]]] = []
-        check_numbers(what, numbers, args)
+        check_numbers(function, numbers, args)
         for k in numbers:
             tree, leaves = flatten(args[k])
             named = [f"{k % len(args)}{path}" for path in tree.paths()]
-            fresh = [leaf if leaf is None else marked(context, float_of(leaf, what, at),
+            fresh = [leaf if leaf is None else marked(context, float_of(leaf, function, label),
                                                        ops.Reshape)
-                     for leaf, at in zip(leaves, named, strict=True)]
+                     for leaf, label in zip(leaves, named, strict=True)]
             self.trees.append((tree, fresh))
             self.args[k] = fill(tree, iter(fresh), fresh=True)
         self.begins = [leaf.read() for _, leaves in self.trees for leaf in leaves
                        if leaf is not None]
-        self.at = Reverse(context, self.begins)
+        self.reverse = Reverse(context, self.begins)
         self.last = self.block.ops[-1] if self.block.ops else None  # before what is recorded
         self.views = context.rank_view, len(context.captured)
         self.ops: list[Op] | None = None  # what f recorded
-        self.outs: set[Value] | None = None  # of that, what a way back may begin with; None: all
+        self.outs: set[Value] | None = None  # values where a reverse pass may start; None: all
 
     def run(
         self, f: Callable[..., Any], kwargs: dict[str, Any],
         read: Callable[[Any], tuple[T, list[Value]]],
     ) -> tuple[T, list[Value]]:
-        """Call f, and return what `read` makes of its result: with the values that a way back may
-        begin with. To read a view emits ops, so the recording ends after it."""
+        """Call f, and return read(its result): a pair, whose second item is the values where a
+        reverse pass may start. To read a view emits ops, so the recording ends after it."""
         self.context.recordings += 1
         try:
-            found, outs = read(as_called(f)(*self.args, **kwargs))
+            result, outs = read(as_called(f)(*self.args, **kwargs))
             self.ops, self.outs = self.recorded(), set(outs)
-            return found, outs
+            return result, outs
         finally:
             self.context.recordings -= 1
 
@@ -388,8 +391,8 @@ class _Recording:
         return every[every.index(self.last) + 1 if self.last else 0 :]
 
     def back(self, outs: Sequence[tuple[Value, Value]], like: Sequence[Value] = ()) -> list[Any]:
-        """Return the cotangents of the marked arguments, in their structure. like: values that vary
-        as the cotangents do that it begins with, where these are not of the outs themselves."""
+        """Return the cotangents of the marked arguments, in their structure. outs: values and their
+        cotangents. like: values that vary over ranks as these cotangents do, if the outs do not."""
         context = self.context
         if (self.block not in context.blocks
                 or self.views != (context.rank_view, len(context.captured))):
@@ -405,56 +408,57 @@ class _Recording:
             context.naming_for_good = before
 
     def _back(self, outs: Sequence[tuple[Value, Value]], like: Sequence[Value]) -> list[Any]:
-        at, context = self.at, self.context
+        reverse, context = self.reverse, self.context
         context.differentiated = True
-        at.found.clear()
-        at.emptied.clear()
+        reverse.cotangents.clear()
+        reverse.emptied.clear()
         recorded = self.recorded()
         if self.outs is not None and not self.outs.issuperset(v for v, _ in outs):
             raise InternalError("a way back begins with a value that its recording has not seen")
-        at.active, at.shares = set(self.begins), Shares.none(context.mesh)
-        at.mark(recorded)
+        reverse.active, reverse.shares = set(self.begins), Shares.none(context.mesh)
+        reverse.mark(recorded)
         begun = [v for v, _ in outs]
-        at.shares = self._shares(recorded, begun, like or begun, [g for _, g in outs])
-        at.mark(())  # only what is reached from there
+        reverse.shares = self._shares(recorded, begun, like or begun, [g for _, g in outs])
+        reverse.mark(())  # drops what the cotangents of the outs do not reach
         for (v, g), x in zip(outs, like or begun, strict=True):
-            if v in at.active:
-                at.add(v, g, at.shares.varies(x) - at.shares.varies(v))
-        at.pull(recorded)
-        begins, made = iter(self.begins), []
+            if v in reverse.active:
+                reverse.add(v, g, reverse.shares.varies(x) - reverse.shares.varies(v))
+        reverse.pull(recorded)
+        begins, gradients = iter(self.begins), []
         for tree, leaves in self.trees:
-            made.append(fill(tree, iter([self._gradient(x, begins) for x in leaves]), fresh=True))
-        return made
+            parts = [self._gradient(x, begins) for x in leaves]
+            gradients.append(fill(tree, iter(parts), fresh=True))
+        return gradients
 
     def _gradient(self, leaf: Array | None, begins: Iterator[Value]) -> Array | None:
         if leaf is None:
             return None
         v = next(begins)
-        return wrap(self.context, laid_as(self.context, self.at.all_of(v), v.type.layout),
+        return wrap(self.context, laid_as(self.context, self.reverse.all_of(v), v.type.layout),
                     leaf.weak)
 
     def _shares(
         self, recorded: Sequence[Op], outs: Sequence[Value], like: Sequence[Value],
-        given: Sequence[Value],
+        cotangents: Sequence[Value],
     ) -> Shares:
-        """Return, in a rank's view, which cotangents of what ranks have alike are in shares."""
-        at, context = self.at, self.context
+        """Return the plan of shares in a rank's view; elsewhere the one without shares."""
+        reverse, context = self.reverse, self.context
         if not context.rank_view:
-            return at.shares
-        found = families(context)
+            return reverse.shares
+        rank_families = families(context)
         for op in recorded:
             if op in context.replaced:  # by what has other values in it
-                found.op(op)
+                rank_families.op(op)
         begins: dict[Value, Axes] = {}
-        for v, x, g in zip(outs, like, given, strict=True):
-            begins[v] = begins.get(v, NONE) | found.varies(x)
-            if more := found.varies(g) - found.varies(x):
+        for v, x, g in zip(outs, like, cotangents, strict=True):
+            begins[v] = begins.get(v, NONE) | rank_families.varies(x)
+            if more := rank_families.varies(g) - rank_families.varies(x):
                 axes = ", ".join(sorted(more))
                 raise UsageError(
                     f"a cotangent differs between the ranks along {axes}, and what it is of does "
                     "not", place=user_place(), expected=f"one cotangent on all ranks along {axes}",
                     found=str(g.type),
                     remedy=f'spmd.psum(…, "{sorted(more)[0]}") of it, if each rank has a part')
-        return Shares.planned(found, recorded, begins, self.begins, at.active)
+        return Shares.planned(rank_families, recorded, begins, self.begins, reverse.active)
 
 

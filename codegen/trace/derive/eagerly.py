@@ -1,6 +1,6 @@
-"""Derivatives in eager runs: the derivative alone is captured as a program and interpreted; one
-of a rank's arrays, with the shard_map that it stands in.
+"""Derivatives in eager runs: the derivative alone is captured as a program and interpreted.
 
+A derivative of a rank's arrays is captured with the shard_map around it.
 Always holds: what is differentiated runs once more as plain NumPy, whose value is what is returned;
 what it prints while it is captured is not printed again.
 """
@@ -23,7 +23,7 @@ from codegen.user.absent import absent, meeting
 
 
 class OnlyCaptured(Exception):
-    """Ends one rank's part of a shard_map that can only be captured as a whole."""
+    """Raised to end one rank's part of a shard_map that can only be captured as a whole."""
 
 
 def mapped(runtime: Any, f: Callable[..., Any], eager: Callable[[], Any],
@@ -40,15 +40,15 @@ def mapped(runtime: Any, f: Callable[..., Any], eager: Callable[[], Any],
                            remedy="f(u, w) instead of f(u), where w stands outside")
 
 
-class _Kept:
-    """The structure of what is captured."""
+class _Structure:
+    """The structure of the derivative that is captured."""
 
     tree: Tree
     holds: list[bool]  # of each leaf, whether it is an array: None has no derivative
 
 
 class Held:
-    """A function and what it is called with, as they are now: no later change reaches them."""
+    """A function and its arguments, copied as they are now: no later change reaches them."""
 
     def __init__(self, f: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> None:
         copies = Copies(_copy)
@@ -68,23 +68,23 @@ class Held:
             parts = copies.of(self.parts)
             shared = [copies.of(x).storage for x in self.shared]
             before = [(storage, *_version(storage)) for storage in shared]
-            made = derivative(*parts)
+            derivatives = derivative(*parts)
             for storage, content, version in before:
                 if storage.content is not content or _version(storage)[1] != version:
                     raise _writes_shared()
-            return made
+            return derivatives
 
-        made = eagerly(runtime, captured, (), item)
-        return without(made, self.needs)
+        result = eagerly(runtime, captured, (), item)
+        return without(result, self.needs)
 
 
-def without(made: Any, needs: Sequence[str]) -> Any:
-    """Return a tree of arrays that follow from these inputs, which are not given."""
+def without(result: Any, needs: Sequence[str]) -> Any:
+    """Return the tree, with stand-ins for its arrays if `needs` names inputs that are not given."""
     if not needs:
-        return made
-    tree, leaves = flatten(made)
-    found = [x if x is None else absent(x, tuple(needs)) for x in leaves]
-    return fill(tree, iter(found), fresh=True)
+        return result
+    tree, leaves = flatten(result)
+    absent_leaves = [x if x is None else absent(x, tuple(needs)) for x in leaves]
+    return fill(tree, iter(absent_leaves), fresh=True)
 
 
 def own_args(args: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
@@ -106,21 +106,21 @@ def eagerly(
     arrays known."""
     if runtime.index_ is not None:
         raise OnlyCaptured
-    kept = _Kept()
+    kept = _Structure()
 
     needs: set[str] = set()
 
     def captured() -> Any:
         with meeting() as met:
-            made = derivative(*Copies(_in_program).of(tuple(args)))
+            result = derivative(*Copies(_in_program).of(tuple(args)))
         needs.update(met)
-        tree, leaves = flatten(made if item is None else made[item])
+        tree, leaves = flatten(result if item is None else result[item])
         kept.tree, kept.holds = tree, [leaf is not None for leaf in leaves]
         return {f"part{k}": asarray(leaf) for k, leaf in enumerate(leaves) if leaf is not None}
 
     arrays = iter(runtime.captured(captured))
-    found = [next(arrays) if holds else None for holds in kept.holds]
-    return without(fill(kept.tree, iter(found), fresh=True), sorted(needs))
+    parts = [next(arrays) if holds else None for holds in kept.holds]
+    return without(fill(kept.tree, iter(parts), fresh=True), sorted(needs))
 
 
 def _version(storage: Storage) -> tuple[Any, int]:
@@ -141,6 +141,6 @@ def _copy(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _in_program(x: np.ndarray[Any, Any]) -> Any:
-    """Return an array of an eager run as one of a program, laid out as it is said to lie there."""
+    """Return an array of an eager run as one of a program, in the layout that it has there."""
     layout = getattr(x, "layout", None)
-    return known.made(np.array(x)) if layout is None else asarray(x, layout=layout)
+    return known.known_array(np.array(x)) if layout is None else asarray(x, layout=layout)

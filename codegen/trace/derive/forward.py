@@ -1,9 +1,9 @@
-"""Changes of values, forwards through ops: each op is followed by how its results change, which is
-the transpose of its way back; a loop carries the changes of what it carries.
+"""Forward-mode derivatives: each op is followed by ops that compute the tangents of its results.
 
-Goes in: ops that were recorded, and changes of what they began with. Comes out: the same ops, with
-more of them in between, and the changes of their results.
-Always holds: nothing is kept from turn to turn; what is recorded names the same values as before.
+These are the transpose of the op's reverse-mode rule; a loop also carries the tangents of its
+carried values. In: recorded ops, and tangents of their inputs. Out: the same ops, with more in
+between, and the tangents of their results. Always holds: no iteration keeps values for a later
+pass; recorded ops name the same values as before.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from codegen.ir.graph import Op, Value
 from codegen.ops import Branch, Defined, Exchange, Loop, ShardMap
 from codegen.trace.context import Context
 from codegen.trace.control.regions import laid_as, plain_type
-from codegen.trace.derive.once_more import saved_by
+from codegen.trace.derive.recompute import saved_by
 from codegen.trace.derive.reverse import Reverse, differentiable, read_by
 
 
 def can(context: Context, recorded: Iterable[Op]) -> bool:
-    """Return whether ops can be followed forwards: not yet where ranks exchange, where the way back
-    is gone back."""
+    """Return whether ops can be differentiated forwards: not yet where ranks exchange; there the
+    reverse pass is transposed."""
     return not context.rank_view and not any(_exchanges(op) for op in recorded)
 
 
@@ -33,22 +33,21 @@ def _exchanges(op: Op) -> bool:
 
 
 class Forward:
-    """Carry changes of values forward through ops. changes: by how much values change, of those
-    that do."""
+    """Forward-mode derivatives of ops. changes: the tangents of values, where they are not zero."""
 
     def __init__(self, context: Context, changes: Mapping[Value, Value]) -> None:
         self.context, self.changes = context, dict(changes)
-        self.at = Reverse(context, changes)
+        self.reverse = Reverse(context, changes)
 
     def of(self, value: Value) -> Value:
-        found = self.changes.get(value)
-        found = self.at.zeros(value.type) if found is None else found
-        return laid_as(self.context, found, value.type.layout)
+        change = self.changes.get(value)
+        change = self.reverse.zeros(value.type) if change is None else change
+        return laid_as(self.context, change, value.type.layout)
 
     def through(self, recorded: Sequence[Op], outs: Iterable[Value]) -> None:
-        """Adds the ops to the open block, with what follows from the changes, as far as the changes
-        of the outs follow from that."""
-        self.at.mark(recorded)
+        """Add the ops to the open block, each followed by the tangents of its results, if tangents
+        of the outs follow from these."""
+        self.reverse.mark(recorded)
         self.wanted = set(outs)
         for op in reversed(recorded):
             if not op.what.flat and self.wanted.intersection(op.results):
@@ -72,37 +71,37 @@ class Forward:
         self.context.blocks[-1].ops.append(op)
 
     def _transposed(self, op: Op) -> None:
-        """Find the changes of an op's results from its way back: that is linear in the cotangents,
-        so its own way back is the derivative forwards."""
+        """Compute the tangents of an op's results from its reverse-mode rule: the rule is linear in
+        the cotangents, and its transpose is the forward-mode derivative."""
         context, ops = self.context, self.context.blocks[-1].ops
-        results = [v for v in op.results if v in self.at.active & self.wanted
+        results = [v for v in op.results if v in self.reverse.active & self.wanted
                    and differentiable(v.type)]
-        begins = {v: self.at.zeros(v.type) for v in results}
+        begins = {v: self.reverse.zeros(v.type) for v in results}
         back = Reverse(context, {v for v in read_by(op) if v in self.changes} | {*results})
-        back.found.update(begins)
+        back.cotangents.update(begins)
         first = len(ops)
         context.recordings += 1
         try:
             back.pull([op])
         finally:
             context.recordings -= 1
-        made = ops[first:]
+        transpose_ops = ops[first:]
         again = Reverse(context, begins.values())
-        again.mark(made)
-        for v, part in list(back.found.items()):
+        again.mark(transpose_ops)
+        for v, part in list(back.cotangents.items()):
             if part in again.active and v in self.changes:
                 again.add(part, self.changes[v])
-        again.pull(made)
+        again.pull(transpose_ops)
         for v, begin in begins.items():
-            if (found := again.taken(begin)) is not None:
-                self.changes[v] = found
+            if (change := again.taken(begin)) is not None:
+                self.changes[v] = change
 
     def _grown(self, op: Op) -> None:
-        """Emit a branch, or what is computed again for its way back, with the changes of its
-        results."""
-        context, what = self.context, op.what
+        """Emit a branch, or a function that recomputes for its derivative, with the tangents of its
+        results as further results."""
+        context, kind = self.context, op.what
         own = len(op.results) - saved_by(op)  # what is kept for a way back stays last
-        moving = [k for k, v in enumerate(op.results) if v in self.at.active]
+        moving = [k for k, v in enumerate(op.results) if v in self.reverse.active]
         regions = []
         for region in op.regions:
             with context.block() as block:
@@ -114,17 +113,17 @@ class Forward:
         types = [plain_type(op.results[k]) for k in moving]
         results = [Value("d_" + op.results[k].name, t) for k, t in zip(moving, types)]
         read = [self.changes[v] for v in op.operands if v in self.changes]
-        operands = (*op.operands, *read) if isinstance(what, Defined) else op.operands
-        assert isinstance(what, (Branch, Defined))
-        all_types = (*what.types[:own], *types, *what.types[own:])
-        self._add(replace(op, what=what.but(types=all_types), operands=operands,
+        operands = (*op.operands, *read) if isinstance(kind, Defined) else op.operands
+        assert isinstance(kind, (Branch, Defined))
+        all_types = (*kind.types[:own], *types, *kind.types[own:])
+        self._add(replace(op, what=kind.but(types=all_types), operands=operands,
                           results=(*op.results[:own], *results, *op.results[own:]),
                           regions=tuple(regions)))
         self.changes.update(zip((op.results[k] for k in moving), results))
 
     def _loop(self, op: Op) -> None:
         context, body = self.context, op.regions[-1]
-        moving = [k for k, a in enumerate(body.args) if a in self.at.active]
+        moving = [k for k, a in enumerate(body.args) if a in self.reverse.active]
         begins = [self.of(op.operands[k]) for k in moving]
         types = [plain_type(body.args[k]) for k in moving]
         names = [body.args[k].name for k in moving]

@@ -23,8 +23,8 @@ from codegen.symbolic.expr import Sym
 from codegen.trace.array import Array, as_value, wrap
 from codegen.trace.context import Block, Context
 from codegen.trace.control.conversion import as_called
+from codegen.trace.derive.dead_code import needed
 from codegen.trace.derive.derivatives import vjp
-from codegen.trace.derive.needed import needed
 from codegen.trace.state import Tree, fill, flatten
 
 VIEWS = (Broadcast, Reshape, Transpose)
@@ -61,7 +61,7 @@ class Halves:
         return [v.type for v in self.kept]
 
     def forward(self, weights: Any, *arguments: Any) -> tuple[Any, list[Array]]:
-        """Return what f returns, and what is kept."""
+        """Return the result of f, and the values that are kept for the backward half."""
         values = self.copied(self.ahead, self.weights + self.arguments, values_of(
             self.context, (weights, arguments)), self.outs + self.kept)
         arrays = [wrap(self.context, v) for v in values]
@@ -158,7 +158,7 @@ def _is_float(x: Array) -> bool:
 
 def _forward_only(context: Context, block: Block, count: int, tree: Tree, out: Tree,
                   outs: Sequence[Value]) -> Halves:
-    """Return Halves of which the second one is empty."""
+    """Return Halves with an empty backward half."""
     ops = needed(block.ops, outs)
     return Halves(context, block.args[:count], block.args[count:], out, tuple(outs), (), (), (),
                   tuple(ops), (), tree, ())
@@ -175,7 +175,7 @@ def reads_of(op: Op) -> list[Value]:
 
 
 def lets_of(ops: Iterable[Op]) -> dict[Sym, Op]:
-    """Return the ops that give a symbol to an integer that is computed, by it."""
+    """Return the Let ops, which give a symbol to a computed integer, by their symbol."""
     return {op.what.counter: op for op in ops if isinstance(op.what, Let)}
 
 
@@ -186,19 +186,19 @@ def named_in(op: Op, lets: Mapping[Sym, Op]) -> list[Op]:
 
 def following(ops: Sequence[Op], values: Iterable[Value]) -> set[Value]:
     """Return the values, and all results of these ops that follow from them."""
-    found = set(values)
+    followers = set(values)
     for op in ops:
-        if found.intersection(reads_of(op)):
-            found.update(op.results)
-    return found
+        if followers.intersection(reads_of(op)):
+            followers.update(op.results)
+    return followers
 
 
-def computed_again(
+def recomputed(
     ops: Sequence[Op], wanted: Iterable[Value], is_kept: Callable[[Value], bool]
 ) -> tuple[set[Op], list[Value]]:
-    """Return which of these ops compute the wanted values from kept ones, with what gives symbols
-    to integers in their formulas; and the kept values that they read."""
-    made = {v: op for op in ops for v in op.results}
+    """Return the ops that compute the wanted values from kept ones, with the Let ops of symbols in
+    their formulas; and the kept values that they read."""
+    producers = {v: op for op in ops for v in op.results}
     lets = lets_of(ops)
     again: set[Op] = set()
     kept: dict[Value, None] = {}
@@ -211,8 +211,8 @@ def computed_again(
         visited.add(v)
         if is_kept(v):
             kept[v] = None
-        elif v in made:
-            op = made[v]
+        elif v in producers:
+            op = producers[v]
             again.add(op)
             stack += reversed(reads_of(op))
             for let in named_in(op, lets):
@@ -231,18 +231,18 @@ def _cut(
     first: ops of the function itself; others are of its way back, even where they follow from its
     results only. moved: values of which a view is kept in their place.
     """
-    made = {v: op for op in every for v in op.results}
+    producers = {v: op for op in every for v in op.results}
     behind, of_arguments = following(every, cotangents), following(every, names[1])
 
     def is_kept(v: Value) -> bool:
-        if v not in made:
+        if v not in producers:
             return v in of_arguments
-        op = made[v]
+        op = producers[v]
         is_view = isinstance(op.what, VIEWS) and (v in moved or op.operands[0] not in moved)
         return not (v in behind or op not in first or is_view
                     or (v not in of_arguments and not _is_seen(op)))
 
-    again, kept = computed_again(every, gradients, is_kept)
+    again, kept = recomputed(every, gradients, is_kept)
     later = needed([op for op in every if op in again], gradients)
     ahead = needed([op for op in every if op in first], [*outs, *kept])
     assert not any(map(_is_seen, later))
@@ -250,17 +250,17 @@ def _cut(
 
 
 def _moved(context: Context, ops: Sequence[Op]) -> set[Value]:
-    """Return the global values of which a rank computes no balanced blocks: to be kept, they would
-    be exchanged first. So it is of what a reshape makes of a dim that is split."""
+    """Return the global values of which a rank computes other parts than balanced blocks: they
+    would be exchanged before they are kept. A reshape of a split dim makes such values."""
     rules = Localizer(context.mesh, lambda v, dim: layout_of(v)[dim])
     for op in global_ops(Region((), tuple(ops), ())):
         rules.define(op)
-    found = {v for v, dims in rules.lies.items()
+    unbalanced = {v for v, dims in rules.lies.items()
              if any(cut != home(v)[dim] for dim, cut in dims.items())}
     for op in ops:
-        if not isinstance(op.what, Reshape) and found.intersection(op.operands):
-            found.update(v for v in op.results if any(layout_of(v)))
-    return found
+        if not isinstance(op.what, Reshape) and unbalanced.intersection(op.operands):
+            unbalanced.update(v for v in op.results if any(layout_of(v)))
+    return unbalanced
 
 
 def _is_seen(op: Op) -> bool:

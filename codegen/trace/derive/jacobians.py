@@ -17,15 +17,15 @@ from codegen.trace.array import Array, as_array
 from codegen.trace.batching.vmap import vmap
 from codegen.trace.context import eager_current
 from codegen.trace.control.conversion import as_called
-from codegen.trace.derive.derivatives import jvp, vjp
-from codegen.trace.derive.eagerly import Held
-from codegen.trace.derive.given import (
+from codegen.trace.derive.arguments import (
     check_function,
     check_numbers,
     float_of,
     numbers_of,
     pair_of,
 )
+from codegen.trace.derive.derivatives import jvp, vjp
+from codegen.trace.derive.eagerly import Held
 from codegen.trace.number import number
 from codegen.trace.numpy.creation import eye, zeros
 from codegen.trace.on_numpy import is_outside, on_numpy
@@ -63,8 +63,8 @@ def jacobian(
     def back(f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         numbers, kept = _numbers("spmd.jacobian", argnums, args), list[Any]()
 
-        def loss(*given: Any) -> Any:
-            returned = as_called(f)(*_with(args, numbers, given), **kwargs)
+        def loss(*arrays: Any) -> Any:
+            returned = as_called(f)(*_with(args, numbers, arrays), **kwargs)
             if has_aux:
                 returned, aux = pair_of(returned)
                 kept.append(aux)
@@ -76,14 +76,15 @@ def jacobian(
         parts = []
         for k, leaf in enumerate(leaves):
             def of_unit(unit: Any, k: int = k) -> Any:
-                given = [unit if j == k else zeros(x.shape, x.dtype) for j, x in enumerate(leaves)]
-                return way(fill(tree, iter(given), fresh=True))
+                unit_cotangents = [unit if j == k else zeros(x.shape, x.dtype)
+                                   for j, x in enumerate(leaves)]
+                return way(fill(tree, iter(unit_cotangents), fresh=True))
 
-            found_tree, found = flatten(vmap(of_unit)(_units(leaf)))
-            found = [x if x is None else x.reshape((*leaf.shape, *x.shape[1:])) for x in found]
-            parts.append(_single(fill(found_tree, iter(found), fresh=True), argnums))
-        made = fill(tree, iter(parts), fresh=True)
-        return (made, kept[-1]) if has_aux else made
+            found_tree, rows = flatten(vmap(of_unit)(_units(leaf)))
+            rows = [x if x is None else x.reshape((*leaf.shape, *x.shape[1:])) for x in rows]
+            parts.append(_single(fill(found_tree, iter(rows), fresh=True), argnums))
+        jacobians = fill(tree, iter(parts), fresh=True)
+        return (jacobians, kept[-1]) if has_aux else jacobians
 
     return _transform("spmd.jacobian", f, back, argnums)
 
@@ -110,8 +111,8 @@ def jacfwd(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[
         primals = _primals("spmd.jacfwd", numbers, args)
         in_tree, leaves = flatten(primals)
 
-        def of_primals(*given: Any) -> Any:
-            return as_called(f)(*_with(args, numbers, given), **kwargs)
+        def of_primals(*arrays: Any) -> Any:
+            return as_called(f)(*_with(args, numbers, arrays), **kwargs)
 
         parts: list[Any] = []
         out_tree = None
@@ -121,23 +122,25 @@ def jacfwd(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[
                 continue
 
             def along_unit(unit: Any, k: int = k) -> Any:
-                given = [x if x is None else unit if j == k else zeros(x.shape, x.dtype)
+                unit_tangents = [x if x is None else unit if j == k else zeros(x.shape, x.dtype)
                          for j, x in enumerate(leaves)]
-                tangents = fill(in_tree, iter(given), fresh=True)
+                tangents = fill(in_tree, iter(unit_tangents), fresh=True)
                 value, change = jvp(of_primals, primals, tangents)
                 tree, results = flatten(value)
                 for x, path in zip(results, tree.paths(), strict=True):
                     _real(x, path)
                 return change
 
-            out_tree, found = flatten(vmap(along_unit, out_axes=-1)(_units(leaf)))
-            parts.append([x.reshape((*x.shape[:-1], *leaf.shape)) for x in found])
+            out_tree, columns = flatten(vmap(along_unit, out_axes=-1)(_units(leaf)))
+            parts.append([x.reshape((*x.shape[:-1], *leaf.shape)) for x in columns])
         if out_tree is None:
             raise UsageError("spmd.jacfwd: there is nothing to differentiate by",
                              place=user_place(), expected="an array of floats", found="None")
-        made = [_single(fill(in_tree, iter([p if p is None else p[j] for p in parts]), fresh=True),
-                        argnums) for j, _ in enumerate(out_tree.paths())]
-        return fill(out_tree, iter(made), fresh=True)
+        jacobians = []
+        for j, _ in enumerate(out_tree.paths()):
+            entries = [p if p is None else p[j] for p in parts]
+            jacobians.append(_single(fill(in_tree, iter(entries), fresh=True), argnums))
+        return fill(out_tree, iter(jacobians), fresh=True)
 
     return _transform("spmd.jacfwd", f, forward, argnums)
 
@@ -165,11 +168,11 @@ def hessian(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable
 
 
 def _transform(
-    what: str, f: Callable[..., Any], in_program: Callable[..., Any], argnums: Any
+    function: str, f: Callable[..., Any], in_program: Callable[..., Any], argnums: Any
 ) -> Callable[..., Any]:
     """Return the function that users call: in a program, in an eager run, or outside of both."""
-    check_function(what, f)
-    numbers_of(what, argnums)
+    check_function(function, f)
+    numbers_of(function, argnums)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_outside():
@@ -183,39 +186,39 @@ def _transform(
     return call
 
 
-def _numbers(what: str, argnums: Any, args: Sequence[Any]) -> tuple[int, ...]:
-    numbers = numbers_of(what, argnums)
-    check_numbers(what, numbers, args)
+def _numbers(function: str, argnums: Any, args: Sequence[Any]) -> tuple[int, ...]:
+    numbers = numbers_of(function, argnums)
+    check_numbers(function, numbers, args)
     return numbers
 
 
-def _primals(what: str, numbers: Sequence[int], args: Sequence[Any]) -> tuple[Any, ...]:
+def _primals(function: str, numbers: Sequence[int], args: Sequence[Any]) -> tuple[Any, ...]:
     """Return the arguments that a function is differentiated by, their leaves as arrays of
     floats."""
-    made = []
+    primals = []
     for k in numbers:
         tree, leaves = flatten(args[k])
         paths = [f"{k % len(args)}{path}" for path in tree.paths()]
-        made.append(fill(tree, iter([x if x is None else float_of(x, what, path)
+        primals.append(fill(tree, iter([x if x is None else float_of(x, function, path)
                                      for x, path in zip(leaves, paths, strict=True)]), fresh=True))
-    return tuple(made)
+    return tuple(primals)
 
 
-def _with(args: Sequence[Any], numbers: Sequence[int], given: Sequence[Any]) -> list[Any]:
-    """Return the arguments with those at `numbers` replaced by `given`."""
+def _with(args: Sequence[Any], numbers: Sequence[int], replacements: Sequence[Any]) -> list[Any]:
+    """Return the arguments with those at `numbers` replaced."""
     out = list(args)
-    for k, x in zip(numbers, given, strict=True):
+    for k, x in zip(numbers, replacements, strict=True):
         out[k] = x
     return out
 
 
-def _single(found: Any, argnums: Any) -> Any:
+def _single(entries: Any, argnums: Any) -> Any:
     """Return the only entry if argnums is one number, else the tuple of all entries."""
-    return found if isinstance(argnums, (tuple, list)) else found[0]
+    return entries if isinstance(argnums, (tuple, list)) else entries[0]
 
 
 def _real(leaf: Any, path: str) -> Array:
-    """Return the result as an array of real floats. Raises UsageError for any other."""
+    """Return a result as an array of real floats. Raise UsageError for any other."""
     array = None if leaf_type(leaf) is None else as_array(leaf)
     if array is None or array.type.dtype.kind != "f":
         raise UsageError(f"a Jacobian is that of real floats, and result{path} is none",
@@ -232,5 +235,5 @@ def _units(x: Array) -> Any:
     size = number(expr.product(x.extents))
     layout = x.type.layout
     entry = layout[0] if layout and not x.context.rank_view else ()
-    made = eye(size, dtype=x.dtype, layout=(entry, None) if entry else None)
-    return made.reshape((size, *x.shape))
+    units = eye(size, dtype=x.dtype, layout=(entry, None) if entry else None)
+    return units.reshape((size, *x.shape))

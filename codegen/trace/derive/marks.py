@@ -1,6 +1,6 @@
-"""What a user says of functions and values for their derivatives: what is kept of a function, what
-has a name by which it may be kept, what is a constant. With the names of jax.
+"""Annotations of functions and values for derivatives: remat, checkpoint names, constants.
 
+They have the names that jax gives them.
 Always holds: where nothing is differentiated the functions and values are as they were.
 """
 
@@ -29,8 +29,8 @@ _PRODUCTS = (ops.MatMul, ops.Convolve)
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy says what the way back through a function keeps of it: everything, products, named
-    values. but: it keeps everything that has none of these names."""
+    """The values of a function that are kept for its backward pass: all (`every`), products, or
+    those with these names; with `but`, all that have none of these names."""
 
     every: bool = False
     products: bool = False
@@ -44,7 +44,7 @@ class Policy:
         named: dict[Value, str] = {}
         for op in recorded:
             if isinstance(op.what, ops.Named):
-                named[_shown(op.result, defs)] = op.what.label
+                named[_reshaped_value(op.result, defs)] = op.what.label
         if missing := set(self.names) - set(named.values()):
             raise UsageError(
                 f"a policy keeps {_quoted(missing)}, and the function names no such value",
@@ -55,22 +55,22 @@ class Policy:
         return [v for v, op in defs.items() if self.keeps(op, named.get(v))]
 
     def keeps(self, op: Op, name: str | None) -> bool:
-        what = op.what
+        kind = op.what
         if name is not None and name in self.names:
             return True
         if self.but is not None:
             return _takes_time(op) and name not in self.but
-        if self.products and isinstance(what, _PRODUCTS):
+        if self.products and isinstance(kind, _PRODUCTS):
             return True
         return self.every and _takes_time(op)
 
 
 def _takes_time(op: Op) -> bool:
-    """Return whether it computes, and is no view or number."""
+    """Return whether an op computes: it is no view, constant, loop or branch."""
     return bool(op.operands) and not op.what.is_view and not op.regions
 
 
-def _shown(value: Value, defs: dict[Value, Op]) -> Value:
+def _reshaped_value(value: Value, defs: dict[Value, Op]) -> Value:
     """Return the value that `value` is a reshape of, as far as the ops in `defs` make it."""
     while (op := defs.get(value)) is not None and isinstance(op.what, ops.Reshape):
         if op.operands[0] not in defs:
@@ -153,8 +153,8 @@ def remat(f: Callable[..., Any], *, policy: Policy | None = None) -> Callable[..
         tree, leaves = flatten(args)
         leaves = [marked(context, x, ops.Reshape) if isinstance(x, Number) else x for x in leaves]
 
-        def run(*given: Any) -> Any:
-            return as_called(f)(*fill(tree, iter(given), fresh=True), **kwargs)
+        def run(*arrays: Any) -> Any:
+            return as_called(f)(*fill(tree, iter(arrays), fresh=True), **kwargs)
 
         return defined(context, run, None, leaves, {}, kept.saved)
 
@@ -198,7 +198,7 @@ def stop_gradient(x: Any) -> Any:
 
 
 def marked(context: Context, leaf: Any, kind: Any) -> Any:
-    """Return the leaf as a value of its own."""
+    """Return the leaf as the result of an op of this kind, a value that nothing else reads."""
     if not (is_traced(leaf) or isinstance(leaf, (Array, np.ndarray, float, complex))):
         return leaf
     array = as_array(leaf)

@@ -1,4 +1,4 @@
-"""Cotangents of values, backwards through ops: each kind says what it hands on to its operands.
+"""Reverse-mode derivatives: cotangents go backwards through ops, by the rule of each op's kind.
 
 Goes in: ops that were recorded, and cotangents of some of their results. Comes out: more ops in the
 open block, and the cotangents of what the first ones began with.
@@ -27,8 +27,9 @@ from codegen.trace.view import index_value
 
 
 class Reverse:
-    """The way back through some ops. found: cotangents so far. reach: over which axes those vary
-    that the op at hand is given, or their shares. in_turn: it is that of a turn of a loop."""
+    """The reverse-mode derivative of some ops. cotangents: those added up so far. reach: the axes
+    over which the cotangents of the current op's results, or their shares, vary. in_turn: whether
+    the ops are those of one iteration of a loop."""
 
     def __init__(
         self, context: Context, active: Iterable[Value], shares: Shares | None = None,
@@ -39,13 +40,13 @@ class Reverse:
         self.shares = shares or Shares.none(context.mesh)
         self.reach: Axes = NONE
         self.active: set[Value] = set(active)
-        self.found: dict[Value, Value] = {}
-        # those that are an array but for a box of zeros: the box, and the array
+        self.cotangents: dict[Value, Value] = {}
+        # cotangents that are an array but for a box of zeros: the box, and the array
         self.emptied: dict[Value, tuple[ops.Slice, Value]] = {}
         self.numbers = context.numbers
         self.recorded = context.blocks[-1].ops  # where the ops stand: perhaps around what is open
-        # what holds for each way back through them: values that are kept, where; turns of loops;
-        # loops in parts, with what their values are copies of
+        # what all passes through these ops share: by value, its kept stack or copy; by loop,
+        # its number of iterations; by loop, the nested loops, and the copies of its values there
         self.kept: dict[Value, Value] = {}
         self.counts: dict[Op, tuple[Expr, Op]] = {}
         self.parts: dict[Op, tuple[Op, list[tuple[Value, Value]], dict[Value, Value]]] = {}
@@ -53,19 +54,19 @@ class Reverse:
     # ---- what matters -------------------------------------------------------------------------
 
     def mark(self, recorded: Iterable[Op]) -> None:
-        """Mark the values that change with those that are active already."""
+        """Mark as active the results that depend on active values, and that have derivatives."""
         for op in recorded:
             if isinstance(op.what, ops.Full):
                 self.numbers[op.result] = op.what.value
             if op.what.flat or not any(v in self.active for v in read_by(op)):
                 continue
-            found = ACTIVE.get(type(op.what))
-            self.active.update(moving(op) if found is None else found(self, op))
+            rule = ACTIVE.get(type(op.what))
+            self.active.update(moving(op) if rule is None else rule(self, op))
         if self.shares.reached is not None:
             self.active &= self.shares.reached
 
-    def standing(self, op: Op) -> Op:
-        """Return the op that now stands in the place of a recorded op."""
+    def replacement_of(self, op: Op) -> Op:
+        """Return the op by which a recorded op has been replaced; itself if by none."""
         while op in self.context.replaced:
             op = self.context.replaced[op]
         return op
@@ -83,10 +84,11 @@ class Reverse:
     # ---- back ---------------------------------------------------------------------------------
 
     def pull(self, recorded: Sequence[Op]) -> None:
-        """Go from the cotangents of results to those of what the ops read, last op first."""
+        """Compute the cotangents of what the ops read from those of their results, last op
+        first."""
         for op in reversed(recorded):
-            given = [self.taken(v) for v in op.results]
-            if all(g is None for g in given):
+            cotangents = [self.taken(v) for v in op.results]
+            if all(g is None for g in cotangents):
                 continue
             if not any(v in self.active for v in read_by(op)):
                 continue
@@ -94,22 +96,23 @@ class Reverse:
             with self.context.standing_at(op.place):
                 rule = RULES.get(type(op.what))
                 if not isinstance(op.what, ops.Exchange):
-                    given = [g and self.whole(v, g) for v, g in zip(op.results, given)]
+                    cotangents = [g and self.whole(v, g) for v, g in zip(op.results, cotangents)]
                 if rule is not None:
-                    rule(self, op, given)
+                    rule(self, op, cotangents)
                     continue
                 self.reach = NONE.union(
-                    *(self.shares.reach(v) for v, g in zip(op.results, given) if g))
-                given = [g and self.shared(g, self.shares.reach(v), self.reach)
-                         for v, g in zip(op.results, given)]
-                for v, g in zip(op.operands, op.what.vjp(op, given, self)):
+                    *(self.shares.reach(v) for v, g in zip(op.results, cotangents) if g))
+                cotangents = [g and self.shared(g, self.shares.reach(v), self.reach)
+                         for v, g in zip(op.results, cotangents)]
+                for v, g in zip(op.operands, op.what.vjp(op, cotangents, self)):
                     if g is not None and v in self.active:
                         self.add(v, g)
 
     # ---- shares -------------------------------------------------------------------------------
 
     def whole(self, value: Value, g: Value) -> Value:
-        """Return the cotangent of a value, all of it found, summed where that is planned."""
+        """Return the complete cotangent of a value, with its shares summed where that is
+        planned."""
         return self.summed(g, self.shares.sums(value))
 
     def summed(self, g: Value, axes: Axes) -> Value:
@@ -122,8 +125,8 @@ class Reverse:
         return self.cast(self.emit(ops.Fold(names, "add"), wide), dtype)
 
     def shared(self, g: Value, have: Axes, want: Axes) -> Value:
-        """Return a cotangent that is in shares along axes where it was not: the first rank has
-        all."""
+        """Return a cotangent in shares along `want`, from one along `have`: along the other axes,
+        the first rank holds all of it and others zeros."""
         if have - want:
             raise InternalError(f"a cotangent in shares along {', '.join(sorted(have - want))}, "
                                 "where it was to be whole")
@@ -146,16 +149,17 @@ class Reverse:
         return self.map("select", mask, g, self.full(0, g))
 
     def add(self, value: Value, part: Value, have: Axes | None = None) -> None:
-        """Add one more part to a cotangent. have: along which axes it is in shares; None: as what
-        the op at hand is given."""
+        """Add one more part to a cotangent. have: the axes along which the part is in shares; for
+        None, those of the current op's cotangents."""
         if part.type.dtype != value.type.dtype and value.type.dtype.kind in "fc":
             part = self.cast(part, value.type.dtype)
         part = self._as_value(value, part, have)
-        before = self.found.get(value)
+        before = self.cotangents.get(value)
         self.put(value, part if before is None else self.map("add", before, part))
 
     def _as_value(self, value: Value, part: Value, have: Axes | None = None) -> Value:
-        """Return a part in the shares that the cotangent of a value is in."""
+        """Return a part in shares along the axes along which the cotangent of the value is in
+        shares."""
         if have is None:
             have = self.reach - self.shares.varies(value)
         return self.shared(part, have, self.shares.of(value))
@@ -163,10 +167,10 @@ class Reverse:
     def put(self, value: Value, whole: Value) -> None:
         """Replace the cotangent of a value."""
         self.emptied.pop(value, None)
-        self.found[value] = whole
+        self.cotangents[value] = whole
 
     def add_at(self, value: Value, box: ops.Slice, part: Value) -> None:
-        """Add one more part to a cotangent, at the elements that a slice shows; in its memory."""
+        """Add one more part to a cotangent, at the elements that a slice shows, in place."""
         if value not in self.active:
             return
         part = self._as_value(value, part)
@@ -178,13 +182,14 @@ class Reverse:
             whole = self.zeros(value.type, part.type.dtype)
         else:
             part = self.map("add", self.emit(box, whole), part)
-        self.found[value] = self.emit(ops.Update(box.start, box.step), whole, part)
+        self.cotangents[value] = self.emit(ops.Update(box.start, box.step), whole, part)
 
     def add_around(self, value: Value, box: ops.Slice, whole: Value) -> None:
-        """Add one more part to a cotangent: `whole`, but 0 where a slice shows it."""
+        """Add one more part to a cotangent: `whole`, with zeros at the elements that a slice
+        shows."""
         if value not in self.active:
             return
-        alone = value not in self.found
+        alone = value not in self.cotangents
         whole = self._as_value(value, whole)
         nothing = self.emit(ops.Full(0, whole.type.dtype, box.shape))
         self.add(value, self.emit(ops.Update(box.start, box.step), whole, nothing),
@@ -193,26 +198,28 @@ class Reverse:
             self.emptied[value] = (box, whole)
 
     def taken(self, value: Value) -> Value | None:
-        """Return the cotangent, which is not kept; None where nothing was found."""
-        return self.found.pop(value, None)
+        """Remove and return the cotangent; None where there is none."""
+        return self.cotangents.pop(value, None)
 
     def of(self, value: Value) -> Value:
-        """Return the cotangent; zeros where nothing was found."""
-        return self.found.get(value) or self.zeros(value.type)
+        """Return the cotangent; zeros where there is none."""
+        return self.cotangents.get(value) or self.zeros(value.type)
 
     def all_of(self, value: Value) -> Value:
-        """Return the cotangent, summed where that is planned; zeros where nothing was found."""
-        return self.whole(value, self.found[value]) if value in self.found else self.of(value)
+        """Return the cotangent, with its shares summed where that is planned; zeros where there is
+        none."""
+        g = self.cotangents.get(value)
+        return self.of(value) if g is None else self.whole(value, g)
 
     def of_result(self, value: Value, g: Value | None) -> Value:
-        """Return a cotangent that was found of a value, laid out as that is; zeros for None."""
+        """Return a cotangent in the layout of its value; zeros for None."""
         g = self.zeros(value.type) if g is None else g
         return laid_as(self.context, g, value.type.layout)
 
     # ---- ops ----------------------------------------------------------------------------------
 
-    def emit(self, what: Kind, *operands: Value) -> Value:
-        return self.context.emit_one(what, *operands)
+    def emit(self, kind: Kind, *operands: Value) -> Value:
+        return self.context.emit_one(kind, *operands)
 
     def map(self, fn: str, *operands: Value) -> Value:
         return self.emit(ops.Map(fn), *operands)
@@ -227,14 +234,14 @@ class Reverse:
         return x if x.type.dtype == dtype else self.emit(ops.Map("cast", dtype=dtype), x)
 
     def full(self, value: complex, like: Value) -> Value:
-        """Return a number everywhere, of the shape and type of a value."""
+        """Return an array filled with a number, of the shape and type of a value."""
         return self.emit(ops.Full(value, like.type.dtype, like.type.shape))
 
     def zeros(self, t: ArrayType, dtype: DType | None = None) -> Value:
         return self.emit(ops.Full(0, dtype or t.dtype, t.shape))
 
     def integer(self, e: IntLike, shape: Shape = ()) -> Value:
-        """Return a symbolic integer, everywhere in a shape."""
+        """Return an array of this shape, filled with a symbolic integer."""
         return self.spread(index_value(self.context, expr.as_expr(e)), (), shape)
 
     def spread(self, x: Value, dims: tuple[int, ...], shape: Shape) -> Value:
@@ -255,7 +262,8 @@ class Reverse:
         return x if x.type.shape == shape else self.emit(ops.Reshape(shape), x)
 
     def form(self, form: Form, operands: Sequence[Value], out: Value) -> Value:
-        """Return a form of codegen.ops.partials, of these operands of a function and its result."""
+        """Emit a formula of codegen.ops.partials for these operands of a function and its
+        result."""
         if isinstance(form, int):
             return operands[form]
         if isinstance(form, float):
@@ -292,7 +300,7 @@ class Reverse:
 
 
 def _refuse_feeds(op: Op) -> None:
-    """Raises UnsupportedError where a way back would take batches once more."""
+    """Raise UnsupportedError where a backward pass would save or take batches a second time."""
     if isinstance(op.what, ops.Defined) and op.what.back is not None:
         return
     inside = [o for region in op.regions for o in walk(region)]
@@ -322,8 +330,8 @@ def read_by(op: Op) -> Iterable[Value]:
 
 
 def moving(op: Op) -> Iterable[Value]:
-    """Return the results that change little where an operand does: floats, and their keys in
-    sorting."""
+    """Return the results of an op that depend continuously on its operands: floats, and the keys by
+    which they are sorted."""
     keys = not isinstance(op.what, ops.Map) or op.what.fn == "order_key"
     return (v for v in op.results if keys or differentiable(v.type))
 

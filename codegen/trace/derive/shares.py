@@ -1,4 +1,4 @@
-"""Cotangents in shares: of a value that ranks have alike, each of them may find a part only.
+"""Cotangents in shares: of a value that several ranks have alike, each may hold only a summand.
 
 A value that is the same on ranks along an axis is used by all of them, so its cotangent is a sum
 over them. Goes in: ops, and where their way back begins. Comes out: whose cotangents are in shares
@@ -18,14 +18,14 @@ from codegen.mesh import Mesh
 from codegen.ops import Branch, Defined, Exchange, Fold, Loop
 from codegen.symbolic import expr
 
-_TURNS = 64  # of a loop, for what a sum in it costs
+_TURNS = 64  # assumed iterations of a loop, by which the cost of a sum in it is multiplied
 _ONE = 1 << 44  # what a sum costs beside its bytes
 
 
 @dataclass(frozen=True)
 class _Edge:
     """An edge from the cotangent of a result to that of an operand. makes: the axes along which the
-    latter is in shares then; hands: those along which it is if the result's is."""
+    operand's is in shares in any case; hands: those along which it is if the result's is."""
 
     to: Value
     makes: Axes
@@ -34,8 +34,8 @@ class _Edge:
 
 @dataclass
 class _Flow:
-    """The way back through some ops and the regions in them. needs: values whose cotangents are
-    needed whole along these axes; starts: those that begin in shares."""
+    """The flow of cotangents through some ops and their regions. needs: by value, the axes along
+    which its cotangent is needed whole; starts: those along which it begins in shares."""
 
     families: Families
     active: Collection[Value]
@@ -52,9 +52,9 @@ class _Flow:
             self.op(op, depth)
 
     def op(self, op: Op, depth: int) -> None:
-        what = op.what
+        kind = op.what
         inner = [r.results for r in op.regions]
-        if isinstance(what, Loop):
+        if isinstance(kind, Loop):
             body = op.regions[-1]
             for k, a in enumerate(body.args):
                 self.depth[a] = depth + 1
@@ -62,41 +62,41 @@ class _Flow:
                 self.edge(a, body.results[k])
                 self.edge(a, op.operands[k])
             self.ops(body.ops, depth + 1)
-        elif isinstance(what, Branch) or (isinstance(what, Defined) and what.back is None):
+        elif isinstance(kind, Branch) or (isinstance(kind, Defined) and kind.back is None):
             for k, value in enumerate(op.results):
                 for results in inner:
                     self.edge(value, results[k])
             for region in op.regions:
                 self.ops(region.ops, depth)
-        elif isinstance(what, Exchange):
-            self.exchange(op, what)
+        elif isinstance(kind, Exchange):
+            self.exchange(op, kind)
         else:
             around = self.families.values([*op.operands, *op.results])
             own = op.results
-            if isinstance(what, Defined) and what.kept:
-                own = op.results[: -what.kept]
+            if isinstance(kind, Defined) and kind.kept:
+                own = op.results[: -kind.kept]
                 for value, x in zip(op.results[len(own) :], inner[0][len(own) :]):
                     self.edge(value, x)
                 self.ops(op.regions[0].ops, depth)
             for value in own:
                 for x in op.operands:
-                    self.edge(value, x, around if isinstance(what, Defined) else NONE)
-                if isinstance(what, Defined):
+                    self.edge(value, x, around if isinstance(kind, Defined) else NONE)
+                if isinstance(kind, Defined):
                     self.need(value, self.every - self.families.varies(value))
 
-    def exchange(self, op: Op, what: Exchange) -> None:
-        axes = frozenset(what.axes) - self.families.alone
+    def exchange(self, op: Op, kind: Exchange) -> None:
+        axes = frozenset(kind.axes) - self.families.alone
         for value in op.results:
-            made = self.families.varies(value)
+            varying = self.families.varies(value)
             for x in op.operands:
                 had = self.families.varies(x)
                 alike = axes - had
-                summed = isinstance(what, Fold) and what.fn == "add" and what.flow in (
+                summed = isinstance(kind, Fold) and kind.fn == "add" and kind.flow in (
                     "all", "to_root")
-                through = alike if summed and not what.differs() else NONE
-                makes = (made - had - axes) | (NONE if summed else alike)
+                through = alike if summed and not kind.differs() else NONE
+                makes = (varying - had - axes) | (NONE if summed else alike)
                 self._add(value, x, _Edge(x, makes, (self.every - axes) | through))
-                self.need(value, axes - made - through)
+                self.need(value, axes - varying - through)
 
     def edge(self, value: Value, x: Value, more: Axes = NONE) -> None:
         varies = self.families.varies(x)
@@ -111,15 +111,15 @@ class _Flow:
         self.needs[value] = self.needs.get(value, NONE) | axes
 
     def reached(self, begins: Iterable[Value]) -> set[Value]:
-        """Return the values that get a cotangent when the way back begins at `begins`."""
-        found = set(begins)
-        left = list(found)
+        """Return the values that get a cotangent when the reverse pass starts at `begins`."""
+        values = set(begins)
+        left = list(values)
         while left:
             for edge in self.edges.get(left.pop(), ()):
-                if edge.to not in found:
-                    found.add(edge.to)
+                if edge.to not in values:
+                    values.add(edge.to)
                     left.append(edge.to)
-        return found
+        return values
 
     def cost(self, value: Value) -> int:
         size = expr.product(value.type.shape)
@@ -129,9 +129,9 @@ class _Flow:
 
 
 class Shares:
-    """A plan of the axes along which cotangents are in shares. families: over which axes values
-    vary. before: along which axes a value's cotangent is in shares when all of it is found; summed:
-    along which it is summed then. reached: what gets a cotangent; None: not known."""
+    """A plan of the axes along which cotangents are in shares. families: the axes over which values
+    vary. before: the axes along which a value's cotangent is in shares when it is complete; summed:
+    those along which it is summed then. reached: the values with a cotangent; None: not known."""
 
     def __init__(self, families: Families) -> None:
         self.families = families
@@ -149,9 +149,9 @@ class Shares:
         cls, families: Families, ops: Sequence[Op], outs: Mapping[Value, Axes],
         begins: Iterable[Value], active: Collection[Value],
     ) -> Shares:
-        """Plan where shares are summed. outs: the values where the way back begins, with the axes
-        over which their cotangents vary. begins: the values at which it ends."""
-        found = cls(families)
+        """Plan where shares are summed. outs: the values where the reverse pass starts, with the
+        axes over which their cotangents vary. begins: the values at which it ends."""
+        plan = cls(families)
         every = frozenset(families.coords) and NONE.union(*families.coords.values())
         flow = _Flow(families, active, every)
         flow.ops(ops)
@@ -159,13 +159,13 @@ class Shares:
             flow.need(v, every - families.varies(v))
         for v, axes in outs.items():
             flow.starts[v] = axes - families.varies(v)
-        reached = found.reached = flow.reached(v for v in outs if v in active)
+        reached = plan.reached = flow.reached(v for v in outs if v in active)
         for axis in sorted(every):
             cut = _Cut(flow, axis, reached)
-            for table, values in ((found.summed, cut.summed()), (found.before, cut.shared)):
+            for table, values in ((plan.summed, cut.summed()), (plan.before, cut.shared)):
                 for v in values:
                     table[v] = table.get(v, NONE) | {axis}
-        return found
+        return plan
 
     def varies(self, value: Value) -> Axes:
         return self.families.varies(value)
@@ -184,16 +184,17 @@ class Shares:
         """Return over which axes there is one cotangent, or one share, per rank."""
         return self.varies(value) | self.after(value)
 
-    def same(self, made: Mapping[Value, Value]) -> None:
-        """Note that the values of a copy are as those that they copy. made: copies by what they are
-        of."""
-        for old, new in made.items():
+    def same(self, copies: Mapping[Value, Value]) -> None:
+        """Note that the values of a copy are as those that they copy. copies: by the values that
+        they copy."""
+        for old, new in copies.items():
             self.families.of[new] = self.varies(old)
             self.before[new], self.summed[new] = self.of(old), self.sums(old)
             self._reach(new, old)
 
     def passing(self, new: Value, old: Value, shared: Axes) -> None:
-        """Note a value of the same family, whose cotangent is handed on in these shares."""
+        """Note a value that varies as an old one, and whose cotangent is in shares along these
+        axes."""
         self.families.of[new] = self.varies(old)
         self.before[new], self.summed[new] = shared, NONE
         self._reach(new, old)
@@ -219,15 +220,15 @@ class _Cut:
         self.shared = self._behind(self.begun, ())
 
     def _behind(self, begun: Iterable[Value], cut: Collection[Value]) -> set[Value]:
-        found = set(begun)
-        left = list(found)
+        values = set(begun)
+        left = list(values)
         while left:
             v = left.pop()
             for x in () if v in cut else self.to[v]:
-                if x in self.to and x not in found:
-                    found.add(x)
+                if x in self.to and x not in values:
+                    values.add(x)
                     left.append(x)
-        return found
+        return values
 
     def summed(self) -> list[Value]:
         """Return the minimum cut that is next to the ends; `shared` is what is left in shares
@@ -304,20 +305,20 @@ class _Cut:
                 onto[b[0]][a[0]] -= much
 
     def _from_ends(self, room: _Room, used: _Room, onto: _Onto, into: _Into) -> set[_Node]:
-        """Return from which nodes an end can still be reached."""
+        """Return the nodes from which an end can still be reached."""
         back: dict[_Node, list[_Node]] = {}
         for v in room:
             for node in ((v, 0), (v, 1)):
                 for step in self._steps(node, room, used, onto, into):
                     back.setdefault(step, []).append(node)
-        found: set[_Node] = {(v, 1) for v in self.ends if v in room}
-        left = list(found)
+        nodes: set[_Node] = {(v, 1) for v in self.ends if v in room}
+        left = list(nodes)
         while left:
             for node in back.get(left.pop(), ()):
-                if node not in found:
-                    found.add(node)
+                if node not in nodes:
+                    nodes.add(node)
                     left.append(node)
-        return found
+        return nodes
 
 
 _Node = tuple[Value, int]

@@ -41,8 +41,8 @@ class Copies:
             return x
         if id(x) not in self._copies:
             self._kept.append(x)
-            made = self._copied(x)
-            self._copies[id(x)] = made
+            copied = self._copied(x)
+            self._copies[id(x)] = copied
         return self._copies[id(x)]
 
     def _copied(self, x: Any) -> Any:
@@ -121,10 +121,10 @@ class Copies:
 def sharing(arrays: Sequence[tuple[np.ndarray[Any, Any], Any]]) -> list[Any]:
     """Return the copies of those arrays that share memory with another one of them."""
     bases: dict[int, list[tuple[np.ndarray[Any, Any], Any]]] = {}
-    for x, made in arrays:
+    for x, copied in arrays:
         base = x
         while isinstance(base.base, np.ndarray):
             base = base.base
-        bases.setdefault(id(base), []).append((x, made))
-    return [made for group in bases.values() for x, made in group
+        bases.setdefault(id(base), []).append((x, copied))
+    return [copied for group in bases.values() for x, copied in group
             if any(np.may_share_memory(x, y) for y, _ in group if y is not x)]

@@ -24,7 +24,8 @@ from codegen.user.half_types import adding
 
 
 def _float(x: Any) -> Array:
-    """Return x as NumPy's floating loops take it: integers by their size, itself otherwise."""
+    """Return x in the type in which NumPy's loops for floats take it: integers of 1, 2 and more
+    bytes as float16, float32 and float64; floats and complex numbers as they are."""
     array = as_array(x)
     kind, size = array.type.dtype.kind, array.type.dtype.size
     if kind in "fc":
@@ -60,12 +61,12 @@ def _frexp(x: Any) -> tuple[Any, ...]:
 
 
 def _spacing(x: Any) -> Any:
-    """Return how far it is to the next number, away from zero."""
+    """Return the distance from each element to the next number away from zero."""
     x = _float(x)
     half = x.type.dtype
     if half.size == 2:  # NumPy's of float16 goes upwards
-        at = x if half.name == "float16" else apply(np.absolute, x)
-        gap = as_array(_next_half(at, np.inf, half), np.float32) - as_array(at, np.float32)
+        start = x if half.name == "float16" else apply(np.absolute, x)
+        gap = as_array(_next_half(start, np.inf, half), np.float32) - as_array(start, np.float32)
         if half.name == "bfloat16":
             gap = apply(np.copysign, gap, as_array(x, np.float32))
         return as_array(select(apply(np.isinf, x), np.nan, gap), half)
@@ -88,11 +89,11 @@ def _next_half(a: Any, b: Any, half: DType) -> Any:
     a, b = (as_array(as_array(x, half), np.float32) for x in (a, b))
     up = select(b > a, np.float32(1), np.float32(-1))
     keys = order_keys.keys_of(a)
-    far = order_keys.of_keys(keys + as_array(up * step, keys.dtype), a.type.dtype)
+    far = order_keys.from_keys(keys + as_array(up * step, keys.dtype), a.type.dtype)
     near = apply(np.copysign, a + up * least, select(a == 0, up, a))
-    made = select(apply(np.absolute, a) <= small, near,
+    next_number = select(apply(np.absolute, a) <= small, near,
                   select(apply(np.isinf, a), apply(np.copysign, np.float32(largest), a), far))
-    return as_array(select(a == b, a, select((a != a) | (b != b), np.nan, made)), half)
+    return as_array(select(a == b, a, select((a != a) | (b != b), np.nan, next_number)), half)
 
 
 def _heaviside(x: Any, at_zero: Any) -> Any:
@@ -115,7 +116,8 @@ def _logaddexp2(a: Any, b: Any) -> Any:
 
 
 def _bitwise_count(x: Any) -> Any:
-    """Return the number of ones of |x|, counted side by side in fields of 2, 4 and 8 bits."""
+    """Return the number of 1 bits of |x|, summed in fields of 2, 4 and 8 bits (H. Warren, Hacker's
+    Delight, 5-1)."""
     if as_array(x).type.dtype.kind not in "biu":
         raise unsupported(f"np.bitwise_count of {as_array(x).dtype}", "integers")
     size = as_array(x).type.dtype.size

@@ -24,7 +24,7 @@ def convolve(gives: str, a: Any, b: Any, start: Sequence[int], stride: Sequence[
     """
     x, y = as_array(a), as_array(b)
     kind, context = result_type(x, y), x.context
-    what = Convolve(gives, tuple(map(as_expr, start)), tuple(stride), tuple(dilation),
+    convolution = Convolve(gives, tuple(map(as_expr, start)), tuple(stride), tuple(dilation),
                     tuple(as_expr(expr_of(e) or e) for e in shape))
     values = (cast_value(context, v.read(), kind) for v in (x, y))
-    return wrap(context, context.emit_one(what, *values), scalar=False)
+    return wrap(context, context.emit_one(convolution, *values), scalar=False)

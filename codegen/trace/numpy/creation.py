@@ -47,14 +47,14 @@ __all__ = [  # that users import from spmd
 Make = Callable[[Shape, Sequence[Expr]], Array]
 
 
-def _make(what: str, shape: Shape, layout: Any, make: Make) -> Array:
+def _make(function: str, shape: Shape, layout: Any, make: Make) -> Array:
     """Return make(local shape, offsets) here, or on every rank of a new global array."""
-    context = require_context(what)
-    made = make(shape, [expr.const(0)] * len(shape))
+    context = require_context(function)
+    result = make(shape, [expr.const(0)] * len(shape))
     if context.rank_view or layout is None:
-        return made
-    layout_of(context, layout, len(shape), what)
-    return mapping.relayout(made, layout)
+        return result
+    layout_of(context, layout, len(shape), function)
+    return mapping.relayout(result, layout)
 
 
 def full(shape: Any, value: Any, dtype: Any = None, layout: Any = None) -> Array:
@@ -76,14 +76,14 @@ def full(shape: Any, value: Any, dtype: Any = None, layout: Any = None) -> Array
         if isinstance(value, (bool, int, float, complex)):
             return wrap(context, full_value(context, value, element, local), scalar=False)
         operand = elementwise.normal(value)
-        given = elementwise.extents_of(operand)
-        joined = elementwise.broadcast_shapes([given, local], "np.full")
+        value_shape = elementwise.extents_of(operand)
+        joined = elementwise.broadcast_shapes([value_shape, local], "np.full")
         if len(joined) != len(local) or not all(map(elementwise.same_extent, joined, local)):
             raise ShapeError("np.full: the value does not fit into the shape",
                              expected=elementwise.shape_text(local),
-                             found=elementwise.shape_text(given))
-        made = elementwise.operand_value(context, operand, element, local)
-        return wrap(context, made, scalar=False)
+                             found=elementwise.shape_text(value_shape))
+        filled = elementwise.operand_value(context, operand, element, local)
+        return wrap(context, filled, scalar=False)
 
     return _make("spmd.full", extents, layout, make)
 
@@ -121,9 +121,9 @@ def empty(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
 
     It holds zeros until then, on every rank; all else as in full.
     """
-    made = zeros(shape, dtype, layout)
-    made.made_empty = True
-    return made
+    result = zeros(shape, dtype, layout)
+    result.made_empty = True
+    return result
 
 
 def unwritten(shape: Any, dtype: Any, layout: Any) -> Array:
@@ -159,9 +159,9 @@ def ones_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Ar
 
 def empty_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
     """Return an array to be written, of the shape, dtype and layout of x: as spmd.like."""
-    made = zeros_like(x, dtype, layout, **other)
-    made.made_empty = True
-    return made
+    result = zeros_like(x, dtype, layout, **other)
+    result.made_empty = True
+    return result
 
 
 like = empty_like
@@ -198,9 +198,9 @@ def arange(
 
     def make(local: Shape, offsets: Sequence[Expr]) -> Array:
         grid = global_indices(context, local[0], offsets[0], 0, 1)
-        made = grid * by.value if by != 1 else grid
-        made = made + Number(first) if first != 0 else made
-        return wrap(context, as_value(context, made, element), scalar=False)
+        values = grid * by.value if by != 1 else grid
+        values = values + Number(first) if first != 0 else values
+        return wrap(context, as_value(context, values, element), scalar=False)
 
     return _make("spmd.arange", extents, layout, make)
 
@@ -223,8 +223,8 @@ def linspace(
                           "start + step * np.arange(n)")
     if count.is_const and not is_traced(start) and not is_traced(stop):
         even: Any = np.linspace
-        made = even(start, stop, count.value, endpoint, True, dtype, axis)
-        values, step = asarray(made[0], layout=layout), made[1]
+        samples = even(start, stop, count.value, endpoint, True, dtype, axis)
+        values, step = asarray(samples[0], layout=layout), samples[1]
     else:
         values, step = _evenly(start, stop, count, endpoint, layout)
         if axis != 0:
@@ -246,15 +246,15 @@ def _evenly(start: Any, stop: Any, count: Expr, endpoint: bool, layout: Any) -> 
     parts = as_array(number(expr.maximum(count - 1, 1) if endpoint else count), dtype)
     span = apply(np.subtract, last, first)
     step = apply(np.divide, span, parts)
-    at = as_array(arange(number(count), layout=layout), dtype)
-    at = at.reshape((at.shape[0], *[1] * step.ndim))
-    tiny = apply(np.multiply, apply(np.divide, at, parts), span)  # where step rounds to 0
-    made = elementwise.select(apply(np.equal, step, 0), tiny, apply(np.multiply, at, step))
-    made = as_array(apply(np.add, made, first))
+    positions = as_array(arange(number(count), layout=layout), dtype)
+    positions = positions.reshape((positions.shape[0], *[1] * step.ndim))
+    tiny = apply(np.multiply, apply(np.divide, positions, parts), span)  # where step rounds to 0
+    values = elementwise.select(apply(np.equal, step, 0), tiny, apply(np.multiply, positions, step))
+    values = as_array(apply(np.add, values, first))
     if endpoint:
-        is_last = apply(np.equal, at, as_array(number(expr.maximum(count - 1, 1)), dtype))
-        made = elementwise.select(is_last, last, made)
-    return made, step
+        is_last = apply(np.equal, positions, as_array(number(expr.maximum(count - 1, 1)), dtype))
+        values = elementwise.select(is_last, last, values)
+    return values, step
 
 
 def logspace(
@@ -263,13 +263,13 @@ def logspace(
 ) -> Any:
     """Return base ** linspace(start, stop, num)."""
     if np.ndim(base) if not isinstance(base, Array) else base.ndim:  # it may say what axis counts
-        given = [as_array(x) for x in (start, stop, base)]
-        n = max(x.ndim for x in given)
-        start, stop, base = (x.reshape((*[1] * (n - x.ndim), *x.shape)) for x in given)
+        operands = [as_array(x) for x in (start, stop, base)]
+        n = max(x.ndim for x in operands)
+        start, stop, base = (x.reshape((*[1] * (n - x.ndim), *x.shape)) for x in operands)
         expand: Any = np.expand_dims
         base = expand(base, axis)
-    made = elementwise.apply(np.power, base, linspace(start, stop, num, endpoint, axis=axis))
-    return made if dtype is None else made.astype(dtype)
+    result = elementwise.apply(np.power, base, linspace(start, stop, num, endpoint, axis=axis))
+    return result if dtype is None else result.astype(dtype)
 
 
 def geomspace(
@@ -281,15 +281,15 @@ def geomspace(
     sign = elementwise.apply(np.sign, first)
     ends = elementwise.apply(np.divide, first, sign), elementwise.apply(np.divide, last, sign)
     first, last = (elementwise.apply(np.log10, e) for e in ends)
-    made = logspace(first, last, num, endpoint)
-    made = as_array(made, element)
+    values = logspace(first, last, num, endpoint)
+    values = as_array(values, element)
     if num > 0:
-        made[0] = ends[0]
+        values[0] = ends[0]
     if num > 1 and endpoint:
-        made[-1] = ends[1]
-    made = made * sign
-    made = made if axis == 0 else np.moveaxis(made, 0, axis)
-    return made if dtype is None else made.astype(dtype)
+        values[-1] = ends[1]
+    values = values * sign
+    values = values if axis == 0 else np.moveaxis(values, 0, axis)
+    return values if dtype is None else values.astype(dtype)
 
 
 def eye(n: Any, m: Any = None, k: int = 0, dtype: Any = None, layout: Any = None) -> Array:
@@ -328,19 +328,19 @@ def asarray(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
     """
     context = require_context("asarray")
     if isinstance(x, Array):
-        made = x if dtype is None else as_array(x, dtype)
-        if made.weak:  # NumPy's array of a Python number is none
-            made = wrap(made.context, made.read(), scalar=False)
-        if layout is None or not made.is_global or not made.ndim:
-            return made
-        same = layout_of(context, layout, made.ndim, "asarray") == made.held.type.layout
-        return made if same and not made.seen else mapping.relayout(made, layout)
+        result = x if dtype is None else as_array(x, dtype)
+        if result.weak:  # NumPy's array of a Python number is none
+            result = wrap(result.context, result.read(), scalar=False)
+        if layout is None or not result.is_global or not result.ndim:
+            return result
+        same = layout_of(context, layout, result.ndim, "asarray") == result.held.type.layout
+        return result if same and not result.seen else mapping.relayout(result, layout)
     if context.rank_view or holds_traced(x):
         return _local_array(x, dtype)
     data = dtypes.as_numpy(x)
     data = data if dtype is None else data.astype(dtypes.numpy_dtype(element_type(dtype)))
-    made = wrap(context, as_value(context, data), scalar=False)
-    return made if layout is None or not data.ndim else mapping.relayout(made, layout)
+    result = wrap(context, as_value(context, data), scalar=False)
+    return result if layout is None or not data.ndim else mapping.relayout(result, layout)
 
 
 def array(
@@ -350,17 +350,17 @@ def array(
 
     ndmin: dims of extent 1 are put in front until there are as many.
     """
-    made = asarray(x, dtype, layout)
-    if made.ndim < ndmin:
-        made = made.reshape((*[1] * (ndmin - made.ndim), *made.shape))
-    return wrap(made.context, made.read(), scalar=False) if copy or made is not x else made
+    result = asarray(x, dtype, layout)
+    if result.ndim < ndmin:
+        result = result.reshape((*[1] * (ndmin - result.ndim), *result.shape))
+    return wrap(result.context, result.read(), scalar=False) if copy or result is not x else result
 
 
 def _local_array(x: Any, dtype: Any) -> Array:
     """Return a local array of a list that may hold arrays and numbers at its leaves."""
     if not (isinstance(x, (list, tuple)) and holds_traced(x)):
-        made = as_array(x, dtype)
-        return wrap(made.context, made.read(), scalar=False)
+        result = as_array(x, dtype)
+        return wrap(result.context, result.read(), scalar=False)
     parts = [_local_array(i, None) if isinstance(i, (list, tuple)) else i for i in x]
     element = element_type(dtype) if dtype is not None else elementwise.joined_type(parts)
     stack: Any = np.stack
@@ -419,10 +419,10 @@ def dynamic_update_slice(x: Any, update: Any, starts: Any) -> Array:
         if isinstance(start, Expr):
             clamped.append(expr.maximum(expr.minimum(start, limit), 0))
         else:
-            at = wrap(x.context, start)
-            at = at + (at < 0) * as_array(number(extent))
-            at = elementwise.apply(np.minimum, at, number(limit))
-            clamped.append(elementwise.apply(np.maximum, at, 0).read())
+            begin = wrap(x.context, start)
+            begin = begin + (begin < 0) * as_array(number(extent))
+            begin = elementwise.apply(np.minimum, begin, number(limit))
+            clamped.append(elementwise.apply(np.maximum, begin, 0).read())
     new: Array = x.copy()
     new.viewed(view.Dynamic(tuple(clamped), update.extents)).write(update.read())
     return new

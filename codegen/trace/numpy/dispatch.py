@@ -34,14 +34,15 @@ from codegen.trace.numpy.refused import CLASSES, RANDOM, REMEDIES, SHAPES_OF_DAT
 def _by_function() -> dict[Any, Function]:
     """Return our functions by NumPy's function objects."""
     return {
-        found: ours for name, ours in table().items() if (found := of_numpy_name(name)) is not None
+        theirs: ours for name, ours in table().items()
+        if (theirs := of_numpy_name(name)) is not None
     }
 
 
 def by_name(name: str) -> Function:
     """Return our function for NumPy's of this name, or one that refuses it."""
-    found = table().get(name)
-    return found if found is not None else _refuse(name)
+    ours = table().get(name)
+    return ours if ours is not None else _refuse(name)
 
 
 def _refuse(name: str) -> Function:
@@ -250,7 +251,8 @@ def directly(function: Any) -> Function:
 
 
 def _of_random(function: Any) -> Function:
-    """Return a function that would go through elements while building."""
+    """Return NumPy's random function, which refuses arrays of the program: it would go through
+    their elements while building."""
     name = function.__name__
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -275,10 +277,10 @@ def _aware_of(function: Function) -> Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         if foreign.is_unknown(args, kwargs):
             return ours(*args, **kwargs)
-        made = foreign.created(function, ours, args, kwargs)
-        if function is np.empty and isinstance(made, Array):
-            made.made_empty = True  # an output where a kernel takes it by name
-        return made
+        result = foreign.created(function, ours, args, kwargs)
+        if function is np.empty and isinstance(result, Array):
+            result.made_empty = True  # an output where a kernel takes it by name
+        return result
 
     return call
 
@@ -293,10 +295,10 @@ def numpy_names() -> Iterator[str]:
     """Yield the names of NumPy's functions, of the attributes of its arrays, and of the methods of
     its ufuncs."""
     for part in ("", *_PARTS):
-        found = of_numpy_name(part) if part else np
-        for name in sorted(vars(found)):
-            one = getattr(found, name)
-            if callable(one) and not name.startswith("_") and not isinstance(one, type):
+        module = of_numpy_name(part) if part else np
+        for name in sorted(vars(module)):
+            member = getattr(module, name)
+            if callable(member) and not name.startswith("_") and not isinstance(member, type):
                 yield f"{part}.{name}" if part else name
     yield from (f"ndarray.{n}" for n in dir(np.ndarray) if not n.startswith("_"))
     yield from (f"ufunc.{n}" for n in ("accumulate", "at", "outer", "reduce", "reduceat"))
@@ -322,14 +324,13 @@ def attribute(name: str) -> Any:
         return _sized(name, plain, ours or _refuse(name))
     if ours is not None:
         return _in_programs(ours, plain)
-    found = plain
-    if isinstance(found, np.ufunc):
-        return _ufunc(found)
-    if isinstance(found, type) or isinstance(found, (float, np.dtype)) or name in (
+    if isinstance(plain, np.ufunc):
+        return _ufunc(plain)
+    if isinstance(plain, type) or isinstance(plain, (float, np.dtype)) or name in (
         "newaxis", "finfo", "iinfo", "can_cast", "broadcast_shapes", "isdtype", "dtype",
     ):
-        return found
-    if found is not None:
+        return plain
+    if plain is not None:
         return _refuse(name)
     raise AttributeError(f"spmd.numpy has no {name!r}")
 
@@ -347,7 +348,7 @@ def _in_programs(ours: Function, plain: Any) -> Function:
 
 
 def _sized(name: str, plain: Any, ours: Function) -> Function:
-    """Return a function that takes size=, and without it is what it is in a program."""
+    """Return the function with a keyword size=; without it, it is the function of programs."""
 
     def call(*args: Any, size: Any = None, **options: Any) -> Any:
         if size is None:

@@ -56,7 +56,7 @@ def shape_text(shape: Shape) -> str:
     return f"({inner},)" if len(shape) == 1 else f"({inner})"
 
 
-def broadcast_shapes(shapes: Sequence[Shape], what: str = "operands") -> Shape:
+def broadcast_shapes(shapes: Sequence[Shape], subject: str = "operands") -> Shape:
     """Return the shape that NumPy broadcasts to: from the right, extents are equal or one of them
     is the constant 1. Raise ShapeError where they are neither."""
     ndim = max((len(s) for s in shapes), default=0)
@@ -69,12 +69,12 @@ def broadcast_shapes(shapes: Sequence[Shape], what: str = "operands") -> Shape:
             if extent == 1:
                 extent = s[d]
             elif not same_extent(extent, s[d]):
-                raise _cannot_broadcast(shapes, what, extent, s[d])
+                raise _cannot_broadcast(shapes, subject, extent, s[d])
         out.append(extent)
     return tuple(out)
 
 
-def _cannot_broadcast(shapes: Sequence[Shape], what: str, a: Expr, b: Expr) -> ShapeError:
+def _cannot_broadcast(shapes: Sequence[Shape], subject: str, a: Expr, b: Expr) -> ShapeError:
     symbolic = not (a.is_const and b.is_const)
     reason, remedy = f"{a} is not {b}", ""
     if symbolic:
@@ -86,7 +86,7 @@ def _cannot_broadcast(shapes: Sequence[Shape], what: str, a: Expr, b: Expr) -> S
         elif names:
             remedy = (f"say what {names[0]} can be, spmd.require(1 <= {names[0]} < n); or keep the "
                       "extent: np.roll(x, k), or x[...] with np.where and np.arange")
-    return ShapeError(f"{what} could not be broadcast together",
+    return ShapeError(f"{subject} could not be broadcast together",
                       expected="equal extents, or 1, counted from the last dim",
                       found=f"shapes {' and '.join(shape_text(s) for s in shapes)}: {reason}",
                       remedy=remedy)
@@ -197,7 +197,8 @@ def sparse() -> DtypeError:
 
 
 def normal(x: Any) -> Operand:
-    """Lists become arrays; everything else stays."""
+    """Return a list as an array, and any other operand as it is. Raise DtypeError for what holds no
+    numbers."""
     x = dims.extent_of(x)
     if isinstance(x, (list, tuple)):
         return as_array(x)
@@ -269,15 +270,15 @@ def apply(
     if ufunc in _COMPARISONS and len(set(loop[:-1])) > 1:
         return store(_compare_mixed(ufunc, *operands), out, where)
     if ufunc is np.nextafter and loop[-1].size == 2:  # half types are computed in float32
-        made = COMPOSITE["nextafter of half types"](*operands, loop[-1])
-        return store(made, out, where, casting=True)
+        value = COMPOSITE["nextafter of half types"](*operands, loop[-1])
+        return store(value, out, where, casting=True)
     shape = broadcast_shapes([extents_of(x) for x in operands])
-    if (known := _beyond(ufunc, operands)) is not None:
-        made = full_value(context, known, dtypes.BOOL, shape)
-        return store(wrap(context, made), out, where, casting=True)
+    if (known := _out_of_range(ufunc, operands)) is not None:
+        value = full_value(context, known, dtypes.BOOL, shape)
+        return store(wrap(context, value), out, where, casting=True)
     values = [operand_value(context, x, d, shape) for x, d in zip(operands, loop)]
     result = wrap(context, context.emit_one(Map(function.name), *values))
-    return store(memory_order.kept(result, *operands), out, where, casting=True)
+    return store(memory_order.with_order_of(result, *operands), out, where, casting=True)
 
 
 def mapped(fn: str, x: Array) -> Array:
@@ -295,7 +296,7 @@ def is_known(ufunc: np.ufunc) -> bool:
 _COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
 
 
-def _beyond(ufunc: np.ufunc, operands: list[Operand]) -> bool | None:
+def _out_of_range(ufunc: np.ufunc, operands: list[Operand]) -> bool | None:
     """Return what NumPy's comparison gives for integers and a Python integer that their dtype
     cannot hold; None for all other operands."""
     if ufunc not in _COMPARISONS or not any(type(x) is int for x in operands):

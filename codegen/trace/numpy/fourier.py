@@ -52,8 +52,8 @@ def _real_type(array: Array, fn: str) -> tuple[DType, np.dtype[Any]]:
     """Return the dtype in which a transform computes real numbers, and that of the real numbers in
     NumPy's result: float16 stays; bfloat16 becomes float32, or float64 for `irfft`."""
     dtype = dtypes.numpy_dtype(array.type.dtype)
-    made = np.empty(0, dtype).real.dtype if array.type.dtype.kind == "c" else dtype
-    theirs = made if made.kind == "f" else np.dtype(np.float64)
+    real_type = np.empty(0, dtype).real.dtype if array.type.dtype.kind == "c" else dtype
+    theirs = real_type if real_type.kind == "f" else np.dtype(np.float64)
     if array.type.dtype.name == "bfloat16" and fn != "irfft":
         theirs = np.dtype(np.float32)
     return dtypes.FLOAT64 if theirs.itemsize == 8 else dtypes.FLOAT32, theirs
@@ -78,10 +78,10 @@ def _along(fn: str, a: Any, n: Any, axis: Any, norm: Any, out: Any = None) -> An
     wanted = kind if fn == "rfft" else dtypes.BY_NAME[COMPLEX[kind.name]]
     array = _fitted(array, d, points // 2 + 1 if fn == "irfft" else points)
     array = as_array(array, wanted)
-    made = _transform(fn, array, d, points, scale)
+    transformed = _transform(fn, array, d, points, scale)
     if fn == "irfft" and theirs.itemsize == 2:
-        made = made.astype(theirs)
-    return store(made, out)
+        transformed = transformed.astype(theirs)
+    return store(transformed, out)
 
 
 def _fitted(array: Array, d: int, n: Expr) -> Array:
@@ -120,9 +120,13 @@ def _factor(n: Expr) -> int:
 
 
 def _four_steps(fn: str, x: Array, rows: int, columns: int, scale: str) -> Array:
-    """Element j1 * columns + j2 stands at (j1, j2). Transforms of columns, then of rows; between
-    them (k1, j2) is turned by k1 * j2 / n. What comes out stands at (k1, k2) and is element
-    k2 * rows + k1. Real numbers are transformed as complex ones."""
+    """Transform a row of rows * columns elements in four steps (D. Bailey, FFTs in external or
+    hierarchical memory, 1990).
+
+    Element j1 * columns + j2 stands at (j1, j2). Columns are transformed, element (k1, j2) is
+    multiplied by w^(k1 * j2), rows are transformed, and (k1, k2) is element k2 * rows + k1 of the
+    result. Real numbers are transformed as complex ones.
+    """
     n = rows * columns
     if fn == "rfft":
         x = as_array(x, dtypes.BY_NAME[COMPLEX[x.type.dtype.name]])
@@ -132,16 +136,16 @@ def _four_steps(fn: str, x: Array, rows: int, columns: int, scale: str) -> Array
         whole = joining.concatenate([x, mirrored])
         return as_array(real(_four_steps("ifft", whole, rows, columns, scale)))
     by_rows = as_written((layout_of(x.read().type)[0], ()))
-    made = relayout(reshape(x, (rows, columns)), by_rows)
-    made = _lanes(fn, made, 0, expr.const(rows), scale)
+    grid = relayout(reshape(x, (rows, columns)), by_rows)
+    grid = _lanes(fn, grid, 0, expr.const(rows), scale)
     # w^(k1 * j2), of two short tables that hold w^(columns * p) and w^q
     turn = (-2j if fn == "fft" else 2j) * np.pi
-    high = np.exp(turn * np.arange(rows) / rows).astype(made.dtype)
-    low = np.exp(turn * np.arange(columns) / n).astype(made.dtype)
+    high = np.exp(turn * np.arange(rows) / rows).astype(grid.dtype)
+    low = np.exp(turn * np.arange(columns) / n).astype(grid.dtype)
     by = arange(rows)[:, None] * arange(columns)
-    made = made * as_array(high)[by // columns] * as_array(low)[by % columns]
-    made = _lanes(fn, made, 1, expr.const(columns), scale)
-    return reshape(relayout(transpose(made), by_rows), n)
+    grid = grid * as_array(high)[by // columns] * as_array(low)[by % columns]
+    grid = _lanes(fn, grid, 1, expr.const(columns), scale)
+    return reshape(relayout(transpose(grid), by_rows), n)
 
 
 # ---- NumPy's functions ---------------------------------------------------------------------------
@@ -166,7 +170,8 @@ def ihfft(a: Any, n: Any = None, axis: Any = -1, norm: Any = None, out: Any = No
 
 
 def _lengths(array: Array, s: Any, axes: Any, to_real: bool) -> tuple[list[Any], list[Any]]:
-    """Return how many points along which dims."""
+    """Return the numbers of points, and the dims that are transformed; None is the default
+    number."""
     if axes is None:
         axes = range(-(array.ndim if s is None else len(s)), 0)
     axes = list(axes)
@@ -182,8 +187,8 @@ def _lengths(array: Array, s: Any, axes: Any, to_real: bool) -> tuple[list[Any],
 
 
 def _several(fn: str, a: Any, s: Any, axes: Any, norm: Any, out: Any) -> Any:
-    """Dims that are not split come first, for each that is moves the split to another dim. Real
-    numbers are transformed first, or come out last."""
+    """Transform several dims. Those that are not split come first, since a transform of a split dim
+    moves the split to another one. Real numbers are transformed first, or come out last."""
     array = as_array(a)
     lengths, dims = _lengths(array, s, axes, fn == "irfft")
     places = [dim_of(d, array.ndim, "np.fft of several dims") for d in dims]

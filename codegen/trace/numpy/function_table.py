@@ -79,41 +79,44 @@ def _with_initial(name: str, running: Function, initial: int) -> Function:
         if axis is None and array.ndim > 1:
             raise ShapeError(f"np.{name} needs an axis", expected="axis= of an array of "
                              f"{array.ndim} dims", found="none")
-        made = running(array, axis, dtype)
+        totals = running(array, axis, dtype)
         if include_initial:
             d = 0 if axis is None else reducing.dim_of(axis, array.ndim, name)
-            one = (*made.shape[:d], 1, *made.shape[d + 1 :])
-            first = creation.full_like(made, initial, shape=one)
-            made = joining.concatenate([first, made], d)
-        return store(made, out)
+            first_shape = (*totals.shape[:d], 1, *totals.shape[d + 1 :])
+            first = creation.full_like(totals, initial, shape=first_shape)
+            totals = joining.concatenate([first, totals], d)
+        return store(totals, out)
 
     return call
 
 
 def _over_axes(function: Function, a: Any, axes: Any) -> Any:
-    made = as_array(a)
+    result = as_array(a)
     for axis in axes if isinstance(axes, (tuple, list)) else (axes,):
-        found = as_array(function(made, axis))
-        made = found if found.ndim == made.ndim else shaping.expand_dims(found, axis % made.ndim)
-    return made
+        reduced = as_array(function(result, axis))
+        if reduced.ndim != result.ndim:
+            reduced = shaping.expand_dims(reduced, axis % result.ndim)
+        result = reduced
+    return result
 
 
 def _finite(a: Any, dtype: Any = None, order: Any = None) -> Any:
-    made = creation.asarray(a, dtype)
-    if made.type.dtype.kind in "fc":
-        expect(made.context, apply(np.isfinite, made).read(), "array must not contain infs or NaNs")
-    return made
+    array = creation.asarray(a, dtype)
+    if array.type.dtype.kind in "fc":
+        finite = apply(np.isfinite, array).read()
+        expect(array.context, finite, "array must not contain infs or NaNs")
+    return array
 
 
 def _is_complex(x: Any) -> bool:
     return bool(as_array(x).type.dtype.kind == "c")
 
 
-def _hundredth(what: str, q: Any) -> Any:
+def _hundredth(function: str, q: Any) -> Any:
     if isinstance(q, Array):
         return q
     if not np.all((0 <= np.asarray(q)) & (np.asarray(q) <= 100)):
-        raise unsupported(f"{what} with q={q!r}", "q from 0 to 100")
+        raise unsupported(f"{function} with q={q!r}", "q from 0 to 100")
     return np.true_divide(q, 100)
 
 
@@ -189,8 +192,8 @@ _OTHER: dict[str, Function] = {
     **{f"fft.{name}": getattr(fourier, name) for name in
        "fft fft2 fftfreq fftn hfft ifft ifft2 ifftn ihfft irfft irfft2 irfftn rfft rfft2 rfftfreq "
        "rfftn".split()},
-    "fft.fftshift": lambda x, axes=None: shaping.half_way(x, axes, 1),
-    "fft.ifftshift": lambda x, axes=None: shaping.half_way(x, axes, -1),
+    "fft.fftshift": lambda x, axes=None: shaping.fft_shift(x, axes, 1),
+    "fft.ifftshift": lambda x, axes=None: shaping.fft_shift(x, axes, -1),
 }
 
 
@@ -204,7 +207,9 @@ def table() -> dict[str, Function]:
 
 
 def of_numpy_name(name: str) -> Any:
-    found: Any = np
+    """Return the attribute of NumPy with this name, dotted in a submodule; None if there is
+    none."""
+    member: Any = np
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        member = getattr(member, part, None)
+    return member

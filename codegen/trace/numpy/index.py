@@ -44,20 +44,20 @@ def get(array: Array, key: Any) -> Any:
     """Return what x[key] is in NumPy: a view; a new array for integer arrays and for single
     elements; with a mask, a Chosen."""
     if _is_element(key):
-        found = known.element(array, key if isinstance(key, tuple) else (key,))
-        if found is not None:
-            return found
+        known_value = known.element(array, key if isinstance(key, tuple) else (key,))
+        if known_value is not None:
+            return known_value
     if array.context.selecting and array.is_known and (
             formula := integer_tables.in_formula(array.known, key)) is not None:
         return formula
     key = as_masks(known.plain(key))
-    if array.is_known and (found := _known_elements(array, key)) is not None:
-        return found
+    if array.is_known and (known_value := _known_elements(array, key)) is not None:
+        return known_value
     if (chosen := masked(array, key)) is not None:
         return chosen.copy()
     items, is_element = parse(array, key)
     if any(isinstance(i, Many) for i in items):
-        if (part := progressions.shown(array, items)) is not None:
+        if (part := progressions.slice_view(array, items)) is not None:
             return wrap(array.context, part.read(), scalar=False)
         base, plan = _gathered(array, items)
         return wrap(array.context, plan.read(base), scalar=False)
@@ -86,10 +86,10 @@ def _known_elements(array: Array, key: Any) -> Any:
     ):
         return None
     try:
-        found = known.plain(array)[key]
+        elements = known.plain(array)[key]
     except (IndexError, TypeError, ValueError):
         return None  # refused below, with its place
-    return known.made(found.copy()) if isinstance(found, np.ndarray) else found
+    return known.known_array(elements.copy()) if isinstance(elements, np.ndarray) else elements
 
 
 def _assign_known(x: Array, key: Any, value: Any) -> bool:
@@ -137,35 +137,36 @@ def set_(array: Array, key: Any, value: Any) -> None:
 
 @dataclass(frozen=True)
 class Gather:
-    """The dims of a viewed array that index values of one shape address; `at`: in the result."""
+    """The dims of a viewed array that index values of one shape address. The dims of the index
+    values stand in the result from `result_dim` on."""
 
     context: Context
     dims: tuple[int, ...]
-    at: int
+    result_dim: int
     indices: tuple[Value, ...]
 
     def shape(self, base: Shape) -> Shape:
         rest = tuple(e for d, e in enumerate(base) if d not in self.dims)
-        return (*rest[: self.at], *self.indices[0].type.shape, *rest[self.at :])
+        return (*rest[: self.result_dim], *self.indices[0].type.shape, *rest[self.result_dim :])
 
     def read(self, base: Array) -> Value:
-        what = ops.Gather(self.dims, self.at)
-        return self.context.emit_one(what, base.read(), *self.indices)
+        kind = ops.Gather(self.dims, self.result_dim)
+        return self.context.emit_one(kind, base.read(), *self.indices)
 
     def write(self, base: Array, value: Any, fn: str) -> None:
         shape = self.shape(base.extents)
         value = elementwise.normal(value)
         elementwise.check_assignable(elementwise.extents_of(value), shape)
         v = elementwise.operand_value(self.context, value, base.type.dtype, shape)
-        what = ops.Scatter(self.dims, self.at, fn)
-        base.write(self.context.emit_one(what, base.read(), v, *self.indices))
+        kind = ops.Scatter(self.dims, self.result_dim, fn)
+        base.write(self.context.emit_one(kind, base.read(), v, *self.indices))
 
 
 def _gathered(array: Array, items: Sequence[Item]) -> tuple[Array, Gather]:
     """Return a view with the basic items applied, and the gather on it (integers join the
     arrays)."""
     context = array.context
-    one = [Part(expr.const(0), 1, e) for e in array.extents]
+    full_slices = [Part(expr.const(0), 1, e) for e in array.extents]
     basic: list[Item] = []
     places: list[int] = []
     chosen: list[tuple[Any, Expr, int]] = []
@@ -174,24 +175,24 @@ def _gathered(array: Array, items: Sequence[Item]) -> tuple[Array, Gather]:
         if isinstance(item, (Many, Whole)):
             places.append(position)
             chosen.append((item, array.extents[dim], dim))
-            basic.append(one[dim])
+            basic.append(full_slices[dim])
         else:
             basic.append(item)
         dim += item is not NEW
     together = places[-1] - places[0] == len(places) - 1
-    at = places[0] if together else 0
-    arrays = [_index_array(context, *one) for one in chosen]
+    result_dim = places[0] if together else 0
+    arrays = [_index_array(context, *selection) for selection in chosen]
     shape = elementwise.broadcast_shapes([v.type.shape for v in arrays], "index arrays")
     values = tuple(constants.broadcast_value(context, v, shape) for v in arrays)
-    return basic_view(array, basic), Gather(context, tuple(places), at, values)
+    return basic_view(array, basic), Gather(context, tuple(places), result_dim, values)
 
 
 def _index_array(context: Context, item: Item, extent: Expr, dim: int) -> Value:
     """Return an int64 value, negative indices counted from the end."""
     if isinstance(item, Whole):
-        if isinstance(item.at, Expr):
-            return view.index_value(context, item.at)
-        return from_the_end(wrap(context, item.at), extent).read()
+        if isinstance(item.index, Expr):
+            return view.index_value(context, item.index)
+        return from_the_end(wrap(context, item.index), extent).read()
     if isinstance(item.index, np.ndarray):
         data = item.index.astype(np.int64)
         if extent.is_const:
@@ -216,7 +217,7 @@ def _index_array(context: Context, item: Item, extent: Expr, dim: int) -> Value:
 
 
 def from_the_end(index: Array, extent: Expr) -> Array:
-    """Return negative indices counted from the end of a dim."""
+    """Return the indices, of which negative ones are counted from the end of the dim."""
     index = as_array(index, dtypes.INT64)
     return elementwise.select(index < 0, index + Number(extent), index)
 

@@ -71,19 +71,19 @@ def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = Non
         total = total + p.extents[d]
     shape = (*first.extents[:d], total, *first.extents[d + 1 :])
     value = blank_value(context, element, shape)
-    at = ZERO
+    offset = ZERO
     for p in parts:
-        start = tuple(at if k == d else ZERO for k in range(len(shape)))
+        start = tuple(offset if k == d else ZERO for k in range(len(shape)))
         inner = (*first.extents[:d], p.extents[d], *first.extents[d + 1 :])
         piece = operand_value(context, p, element, inner)
         if p.extents[d] != 0:
             value = context.emit_one(Update(start=start, step=(1,) * len(shape)), value, piece)
-        at = at + p.extents[d]
-    made = wrap(context, value, scalar=False)
+        offset = offset + p.extents[d]
+    result = wrap(context, value, scalar=False)
     if out is not None:
-        out[...] = made
+        out[...] = result
         return as_array(out)
-    return made
+    return result
 
 
 def stack(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
@@ -112,20 +112,20 @@ def column_stack(arrays: Any) -> Array:
 
 
 def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **_: Any) -> Array:
-    """Return a copy, of windows whose extents are known while building: one shifted slice per
-    place."""
+    """Return a copy of all windows, whose extents are known while building: one shifted slice for
+    each place in a window, stacked."""
     array = as_array(x)
-    what = "np.lib.stride_tricks.sliding_window_view"
+    function = "np.lib.stride_tricks.sliding_window_view"
     widths = window_shape if isinstance(window_shape, (tuple, list)) else (window_shape,)
     if _.get("writeable"):
-        raise unsupported(f"{what} with writeable=True", "x[k : n - w + 1 + k] += v for each k")
+        raise unsupported(f"{function} with writeable=True", "x[k : n - w + 1 + k] += v for each k")
     items = axis if isinstance(axis, (tuple, list)) else (axis,)
-    axes = [d for a in items for d in dims_of(a, array.ndim, what)]  # one may come twice
+    axes = [d for a in items for d in dims_of(a, array.ndim, function)]  # one may come twice
     if len(axes) != len(widths):
-        raise ShapeError(f"{what}: there is not one extent of the window for each dim",
+        raise ShapeError(f"{function}: there is not one extent of the window for each dim",
                          expected=f"{len(axes)} of them", found=str(tuple(widths)))
     for d, width in zip(axes, widths):
-        wide = constant(extent(width), what, "a window of a known extent")
+        wide = constant(extent(width), function, "a window of a known extent")
         count = array.shape[d] - wide + 1
         if expr.nonneg(expr.const(wide - 1) - array.extents[d]):
             raise ShapeError("window shape cannot be larger than input array shape",
@@ -167,8 +167,8 @@ class Joiner:
         parts = text.split(",")
         if not all(p.strip().lstrip("-").isdigit() for p in parts):
             raise unsupported(f"np.r_[{text!r}, ...], a matrix,", "np.stack, np.concatenate")
-        given = [int(p) for p in parts]
-        return [*given, *numbers[len(given) :]]
+        leading = [int(p) for p in parts]
+        return [*leading, *numbers[len(leading) :]]
 
     def _part(self, item: Any, ndim: int, first: int) -> Array:
         """Return an item with `ndim` dims; those that are added stand behind dim `first`."""

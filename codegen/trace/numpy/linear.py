@@ -40,48 +40,49 @@ _DIVERGED = ("np.linalg.{} did not converge\n  expected: a matrix of finite numb
              "  try:      assert np.isfinite(a).all() before it, to see where they are made")
 
 
-# ---- what all of them share ----------------------------------------------------------------------
+# ---- arguments and results ----------------------------------------------------------------------
 
 
-def _matrix(what: str, x: Any, square: bool = False) -> Array:
+def _matrix(function: str, x: Any, square: bool = False) -> Array:
     """Return x as an array of matrices, of a type that LAPACK computes with; integers become
     float64, as in NumPy. Raise ShapeError for fewer than two dims."""
     array = as_array(x)
     if array.ndim < 2:
-        raise ShapeError(f"np.linalg.{what} takes matrices", expected="2 dims or more",
+        raise ShapeError(f"np.linalg.{function} takes matrices", expected="2 dims or more",
                          found=str(array.type))
     if square and not same_extent(*array.extents[-2:]):
-        raise ShapeError(f"np.linalg.{what} takes square matrices",
+        raise ShapeError(f"np.linalg.{function} takes square matrices",
                          expected="last 2 dims of one extent", found=str(array.type))
-    return _numbers(what, array)
+    return _numbers(function, array)
 
 
-def _numbers(what: str, array: Array) -> Array:
+def _numbers(function: str, array: Array) -> Array:
     dtype = array.type.dtype
     if dtype.kind in "iub":
         return as_array(array, np.float64)
     if dtype.name not in LETTERS:
-        raise UnsupportedError(f"np.linalg.{what} of {dtype}",
+        raise UnsupportedError(f"np.linalg.{function} of {dtype}",
                                expected="float32, float64, complex64 or complex128",
                                found=str(dtype), remedy="x.astype(np.float32)")
     return array
 
 
-def emitted(what: Kind, *operands: Array) -> list[Array]:
+def emitted(kind: Kind, *operands: Array) -> list[Array]:
     """Return the results of an op."""
     context = operands[0].context
-    made = context.emit(what, [x.read() for x in operands])
-    return [wrap(context, v, scalar=not v.type.shape) for v in made]
+    results = context.emit(kind, [x.read() for x in operands])
+    return [wrap(context, v, scalar=not v.type.shape) for v in results]
 
 
 def _blocked(of: str, x: Array, *more: Any) -> Any:
-    """Return what the function for split matrices makes of x; None where x is gathered instead."""
+    """Return the result of the function for split matrices; None where the matrix is to be gathered
+    instead."""
     return BLOCKED[of](x, *more)
 
 
 def hold(info: Array, message: str, routine: str = "") -> None:
-    """End the run where a factorisation says that it failed; first, where LAPACK's routine, if it
-    is named, did not take what it was given."""
+    """End the run with `message` where `info` of a factorisation is not 0; before that, where it is
+    negative, which says that the named LAPACK routine refuses an argument."""
     context, value = info.context, info.read()
     zero = context.emit_one(Full(0, value.type.dtype, ()))
     if value.type.shape:
@@ -97,13 +98,13 @@ def hold(info: Array, message: str, routine: str = "") -> None:
         expect(context, holds, first, *where, *("\n" + text for text in more))
 
 
-def turned(x: Any) -> Any:
+def transposed(x: Any) -> Any:
     """Return x with every matrix transposed."""
     return shaping.swapaxes(x, -1, -2)
 
 
 def adjoint(x: Any) -> Array:
-    return products.conjugate(turned(x))
+    return products.conjugate(transposed(x))
 
 
 def spread(x: Array, lead: Sequence[Any], own: int) -> Array:
@@ -115,7 +116,7 @@ def spread(x: Array, lead: Sequence[Any], own: int) -> Array:
 
 @cache
 def _named(of: str) -> Any:
-    """Return NumPy's class of what a function of several results gives."""
+    """Return NumPy's named tuple for the results of a function: EighResult for "eigh"."""
     return type(getattr(np.linalg, of)(np.eye(1)))
 
 
@@ -128,10 +129,10 @@ def column(x: Any) -> Any:
 
 @derived(linear_back.cholesky)
 def cholesky(a: Any, /, *, upper: bool = False) -> Array:
-    """Return the factor of a matrix of which one triangle counts."""
+    """Return the Cholesky factor of a positive definite matrix, of which one triangle is read."""
     x = _matrix("cholesky", a, square=True)
-    if (made := _blocked("cholesky", x, upper)) is not None:
-        return as_array(made)
+    if (blocked := _blocked("cholesky", x, upper)) is not None:
+        return as_array(blocked)
     factor, info = emitted(Cholesky(upper), x)
     hold(info, "np.linalg.cholesky: the matrix is not positive definite\n"
          "  expected: one whose eigenvalues are all more than 0\n"
@@ -146,15 +147,16 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     if mode not in ("reduced", "complete", "r", "raw"):
         raise UnsupportedError(f"np.linalg.qr with mode={mode!r}",
                                expected='"reduced", "complete", "r" or "raw"')
-    if mode != "raw" and (made := _blocked("qr", x, mode)) is not None:
-        return made[1] if mode == "r" else _named("qr")(*made)
-    what = Qr("r" if mode == "raw" else mode)  # type: ignore[arg-type]
-    h, tau, info, *q = emitted(what, turned(x))
+    if mode != "raw" and (blocked := _blocked("qr", x, mode)) is not None:
+        return blocked[1] if mode == "r" else _named("qr")(*blocked)
+    kind = Qr("r" if mode == "raw" else mode)  # type: ignore[arg-type]
+    h, tau, info, *q = emitted(kind, transposed(x))
     hold(info, "", "geqrf or orgqr")
     if mode == "raw":
         return h, tau
-    r = shaping.triu(turned(h) if mode == "complete" else turned(h)[..., : tau.shape[-1], :])
-    return _named("qr")(turned(q[0]), r) if q else r
+    factor = transposed(h)
+    r = shaping.triu(factor if mode == "complete" else factor[..., : tau.shape[-1], :])
+    return _named("qr")(transposed(q[0]), r) if q else r
 
 
 def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True,
@@ -174,9 +176,9 @@ def _any_svd(a: Any, full_matrices: bool, compute_uv: bool) -> Any:
             return svd(tall[1], compute_uv=False)
         u, s, v = svd(tall[1])
         return _named("svd")(tall[0] @ u, s, v)
-    s, info, *vectors = emitted(Svd(kind), turned(x))
+    s, info, *vectors = emitted(Svd(kind), transposed(x))
     hold(info, _DIVERGED.format("svd"), "gesdd")
-    return _named("svd")(turned(vectors[0]), s, turned(vectors[1])) if vectors else s
+    return _named("svd")(transposed(vectors[0]), s, transposed(vectors[1])) if vectors else s
 
 
 def _hermitian_svd(a: Any, vectors: bool) -> Any:
@@ -194,13 +196,13 @@ def svdvals(x: Any, /) -> Any:
     return svd(x, compute_uv=False)
 
 
-def _eigh(what: str, a: Any, UPLO: str, vectors: bool) -> list[Array]:
+def _eigh(function: str, a: Any, UPLO: str, vectors: bool) -> list[Array]:
     if UPLO.upper() not in ("L", "U"):
         raise ShapeError("UPLO says which triangle counts", expected='"L" or "U"', found=repr(UPLO))
     triangle: Any = UPLO.upper()
-    w, info, *v = emitted(Eigh(triangle, vectors), turned(_matrix(what, a, square=True)))
-    hold(info, _DIVERGED.format(what), "syevd or heevd")
-    return [w, *map(turned, v)]
+    w, info, *v = emitted(Eigh(triangle, vectors), transposed(_matrix(function, a, square=True)))
+    hold(info, _DIVERGED.format(function), "syevd or heevd")
+    return [w, *map(transposed, v)]
 
 
 @derived(linear_back.eigh)
@@ -213,14 +215,14 @@ def eigvalsh(a: Any, UPLO: str = "L") -> Any:
     return _eigh("eigvalsh", a, UPLO, False)[0]
 
 
-def _eig(what: str, a: Any, vectors: bool) -> list[Array]:
-    x = _matrix(what, a, square=True)
+def _eig(function: str, a: Any, vectors: bool) -> list[Array]:
+    x = _matrix(function, a, square=True)
     finite = as_array(apply(np.isfinite, x)).read()
-    expect(x.context, finite, f"np.linalg.{what}: the matrix has infs or NaNs\n"
+    expect(x.context, finite, f"np.linalg.{function}: the matrix has infs or NaNs\n"
            "  expected: a matrix of finite numbers\n  try:      np.nan_to_num(a)")
-    w, info, *v = emitted(Eig(vectors), turned(x))
-    hold(info, _DIVERGED.format(what), "geev")
-    return [w, *map(turned, v)]
+    w, info, *v = emitted(Eig(vectors), transposed(x))
+    hold(info, _DIVERGED.format(function), "geev")
+    return [w, *map(transposed, v)]
 
 
 @derived(linear_back.eig)
@@ -235,33 +237,33 @@ def eigvals(a: Any) -> Any:
     return _eig("eigvals", a, False)[0]
 
 
-# ---- what is solved ------------------------------------------------------------------------------
+# ---- linear systems ------------------------------------------------------------------------------
 
 
 def _solved(x: Array, b: Array) -> tuple[Array, Array]:
     """Solve x for b, with broadcast leading dims; return the solutions, and 0 for each matrix that
     is not singular."""
     lead = broadcast_shapes([x.extents[:-2], b.extents[:-2]], "np.linalg.solve")
-    lu, pivots, info = emitted(Lu(), turned(x))
-    given = spread(lu, lead, 2), spread(pivots, lead, 1), spread(turned(b), lead, 2)
-    return turned(emitted(LuSolve(), *given)[0]), info
+    lu, pivots, info = emitted(Lu(), transposed(x))
+    operands = spread(lu, lead, 2), spread(pivots, lead, 1), spread(transposed(b), lead, 2)
+    return transposed(emitted(LuSolve(), *operands)[0]), info
 
 
-def _solution(what: str, x: Array, b: Array) -> Array:
-    if (split := _blocked("solve", x, what, b)) is not None:
+def _solution(function: str, x: Array, b: Array) -> Array:
+    if (split := _blocked("solve", x, function, b)) is not None:
         return as_array(split)
-    made, info = _solved(x, b)
-    hold(info, SINGULAR.format(what))
-    return made
+    solution, info = _solved(x, b)
+    hold(info, SINGULAR.format(function))
+    return solution
 
 
-def _pair(what: str, a: Any, b: Any) -> tuple[Array, Array]:
+def _pair(function: str, a: Any, b: Any) -> tuple[Array, Array]:
     """Return a square matrix, and what it is solved for, of one element type."""
-    x, y = _matrix(what, a, square=what == "solve"), as_array(b)
-    dtype = dtypes.numpy_dtype(result_type(x, _numbers(what, y)))
+    x, y = _matrix(function, a, square=function == "solve"), as_array(b)
+    dtype = dtypes.numpy_dtype(result_type(x, _numbers(function, y)))
     vector = y.ndim == 1
     if y.ndim == 0 or not same_extent(x.extents[-2], y.extents[-1 if vector else -2]):
-        raise ShapeError(f"np.linalg.{what}: a and b have unequal numbers of rows",
+        raise ShapeError(f"np.linalg.{function}: a and b have unequal numbers of rows",
                          expected=f"{x.extents[-2]} rows", found=str(y.type))
     return as_array(x, dtype), as_array(column(y) if vector else y, dtype)
 
@@ -270,8 +272,8 @@ def _pair(what: str, a: Any, b: Any) -> tuple[Array, Array]:
 def solve(a: Any, b: Any) -> Any:
     """Solve by elimination with partial pivoting."""
     x, y = _pair("solve", a, b)
-    made = _solution("solve", x, y)
-    return shaping.squeeze(made, -1) if as_array(b).ndim == 1 else made
+    solution = _solution("solve", x, y)
+    return shaping.squeeze(solution, -1) if as_array(b).ndim == 1 else solution
 
 
 def _inverse(x: Array) -> tuple[Array, Array]:
@@ -289,15 +291,15 @@ def tensorsolve(a: Any, b: Any, axes: Any = None) -> Any:
     for axis in axes or ():
         x = shaping.moveaxis(x, axis, -1)
     shape = x.shape[y.ndim :]
-    made = solve(shaping.reshape(x, (y.size, -1)), shaping.ravel(y))
-    return shaping.reshape(made, shape)
+    solution = solve(shaping.reshape(x, (y.size, -1)), shaping.ravel(y))
+    return shaping.reshape(solution, shape)
 
 
 def tensorinv(a: Any, ind: int = 2) -> Any:
     x = as_array(a)
     rows = int(np.prod([int(n) for n in x.shape[ind:]]))
-    made = inv(shaping.reshape(x, (rows, -1)))
-    return shaping.reshape(made, (*x.shape[ind:], *x.shape[:ind]))
+    inverse = inv(shaping.reshape(x, (rows, -1)))
+    return shaping.reshape(inverse, (*x.shape[ind:], *x.shape[:ind]))
 
 
 def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
@@ -316,12 +318,12 @@ def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
     least = _least(x) if rcond is None else rcond
     large = s > least * _largest(s)
     scaled = picking.where(large, 1 / picking.where(large, s, 1), 0)
-    made = adjoint(v) @ (column(scaled) * (adjoint(u) @ y))
-    squares = reducing.squares_of(y - x @ made)
+    solution = adjoint(v) @ (column(scaled) * (adjoint(u) @ y))
+    squares = reducing.squares_of(y - x @ solution)
     sums = reducing.sum_(squares, axis=0)
     vector = as_array(b).ndim == 1
     rank = reducing.count_nonzero(large).astype(np.int32)
-    return (shaping.squeeze(made, -1) if vector else made,
+    return (shaping.squeeze(solution, -1) if vector else solution,
             sums if expr.nonneg(m - n - 1) else np.empty(0, squares.dtype), rank, s)
 
 
@@ -332,7 +334,8 @@ def _largest(s: Array) -> Any:
 
 
 def _least(x: Array, of: Array | None = None) -> Any:
-    """Return what counts as 0 beside a singular value of 1: one rounding for each row or column."""
+    """Return up to which part of the largest singular value others count as 0: one rounding unit
+    for each row or column."""
     longest = expr.maximum(*(x if of is None else of).extents[-2:])
     eps = np.finfo(x.dtype).eps
     return eps * longest.value if longest.is_const else as_array(number(longest), x.dtype) * eps
@@ -350,15 +353,15 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = 0) -
     return adjoint(v) @ (column(scaled) * adjoint(u))
 
 
-# ---- numbers that say something of a matrix ------------------------------------------------------
+# ---- determinants, ranks and norms ---------------------------------------------------------------
 
 
 @derived(linear_back.slogdet)
 def slogdet(a: Any) -> Any:
     """Return the sign of the determinant and the logarithm of its size, by elimination."""
     x = _matrix("slogdet", a, square=True)
-    made = _blocked("slogdet", x)
-    return _named("slogdet")(*(made or pivots_product(*emitted(Lu(), turned(x)))))
+    blocked = _blocked("slogdet", x)
+    return _named("slogdet")(*(blocked or pivots_product(*emitted(Lu(), transposed(x)))))
 
 
 def pivots_product(lu: Array, pivots: Array, info: Array) -> tuple[Array, Array]:
@@ -453,16 +456,16 @@ def _matrix_norm(x: Array, size: Any, ord: Any, dims: Sequence[int], keepdims: b
     rows, columns = dims
     if ord in (2, -2, "nuc"):
         s = svdvals(shaping.moveaxis(x, (rows, columns), (-2, -1)))
-        made = reducing.sum_(s, axis=-1) if ord == "nuc" else s[..., 0 if ord == 2 else -1]
+        norms = reducing.sum_(s, axis=-1) if ord == "nuc" else s[..., 0 if ord == 2 else -1]
     elif ord in (1, -1, np.inf, -np.inf):
         summed, other = (rows, columns) if abs(ord) == 1 else (columns, rows)
         sums = reducing.sum_(size, axis=summed)
         most = _most if ord > 0 else reducing.min_
-        made = most(sums, axis=other - (other > summed))
+        norms = most(sums, axis=other - (other > summed))
     else:
         raise UnsupportedError(f"np.linalg.norm of matrices with ord={ord!r}",
                                expected='"fro", "nuc", 1, 2, np.inf, or minus a number')
-    return shaping.expand_dims(made, tuple(dims)) if keepdims else made
+    return shaping.expand_dims(norms, tuple(dims)) if keepdims else norms
 
 
 def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
@@ -473,8 +476,8 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
     rest = [d for d in range(array.ndim) if d not in dims]
     flat = shaping.reshape(shaping.transpose(array, (*dims, *rest)),
                            (-1, *(array.shape[d] for d in rest)))
-    made = norm(flat, ord, 0)
-    return shaping.expand_dims(made, dims) if keepdims else made
+    norms = norm(flat, ord, 0)
+    return shaping.expand_dims(norms, dims) if keepdims else norms
 
 
 def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
@@ -495,32 +498,36 @@ def matrix_power(a: Any, n: int) -> Any:
         x, n = inv(x), -n
     if n == 0:
         return spread(as_array(eye(x.shape[-1], dtype=x.dtype)), x.extents[:-2], 2)
-    made: Any = None
+    power: Any = None
     while n:
         if n % 2:
-            made = x if made is None else made @ x
+            power = x if power is None else power @ x
         n //= 2
         x = x @ x if n else x
-    return made
+    return power
 
 
 def multi_dot(arrays: Any, *, out: Any = None) -> Any:
     """Multiply in the order that multiplies least, if all extents are known while building."""
-    found = [as_array(x) for x in arrays]
-    if len(found) < 2:
-        raise ShapeError("np.linalg.multi_dot: expected at least two arrays", found=str(len(found)),
-                         expected="two or more", remedy="the array itself, if there is one")
-    chain = [shaping.expand_dims(found[0], 0) if found[0].ndim == 1 else found[0], *found[1:]]
+    operands = [as_array(x) for x in arrays]
+    if len(operands) < 2:
+        raise ShapeError("np.linalg.multi_dot: expected at least two arrays",
+                         expected="two or more", found=str(len(operands)),
+                         remedy="the array itself, if there is one")
+    first, *rest = operands
+    chain = [shaping.expand_dims(first, 0) if first.ndim == 1 else first, *rest]
     if chain[-1].ndim == 1:
         chain[-1] = column(chain[-1])
-    made = _ordered(chain)
-    if found[0].ndim == 1:
-        made = made[0]
-    made = made[..., 0] if found[-1].ndim == 1 else made
-    return store(made, out)
+    product = _ordered(chain)
+    if first.ndim == 1:
+        product = product[0]
+    product = product[..., 0] if operands[-1].ndim == 1 else product
+    return store(product, out)
 
 
 def _ordered(chain: Sequence[Array]) -> Any:
+    """Return the product of matrices in the order with the fewest multiplications: by dynamic
+    programming over the place at which a chain is divided."""
     sizes = [x.extents[0] for x in chain] + [chain[-1].extents[1]]
     known = [e.value if e.is_const else 1 for e in sizes]
 

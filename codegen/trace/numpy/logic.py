@@ -93,8 +93,8 @@ def truth(x: Any) -> Any:
     elements."""
     if not is_traced(x):
         return bool(x)
-    found = condition(x, "and, or, not")
-    return wrap(x.context, found, True) if isinstance(found, Value) else number(found, True)
+    holds = condition(x, "and, or, not")
+    return wrap(x.context, holds, True) if isinstance(holds, Value) else number(holds, True)
 
 
 def not_(x: Any) -> Any:
@@ -153,13 +153,13 @@ def ifexp(test: Any, then: _Later, other: _Later) -> Any:
     return captured_switch(condition(test, "if"), (other, then))
 
 
-def known(value: Any, what: str) -> Any:
+def known(value: Any, construct: str) -> Any:
     """Return a value that decides whether Python evaluates an operand that binds a name or
     waits."""
     if not is_traced(value):
         return value
     raise UnsupportedError(
-        f"`{what}` decides at run time whether a name is bound by :=, or an await is run",
+        f"`{construct}` decides at run time whether a name is bound by :=, or an await is run",
         expected="operands that bind nothing, or a condition known while building",
         found=str(value.type) if isinstance(value, Array) else repr(value),
         remedy="bind the name in a statement before, or nest: if a: y = f(x)",

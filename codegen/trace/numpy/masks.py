@@ -36,49 +36,49 @@ def masked(array: Array, key: Any) -> Chosen | None:
     if not any(is_mask(i) for i in (key if isinstance(key, tuple) else (key,))):
         return None
     raw, _ = subscripts.expand(array, key)
-    at = next(k for k, item in enumerate(raw) if is_mask(item))
-    mask: Array = raw[at]
+    position = next(k for k, item in enumerate(raw) if is_mask(item))
+    mask: Array = raw[position]
     integers = [k for k, item in enumerate(raw) if subscripts.is_whole(item)]
-    joined = sorted([at, *integers])  # NumPy moves the chosen ones first where they stand apart
+    joined = sorted([position, *integers])  # not side by side: NumPy moves the chosen dims first
     others = [i for k, i in enumerate(raw) if k not in joined]
     together = joined[-1] - joined[0] == len(joined) - 1
     if not mask.ndim or not together or not all(i is None or isinstance(i, slice) for i in others):
         raise refused("x[...] with integers and slices first, then [mask]")
-    first = sum(subscripts.consumes(i) for i in raw[:at])
+    first = sum(subscripts.consumes(i) for i in raw[:position])
     have = array.extents[first : first + mask.ndim]
     if not all(map(elementwise.same_extent, mask.extents, have)):
         raise ShapeError("a boolean index does not match the array",
                          expected=f"a mask of shape {elementwise.shape_text(have)}",
                          found=elementwise.shape_text(mask.extents))
-    whole = (*raw[:at], *[slice(None)] * mask.ndim, *raw[at + 1 :])
+    whole = (*raw[:position], *[slice(None)] * mask.ndim, *raw[position + 1 :])
     shown = subscripts.basic_view(array, subscripts.parse(array, whole)[0])
     mask = wrap(mask.context, mask.read(), scalar=False)  # as it is now
-    return Chosen(shown, mask, sum(k not in integers for k in range(at)))
+    return Chosen(shown, mask, sum(k not in integers for k in range(position)))
 
 
 # ---- what is chosen ----------------------------------------------------------------------------
 
 
 class Chosen(NDArrayOperatorsMixin):
-    """The elements of `whole` for which `mask` holds; the mask's first dim is dim `at` of
-    `whole`."""
+    """The elements of `whole` for which `mask` holds; the mask's first dim is dim
+    `mask_dim` of `whole`."""
 
-    def __init__(self, whole: Array, mask: Array, at: int) -> None:
+    def __init__(self, whole: Array, mask: Array, mask_dim: int) -> None:
         self.whole = whole
         self.mask = mask
-        self.at = at
+        self.mask_dim = mask_dim
 
     @property
     def wide(self) -> Array:
         """The mask, so that it broadcasts to `whole`."""
-        rest = self.whole.ndim - self.at - self.mask.ndim
-        made: Array = self.mask.reshape((*self.mask.shape, *[1] * rest))
-        return made
+        rest = self.whole.ndim - self.mask_dim - self.mask.ndim
+        broadcastable: Array = self.mask.reshape((*self.mask.shape, *[1] * rest))
+        return broadcastable
 
     def fits(self, other: Chosen) -> bool:
-        """Return whether both choose the same elements, for all that is known while building."""
+        """Return whether both surely choose the same elements."""
         same = _same_value(self.mask.context, self.mask.read(), other.mask.read())
-        return same and (self.at, self.ndim) == (other.at, other.ndim)
+        return same and (self.mask_dim, self.ndim) == (other.mask_dim, other.ndim)
 
     def operand(self, x: Any) -> Any:
         """Return x as an operand beside `whole`."""
@@ -93,7 +93,7 @@ class Chosen(NDArrayOperatorsMixin):
             return x.whole
         x = elementwise.normal(x)
         shape = elementwise.extents_of(x)
-        place = self.whole.ndim - self.at - self.mask.ndim  # dims behind the chosen ones
+        place = self.whole.ndim - self.mask_dim - self.mask.ndim  # dims behind the chosen ones
         if len(shape) <= place:
             return x
         if shape[-1 - place] != 1:
@@ -109,7 +109,7 @@ class Chosen(NDArrayOperatorsMixin):
         return x.reshape((*x.shape[:kept], *[1] * self.mask.ndim, *x.shape[kept + 1 :]))
 
     def like(self, whole: Any) -> Chosen:
-        return Chosen(as_array(whole), self.mask, self.at)
+        return Chosen(as_array(whole), self.mask, self.mask_dim)
 
     def write(self, value: Any) -> None:
         """Store in the chosen elements."""
@@ -132,9 +132,9 @@ class Chosen(NDArrayOperatorsMixin):
         first = next(x for x in inputs if isinstance(x, Chosen))
         operands = [first.operand(x) for x in inputs]
         if out is None:
-            made = elementwise.apply(ufunc, *operands)
-            several = isinstance(made, tuple)
-            return tuple(map(first.like, made)) if several else first.like(made)
+            result = elementwise.apply(ufunc, *operands)
+            several = isinstance(result, tuple)
+            return tuple(map(first.like, result)) if several else first.like(result)
         if not isinstance(out[0], Chosen):
             raise self.refused()
         elementwise.apply(ufunc, *operands, out=first.operand(out[0]))
@@ -164,7 +164,7 @@ class Chosen(NDArrayOperatorsMixin):
 
     def copy(self) -> Chosen:
         """Return a copy of the chosen elements, as x[mask] is one in NumPy."""
-        return Chosen(self.whole.copy(), self.mask, self.at)
+        return Chosen(self.whole.copy(), self.mask, self.mask_dim)
 
     @property
     def dtype(self) -> Any:
@@ -184,7 +184,8 @@ class Chosen(NDArrayOperatorsMixin):
     def shape(self) -> tuple[Any, ...]:
         """The extents; that of the chosen dim is known at run time."""
         extents = self.whole.shape
-        return (*extents[: self.at], _count(self.mask), *extents[self.at + self.mask.ndim :])
+        end = self.mask_dim + self.mask.ndim
+        return (*extents[: self.mask_dim], _count(self.mask), *extents[end:])
 
     @property
     def real(self) -> Chosen:
@@ -200,9 +201,9 @@ class Chosen(NDArrayOperatorsMixin):
 
     def refused_output(self) -> UnsupportedError:
         """Return the error of a program that returns what is chosen."""
-        whole = self.at == 0 and self.mask.ndim == self.whole.ndim
+        whole = self.mask_dim == 0 and self.mask.ndim == self.whole.ndim
         sized = ("extract(mask, x, size=n)" if whole else
-                 f"compress(mask, x, axis={self.at}, size=n)" if self.mask.ndim == 1 else "")
+                 f"compress(mask, x, axis={self.mask_dim}, size=n)" if self.mask.ndim == 1 else "")
         remedy = f"{_SIZED.format(sized)}; or " if sized else ""
         return _no_output("x[mask]", remedy + "return np.where(mask, x, other), and the mask as "
                           "another output")
@@ -225,7 +226,7 @@ class MaskPlaces(Chosen):
     def __init__(
         self, mask: Array, dim: int | None, indices: Callable[[], Array], name: str
     ) -> None:
-        self.mask, self.at, self.dim = mask, 0, dim
+        self.mask, self.mask_dim, self.dim = mask, 0, dim
         self._indices, self._name = indices, name
 
     @property
@@ -305,12 +306,12 @@ def reduced(name: str, chosen: Any, axis: Any = None, *args: Any, **options: Any
         options.pop("keepdims")
     dims: Any = None
     if axis is not None:
-        given = reducing.dims_of(axis, chosen.ndim, f"np.{name}")
-        if chosen.at not in given or "keepdims" in options:
+        axes = reducing.dims_of(axis, chosen.ndim, f"np.{name}")
+        if chosen.mask_dim not in axes or "keepdims" in options:
             raise refused()
         more = chosen.mask.ndim - 1
-        dims = [d if d < chosen.at else d + more for d in given if d != chosen.at]
-        dims = (*dims, *range(chosen.at, chosen.at + more + 1))
+        dims = [d if d < chosen.mask_dim else d + more for d in axes if d != chosen.mask_dim]
+        dims = (*dims, *range(chosen.mask_dim, chosen.mask_dim + more + 1))
     if name in ("max", "min", "amax", "amin") and options.get("initial") is None:
         raise refused(f"np.{name}(x, where=mask, initial=v): v is the result where nothing is "
                       "chosen, which is an error in NumPy")
@@ -321,18 +322,18 @@ def reduced(name: str, chosen: Any, axis: Any = None, *args: Any, **options: Any
 
 
 def _same_value(context: Context, a: Value, b: Value) -> bool:
-    """Return whether two values are computed alike from the same values."""
+    """Return whether two values are computed by equal ops from the same values."""
     if a is b:
         return True
-    made = {v: op for block in context.blocks for op in block.ops for v in op.results}
+    producers = {v: op for block in context.blocks for op in block.ops for v in op.results}
     known: dict[tuple[Value, Value], bool] = {}
 
     def same(x: Value, y: Value) -> bool:
         if x is y:
             return True
         if (x, y) not in known:
-            p, q = made.get(x), made.get(y)
-            known[x, y] = p is not None and q is not None and _alike(p, q) and (
+            p, q = producers.get(x), producers.get(y)
+            known[x, y] = p is not None and q is not None and _same_op(p, q) and (
                 p.results.index(x) == q.results.index(y)
             ) and all(map(same, p.operands, q.operands))
         return known[x, y]
@@ -340,7 +341,7 @@ def _same_value(context: Context, a: Value, b: Value) -> bool:
     return same(a, b)
 
 
-def _alike(p: Op, q: Op) -> bool:
-    """Return whether two ops do the same with their operands."""
+def _same_op(p: Op, q: Op) -> bool:
+    """Return whether two ops have equal kinds, as many operands, and no regions."""
     simple = not p.regions and not q.regions and len(p.operands) == len(q.operands)
     return simple and p.what == q.what

@@ -42,11 +42,11 @@ def _table() -> dict[int, Callable[..., Any]]:
     """Return the replacements by the id of math's functions: what is called need not be
     hashable."""
     return {
-        id(f): _knowing(f) for name, f in vars(math).items() if callable(f) and name[0] != "_"
+        id(f): _for_traced(f) for name, f in vars(math).items() if callable(f) and name[0] != "_"
     }
 
 
-def _knowing(function: Callable[..., Any]) -> Callable[..., Any]:
+def _for_traced(function: Callable[..., Any]) -> Callable[..., Any]:
     name = function.__name__
 
     def call(*args: Any, **options: Any) -> Any:
@@ -58,8 +58,8 @@ def _knowing(function: Callable[..., Any]) -> Callable[..., Any]:
         if ours is None:
             raise unsupported(f"math.{name} of a number of the program",
                               _REMEDIES.get(name, "@spmd.kernel, which may call it"))
-        made = ours(*args, **options)
-        return tuple(map(_weak, made)) if isinstance(made, tuple) else _weak(made)
+        result = ours(*args, **options)
+        return tuple(map(_weak, result)) if isinstance(result, tuple) else _weak(result)
 
     return call
 
@@ -89,8 +89,8 @@ def _ours(name: str) -> Callable[..., Any] | None:
 
 
 def _log(x: Any, base: Any = None) -> Any:
-    made = apply(np.log, _real(x))
-    return made if base is None else made / apply(np.log, _real(base))
+    logarithm = apply(np.log, _real(x))
+    return logarithm if base is None else logarithm / apply(np.log, _real(base))
 
 
 def _hypot(*parts: Any) -> Any:
@@ -115,9 +115,9 @@ def _remainder(x: Any, y: Any) -> Any:
     rest = apply(np.fmod, a, b)
     over = b - rest
     tie = rest - 2.0 * apply(np.fmod, 0.5 * (a - rest), b)
-    made = select(rest < over, rest, select(rest > over, -over, tie))
-    made = apply(np.copysign, 1.0, _real(x)) * made
-    return select(apply(np.isinf, b) & apply(np.isfinite, a), _real(x), made)
+    remainder = select(rest < over, rest, select(rest > over, -over, tie))
+    remainder = apply(np.copysign, 1.0, _real(x)) * remainder
+    return select(apply(np.isinf, b) & apply(np.isfinite, a), _real(x), remainder)
 
 
 def _whole(ufunc: np.ufunc) -> Callable[[Any], Any]:
@@ -168,7 +168,7 @@ def rounded(x: Array, digits: Any) -> Any:
     if x.ndim:
         raise unsupported("round() of an array", "np.round(x, digits)")
     if digits is not None:
-        made = round_(x, digits)
-        made.weak = x.weak
-        return made
+        result = round_(x, digits)
+        result.weak = x.weak
+        return result
     return _weak(apply(np.rint, _real(x)).astype(np.int64))

@@ -15,22 +15,22 @@ from codegen.trace.array import Array
 from codegen.trace.control.regions import link
 
 
-def is_turned(x: Any) -> bool:
+def may_be_transposed(x: Any) -> bool:
     """Return whether NumPy's array may lie in memory in another order than row by row."""
     if not isinstance(x, Array) or x.ndim < 2:
         return False
-    return x.storage.turned or any(isinstance(step, Transpose) for step in x.seen)
+    return x.storage.transposed or any(isinstance(step, Transpose) for step in x.seen)
 
 
-def kept(result: Any, *operands: Any) -> Any:
-    """Return the result of element-wise work, or a copy with order="K": it lies as its operands
-    do."""
-    if isinstance(result, Array) and any(is_turned(x) for x in operands):
-        result.storage.turned = True
+def with_order_of(result: Any, *operands: Any) -> Any:
+    """Return the result of an element-wise function, or a copy with order="K", marked as maybe
+    transposed where an operand may be."""
+    if isinstance(result, Array) and any(may_be_transposed(x) for x in operands):
+        result.storage.transposed = True
     return result
 
 
-def apart(array: Array, reshaped: Array) -> Array:
+def linked_copy(array: Array, reshaped: Array) -> Array:
     """Return a reshaped copy that may be a view in NumPy: a write to one ends the other."""
     link(array.storage, reshaped.storage, "transpose", user_place())
     return reshaped

@@ -22,15 +22,17 @@ from codegen.trace.control.letting import as_symbol
 from codegen.trace.number import expr_of
 from codegen.trace.numpy import joining, picking, shaping
 from codegen.trace.numpy.elementwise import apply, select
-from codegen.trace.numpy.order_keys import filled, keys_of, made, order_by, split_over
+from codegen.trace.numpy.order_keys import axes_of_dim, emit_op, keys_of, order_by, padded_rows
 from codegen.trace.ranks import communicate, mapping
 
-_LAST = 2**63 - 1  # the place of what fills blocks up: behind all others
+_LAST = 2**63 - 1  # place of the padding of a block, which sorts behind all elements
 
 
-def over_ranks(array: Array, d: int, axes: tuple[str, ...], signed: bool | None) -> list[Array]:
-    """Return the keys sorted along a split dim, and unless signed is None the places that they had;
-    if it is true, twice the place, and 1 more for an element with a sign."""
+def sort_over_ranks(
+    array: Array, d: int, axes: tuple[str, ...], signed: bool | None,
+) -> list[Array]:
+    """Return the keys sorted along a split dim. Unless `signed` is None, return their places before
+    sorting too: p; if `signed` is true, 2 p, and 2 p + 1 for a negative element."""
     context = array.context
     mesh, n = context.mesh, array.extents[d]
     size = mesh.size(axes)
@@ -41,30 +43,31 @@ def over_ranks(array: Array, d: int, axes: tuple[str, ...], signed: bool | None)
 
     def blocks(part: Array) -> Any:
         mine = shaping.moveaxis(part, d, -1)
-        block = filled(keys_of(mine, signed is not None), most)
+        block = padded_rows(keys_of(mine, signed is not None), most)
         if signed is None:
-            rows = [made(block, Sort(dim=block.ndim - 1))]
+            rows = [emit_op(block, Sort(dim=block.ndim - 1))]
         else:
-            order = made(block, ArgSort(dim=block.ndim - 1))
+            order = emit_op(block, ArgSort(dim=block.ndim - 1))
             place = order + number(begin)
             if signed:
-                signs = filled(as_array(keys_of(mine) < 0, dtypes.INT64), most)
+                signs = padded_rows(as_array(keys_of(mine) < 0, dtypes.INT64), most)
                 place = 2 * place + picking.take_along_axis(signs, order, -1)
             there = apply(np.less, order, part.shape[d])
             place = as_array(select(there, place, _LAST))
             rows = [picking.take_along_axis(block, order, -1), place]
-        merged = tuple(shaping.moveaxis(x, -1, d) for x in _merged(axes, rows, Merge()))
+        merged = tuple(shaping.moveaxis(x, -1, d) for x in _merge_blocks(axes, rows, Merge()))
         return merged if len(merged) > 1 else merged[0]
 
     blocks.__name__ = "sorted"
     spec = as_written(layout)
-    found = mapping.call(context, blocks, (array,), {}, None, None,
+    results = mapping.call(context, blocks, (array,), {}, None, None,
                          spec if signed is None else (spec, spec))
     whole = (slice(None),) * d
-    return [x[(*whole, slice(0, number(n)))] for x in (found if signed is not None else (found,))]
+    arrays = results if signed is not None else (results,)
+    return [x[(*whole, slice(0, number(n)))] for x in arrays]
 
 
-def by_tuples(
+def lexsort_over_ranks(
     keys: list[Array], d: int, axes: tuple[str, ...], carried: Sequence[Array] = (),
 ) -> list[Array]:
     """Return the places of elements sorted along a split dim, by the first key, then by the next;
@@ -73,50 +76,51 @@ def by_tuples(
     mesh, n = context.mesh, keys[0].extents[d]
     size = mesh.size(axes)
     most = expr.floordiv(n + size - 1, size)
-    split = next(x for x in keys if split_over(x, d) == axes).read().type.layout
+    split = next(x for x in keys if axes_of_dim(x, d) == axes).read().type.layout
     assert split is not None
 
     def blocks(*parts: Array) -> Any:
-        rows = [filled(as_array(shaping.moveaxis(p, d, -1), dtypes.INT64), most) for p in parts]
+        rows = [padded_rows(as_array(shaping.moveaxis(p, d, -1), dtypes.INT64), most)
+                for p in parts]
         order = order_by(rows[: len(keys)][::-1], rows[0].ndim - 1)
         there = apply(np.less, order, parts[0].shape[d])
         place = select(there, order + number(local_offset(mesh, n, axes)), _LAST)
         column = [picking.take_along_axis(row, order, -1) for row in rows]
         column.insert(len(keys), as_array(place))
-        (merged,) = _merged(axes, [joining.stack(column, -2)], Merge(tuples=True))
+        (merged,) = _merge_blocks(axes, [joining.stack(column, -2)], Merge(tuples=True))
         return tuple(shaping.moveaxis(merged[..., k, :], -1, d)
                      for k in range(len(keys), len(column)))
 
     spec = as_written(split)
-    given = (*keys, *carried)
-    found = mapping.call(context, blocks, given, {}, None, (spec,) * len(given),
+    operands = (*keys, *carried)
+    results = mapping.call(context, blocks, operands, {}, None, (spec,) * len(operands),
                          (spec,) * (1 + len(carried)))
     whole = (slice(None),) * d
-    return [x[(*whole, slice(0, number(n)))] for x in found]
+    return [x[(*whole, slice(0, number(n)))] for x in results]
 
 
-def _merged(axes: tuple[str, ...], rows: list[Array], what: Merge) -> list[Array]:
+def _merge_blocks(axes: tuple[str, ...], rows: list[Array], kind: Merge) -> list[Array]:
     """Turn blocks of one length, sorted on each rank, into blocks that are sorted from rank to
     rank."""
     context = rows[0].context
     mesh, n = context.mesh, context.mesh.size(axes)
     p = communicate.member_of(context, axes)
-    at = expr.symbol(p)
+    position = expr.symbol(p)
 
     def exchanged(rows: Sequence[Array], to: Expr, sends: Expr) -> list[Array]:
         """Merge the blocks of two partners: the one that stands first keeps the first half of
         both."""
         theirs = communicate.send_by(context, axes, p, to, sends, rows)
-        side = (sends * (1 + expr.lt(to, at))).subst({p: mesh.position(axes)})
+        side = (sends * (1 + expr.lt(to, position))).subst({p: mesh.position(axes)})
         values = [x.read() for pair in zip(rows, theirs, strict=True) for x in pair]
         values.append(as_value(context, number(side), dtypes.INT64))
-        return [wrap(context, v, scalar=False) for v in context.emit(what, values)]
+        return [wrap(context, v, scalar=False) for v in context.emit(kind, values)]
 
     def swapped(distance: Expr, down: int) -> Expr:
-        """Return the position of the partner at a distance: the one above or, if there is an odd
-        number of times the distance before a member, below; down 1: the other way round."""
-        odd = expr.eq(expr.mod(expr.floordiv(at, distance), expr.const(2)), 1)
-        return at + distance * ((1 - 2 * odd) * (1 - 2 * down))
+        """Return the position of the partner at a distance: above this member where its position
+        // distance is even, else below; with down=1, the other way round."""
+        odd = expr.eq(expr.mod(expr.floordiv(position, distance), expr.const(2)), 1)
+        return position + distance * ((1 - 2 * odd) * (1 - 2 * down))
 
     def stage(state: Any) -> Any:
         rows, length = state
@@ -127,19 +131,20 @@ def _merged(axes: tuple[str, ...], rows: list[Array], what: Merge) -> list[Array
         def finer(state: Any) -> Any:
             rows, distance = state
             to = swapped(_symbol(apply(np.maximum, distance, 1)), 1)
-            together = expr.eq(expr.floordiv(to, 2 * half), expr.floordiv(at, 2 * half))
+            together = expr.eq(expr.floordiv(to, 2 * half), expr.floordiv(position, 2 * half))
             sends = expr.ge0(to) * expr.lt(to, n) * together
             return exchanged(rows, to, sends), distance // 2
 
         rows, _ = while_loop(lambda state: state[1] > 0, finer, (rows, length // 2))
         return rows, length * 2
 
-    one = as_array(1, dtypes.INT64)
-    merged, _ = while_loop(lambda state: state[1] < number(n), stage, (rows, one))
+    first_length = as_array(1, dtypes.INT64)
+    merged, _ = while_loop(lambda state: state[1] < number(n), stage, (rows, first_length))
     return list(merged)
 
 
 def _symbol(x: Any) -> Expr:
-    found = expr_of(as_symbol(x))
-    assert found is not None
-    return found
+    """Return an integer that the run computes as a formula: a symbol that stands for it."""
+    formula = expr_of(as_symbol(x))
+    assert formula is not None
+    return formula

@@ -28,7 +28,7 @@ from codegen.trace.numpy.shaping import broadcast_to, expand_dims, flip, moveaxi
 
 
 def pad(x: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> Array:
-    """Pad by all of NumPy's modes but a function of yours."""
+    """Pad as np.pad, in all its modes but a function that the caller writes."""
     array = as_array(x)
     if isinstance(pad_width, (Number, Array)):
         pad_width = ((pad_width, pad_width),) * array.ndim
@@ -137,12 +137,12 @@ def _pad_constant(array: Array, widths: Any, values: Any) -> Array:
     return wrap(context, value, scalar=False)
 
 
-def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str, turned: Any) -> Array:
+def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str, reflect_type: Any) -> Array:
     at_least(1, array.extents[d], f"np.pad with mode={mode!r}")
     n = array.shape[d]
     most = array.extents[d] - (1 if mode == "reflect" else 0)
     if mode != "edge" and not all(expr.nonneg(most - extent(w)) for w in (before, after)):
-        return _pad_again(array, d, before, after, mode, turned)
+        return _pad_repeatedly(array, d, before, after, mode, reflect_type)
 
     def part(start: Any, stop: Any) -> Array:
         return along(array, d, slice(start, stop))
@@ -158,14 +158,16 @@ def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str, turned: 
         skipped = 1 if mode == "reflect" else 0  # the elements at the ends
         left = flip(part(skipped, before + skipped), d)
         right = flip(part(n - skipped - after, n - skipped), d)
-        if turned == "odd":
+        if reflect_type == "odd":
             odd = part(0, 1) * 2 - left, part(n - 1, n) * 2 - right
             left, right = (as_array(x, array.type.dtype) for x in odd)  # bools stay bools
     return concatenate([left, array, right], d)
 
 
-def _pad_again(array: Array, d: int, before: Any, after: Any, mode: str, turned: Any) -> Array:
-    """Pad an array by more than it is long: its elements come several times."""
+def _pad_repeatedly(
+    array: Array, d: int, before: Any, after: Any, mode: str, reflect_type: Any
+) -> Array:
+    """Pad an array by more elements than it has: they are repeated."""
     sizes = (array.extents[d], extent(before), extent(after))
     if not all(e.is_const for e in sizes):
         raise unsupported(
@@ -173,23 +175,24 @@ def _pad_again(array: Array, d: int, before: Any, after: Any, mode: str, turned:
             f"spmd.require(...) that the widths are at most the extent {shape_text(sizes[:1])}",
         )
     n, left, right = (e.value for e in sizes)
-    made: Any = np.pad
-    repeated = along(array, d, made(np.arange(n), (left, right), mode))
-    if turned != "odd":
+    numpy_pad: Any = np.pad
+    repeated = along(array, d, numpy_pad(np.arange(n), (left, right), mode))
+    if reflect_type != "odd":
         return repeated
     # Each element is one of the array or its negative, plus multiples of the two at the ends.
     line, shape = np.arange(n), (-1, *[1] * (array.ndim - 1 - d))
     kind = array.type.dtype
 
     def times(of: Any, x: Array) -> Array:
-        factors = made(of.astype(np.int64), (left, right), mode, reflect_type="odd").reshape(shape)
+        factors = numpy_pad(of.astype(np.int64), (left, right), mode, reflect_type="odd")
+        factors = factors.reshape(shape)
         return select(factors == 0, zeros((), kind), x * factors.astype(numpy_dtype(kind)))
 
-    made_of = times((line > 0) & (line < n - 1), repeated)
+    padded = times((line > 0) & (line < n - 1), repeated)
     ends = [(line == 0, slice(0, 1)), ((line == n - 1) & (n > 1), slice(n - 1, n))]
     for is_end, part in ends:
-        made_of = made_of + times(is_end, along(array, d, part))
-    return made_of
+        padded = padded + times(is_end, along(array, d, part))
+    return padded
 
 
 # ---- insert, delete ------------------------------------------------------------------------------
@@ -197,47 +200,47 @@ def _pad_again(array: Array, d: int, before: Any, after: Any, mode: str, turned:
 _PIECES = 32  # more of them are taken by an index array
 
 
-def _places(what: str, x: Any, at: Any, axis: Any, most: int) -> tuple[Array, int, Any]:
+def _places(function: str, x: Any, obj: Any, axis: Any, most: int) -> tuple[Array, int, Any]:
     """Return the array, the dim, and places along it as NumPy's integers, which are not negative.
     most: how far one may lie behind the end."""
     array = as_array(x) if axis is not None else ravel(x)
-    if is_traced(at) or isinstance(at, (list, tuple)) and any(map(is_traced, at)):
-        raise unsupported(f"{what} at places that depend on data", "np.where, or x[at] = v")
-    d = dim_of(axis or 0, array.ndim, what)
-    if isinstance(at, (int, np.integer)) and not array.extents[d].is_const:
-        return array, d, np.asarray(at)
-    n = constant(array.extents[d], what, "slices and np.concatenate")
-    at = known.plain(at)
-    if isinstance(at, slice):
-        return array, d, np.arange(n)[at]
-    found = np.asarray(at)
-    if found.dtype == bool:
-        found = np.flatnonzero(found)
-    elif found.size == 0:
-        found = found.astype(int)
-    wrong = found[(found < -n) | (found >= n + most)]
+    if is_traced(obj) or isinstance(obj, (list, tuple)) and any(map(is_traced, obj)):
+        raise unsupported(f"{function} at places that depend on data", "np.where, or x[at] = v")
+    d = dim_of(axis or 0, array.ndim, function)
+    if isinstance(obj, (int, np.integer)) and not array.extents[d].is_const:
+        return array, d, np.asarray(obj)
+    n = constant(array.extents[d], function, "slices and np.concatenate")
+    obj = known.plain(obj)
+    if isinstance(obj, slice):
+        return array, d, np.arange(n)[obj]
+    indices = np.asarray(obj)
+    if indices.dtype == bool:
+        indices = np.flatnonzero(indices)
+    elif indices.size == 0:
+        indices = indices.astype(int)
+    wrong = indices[(indices < -n) | (indices >= n + most)]
     if wrong.size:
-        raise ShapeError(f"{what}: {wrong.flat[0]} is out of bounds",
-                         expected=f"{-n} to {n + most - 1}", found=str(at))
-    return array, d, np.where(found < 0, found + n, found)
+        raise ShapeError(f"{function}: {wrong.flat[0]} is out of bounds",
+                         expected=f"{-n} to {n + most - 1}", found=str(obj))
+    return array, d, np.where(indices < 0, indices + n, indices)
 
 
-def insert(x: Any, at: Any, values: Any, axis: Any = None) -> Any:
-    array, d, at = _places("np.insert", x, at, axis, 1)
+def insert(x: Any, obj: Any, values: Any, axis: Any = None) -> Any:
+    array, d, places = _places("np.insert", x, obj, axis, 1)
     part = as_array(values, array.type.dtype)
     missing = array.ndim - part.ndim
     part = expand_dims(part, tuple(range(missing))) if missing > 0 else part
-    if at.ndim == 0:
+    if places.ndim == 0:
         part = moveaxis(part, 0, d)
-    single = at.size == 1
-    count = part.shape[d] if single else at.size
+    single = places.size == 1
+    count = part.shape[d] if single else places.size
     part = broadcast_to(part, (*array.shape[:d], count, *array.shape[d + 1 :]))
     if single:
-        k = int(at.flat[0])
+        k = int(places.flat[0])
         return concatenate([along(array, d, slice(None, k)), part, along(array, d, slice(k, None))],
                            d)
-    order = np.argsort(at, kind="stable")
-    cuts = [0, *at[order].tolist(), None]
+    order = np.argsort(places, kind="stable")
+    cuts = [0, *places[order].tolist(), None]
     if len(order) <= _PIECES:
         pieces = [along(array, d, slice(cuts[0], cuts[1]))]
         for k, (start, stop) in enumerate(zip(cuts[1:], cuts[2:])):
@@ -245,18 +248,18 @@ def insert(x: Any, at: Any, values: Any, axis: Any = None) -> Any:
             pieces += [along(part, d, slice(row, row + 1)), along(array, d, slice(start, stop))]
         return concatenate(pieces, d)
     n = constant(array.extents[d], "np.insert", "")
-    where = np.insert(np.arange(n), at, n + np.arange(len(at)))
+    where = np.insert(np.arange(n), places, n + np.arange(len(places)))
     return along(concatenate([array, part], d), d, where)
 
 
-def delete(x: Any, at: Any, axis: Any = None) -> Any:
-    array, d, at = _places("np.delete", x, at, axis, 0)
-    if at.ndim == 0:
-        k = int(at)
+def delete(x: Any, obj: Any, axis: Any = None) -> Any:
+    array, d, places = _places("np.delete", x, obj, axis, 0)
+    if places.ndim == 0:
+        k = int(places)
         rest = [] if k == -1 else [along(array, d, slice(k + 1, None))]
         return concatenate([along(array, d, slice(None, k)), *rest], d)
     n = constant(array.extents[d], "np.delete", "")
-    kept = np.delete(np.arange(n), at)
+    kept = np.delete(np.arange(n), places)
     ends = np.flatnonzero(np.diff(kept) != 1) + 1
     if len(ends) >= _PIECES:
         return along(array, d, kept)

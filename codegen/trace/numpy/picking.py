@@ -93,21 +93,21 @@ def select_(conditions: Any, choices: Any, default: Any = 0) -> Array:
 def piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **options: Any) -> Any:
     """Apply functions to those elements for which a condition holds, each in its place."""
     array = shaping.atleast_1d(x)
-    given = condlist if isinstance(condlist, (list, tuple)) else list(
+    conditions = condlist if isinstance(condlist, (list, tuple)) else list(
         [condlist] if as_array(condlist).ndim < 2 else condlist)
-    if as_array(x).ndim and not as_array(given[0]).ndim:
-        given = [condlist]
-    masks = [as_array(c, dtypes.BOOL).reshape(array.shape) for c in given]
+    if as_array(x).ndim and not as_array(conditions[0]).ndim:
+        conditions = [condlist]
+    masks = [as_array(c, dtypes.BOOL).reshape(array.shape) for c in conditions]
     if len(funclist) == len(masks) + 1:
         masks.append(apply(np.logical_not, reduce(lambda p, q: p | q, masks)))
     if len(funclist) != len(masks):
         raise ShapeError("np.piecewise: with as many conditions as there are, as many functions, "
                          "or one more, are expected", expected=f"{len(masks)} functions",
                          found=str(len(funclist)))
-    made = zeros_like(array)
+    result = zeros_like(array)
     for mask, f in zip(masks, funclist):
-        made[mask] = f(array[mask], *args, **options) if callable(f) else f
-    return made.reshape(as_array(x).shape)
+        result[mask] = f(array[mask], *args, **options) if callable(f) else f
+    return result.reshape(as_array(x).shape)
 
 
 def clip(x: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: Any = None,
@@ -154,34 +154,34 @@ def _by_mode(indices: Any, count: Any, mode: str) -> Any:
 
 def take_along_axis(x: Any, indices: Any, axis: Any = -1) -> Array:
     """Take x at one index per place along a dim."""
-    array, at = as_array(x), as_array(indices, dtypes.INT64)
+    array, positions = as_array(x), as_array(indices, dtypes.INT64)
     if axis is None:
         array, axis = shaping.ravel(array), 0
     d = dim_of(axis, array.ndim, "np.take_along_axis")
-    plan = _along(array, at, d)
+    plan = _along(array, positions, d)
     return wrap(array.context, plan.read(array), scalar=False)
 
 
 def put_along_axis(x: Any, indices: Any, values: Any, axis: Any) -> None:
-    array, at = as_array(x), as_array(indices, dtypes.INT64)
+    array, positions = as_array(x), as_array(indices, dtypes.INT64)
     d = dim_of(axis, array.ndim, "np.put_along_axis")
-    _along(array, at, d).write(array, values, "set")
+    _along(array, positions, d).write(array, values, "set")
 
 
-def _along(array: Array, at: Array, d: int) -> Gather:
-    if at.ndim != array.ndim:
+def _along(array: Array, indices: Array, d: int) -> Gather:
+    if indices.ndim != array.ndim:
         raise ShapeError("`indices` and `arr` must have the same number of dimensions",
-                         expected=f"{array.ndim} dims", found=f"{at.ndim}")
+                         expected=f"{array.ndim} dims", found=f"{indices.ndim}")
     # Dims beyond those along which the indices differ are read as they lie, split or not.
-    differ = [d, *(k for k in range(array.ndim) if at.extents[k] != 1)]
+    differ = [d, *(k for k in range(array.ndim) if indices.extents[k] != 1)]
     dims = range(min(differ), max(differ) + 1)
-    at = shaping.reshape(at, tuple(at.shape[k] for k in dims))
+    indices = shaping.reshape(indices, tuple(indices.shape[k] for k in dims))
     grids = []
-    wide = tuple(at.shape[j] if k == d else array.shape[k] for j, k in enumerate(dims))
+    wide = tuple(indices.shape[j] if k == d else array.shape[k] for j, k in enumerate(dims))
     for j, k in enumerate(dims):
         if k == d:
-            within(array.context, at.read(), array.extents[d], d)
-            grid = from_the_end(at, array.extents[d])
+            within(array.context, indices.read(), array.extents[d], d)
+            grid = from_the_end(indices, array.extents[d])
         else:
             grid = global_indices(array.context, array.extents[k], expr.const(0), j, len(dims))
             grid = _split_as(grid, j, array, k)
@@ -212,9 +212,9 @@ def round_(x: Any, decimals: int = 0, out: Any = None) -> Any:
     if kind == "b":
         raise unsupported("rounding bools to decimals", "x.astype(np.float64)")
     if kind == "c":  # each part by itself, infinities and NaN too
-        made = zeros_like(array)
-        made.real, made.imag = round_(real(array), decimals), round_(imag(array), decimals)
-        return store(made if made.ndim else made[()], out)
+        result = zeros_like(array)
+        result.real, result.imag = round_(real(array), decimals), round_(imag(array), decimals)
+        return store(result if result.ndim else result[()], out)
     scale = 10.0 ** abs(decimals)
     up, down = (np.multiply, np.divide) if decimals > 0 else (np.divide, np.multiply)
     return store(apply(down, apply(np.rint, apply(up, array, scale)), scale), out)
@@ -241,8 +241,8 @@ def _part(array: Array, fn: str) -> Array:
 def angle(z: Any, deg: bool = False) -> Any:
     z = as_array(z)
     above = imag(z) if z.type.dtype.kind == "c" else 0  # an integer, as NumPy
-    turned = apply(np.arctan2, above, real(z))
-    return apply(np.multiply, turned, 180 / np.pi) if deg else turned
+    radians = apply(np.arctan2, above, real(z))
+    return apply(np.multiply, radians, 180 / np.pi) if deg else radians
 
 
 def isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Array:
@@ -276,14 +276,14 @@ def array_equiv(a1: Any, a2: Any) -> Any:
         return False
 
 
-def _check_known(what: str, a: Array, b: Array) -> None:
-    """Refuses shapes of which only a run knows whether they fit."""
+def _check_known(function: str, a: Array, b: Array) -> None:
+    """Refuse shapes of which only a run knows whether they are equal."""
     bounded = any(e.has_extents for e in (*a.extents, *b.extents))
     pairs = list(zip(a.extents[::-1], b.extents[::-1]))
     differ = any(expr.nonneg(m - n - 1) or expr.nonneg(n - m - 1) for m, n in pairs)
     if bounded and a.ndim == b.ndim and not differ:
-        raise unsupported(f"{what} of {shape_text(a.extents)} and {shape_text(b.extents)}, which "
-                          "only a run knows to be equal or not", "slices of equal extents")
+        raise unsupported(f"{function} of {shape_text(a.extents)} and {shape_text(b.extents)}, "
+                          "which only a run knows to be equal or not", "slices of equal extents")
 
 
 def isneginf(x: Any, out: Any = None) -> Any:
@@ -297,14 +297,14 @@ def isposinf(x: Any, out: Any = None) -> Any:
 def nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None,
                neginf: Any = None) -> Any:
     array = as_array(x)
-    made = array.copy()
+    result = array.copy()
     if array.type.dtype.kind == "c":
-        made = shaping.reshape(made, array.shape)  # of a scalar too, it is written below
-        made.real = _numbers_for(real(array), nan, posinf, neginf)
-        made.imag = _numbers_for(imag(array), nan, posinf, neginf)
+        result = shaping.reshape(result, array.shape)  # of a scalar too, it is written below
+        result.real = _numbers_for(real(array), nan, posinf, neginf)
+        result.imag = _numbers_for(imag(array), nan, posinf, neginf)
     elif array.type.dtype.kind == "f":
-        made = _numbers_for(array, nan, posinf, neginf)
-    return made if copy or not isinstance(x, Array) or x.scalar else store(made, x)
+        result = _numbers_for(array, nan, posinf, neginf)
+    return result if copy or not isinstance(x, Array) or x.scalar else store(result, x)
 
 
 def _numbers_for(array: Array, nan: Any, posinf: Any, neginf: Any) -> Array:
@@ -339,9 +339,10 @@ def diff(x: Any, n: int = 1, axis: Any = -1, prepend: Any = None, append: Any = 
 def put(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
     array, values = as_array(a), as_array(v)
     places = as_array(ind)
-    many, given = (expr.product(x.extents) for x in (places, values))
-    if many.is_const and given.is_const and 1 < given.value < many.value:  # they are repeated
-        v = values.ravel()[np.arange(many.value) % given.value].reshape(places.shape)
+    count, value_count = (expr.product(x.extents) for x in (places, values))
+    if count.is_const and value_count.is_const and 1 < value_count.value < count.value:
+        # NumPy repeats values that are fewer than the places
+        v = values.ravel()[np.arange(count.value) % value_count.value].reshape(places.shape)
     array.flat[_by_mode(ind, array.size, mode)] = v
 
 
@@ -402,8 +403,9 @@ def place(arr: Any, mask: Any, vals: Any) -> None:
     order."""
     array, values = as_array(arr), shaping.ravel(as_array(vals, as_array(arr).type.dtype))
     chosen = shaping.ravel(as_array(mask, dtypes.BOOL))
-    at = (cumsum(chosen) - 1) % values.shape[0]
-    array[...] = select(chosen.reshape(array.shape), values[at].reshape(array.shape), array)
+    value_index = (cumsum(chosen) - 1) % values.shape[0]
+    mask_of_all, repeated = chosen.reshape(array.shape), values[value_index].reshape(array.shape)
+    array[...] = select(mask_of_all, repeated, array)
 
 
 def unpackbits(a: Any, axis: Any = None, count: Any = None, bitorder: str = "big") -> Array:
@@ -439,26 +441,26 @@ def packbits(a: Any, axis: Any = None, bitorder: str = "big") -> Array:
     return as_array(sum_(moved, axis=d + 1, dtype=np.uint8))
 
 
-def _bytes(what: str, a: Any, axis: Any) -> tuple[Array, int]:
+def _bytes(function: str, a: Any, axis: Any) -> tuple[Array, int]:
     array = shaping.ravel(a) if axis is None else as_array(a)
     if array.type.dtype.kind not in "biu":
-        raise DtypeError(f"{what} takes bools or integers", expected="bool, uint8",
+        raise DtypeError(f"{function} takes bools or integers", expected="bool, uint8",
                          found=str(array.dtype), remedy="x != 0")
-    return array, dim_of(axis or 0, array.ndim, what)
+    return array, dim_of(axis or 0, array.ndim, function)
 
 
 def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
     """Return an array whose elements come from the choice that the element of `a` names by its
     number."""
     options = [normal(c) for c in choices]
-    at, count = as_array(a, dtypes.INT64), len(options)
-    at = _by_mode(at, count, mode)
+    choice, count = as_array(a, dtypes.INT64), len(options)
+    choice = _by_mode(choice, count, mode)
     if mode == "raise":
         between(a, 0, count - 1, "np.choose: there is no such choice", 'mode="clip", or "wrap"')
-    made: Any = as_array(options[-1], result_type(*options))
+    result: Any = as_array(options[-1], result_type(*options))
     for k in reversed(range(count - 1)):
-        made = select(apply(np.equal, at, k), options[k], made)
-    return store(select(at == count - 1, options[-1], made), out)
+        result = select(apply(np.equal, choice, k), options[k], result)
+    return store(select(choice == count - 1, options[-1], result), out)
 
 
 def compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
@@ -502,12 +504,12 @@ def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
         raise ShapeError("np.fill_diagonal takes a matrix, or dims of one extent",
                          expected="2 dims, or equal extents", found=str(array.type))
     count, values = expr.minimum(*array.extents[:2]), normal(val)
-    at: Any = arange(number(count))
-    key = (at,) * array.ndim
+    positions: Any = arange(number(count))
+    key = (positions,) * array.ndim
     if wrap and array.ndim == 2:  # the diagonal again below the square, one row apart
         rows, columns = (constant(e, "np.fill_diagonal with wrap=True", "") for e in array.extents)
         key = tuple(np.divmod(np.arange(0, rows * columns, columns + 1), columns))
-        at = key[0]
+        positions = key[0]
     if np.ndim(values) if not isinstance(values, Array) else values.ndim:
-        values = shaping.resize(values, at.shape)
+        values = shaping.resize(values, positions.shape)
     array[key] = values

@@ -24,33 +24,35 @@ from codegen.trace.numpy.elementwise import apply, result_type
 from codegen.trace.numpy.reducing import floats, sum_
 
 
-def _operands(what: str, a: Any, v: Any) -> tuple[Array, Array]:
+def _operands(function: str, a: Any, v: Any) -> tuple[Array, Array]:
     """Return two arrays of one dim; raise ShapeError for other dims, or for no elements."""
     x, y = as_array(a), as_array(v)
     for z in (x, y):
         if z.ndim != 1 or z.extents[0] == 0:
-            raise ShapeError(f"{what} takes two arrays of one dim with elements",
+            raise ShapeError(f"{function} takes two arrays of one dim with elements",
                              expected="one dim, one element at least",
                              found=str(z.type))
     return x, y
 
 
-def _shorter(what: str, x: Array, y: Array, mode: str) -> bool:
-    """Return whether x has fewer elements than y; of no matter where all overlaps are asked for."""
+def _shorter(function: str, x: Array, y: Array, mode: str) -> bool:
+    """Return whether x has fewer elements than y. Raise UnsupportedError where that is not known
+    and the mode depends on it."""
     n, m = x.extents[0], y.extents[0]
     if not expr.nonneg(n - m) and not expr.nonneg(m - n) and mode != "full":
-        raise unsupported(f"{what} where it is not known which operand is longer",
-                          f"{what}(a, v), which gives all overlaps, and a slice of it")
+        raise unsupported(f"{function} where it is not known which operand is longer",
+                          f"{function}(a, v), which gives all overlaps, and a slice of it")
     return expr.nonneg(m - n - 1)
 
 
-def _mode(what: str, mode: Any) -> str:
+def _mode(function: str, mode: Any) -> str:
     """Return a mode by its name; NumPy takes numbers and first letters too."""
     names = ("valid", "same", "full")
-    found = {key: n for k, n in enumerate(names) for key in (k, n, n[0])}
-    if mode not in found:
-        raise UsageError(f"{what}: no mode {mode!r}", expected=", ".join(names), found=repr(mode))
-    return str(found[mode])
+    mode_names = {key: n for k, n in enumerate(names) for key in (k, n, n[0])}
+    if mode not in mode_names:
+        raise UsageError(f"{function}: no mode {mode!r}", expected=", ".join(names),
+                         found=repr(mode))
+    return str(mode_names[mode])
 
 
 def convolve(a: Any, v: Any, mode: Any = "full") -> Any:
@@ -65,7 +67,7 @@ def convolve(a: Any, v: Any, mode: Any = "full") -> Any:
         x, kernel = kernel, x
     wide = kernel.extents[0].value if kernel.extents[0].is_const else 0
     whole = expr.nonneg(x.extents[0] - wide)
-    if 0 < wide <= _AT_ONCE and mode == "valid" and whole:
+    if 0 < wide <= _TERMS_PER_LOOP and mode == "valid" and whole:
         return _overlapping(x, kernel, wide)
     out = _everywhere(x, kernel, wide)
     if mode == "full":
@@ -75,8 +77,8 @@ def convolve(a: Any, v: Any, mode: Any = "full") -> Any:
     return out[count - 1 : n]
 
 
-_SUMMED = 128  # with a longer kernel, C would be long
-_AT_ONCE = 64  # elements of a kernel that one loop sums up
+_LONGEST_UNROLLED = 128  # with a longer kernel, C would be long
+_TERMS_PER_LOOP = 64  # elements of a kernel that one loop sums up
 
 
 def _everywhere(x: Array, kernel: Array, wide: int) -> Any:
@@ -94,28 +96,29 @@ def _everywhere(x: Array, kernel: Array, wide: int) -> Any:
     out = zeros(n + count - 1, result_type(x, kernel))
     out[: count - 1] = _overlaps(x, kernel, 0, count - 1)
     out[n:] = _overlaps(x, kernel, n, n + count - 1)
-    if 0 < wide <= _SUMMED:
-        ends = [*range(_AT_ONCE, wide, _AT_ONCE), wide]
+    if 0 < wide <= _LONGEST_UNROLLED:
+        ends = [*range(_TERMS_PER_LOOP, wide, _TERMS_PER_LOOP), wide]
         parts = [_overlapping(x[wide - end : n - k], kernel[k:end], end - k)
                  for k, end in zip([0, *ends], ends)]
         out[count - 1 : n] = reduce(lambda total, part: apply(np.add, total, part), parts)
     else:
-        at = arange(count - 1, n)[:, None] - arange(count)
-        out[count - 1 : n] = sum_(x[at] * kernel, axis=1, dtype=out.dtype)
+        positions = arange(count - 1, n)[:, None] - arange(count)
+        out[count - 1 : n] = sum_(x[positions] * kernel, axis=1, dtype=out.dtype)
     return out
 
 
 def _overlaps(x: Array, kernel: Array, begin: Any, end: Any) -> Any:
-    """Return results from `begin` to `end`, each of what of the kernel lies over x."""
-    at = (arange(end - begin) + begin)[:, None] - arange(kernel.shape[0])
-    inside = (at >= 0) & (at < x.shape[0])
-    made = result_type(x, kernel)
-    parts = x[picking.clip(at, 0, x.shape[0] - 1)] * kernel
-    return sum_(picking.where(inside, parts, 0), axis=1, dtype=made)
+    """Return results `begin` to `end`, each a sum over the part of the kernel that overlaps x."""
+    positions = (arange(end - begin) + begin)[:, None] - arange(kernel.shape[0])
+    inside = (positions >= 0) & (positions < x.shape[0])
+    dtype = result_type(x, kernel)
+    parts = x[picking.clip(positions, 0, x.shape[0] - 1)] * kernel
+    return sum_(picking.where(inside, parts, 0), axis=1, dtype=dtype)
 
 
 def _overlapping(x: Array, kernel: Array, wide: int) -> Any:
-    """Return a sum of slices: one loop computes it."""
+    """Return the results where all of the kernel overlaps x: a sum of slices, which one loop
+    computes."""
     n = x.shape[0]
     parts = (x[wide - 1 - k : n - k] * kernel[k] for k in range(wide))
     return reduce(lambda total, part: apply(np.add, total, part), parts)
@@ -168,21 +171,21 @@ def _count(p: Array) -> int:
 
 def polyder(p: Any, m: int = 1) -> Any:
     """Return the m-th derivative."""
-    made = as_array(p)
+    coefficients = as_array(p)
     for _ in range(m):
-        made = made[:-1] * arange(_count(made) - 1, 0, -1)
-    return made
+        coefficients = coefficients[:-1] * arange(_count(coefficients) - 1, 0, -1)
+    return coefficients
 
 
 def polyint(p: Any, m: int = 1, k: Any = None) -> Any:
     """Return the m-th integral; k: its m constants, zeros by default."""
-    given = [0.0] * m if k is None else [k] * m if np.ndim(k) == 0 else list(k)
-    given = given * m if len(given) == 1 else given
-    made = as_array(p)
-    for constant in given[:m]:
-        divided = apply(np.divide, made, arange(_count(made), 0, -1))
-        made = joining.concatenate([divided, shaping.atleast_1d(constant)])
-    return made
+    constants = [0.0] * m if k is None else [k] * m if np.ndim(k) == 0 else list(k)
+    constants = constants * m if len(constants) == 1 else constants
+    coefficients = as_array(p)
+    for constant in constants[:m]:
+        divided = apply(np.divide, coefficients, arange(_count(coefficients), 0, -1))
+        coefficients = joining.concatenate([divided, shaping.atleast_1d(constant)])
+    return coefficients
 
 
 def polymul(a1: Any, a2: Any) -> Any:
@@ -194,11 +197,11 @@ def polydiv(u: Any, v: Any) -> Any:
     p, q = (shaping.atleast_1d(x) + 0.0 for x in (u, v))
     rest, short = p.astype(result_type(p, q)), _count(q) - 1
     many = max(_count(p) - short, 1)
-    made = zeros(many, rest.dtype)
+    quotient = zeros(many, rest.dtype)
     for k in range(_count(p) - short):
-        made[k] = 1.0 / q[0] * rest[k]
-        rest[k : k + short + 1] -= made[k] * q
-    return made, rest[max(min(many, _count(p) - 1), 0) :] if _count(p) > short else rest
+        quotient[k] = 1.0 / q[0] * rest[k]
+        rest[k : k + short + 1] -= quotient[k] * q
+    return quotient, rest[max(min(many, _count(p) - 1), 0) :] if _count(p) > short else rest
 
 
 def poly(seq_of_zeros: Any) -> Any:
@@ -210,26 +213,28 @@ def poly(seq_of_zeros: Any) -> Any:
                           "functools.reduce(np.convolve, [np.stack([z ** 0, -z]) for z in roots])")
     matrix = roots.ndim > 1
     roots = linear.eigvals(roots) if matrix else floats(roots)
-    made: Any = np.ones(1, roots.dtype)
+    coefficients: Any = np.ones(1, roots.dtype)
     for k in range(_count(roots)):
-        made = convolve(made, joining.stack([np.ones((), roots.dtype), -roots[k]]))
-    return picking.real(as_array(made)).copy() if matrix else as_array(made)
+        coefficients = convolve(coefficients, joining.stack([np.ones((), roots.dtype), -roots[k]]))
+    return picking.real(as_array(coefficients)).copy() if matrix else as_array(coefficients)
 
 
 def roots(p: Any) -> Any:
     """Return eigenvalues of the companion matrix, those that are 0 last; always complex."""
-    made = floats(shaping.atleast_1d(p))
-    n = _count(made) - 1
-    if made.ndim != 1:
-        raise ShapeError("Input must be a rank-1 array.", expected="1 dim", found=str(made.type))
+    coefficients = floats(shaping.atleast_1d(p))
+    n = _count(coefficients) - 1
+    if coefficients.ndim != 1:
+        raise ShapeError("Input must be a rank-1 array.", expected="1 dim",
+                         found=str(coefficients.type))
     if n < 1:
-        return zeros(0, made.dtype)
-    expect(made.context, apply(np.not_equal, made[0], 0).read(),
+        return zeros(0, coefficients.dtype)
+    expect(coefficients.context, apply(np.not_equal, coefficients[0], 0).read(),
            "np.roots: the first coefficient is 0\n  expected: as many coefficients as the "
            "polynomial has\n  try:      np.roots(p[1:])")
-    matrix = joining.concatenate([(-made[1:] / made[0])[None], eye(n - 1, n, dtype=made.dtype)])
-    found = linear.eigvals(matrix)
-    return found[ordering.argsort(apply(np.equal, found, 0))]
+    first_row = (-coefficients[1:] / coefficients[0])[None]
+    matrix = joining.concatenate([first_row, eye(n - 1, n, dtype=coefficients.dtype)])
+    eigenvalues = linear.eigvals(matrix)
+    return eigenvalues[ordering.argsort(apply(np.equal, eigenvalues, 0))]
 
 
 def polyfit(x: Any, y: Any, deg: int, rcond: Any = None, full: bool = False, w: Any = None,
@@ -250,17 +255,17 @@ def polyfit(x: Any, y: Any, deg: int, rcond: Any = None, full: bool = False, w: 
     scale = apply(np.sqrt, sum_(powers * powers, axis=0))
     powers = powers / scale
     least = _count(places) * np.finfo(places.dtype).eps if rcond is None else rcond
-    found, sums, rank, singular = linear.lstsq(powers, values, least)
-    made = (found.T / scale).T
+    solution, sums, rank, singular = linear.lstsq(powers, values, least)
+    coefficients = (solution.T / scale).T
     if full:
-        return made, sums, rank, singular, least
+        return coefficients, sums, rank, singular, least
     if not cov:
-        return made
+        return coefficients
     base = linear.inv(powers.T @ powers) / (scale[:, None] * scale)
     if cov != "unscaled":
         factor = sums / (_count(places) - deg - 1)
         base = base * factor if values.ndim == 1 else base[:, :, None] * factor
-    return made, base
+    return coefficients, base
 
 
 # ---- np.polynomial: NumPy's own source, with the lowest power first ------------------------------
@@ -272,7 +277,7 @@ def of_library(function: Any) -> Any:
     if not isinstance(function, types.FunctionType):  # a polynomial, which is called
         method: Any = type(function).__call__
         return types.MethodType(rewritten(method), function)
-    return _WITHOUT_LOOKING.get(function.__name__) or rewritten(function)
+    return _WITHOUT_VALUE_CHECKS.get(function.__name__) or rewritten(function)
 
 
 def _series(several: Any, trim: bool = True) -> list[Array]:
@@ -289,8 +294,8 @@ def _fitted(vander_f: Any, x: Any, y: Any, deg: Any, rcond: Any = None, full: bo
             w: Any = None) -> Any:
     """Fit as np.polynomial does, without the warning of a low rank, which only the run knows."""
     fit: Any = polyutils._fit
-    made = rewritten(fit)(vander_f, x, y, deg, rcond, True, w)
-    return made if full else made[0]
+    result = rewritten(fit)(vander_f, x, y, deg, rcond, True, w)
+    return result if full else result[0]
 
 
 def _divided(mul_f: Any, c1: Any, c2: Any) -> Any:
@@ -298,7 +303,7 @@ def _divided(mul_f: Any, c1: Any, c2: Any) -> Any:
                       "np.polynomial.polynomial.polydiv divides")
 
 
-_WITHOUT_LOOKING = {
+_WITHOUT_VALUE_CHECKS = {
     "as_series": _series, "_fit": _fitted, "_div": _divided, "trimseq": lambda seq: seq,
     "polymulx": lambda c: joining.concatenate([zeros(1, as_array(c).dtype), *_series([c])]),
     "polydiv": lambda c1, c2: tuple(x[::-1] for x in polydiv(c1[::-1], c2[::-1])),

@@ -25,9 +25,9 @@ from codegen.trace.numpy.elementwise import (
 from codegen.trace.numpy.reducing import dims_of, sum_
 
 
-def _mismatch(what: str, a: Array, b: Array, reason: str) -> ShapeError:
+def _mismatch(function: str, a: Array, b: Array, reason: str) -> ShapeError:
     return ShapeError(
-        f"{what}: {reason}", expected="equal extents in the summed dims",
+        f"{function}: {reason}", expected="equal extents in the summed dims",
         found=f"shapes {shape_text(a.extents)} and {shape_text(b.extents)}",
     )
 
@@ -94,8 +94,8 @@ def matvec(x: Any, y: Any) -> Any:
 
 
 def vecmat(x: Any, y: Any) -> Any:
-    made = matmul(shaping.expand_dims(conjugate(x), -2), y)
-    return shaping.squeeze(made, -2)
+    product = matmul(shaping.expand_dims(conjugate(x), -2), y)
+    return shaping.squeeze(product, -2)
 
 
 def inner(x: Any, y: Any) -> Any:
@@ -141,8 +141,8 @@ def tensordot(x: Any, y: Any, axes: Any = 2) -> Any:
     middle = number(expr.product(a.extents[d] for d in da))
     result = matmul(shaping.reshape(left, (number(expr.product(rows)), middle)),
                     shaping.reshape(right, (middle, number(expr.product(columns)))))
-    made = shaping.reshape(result, tuple(number(e) for e in (*rows, *columns)))
-    return wrap(made.context, made.read()) if made.ndim == 0 else made
+    product = shaping.reshape(result, tuple(number(e) for e in (*rows, *columns)))
+    return wrap(product.context, product.read()) if product.ndim == 0 else product
 
 
 # ---- einsum ----------------------------------------------------------------------------------
@@ -180,8 +180,8 @@ def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = Non
            dtype: Any = None, **_: Any) -> Any:
     """Multiply each pair of operands by one matmul, in the order of optimize=, which NumPy finds
     where it is none: results are the same but for rounding."""
-    text, given = _as_text(subscripts, operands)
-    arrays = [as_array(x, dtype) for x in given]
+    text, inputs = _as_text(subscripts, operands)
+    arrays = [as_array(x, dtype) for x in inputs]
     terms, output = _subscripts(text, arrays)
     extents: dict[str, Expr] = {}
     for t, a in zip(terms, arrays):
@@ -205,10 +205,10 @@ def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = Non
     term = "".join(c for c in term if c in output)
     result = shaping.transpose(array, [term.index(c) for c in output]) if output else array
     shape = tuple(number(extents[c]) for c in output)
-    made = shaping.broadcast_to(result, shape) if shape != result.shape else result
+    expanded = shaping.broadcast_to(result, shape) if shape != result.shape else result
     if len(arrays) == 1 and set(output) == set(terms[0]) and out is None:
-        return made  # a view, as NumPy's is: "ii->i" is a diagonal that can be written
-    return store(wrap(made.context, made.read()), out)
+        return expanded  # a view, as NumPy's is: "ii->i" is a diagonal that can be written
+    return store(wrap(expanded.context, expanded.read()), out)
 
 
 def _as_text(subscripts: Any, operands: Sequence[Any]) -> tuple[str, list[Any]]:
@@ -218,12 +218,12 @@ def _as_text(subscripts: Any, operands: Sequence[Any]) -> tuple[str, list[Any]]:
         return subscripts, list(operands)
     items = (subscripts, *operands)
     lists = [*items[1::2], *items[-1:]] if len(items) % 2 else list(items[1::2])
-    used = sorted({k for one in lists for k in one if k is not ...})
+    used = sorted({k for term in lists for k in term if k is not ...})
 
-    def letters(one: Any) -> str:
-        return "".join("..." if k is ... else chr(ord("a") + used.index(k)) for k in one)
+    def letters(term: Any) -> str:
+        return "".join("..." if k is ... else chr(ord("a") + used.index(k)) for k in term)
 
-    text = ",".join(letters(one) for one in items[1::2])
+    text = ",".join(letters(term) for term in items[1::2])
     return text + (f"->{letters(items[-1])}" if len(items) % 2 else ""), list(items[:-1:2])
 
 
@@ -234,11 +234,11 @@ def _path(text: str, arrays: Sequence[Array], optimize: Any) -> list[tuple[int, 
     plain = all(e.is_const for a in arrays for e in a.extents)
     if len(arrays) < 3 or not plain or optimize is False:
         return [tuple(range(len(arrays)))]
-    path = np.einsum_path(text, *map(_alike, arrays), optimize=optimize or "greedy")[0]
+    path = np.einsum_path(text, *map(_stand_in, arrays), optimize=optimize or "greedy")[0]
     return [tuple(step) for step in path[1:]]
 
 
-def _alike(x: Any) -> Any:
+def _stand_in(x: Any) -> Any:
     """Return an array of NumPy's of the same shape, without elements of its own."""
     array = as_array(x)
     shape = [constant(e, "np.einsum_path", "np.einsum") for e in array.extents]
@@ -248,7 +248,7 @@ def _alike(x: Any) -> Any:
 def einsum_path(subscripts: Any, *operands: Any, optimize: Any = "greedy", **_: Any) -> Any:
     """Return NumPy's own, of the operands' shapes."""
     text, arrays = _as_text(subscripts, operands)
-    return np.einsum_path(text, *map(_alike, arrays), optimize=optimize)
+    return np.einsum_path(text, *map(_stand_in, arrays), optimize=optimize)
 
 
 def _without_repeats(term: str, array: Array) -> tuple[str, Array]:
@@ -299,9 +299,9 @@ def _pair(ta: str, a: Array, tb: str, b: Array, later: set[str]) -> tuple[str, A
 
     rows, columns = left.extents[nb : nb + na], right.extents[nb + ns :]
     lead_a, lead_b = left.shape[:nb], right.shape[:nb]
-    made = matmul(
+    product = matmul(
         left.reshape((*lead_a, group(rows), group(left.extents[nb + na :]))),
         right.reshape((*lead_b, group(right.extents[nb : nb + ns]), group(columns))),
     )
-    shape = (*made.shape[:nb], *(number(e) for e in (*rows, *columns)))
-    return "".join((*batch, *only_a, *only_b)), made.reshape(shape)
+    shape = (*product.shape[:nb], *(number(e) for e in (*rows, *columns)))
+    return "".join((*batch, *only_a, *only_b)), product.reshape(shape)

@@ -2,7 +2,7 @@
 
 In: an array, and the items of a key. Out: the elements as slices, diagonals, transposes and
 broadcasts show them, so that ranks exchange what is read and no more; None for other keys.
-Always holds: what is shown is in bounds; NumPy's rule says where the dims of the indices stand.
+Always holds: the view is in bounds; NumPy's rule says where the dims of the indices stand.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Progression:
 
 
 def progression(index: np.ndarray, extent: int) -> Progression | None:
-    """Return what an index array counts, if it does so along one dim at most, within bounds."""
+    """Return the arithmetic progression that an index array holds; None where it varies along
+    several dims, by unequal steps, or beyond the bounds."""
     if not index.size or index.min() < -extent or index.max() >= extent:
         return None
     index = np.where(index < 0, index + extent, index)
@@ -46,7 +47,7 @@ def progression(index: np.ndarray, extent: int) -> Progression | None:
     return Progression(first, int(steps[0]), len(line), wide[0])
 
 
-def shown(array: Array, items: Sequence[Item]) -> Array | None:
+def slice_view(array: Array, items: Sequence[Item]) -> Array | None:
     """Return the view that items with index arrays read, or None where one is no progression."""
     places = [k for k, item in enumerate(items) if isinstance(item, (Many, Whole))]
     known = [_known(items[k]) for k in places]
@@ -90,8 +91,8 @@ def shown(array: Array, items: Sequence[Item]) -> Array | None:
 def _known(item: Item) -> np.ndarray | None:
     if isinstance(item, Many):
         return item.index if isinstance(item.index, np.ndarray) else None
-    at = item.at
-    return np.asarray(at.value) if isinstance(at, expr.Expr) and at.is_const else None
+    index = item.index
+    return np.asarray(index.value) if isinstance(index, expr.Expr) and index.is_const else None
 
 
 def _front(places: Sequence[int], after: dict[int, int]) -> int:
@@ -103,15 +104,16 @@ def _front(places: Sequence[int], after: dict[int, int]) -> int:
 def _in_order(
     view: Array, taken: Sequence[int], kept: dict[int, int], points: tuple[int, ...], front: int
 ) -> Array:
-    """Return the view with the dims of the indices side by side, those that nobody counts added."""
+    """Return the view with the dims of the indices side by side; those along which no index varies
+    are broadcast."""
     rest = [d for d in range(view.ndim) if d not in taken]
-    made = sorted(kept)
-    perm = (*rest[:front], *[kept[j] for j in made], *rest[front:])
+    index_dims = sorted(kept)
+    perm = (*rest[:front], *[kept[j] for j in index_dims], *rest[front:])
     view = view.viewed(ops.Transpose(perm))
-    if len(made) == len(points):
+    if len(index_dims) == len(points):
         return view
     shape = (*view.extents[:front], *map(expr.const, points),
-             *view.extents[front + len(made) :])
-    dims = (*range(front), *[front + j for j in made],
+             *view.extents[front + len(index_dims) :])
+    dims = (*range(front), *[front + j for j in index_dims],
             *range(front + len(points), len(shape)))
     return view.viewed(ops.Broadcast(dims, shape))

@@ -66,15 +66,15 @@ def uniform(
     element = _float_type("uniform", dtype)
     wide: np.dtype[Any] = np.dtype(np.float32) if is_half(element) else element
     _check_width(low, high, element, wide)
-    made = _drawn("uniform", wide, seed, shape, stream, start)
-    if made is None:
-        made = _fraction(_first(seed, shape, stream, start), wide)
+    numbers = _drawn("uniform", wide, seed, shape, stream, start)
+    if numbers is None:
+        numbers = _fraction(_first(seed, shape, stream, start), wide)
     unit = _is(low, 0) and _is(high, 1)
     if not unit:
-        made = (low + (high - low) * made).astype(wide)
+        numbers = (low + (high - low) * numbers).astype(wide)
     if not unit or wide != element:
-        made = _below(made, low, high, element)
-    return _laid_out(made.astype(element, copy=False), layout, shape)
+        numbers = _below(numbers, low, high, element)
+    return _laid_out(numbers.astype(element, copy=False), layout, shape)
 
 
 def normal(
@@ -91,15 +91,15 @@ def normal(
     """
     element = _float_type("normal", dtype)
     wide: np.dtype[Any] = np.dtype(np.float32) if is_half(element) else element
-    made = _drawn("normal", wide, seed, shape, stream, start)
-    if made is None:
+    numbers = _drawn("normal", wide, seed, shape, stream, start)
+    if numbers is None:
         first = _first(seed, shape, stream, start)
         second = _random("philox_second", _positions(shape, start), stream, seed)
         radius = np.sqrt(-2 * np.log(_fraction(first, wide, least=1)))  # of (0, 1]: no log(0)
-        made = radius * np.cos(2 * math.pi * _fraction(second, wide))
+        numbers = radius * np.cos(2 * math.pi * _fraction(second, wide))
     if not (_is(loc, 0) and _is(scale, 1)):
-        made = loc + scale * made
-    return _laid_out(made.astype(element, copy=False), layout, shape)
+        numbers = loc + scale * numbers
+    return _laid_out(numbers.astype(element, copy=False), layout, shape)
 
 
 def randint(
@@ -131,14 +131,14 @@ def randint(
                          expected=f"{info.min} <= low < high <= {info.max + 1}",
                          found=f"low {first}, high {end}")
     span = int(end) - int(first)
-    made = _drawn("below", None, seed, shape, stream, start, span) if span < 2**64 else None
-    if made is None:
+    numbers = _drawn("below", None, seed, shape, stream, start, span) if span < 2**64 else None
+    if numbers is None:
         # Twice, since what a loop reads once needs no memory; a C compiler sees that both are one.
         lower, upper = (_first(seed, shape, stream, start) for _ in range(2))
-        made = _scaled(lower & _LOW, upper >> 32, span)
+        numbers = _scaled(lower & _LOW, upper >> 32, span)
     if first:  # uint64 wraps around, so that low may be negative
-        made = made + int(first) % 2**64
-    return _laid_out(made.astype(element), layout, shape)
+        numbers = numbers + int(first) % 2**64
+    return _laid_out(numbers.astype(element), layout, shape)
 
 
 def permutation(seed: Any, x: Any, layout: Any = None, *, stream: Any = 0) -> Any:
@@ -172,8 +172,8 @@ def categorical(
                          remedy="the logarithms of what is known of the chances: np.log(p)")
     element: Any = np.dtype(np.float64 if lanes.dtype == np.float64 else np.float32)
     drawn = _inside(_first(seed, lanes.shape, stream, start), element)
-    made = np.argmax(lanes.astype(element) - np.log(-np.log(drawn)), axis=-1)
-    return _laid_out(made, layout)
+    indices = np.argmax(lanes.astype(element) - np.log(-np.log(drawn)), axis=-1)
+    return _laid_out(indices, layout)
 
 
 # ---- bits of an element ----------------------------------------------------------------------
@@ -181,9 +181,9 @@ def categorical(
 
 def _first(seed: Any, shape: Any, stream: Any, start: Any) -> Any:
     """Return 64 random bits per element."""
-    made = _drawn("bits", None, seed, shape, stream, start)
-    if made is not None:
-        return made
+    words = _drawn("bits", None, seed, shape, stream, start)
+    if words is not None:
+        return words
     return _random("philox_first", _positions(shape, start), stream, seed)
 
 
@@ -197,14 +197,14 @@ def _drawn(
     seed, stream, start = (int(_integer(x)) for x in (seed, stream, start))
     extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     name = kind if element is None else f"{kind}_f{8 * element.itemsize}"
-    made = philox.drawn(name, math.prod(extents), seed, stream, start, span)
-    return None if made is None else made.reshape(extents)
+    numbers = philox.drawn(name, math.prod(extents), seed, stream, start, span)
+    return None if numbers is None else numbers.reshape(extents)
 
 
 def _order(words: Any) -> Any:
     """Return the places of random words in ascending order."""
-    found = philox.order(words) if Context.current() is None else None
-    return np.argsort(words) if found is None else found
+    order = philox.order(words) if Context.current() is None else None
+    return np.argsort(words) if order is None else order
 
 
 def _check_width(low: Any, high: Any, element: np.dtype[Any], wide: np.dtype[Any]) -> None:
@@ -261,14 +261,14 @@ def _positions(shape: Any, start: Any) -> Any:
     traced = Context.current() is not None
     if traced:
         shape_of(extents, "spmd.random")  # refuses what is none, a negative extent
-    at: Any = 0
+    positions: Any = 0
     stride = 1
     for d in reversed(range(len(extents))):
         grid: Any = creation.arange(extents[d]) if traced else np.arange(extents[d])
-        at = (grid * stride).reshape((-1, *[1] * (len(extents) - 1 - d))) + at
+        positions = (grid * stride).reshape((-1, *[1] * (len(extents) - 1 - d))) + positions
         stride = stride * extents[d]
-    at = (as_array(at) if traced else np.asarray(at)).astype(np.uint64)
-    return at if _is(start, 0) else at + _integer(start)
+    positions = (as_array(positions) if traced else np.asarray(positions)).astype(np.uint64)
+    return positions if _is(start, 0) else positions + _integer(start)
 
 
 def _fraction(bits: Any, kind: np.dtype[Any], least: int = 0) -> Any:
@@ -302,27 +302,27 @@ def _scaled(lower: Any, upper: Any, span: int) -> Any:
 # ---- results ---------------------------------------------------------------------------------
 
 
-def _laid_out(made: Any, layout: Any, shape: Any = ()) -> Any:
-    if isinstance(made, Array):
-        layout = by_rules(made.context, shape, layout)
-        wanted = layout is not None and not made.context.rank_view
-        return mapping.relayout(made, layout) if wanted else made
+def _laid_out(numbers: Any, layout: Any, shape: Any = ()) -> Any:
+    if isinstance(numbers, Array):
+        layout = by_rules(numbers.context, shape, layout)
+        wanted = layout is not None and not numbers.context.rank_view
+        return mapping.relayout(numbers, layout) if wanted else numbers
     runtime = eager_current()
-    return made if runtime is None else runtime.made(made, layout)
+    return numbers if runtime is None else runtime.eager_array(numbers, layout)
 
 
 def _is(x: Any, value: int) -> bool:
     return not is_traced(x) and np.ndim(x) == 0 and bool(x == value)
 
 
-def _float_type(what: str, dtype: Any) -> np.dtype[Any]:
+def _float_type(function: str, dtype: Any) -> np.dtype[Any]:
     kind: np.dtype[Any] = np.dtype(dtype)
     if kind not in (np.float32, np.float64) and not is_half(kind):
-        raise _wrong_type(what, dtype, "float64, float32, float16 or bfloat16")
+        raise _wrong_type(function, dtype, "float64, float32, float16 or bfloat16")
     return kind
 
 
-def _wrong_type(what: str, dtype: Any, expected: str) -> DtypeError:
-    return DtypeError(f"spmd.random.{what} cannot draw {np.dtype(dtype)}",
+def _wrong_type(function: str, dtype: Any, expected: str) -> DtypeError:
+    return DtypeError(f"spmd.random.{function} cannot draw {np.dtype(dtype)}",
                       place=user_place(), expected=expected, found=str(np.dtype(dtype)),
                       remedy="convert the result with .astype(...)")

@@ -29,7 +29,7 @@ from codegen.trace.numpy.operators import operate
 from codegen.user.numbers import element_type
 
 
-def dims_of(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
+def dims_of(axis: Any, ndim: int, function: str) -> tuple[int, ...]:
     """Return NumPy's axis argument as dims."""
     if axis is None:
         return tuple(range(ndim))
@@ -38,40 +38,41 @@ def dims_of(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
     for item in items:
         e = expr_of(item)
         if e is None or not e.is_const or not -ndim <= e.value < ndim:
-            raise ShapeError(f"{what}: axis {item!r} is out of bounds for an array of {ndim} dims",
+            raise ShapeError(f"{function}: axis {item!r} is out of bounds for an array of {ndim} "
+                             "dims",
                              expected=f"a dim from {-ndim} to {ndim - 1}" if ndim else "no axis",
                              found=repr(item))
         out.append(e.value % ndim)
     if len(set(out)) != len(out):
-        raise ShapeError(f"{what}: duplicate value in axis", expected="each dim once",
+        raise ShapeError(f"{function}: duplicate value in axis", expected="each dim once",
                          found=str(axis))
     return tuple(out)
 
 
-def dim_of(axis: Any, ndim: int, what: str) -> int:
+def dim_of(axis: Any, ndim: int, function: str) -> int:
     """Return the dim of NumPy's axis argument where it is one number."""
     if isinstance(axis, (tuple, list)):
-        raise ShapeError(f"{what}: one axis is an integer",
+        raise ShapeError(f"{function}: one axis is an integer",
                          expected=f"a dim from {-ndim} to {ndim - 1}", found=str(axis))
-    return dims_of(axis, ndim, what)[0]
+    return dims_of(axis, ndim, function)[0]
 
 
 def _finish(array: Array, value: Any, dims: tuple[int, ...], keepdims: bool, out: Any) -> Any:
     result = wrap(array.context, value)
     if keepdims:
-        one = expr.const(1)
-        shape = tuple(one if d in dims else e for d, e in enumerate(array.extents))
+        unit = expr.const(1)
+        shape = tuple(unit if d in dims else e for d, e in enumerate(array.extents))
         result = result.reshape(tuple(number(e) for e in shape))
     return store(result, out)
 
 
 def reduce(
-    fn: str, what: str, x: Any, axis: Any = None, dtype: DType | None = None, out: Any = None,
+    fn: str, function: str, x: Any, axis: Any = None, dtype: DType | None = None, out: Any = None,
     keepdims: Any = False, initial: Any = None, where: Any = True,
 ) -> Any:
     """Return COMBINE[fn] over dims; with where=, elements outside the mask do not count."""
     array = as_array(x)
-    dims = dims_of(axis, array.ndim, what)
+    dims = dims_of(axis, array.ndim, function)
     element = dtype or array.type.dtype
     array = as_array(array, element)
     if where is not True:
@@ -83,9 +84,9 @@ def reduce(
     empty = any(array.extents[d] == 0 for d in dims)
     identity = initial is not None or fn not in ("min", "max", "fmin", "fmax", "lcm")
     if not identity:
-        at_least(1, expr.product(array.extents[d] for d in dims), what)
+        at_least(1, expr.product(array.extents[d] for d in dims), function)
     if empty and not identity:
-        raise ShapeError(f"{what}: zero-size array to a reduction which has no identity",
+        raise ShapeError(f"{function}: zero-size array to a reduction which has no identity",
                          expected="at least one element along the reduced dims",
                          found=shape_text(array.extents))
     if dims:
@@ -107,27 +108,27 @@ def sum_dtype(x: Any, dtype: Any) -> DType:
     return dtypes.BY_NAME["uint64"] if element.kind == "u" else element
 
 
-def _summing(fn: str, what: str) -> Callable[..., Any]:
+def _summing(fn: str, function: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False,
              initial: Any = None, where: Any = True) -> Any:
-        return reduce(fn, what, x, axis, sum_dtype(x, dtype), out, keepdims, initial, where)
+        return reduce(fn, function, x, axis, sum_dtype(x, dtype), out, keepdims, initial, where)
 
     return call
 
 
-def _extreme(fn: str, what: str) -> Callable[..., Any]:
+def _extreme(fn: str, function: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None,
              where: Any = True) -> Any:
-        return reduce(fn, what, x, axis, None, out, keepdims, initial, where)
+        return reduce(fn, function, x, axis, None, out, keepdims, initial, where)
 
     return call
 
 
-def _of_truths(fn: str, what: str) -> Callable[..., Any]:
+def _of_truths(fn: str, function: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, *,
              where: Any = True, initial: Any = None) -> Any:
         flags = as_array(x, dtypes.BOOL)
-        return reduce(fn, what, flags, axis, None, out, keepdims, initial, where)
+        return reduce(fn, function, flags, axis, None, out, keepdims, initial, where)
 
     return call
 
@@ -185,7 +186,7 @@ def mean(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims:
     return store(result, out)
 
 
-def in_floats(what: str, array: Array, dtype: Any, real: bool = False) -> None:
+def in_floats(function: str, array: Array, dtype: Any, real: bool = False) -> None:
     """Raise a DtypeError for a dtype= in which no mean, or no distance from it, can be computed.
 
     real: floats are enough for complex numbers too, of which they are the real parts.
@@ -196,9 +197,9 @@ def in_floats(what: str, array: Array, dtype: Any, real: bool = False) -> None:
     element = element_type(dtype)
     if element.kind not in kinds:
         numbers = "complex numbers" if kinds == "c" else "floats or complex numbers"
-        raise DtypeError(f"{what} cannot be computed in {element.name}",
+        raise DtypeError(f"{function} cannot be computed in {element.name}",
                          expected=f"a dtype of {numbers}", found=element.name,
-                         remedy=f"{what}(x).astype({element.name!r})")
+                         remedy=f"{function}(x).astype({element.name!r})")
 
 
 def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
@@ -249,9 +250,9 @@ def std(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
 def average(x: Any, axis: Any = None, weights: Any = None, returned: bool = False, *,
             keepdims: Any = False) -> Any:
     if weights is None:
-        made = mean(x, axis, keepdims=keepdims)
-        return (made, stretched(as_array(_count(as_array(x), axis, keepdims, True), made.dtype),
-                                made)) if returned else made
+        result = mean(x, axis, keepdims=keepdims)
+        return (result, stretched(as_array(_count(as_array(x), axis, keepdims, True), result.dtype),
+                                result)) if returned else result
     array, weights = as_array(x), as_array(weights)
     if weights.is_known and not np.all(np.sum(weights.known, None if axis is None else axis
                                               if weights.ndim == array.ndim else None)):
@@ -265,8 +266,8 @@ def average(x: Any, axis: Any = None, weights: Any = None, returned: bool = Fals
     dtype = _average_type(array, weights)
     wide = apply(np.multiply, as_array(array, dtype), as_array(weights, dtype))
     total = sum_(stretched(weights, array), axis, dtype, keepdims=keepdims)
-    made = apply(np.divide, sum_(wide, axis, keepdims=keepdims), total)
-    return (made, total) if returned else made
+    result = apply(np.divide, sum_(wide, axis, keepdims=keepdims), total)
+    return (result, total) if returned else result
 
 
 def _average_type(array: Array, weights: Array) -> DType:
@@ -279,19 +280,19 @@ def _average_type(array: Array, weights: Array) -> DType:
 # ---- positions, running totals, order --------------------------------------------------------
 
 
-def flat_or(x: Any, axis: Any, what: str) -> tuple[Array, int]:
-    """Return an array and the dim of it that is meant; None: of all its elements in a row."""
+def flat_or(x: Any, axis: Any, function: str) -> tuple[Array, int]:
+    """Return an array and the dim that axis names; for None, the raveled array and 0."""
     array = as_array(x)
     if axis is None:
         return array.ravel(), 0
-    return array, dim_of(axis, array.ndim, what)
+    return array, dim_of(axis, array.ndim, function)
 
 
-def lanes(x: Any, axis: Any, what: str) -> tuple[Array, int, tuple[Any, ...]]:
-    """Return an array in which one dim has what the dims of `axis` have; that dim; the keepdims
-    shape."""
+def lanes(x: Any, axis: Any, function: str) -> tuple[Array, int, tuple[Any, ...]]:
+    """Return an array in which the dims of `axis` are joined to one; that dim; the shape of a
+    result with keepdims."""
     array = as_array(x)
-    dims = dims_of(axis, array.ndim, what)
+    dims = dims_of(axis, array.ndim, function)
     wide = tuple(1 if d in dims else n for d, n in enumerate(array.shape))
     if len(dims) == 1:
         return array, dims[0], wide
@@ -306,19 +307,19 @@ def lanes(x: Any, axis: Any, what: str) -> tuple[Array, int, tuple[Any, ...]]:
 
 def _arg(fn: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
-        what = f"np.arg{fn}"
-        array, d = flat_or(x, axis, what)
+        function = f"np.arg{fn}"
+        array, d = flat_or(x, axis, function)
         if array.ndim == 0:
             array = array.reshape(1)
         if array.extents[d] == 0 and not any(e == 0 for k, e in enumerate(array.extents) if k != d):
-            raise ShapeError(f"{what}: attempt to get arg{fn} of an empty sequence",
+            raise ShapeError(f"{function}: attempt to get arg{fn} of an empty sequence",
                              expected="at least one element along the axis",
                              found=shape_text(array.extents))
-        at_least(1, array.extents[d], what)
+        at_least(1, array.extents[d], function)
         value = array.context.emit_one(ArgReduce(fn, d), array.read())
         if axis is None and keepdims:
-            made = wrap(array.context, value).reshape((1,) * as_array(x).ndim)
-            return store(made, out)
+            position = wrap(array.context, value).reshape((1,) * as_array(x).ndim)
+            return store(position, out)
         return _finish(array, value, (d,), keepdims, out)
 
     return call
@@ -327,10 +328,10 @@ def _arg(fn: str) -> Callable[..., Any]:
 argmin, argmax = _arg("min"), _arg("max")
 
 
-def _cumulative(fn: str, what: str) -> Callable[..., Any]:
+def _cumulative(fn: str, function: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
         element = sum_dtype(x, dtype)
-        array, d = flat_or(as_array(x, element), axis, what)
+        array, d = flat_or(as_array(x, element), axis, function)
         if array.ndim == 0:
             array = array.reshape(1)
         wide = as_array(array, dtypes.folded_in(element))

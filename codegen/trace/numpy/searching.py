@@ -33,7 +33,7 @@ from codegen.trace.numpy import joining, ordering, picking, reducing, shaping
 from codegen.trace.numpy.creation import linspace, zeros
 from codegen.trace.numpy.elementwise import apply, result_type, same_extent, select
 from codegen.trace.numpy.index import combine_at
-from codegen.trace.numpy.order_keys import filled, keys_of, made, split_over
+from codegen.trace.numpy.order_keys import axes_of_dim, emit_op, keys_of, padded_rows
 from codegen.trace.ranks import communicate, mapping
 from codegen.user.numbers import element_type
 
@@ -50,10 +50,10 @@ def sorts_before(a: Any, b: Any) -> Any:
     (ar, ai), (br, bi) = ((picking.real(z), picking.imag(z)) for z in (a, b))
     a_nan, b_nan = apply(np.isnan, ai), apply(np.isnan, bi)
     same = apply(np.equal, ar, br) | (apply(np.isnan, ar) & apply(np.isnan, br))
-    made = apply(np.isnan, br) & ~apply(np.isnan, ar)
-    made = select(same, apply(np.less, ai, bi) | (b_nan & ~a_nan), made)
-    made = select(apply(np.greater, ar, br), b_nan & ~a_nan, made)
-    return select(apply(np.less, ar, br), ~a_nan | b_nan, made)
+    before = apply(np.isnan, br) & ~apply(np.isnan, ar)
+    before = select(same, apply(np.less, ai, bi) | (b_nan & ~a_nan), before)
+    before = select(apply(np.greater, ar, br), b_nan & ~a_nan, before)
+    return select(apply(np.less, ar, br), ~a_nan | b_nan, before)
 
 
 def _strong(x: Any) -> Any:
@@ -73,7 +73,7 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Arra
     ordered = as_array(as_array(a) if sorter is None else as_array(a)[sorter], dtype)
     values = as_array(v, dtype)
     n = ordered.extents[0]
-    few = n.is_const and n.value <= _COMPARED_WITH_ALL and not split_over(ordered, 0)
+    few = n.is_const and n.value <= _COMPARED_WITH_ALL and not axes_of_dim(ordered, 0)
     if few or values.type.dtype.kind == "c":
         wide = shaping.expand_dims(values, values.ndim)
         if side == "left":
@@ -93,9 +93,9 @@ _COMPARED_WITH_ALL = 16  # with so many, a value is faster compared with all
 def _searched(row: Array, values: Array, right: bool) -> Array:
     """Find each value by a binary search. Of a split row each rank searches its block, and the
     ranks add what they find; values that are split alike go from rank to rank."""
-    axes = split_over(row, 0)
+    axes = axes_of_dim(row, 0)
     if not axes:
-        return made(row, SearchSorted(right), values)
+        return emit_op(row, SearchSorted(right), values)
     context = row.context
     n = context.mesh.size(axes)
     kept = [entry if entry == axes or not set(entry) & set(axes) else ()
@@ -103,38 +103,38 @@ def _searched(row: Array, values: Array, right: bool) -> Array:
     d = kept.index(axes) if axes in kept else None
     longest = expr.floordiv((values.extents[d] if d is not None else expr.const(0)) + n - 1, n)
 
-    def found(part: Array, mine: Array) -> Array:
+    def counts_of_block(part: Array, mine: Array) -> Array:
         if d is None:
-            return made(made(part, SearchSorted(right), mine), Fold(axes, "add"))
+            return emit_op(emit_op(part, SearchSorted(right), mine), Fold(axes, "add"))
         rows = shaping.moveaxis(mine, d, -1)
-        block = filled(rows, longest)
+        block = padded_rows(rows, longest)
 
         def turn(_: Any, state: Any) -> Any:
             block, total = state
-            total = total + made(part, SearchSorted(right), block)
+            total = total + emit_op(part, SearchSorted(right), block)
             return communicate.ppermute((block, total), axes, shift=1)
 
         _, total = fori_loop(0, number(n), turn, (block, zeros(block.shape, np.int64)))
         return shaping.moveaxis(as_array(total)[..., : rows.shape[-1]], -1, d)
 
     spec = as_written(tuple(kept))
-    return as_array(mapping.call(context, found, (row, values), {}, None,
+    return as_array(mapping.call(context, counts_of_block, (row, values), {}, None,
                                  (as_written((axes,)), spec), spec))
 
 
 def isin(element: Any, test_elements: Any, invert: bool = False, **_: Any) -> Array:
-    """Return whether each element is in the tests: fewer sorted tests are less than it than are up
-    to it. NaN equals nothing."""
+    """Return whether each element is among the tests: of the sorted tests, fewer are below it than
+    up to it. NaN equals nothing."""
     array, tests = as_array(element), shaping.ravel(test_elements)
     n = tests.extents[0]
-    if n.is_const and n.value <= _COMPARED_WITH_ALL and not split_over(tests, 0):
+    if n.is_const and n.value <= _COMPARED_WITH_ALL and not axes_of_dim(tests, 0):
         same = apply(np.equal, shaping.expand_dims(array, array.ndim), tests)
-        found = reducing.any_(same, axis=-1)
+        present = reducing.any_(same, axis=-1)
     else:
         row = ordering.sort(tests)
-        found = apply(np.less, searchsorted(row, array), searchsorted(row, array, "right"))
-        found = found & apply(np.equal, array, array)
-    return apply(np.logical_not, found) if invert else as_array(found)
+        present = apply(np.less, searchsorted(row, array), searchsorted(row, array, "right"))
+        present = present & apply(np.equal, array, array)
+    return apply(np.logical_not, present) if invert else as_array(present)
 
 
 def digitize(x: Any, bins: Any, right: bool = False) -> Any:
@@ -144,22 +144,22 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     reducing.no_complex(x, "np.digitize")
     _line(bins, "np.digitize: the bins are")
     if not holds_traced(bins):
-        given = np.asarray(bins)
-        falls = bool(given.size and given[0] > given[-1])
-        if np.any(np.diff(given) > 0 if falls else np.diff(given) < 0):
+        known_edges = np.asarray(bins)
+        falls = bool(known_edges.size and known_edges[0] > known_edges[-1])
+        if np.any(np.diff(known_edges) > 0 if falls else np.diff(known_edges) < 0):
             raise _wrong("bins must be monotonically increasing or decreasing", str(bins))
         if falls:
-            return apply(np.subtract, len(given), searchsorted(given[::-1], x, side))
-        return searchsorted(given, x, side)
+            return apply(np.subtract, len(known_edges), searchsorted(known_edges[::-1], x, side))
+        return searchsorted(known_edges, x, side)
     edges = as_array(bins)
     down = apply(np.greater, edges[0], edges[-1])
-    found = searchsorted(select(down, edges[::-1], edges), x, side)
-    return select(down, as_array(edges.shape[0]) - found, found)
+    bin_numbers = searchsorted(select(down, edges[::-1], edges), x, side)
+    return select(down, as_array(edges.shape[0]) - bin_numbers, bin_numbers)
 
 
-def _line(x: Any, what: str) -> None:
+def _line(x: Any, subject: str) -> None:
     if as_array(x).ndim != 1:
-        raise _wrong(f"{what} not 1-D", f"{as_array(x).ndim} dims", "one dim")
+        raise _wrong(f"{subject} not 1-D", f"{as_array(x).ndim} dims", "one dim")
 
 
 def _wrong(message: str, found: str, expected: str = "") -> ShapeError:
@@ -175,7 +175,7 @@ def interp(
     """Interpolate linearly between the points (xp, fp); complex fp: real and imaginary parts."""
     reducing.no_complex(x, "np.interp")
     reducing.no_complex(xp, "np.interp")
-    at, xs = as_array(x, np.float64), as_array(xp, np.float64)
+    points, xs = as_array(x, np.float64), as_array(xp, np.float64)
     dtype = dtypes.BY_NAME["complex128"] if as_array(fp).type.dtype.kind == "c" else dtypes.FLOAT64
     ys = as_array(fp, dtype)
     _line(xs, "np.interp: xp is")
@@ -185,40 +185,41 @@ def interp(
     if period is not None:
         left = right = None
         period = apply(np.absolute, as_array(period, np.float64))
-        at, xs = apply(np.remainder, at, period), apply(np.remainder, xs, period)
+        points, xs = apply(np.remainder, points, period), apply(np.remainder, xs, period)
         order = ordering.argsort(xs)
         xs, ys = xs[order], ys[order]
         xs = joining.concatenate([xs[-1:] - period, xs, xs[:1] + period])
         ys = joining.concatenate([ys[-1:], ys, ys[:1]])
     ends = [None if e is None else as_array(e, dtype) for e in (left, right)]
     if dtype.kind != "c":
-        return _interpolated(at, xs, ys, *ends)
-    made = zeros(at.shape, np.complex128)
-    made.real = _interpolated(at, xs, ys.real, *[e if e is None else picking.real(e) for e in ends])
+        return _interpolated(points, xs, ys, *ends)
+    result = zeros(points.shape, np.complex128)
+    result.real = _interpolated(points, xs, ys.real,
+                                *[e if e is None else picking.real(e) for e in ends])
     imaginary = [e if e is None else picking.imag(e) for e in ends]
-    found = _interpolated(at, xs, ys.imag, *imaginary)
-    made.imag = select(apply(np.isnan, at), 0.0, found)
-    return made[()] if not made.ndim else made
+    imaginary_part = _interpolated(points, xs, ys.imag, *imaginary)
+    result.imag = select(apply(np.isnan, points), 0.0, imaginary_part)
+    return result[()] if not result.ndim else result
 
 
-def _interpolated(at: Array, xs: Array, ys: Array, left: Any, right: Any) -> Any:
+def _interpolated(points: Array, xs: Array, ys: Array, left: Any, right: Any) -> Any:
     """Interpolate as arr_interp of NumPy's C, with its second tries where a formula gives NaN."""
     low, high = ys[0] if left is None else left, ys[-1] if right is None else right
     if xs.extents[0] == 1:
-        inside = select(at > xs[0], high, ys[0])
-        return select(at < xs[0], low, inside)
-    k = picking.clip(searchsorted(xs, at, "right") - 1, 0, xs.shape[0] - 2)
+        inside = select(points > xs[0], high, ys[0])
+        return select(points < xs[0], low, inside)
+    k = picking.clip(searchsorted(xs, points, "right") - 1, 0, xs.shape[0] - 2)
     x0, x1, y0, y1 = xs[k], xs[k + 1], ys[k], ys[k + 1]
     slope = (y1 - y0) / (x1 - x0)
-    found = slope * (at - x0) + y0
-    again = slope * (at - x1) + y1
+    values = slope * (points - x0) + y0
+    again = slope * (points - x1) + y1
     again = select(apply(np.isnan, again) & (y0 == y1), y0, again)
-    found = select(apply(np.isnan, found), again, found)
-    found = select(at == x0, y0, found)
-    found = select(at == xs[-1], ys[-1], found)
-    found = select(at < xs[0], low, found)
-    found = select(at > xs[-1], high, found)
-    return select(apply(np.isnan, at), at, found)
+    values = select(apply(np.isnan, values), again, values)
+    values = select(points == x0, y0, values)
+    values = select(points == xs[-1], ys[-1], values)
+    values = select(points < xs[0], low, values)
+    values = select(points > xs[-1], high, values)
+    return select(apply(np.isnan, points), points, values)
 
 
 # ---- counting ------------------------------------------------------------------------------------
@@ -235,21 +236,21 @@ def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Array:
         raise unsupported("np.bincount, whose length depends on data, without minlength",
                           "minlength=k with all elements less than k; or np.add.at(np.zeros(k, "
                           "int), x, 1)")
-    at = as_array(array, np.int64)
-    inside = as_array((at >= 0) & (at < int(minlength)))
-    expect(array.context, inside.read(), "np.bincount with an element out of bounds: ", at.read(),
-           " (element ", AT, f")\n  expected: 0 to {int(minlength) - 1}, since minlength is "
-           f"{int(minlength)}\n  try:      a larger minlength")
+    elements = as_array(array, np.int64)
+    inside = as_array((elements >= 0) & (elements < int(minlength)))
+    expect(array.context, inside.read(), "np.bincount with an element out of bounds: ",
+           elements.read(), " (element ", AT, f")\n  expected: 0 to {int(minlength) - 1}, since "
+           f"minlength is {int(minlength)}\n  try:      a larger minlength")
     each = 1 if weights is None else as_array(_weights(weights, x), np.float64)
-    made = zeros(int(minlength), np.int64 if weights is None else np.float64)
-    combine_at(made, at, each, "add")
-    return made
+    counts = zeros(int(minlength), np.int64 if weights is None else np.float64)
+    combine_at(counts, elements, each, "add")
+    return counts
 
 
-def _ends(array: Array, given: Any) -> tuple[Any, Any]:
+def _ends(array: Array, limits: Any) -> tuple[Any, Any]:
     """Return the first and the last edge, apart from each other."""
-    if given is not None:
-        low, high = given
+    if limits is not None:
+        low, high = limits
         if not is_traced(low) and not is_traced(high):
             if not (np.isfinite(low) and np.isfinite(high)) or low > high:
                 raise _wrong("range of a histogram", f"({low}, {high})",
@@ -315,7 +316,7 @@ def histogram_bin_edges(x: Any, bins: Any = 10, range: Any = None, weights: Any 
 
 def histogram(x: Any, bins: Any = 10, range: Any = None, density: Any = None,
               weights: Any = None) -> tuple[Any, Any]:
-    """Counts between edges, and the edges; the last edge belongs to the last bin."""
+    """Return counts between edges, and the edges; the last edge belongs to the last bin."""
     array = _numbers(x)
     if _is_count(bins):
         count = _count_of(bins)
@@ -331,18 +332,18 @@ def histogram(x: Any, bins: Any = 10, range: Any = None, density: Any = None,
         k = searchsorted(edges, array, "right") - 1 - apply(np.equal, array, edges[-1])
         k = picking.clip(k, 0, count - 1)
     each = 1 if weights is None else _weights(weights, x)
-    made = zeros(count, np.int64 if weights is None else as_array(each).dtype)
-    combine_at(made, k, select(inside, each, 0), "add")
+    counts = zeros(count, np.int64 if weights is None else as_array(each).dtype)
+    combine_at(counts, k, select(inside, each, 0), "add")
     if not density:
-        return made, edges
-    return made / picking.diff(as_array(edges, np.float64)) / reducing.sum_(made), edges
+        return counts, edges
+    return counts / picking.diff(as_array(edges, np.float64)) / reducing.sum_(counts), edges
 
 
 def _weights(weights: Any, x: Any) -> Array:
-    made, shape = as_array(weights), as_array(x).shape
-    if made.shape != shape:
-        raise _wrong("weights should have the same shape as a", str(made.shape), str(shape))
-    return shaping.ravel(made)
+    array, shape = as_array(weights), as_array(x).shape
+    if array.shape != shape:
+        raise _wrong("weights should have the same shape as a", str(array.shape), str(shape))
+    return shaping.ravel(array)
 
 
 def _place(array: Array, inside: Any, low: Array, high: Array, edges: Array, count: int) -> Any:
@@ -360,13 +361,14 @@ def histogram2d(x: Any, y: Any, bins: Any = 10, range: Any = None, density: Any 
     """Return counts between edges along two dims, and the edges."""
     if not _is_count(bins) and (isinstance(bins, Array) or len(bins) not in (1, 2)):
         bins = [bins, bins]
-    made, edges = histogramdd([x, y], bins, range, density, weights)
-    return made, edges[0], edges[1]
+    counts, edges = histogramdd([x, y], bins, range, density, weights)
+    return counts, edges[0], edges[1]
 
 
 def histogramdd(sample: Any, bins: Any = 10, range: Any = None, density: Any = None,
                 weights: Any = None) -> tuple[Any, tuple[Any, ...]]:
-    """Counts of points (rows of `sample`, or coordinates in a list) in boxes, and the edges."""
+    """Return counts of points (rows of `sample`, or coordinates in a list) in boxes, and the
+    edges."""
     if isinstance(sample, Array) and sample.ndim == 2:
         columns = [sample[:, d] for d in _numbered(sample.shape[1])]
     else:
@@ -379,29 +381,29 @@ def histogramdd(sample: Any, bins: Any = 10, range: Any = None, density: Any = N
     ranges = [None] * len(columns) if range is None else range
     edges = tuple(_dd_edges(_numbers(c), b, r) for c, b, r in zip(columns, each, ranges))
     inside: Any = True
-    at = []
+    bin_numbers = []
     for column, edge in zip(columns, edges):
         k = searchsorted(edge, column, "right") - 1 - apply(np.equal, column, edge[-1])
         count = edge.shape[0] - 1
         inside = apply(np.logical_and, (k >= 0) & (k < count), inside)
-        at.append(picking.clip(k, 0, count - 1))
-    made = zeros(tuple(e.shape[0] - 1 for e in edges), np.float64)
-    one = 1.0 if weights is None else as_array(shaping.ravel(weights), np.float64)
-    made = made.at[tuple(at)].add(select(inside, one, 0.0))
+        bin_numbers.append(picking.clip(k, 0, count - 1))
+    counts = zeros(tuple(e.shape[0] - 1 for e in edges), np.float64)
+    weight = 1.0 if weights is None else as_array(shaping.ravel(weights), np.float64)
+    counts = counts.at[tuple(bin_numbers)].add(select(inside, weight, 0.0))
     if density:
-        total = reducing.sum_(made)
+        total = reducing.sum_(counts)
         for d, edge in enumerate(edges):
             wide = [1] * len(edges)
             wide[d] = edge.shape[0] - 1
-            made = made / picking.diff(edge).reshape(tuple(wide))
-        made = made / total
-    return made, edges
+            counts = counts / picking.diff(edge).reshape(tuple(wide))
+        counts = counts / total
+    return counts, edges
 
 
-def _dd_edges(column: Array, bins: Any, given: Any) -> Array:
+def _dd_edges(column: Array, bins: Any, limits: Any) -> Array:
     if not _is_count(bins):
         return _given_edges(bins)
-    return as_array(linspace(*_ends(column, given), _count_of(bins) + 1))
+    return as_array(linspace(*_ends(column, limits), _count_of(bins) + 1))
 
 
 def _numbered(n: Any) -> Sequence[int]:

@@ -60,10 +60,10 @@ def _wanted(shape: Any) -> list[Expr | None]:
     return out
 
 
-def _missing(have: Shape, given: Sequence[Expr]) -> Expr | None:
+def _missing(have: Shape, known_extents: Sequence[Expr]) -> Expr | None:
     """Return the extent x with product(given) * x = product(have); None: there is none."""
     left, over = list(have), []
-    for e in given:
+    for e in known_extents:
         match = next((k for k, h in enumerate(left) if same_extent(h, e)), None)
         if match is None:
             over.append(e)
@@ -85,22 +85,22 @@ def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None) -> Array:
     if order not in ("C", "A", None):
         raise unsupported(f"reshape with order={order!r}", "x.reshape(...), x.T.reshape(...)")
     wanted = _wanted(shape)
-    given = [e for e in wanted if e is not None]
-    fill = _missing(array.extents, given) if len(given) < len(wanted) else ONE
-    fits = fill is not None and len(wanted) - len(given) <= 1
-    if fits and len(given) == len(wanted):
-        fits = same_extent(expr.product(given), expr.product(array.extents))
+    known_extents = [e for e in wanted if e is not None]
+    fill = _missing(array.extents, known_extents) if len(known_extents) < len(wanted) else ONE
+    fits = fill is not None and len(wanted) - len(known_extents) <= 1
+    if fits and len(known_extents) == len(wanted):
+        fits = same_extent(expr.product(known_extents), expr.product(array.extents))
     if not fits:
         text = ", ".join("-1" if e is None else str(e) for e in wanted)
         raise ShapeError(f"cannot reshape {shape_text(array.extents)} into ({text})",
                          expected=f"a shape of {expr.product(array.extents)} elements",
                          found=f"({text})")
     assert fill is not None
-    made = tuple(fill if e is None else e for e in wanted)
-    result = array.viewed(ops.Reshape(made))
-    shared = view.may_reshape(array.seen, array.base_type.shape, made)
-    if array.storage.turned and not copy and array.ndim > 1:
-        return memory_order.apart(array, _copied(result))
+    full_shape = tuple(fill if e is None else e for e in wanted)
+    result = array.viewed(ops.Reshape(full_shape))
+    shared = view.may_reshape(array.seen, array.base_type.shape, full_shape)
+    if array.storage.transposed and not copy and array.ndim > 1:
+        return memory_order.linked_copy(array, _copied(result))
     return _copied(result) if copy or not shared else result
 
 
@@ -147,7 +147,8 @@ def rollaxis(x: Any, axis: int, start: int = 0) -> Array:
 
 
 def ix_(*arrays: Any) -> Any:
-    """Return a grid of the elements that have these places in each dim; flags name places."""
+    """Return index arrays that select a grid, one for each dim; a boolean array stands for the
+    places where it holds."""
     for x in arrays:
         if as_array(x).ndim != 1:
             raise ShapeError("np.ix_: places in one dim are 1-D", expected="1-D arrays or lists",
@@ -191,7 +192,7 @@ def expand_dims(x: Any, axis: Any) -> Array:
 
 def _at_least(n: int) -> Any:
     def call(*arrays: Any) -> Any:
-        def one(x: Any) -> Array:
+        def widened(x: Any) -> Array:
             a = as_array(x)
             if a.ndim >= n:
                 return a
@@ -201,8 +202,8 @@ def _at_least(n: int) -> Any:
                 return expand_dims(a, (0, 2))
             return reshape(a, (*[1] * (n - a.ndim), *a.shape))
 
-        made = [one(x) for x in arrays]
-        return made[0] if len(made) == 1 else tuple(made)
+        results = [widened(x) for x in arrays]
+        return results[0] if len(results) == 1 else tuple(results)
 
     return call
 
@@ -225,9 +226,9 @@ def broadcast_to(x: Any, shape: Any, subok: bool = False) -> Array:
 
 
 def broadcast_arrays(*arrays: Any, subok: bool = False) -> tuple[Array, ...]:
-    made = [as_array(x) for x in arrays]
-    shape = broadcast_shapes([a.extents for a in made])
-    return tuple(broadcast_to(a, tuple(number(e) for e in shape)) for a in made)
+    operands = [as_array(x) for x in arrays]
+    shape = broadcast_shapes([a.extents for a in operands])
+    return tuple(broadcast_to(a, tuple(number(e) for e in shape)) for a in operands)
 
 
 # ---- cutting and turning ---------------------------------------------------------------------
@@ -315,12 +316,12 @@ def _rolled(array: Array, shift: Any, d: int) -> Array:
         start, box = (*zeros[:d], source, *zeros[d + 1 :]), list(array.extents)
         box[d] = extent
         piece = array.viewed(ops.Slice(start, step, tuple(box))).read()
-        at = (*zeros[:d], target, *zeros[d + 1 :])
-        value = array.context.emit_one(ops.Update(start=at, step=step), value, piece)
+        target_start = (*zeros[:d], target, *zeros[d + 1 :])
+        value = array.context.emit_one(ops.Update(start=target_start, step=step), value, piece)
     return wrap(array.context, value, scalar=False)
 
 
-def half_way(x: Any, axes: Any, sign: int) -> Array:
+def fft_shift(x: Any, axes: Any, sign: int) -> Array:
     array = as_array(x)
     dims = dims_of(axes, array.ndim, "np.fft.fftshift")
     halves = tuple(number(sign * (array.extents[d] // 2)) for d in dims)
@@ -328,7 +329,7 @@ def half_way(x: Any, axes: Any, sign: int) -> Array:
 
 
 def resize(x: Any, shape: Any) -> Array:
-    """Return the elements again and again until the shape is full."""
+    """Return an array of this shape whose elements are those of x, repeated in row-major order."""
     array = ravel(x)
     wanted = [constant(e, "np.resize", "") for e in shape_of(shape, "np.resize")]
     have = constant(array.extents[0], "np.resize", "np.tile")
@@ -373,11 +374,11 @@ def repeat(x: Any, repeats: Any, axis: Any = None) -> Array:
 
 def copy(x: Any, order: str = "K", subok: bool = False) -> Array:
     copied = _copied(as_array(x))
-    return memory_order.kept(copied, x) if order == "K" else copied
+    return memory_order.with_order_of(copied, x) if order == "K" else copied
 
 
 def check_casting(have: DType, wanted: DType, casting: Any = None) -> None:
-    """Raises DtypeError where NumPy would not convert."""
+    """Raise DtypeError where NumPy would not convert."""
     rule: Any = casting or "same_kind"
     if not np.can_cast(dtypes.numpy_dtype(have), dtypes.numpy_dtype(wanted), rule):
         raise DtypeError(f"cannot cast {have} to {wanted}",
@@ -393,15 +394,16 @@ def astype(x: Any, dtype: Any, order: str = "K", casting: Any = None, subok: Any
     if not copy and isinstance(x, Array) and element_type(dtype) == array.type.dtype:
         return x
     value = as_value(array.context, array, dtype)
-    made = wrap(array.context, value, scalar=array.scalar or None if array.ndim == 0 else False)
-    return memory_order.kept(made, array) if order == "K" else made
+    scalar = array.scalar or None if array.ndim == 0 else False
+    converted = wrap(array.context, value, scalar=scalar)
+    return memory_order.with_order_of(converted, array) if order == "K" else converted
 
 
-def triangle(keep_lower: bool, what: str) -> Any:
+def triangle(keep_lower: bool, function: str) -> Any:
     def call(m: Any, k: Any = 0) -> Array:
         array = as_array(m)
         if array.ndim < 2:
-            raise ShapeError(f"{what} needs two dims", expected="2 dims",
+            raise ShapeError(f"{function} needs two dims", expected="2 dims",
                              found=shape_text(array.extents))
         rows, columns = _grid(array, -2), _grid(array, -1)
         compare = np.greater_equal if keep_lower else np.less_equal
@@ -436,10 +438,10 @@ def diag(x: Any, k: int = 0) -> Array:
     if array.ndim == 2:
         return diagonal(array, k)
     n = array.shape[0] + abs(k)
-    made = zeros((n, n), array.dtype)
-    at = arange(array.shape[0])
-    made[at + max(-k, 0), at + max(k, 0)] = array
-    return made
+    matrix = zeros((n, n), array.dtype)
+    positions = arange(array.shape[0])
+    matrix[positions + max(-k, 0), positions + max(k, 0)] = array
+    return matrix
 
 
 def meshgrid(*arrays: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:

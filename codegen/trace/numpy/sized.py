@@ -14,19 +14,20 @@ from typing import Any
 import numpy as np
 
 
-def _kept(x: Any, mask: Any, size: int, fill: Any) -> Any:
-    """Return the first elements along dim 0 where the mask holds; fill None: the first of them
-    again."""
-    at = np.where(mask, np.minimum(np.cumsum(mask) - 1, size), size)
+def _packed(x: Any, mask: Any, size: int, fill: Any) -> Any:
+    """Return the first `size` parts along dim 0 for which the mask holds, then `fill`; for None,
+    the first of them again."""
+    slots = np.where(mask, np.minimum(np.cumsum(mask) - 1, size), size)
     rest = x.shape[1:]
-    made = np.full_like(x, _least(x), shape=(size + 1, *rest))  # unlike 0 + -0.0, this keeps signs
+    # the maximum with the least value keeps the sign of -0.0, which 0 + -0.0 loses
+    packed = np.full_like(x, _least(x), shape=(size + 1, *rest))
     with np.errstate(invalid="ignore"):  # of NaN
-        np.maximum.at(made, at, x)
-    made = made[:size]  # the last one got all others
+        np.maximum.at(packed, slots, x)
+    packed = packed[:size]  # the last one got all others
     there = (np.arange(size) < np.sum(mask)).reshape((size, *[1] * len(rest)))
     if fill is None:  # 0 where there is nothing
-        made = np.where(there, made, np.zeros_like(made))
-    return np.where(there, made, made[:1] if fill is None else np.full_like(made, fill))
+        packed = np.where(there, packed, np.zeros_like(packed))
+    return np.where(there, packed, packed[:1] if fill is None else np.full_like(packed, fill))
 
 
 def _least(x: Any) -> Any:
@@ -41,7 +42,7 @@ def _empty(x: Any) -> bool:
     return any(isinstance(n, int) and n == 0 for n in x.shape)
 
 
-def _places(x: Any) -> Any:
+def _positions(x: Any) -> Any:
     return np.arange(x.shape[0], like=x)
 
 
@@ -52,9 +53,9 @@ def _nan(x: Any) -> Any:
 
 def _firsts(x: Any) -> Any:
     """Return a mask of the first of equal elements in a sorted row; all NaN are equal."""
-    made = np.ones_like(x, dtype=bool)
-    made[1:] = (x[1:] != x[:-1]) & ~(_nan(x[1:]) & _nan(x[:-1]))
-    return made
+    mask = np.ones_like(x, dtype=bool)
+    mask[1:] = (x[1:] != x[:-1]) & ~(_nan(x[1:]) & _nan(x[:-1]))
+    return mask
 
 
 def _row(x: Any) -> Any:
@@ -66,14 +67,14 @@ def _row(x: Any) -> Any:
 
 def flatnonzero(a: Any, *, size: int, fill_value: Any = 0) -> Any:
     mask = _row(a) != 0
-    return _kept(_places(mask), mask, size, fill_value)
+    return _packed(_positions(mask), mask, size, fill_value)
 
 
 def nonzero(a: Any, *, size: int, fill_value: Any = 0) -> Any:
-    found = flatnonzero(a, size=size)
+    flat_indices = flatnonzero(a, size=size)
     there = np.arange(size) < np.count_nonzero(a)
     fills = fill_value if isinstance(fill_value, tuple) else (fill_value,) * np.ndim(a)
-    places = (found,) * np.ndim(a) if _empty(a) else np.unravel_index(found, a.shape)
+    places = (flat_indices,) * np.ndim(a) if _empty(a) else np.unravel_index(flat_indices, a.shape)
     return tuple(np.where(there, p, f) for p, f in zip(places, fills, strict=True))
 
 
@@ -86,22 +87,22 @@ def compress(condition: Any, a: Any, axis: Any = None, *, size: int, fill_value:
     if _empty(a):  # has nothing that could be taken
         shape = [size if d == axis % a.ndim else n for d, n in enumerate(a.shape)]
         return np.full_like(a, fill_value, shape=shape)
-    found = np.moveaxis(np.take(a, flatnonzero(condition, size=size), axis), axis, -1)
+    taken = np.moveaxis(np.take(a, flatnonzero(condition, size=size), axis), axis, -1)
     there = np.arange(size) < np.count_nonzero(condition)
-    return np.moveaxis(np.where(there, found, np.full_like(found, fill_value)), -1, axis)
+    return np.moveaxis(np.where(there, taken, np.full_like(taken, fill_value)), -1, axis)
 
 
 def extract(condition: Any, arr: Any, *, size: int, fill_value: Any = 0) -> Any:
-    return _kept(_row(arr), _row(condition) != 0, size, fill_value)
+    return _packed(_row(arr), _row(condition) != 0, size, fill_value)
 
 
 def trim_zeros(filt: Any, trim: str = "fb", *, size: int, fill_value: Any = 0) -> Any:
     if _empty(filt):
         return np.full_like(filt, fill_value, shape=size)
-    there, at = filt != 0, _places(filt)
+    there, indices = filt != 0, _positions(filt)
     first = np.argmax(there) if "f" in trim.lower() else 0
     last = filt.shape[0] - np.argmax(there[::-1]) if "b" in trim.lower() else filt.shape[0]
-    return _kept(filt, (at >= first) & (at < last) & np.any(there), size, fill_value)
+    return _packed(filt, (indices >= first) & (indices < last) & np.any(there), size, fill_value)
 
 
 # ---- sets ----------------------------------------------------------------------------------------
@@ -111,37 +112,37 @@ def unique(
     ar: Any, return_index: bool = False, return_inverse: bool = False,
     return_counts: bool = False, axis: Any = None, *, size: int, fill_value: Any = None,
 ) -> Any:
-    """Return the sorted elements, each once; all NaN are equal. fill_value: the smallest element by
-    default. axis: of its parts, whole."""
+    """Return the sorted elements, each once; all NaN are equal. With axis, the sorted slices along
+    it. fill_value: the smallest element by default."""
     if axis is None or np.ndim(ar) == 1:
         x = _row(ar)
         order = np.argsort(x, kind="stable") if return_index else None
-        found = np.sort(x)
-        mask = _firsts(found)
+        ordered = np.sort(x)
+        mask = _firsts(ordered)
     else:
         x = np.moveaxis(ar, axis, 0)
         rows = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         order = np.lexsort(rows.T[::-1])
-        rows, found, mask = rows[order], x[order], np.ones_like(order, dtype=bool)
+        rows, ordered, mask = rows[order], x[order], np.ones_like(order, dtype=bool)
         mask[1:] = np.any(rows[1:] != rows[:-1], axis=1)
-    made = [_kept(found, mask, size, fill_value)]
+    results = [_packed(ordered, mask, size, fill_value)]
     if axis is not None:
-        made[0] = np.moveaxis(made[0], 0, axis)
+        results[0] = np.moveaxis(results[0], 0, axis)
     if return_index:
-        made.append(_kept(order, mask, size, None))
+        results.append(_packed(order, mask, size, None))
     if return_inverse and x.ndim > 1:
-        at = np.zeros_like(order)
-        at[order] = np.cumsum(mask) - 1
-        made.append(at)
+        inverse = np.zeros_like(order)
+        inverse[order] = np.cumsum(mask) - 1
+        results.append(inverse)
     elif return_inverse and _empty(x):
-        made.append(np.zeros(np.shape(ar), np.int64))
+        results.append(np.zeros(np.shape(ar), np.int64))
     elif return_inverse:  # what stands behind is larger than all
-        at = np.searchsorted(_kept(found, mask, size, found[-1]), x)
-        made.append(at.reshape(np.shape(ar)))
+        inverse = np.searchsorted(_packed(ordered, mask, size, ordered[-1]), x)
+        results.append(inverse.reshape(np.shape(ar)))
     if return_counts:
-        begin = _kept(_places(found), mask, size + 1, found.shape[0])
-        made.append(np.diff(begin))
-    return made[0] if len(made) == 1 else tuple(made)
+        begin = _packed(_positions(ordered), mask, size + 1, ordered.shape[0])
+        results.append(np.diff(begin))
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def _named(name: str, fields: str, options: dict[str, bool]) -> Callable[..., Any]:
@@ -167,15 +168,15 @@ def intersect1d(
     x, y = _row(ar1), _row(ar2)
     dtype = np.result_type(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
-    found = np.sort(x)
-    mask = _firsts(found) & np.isin(found, y)
-    made = _kept(found, mask, size, fill_value)
+    ordered = np.sort(x)
+    mask = _firsts(ordered) & np.isin(ordered, y)
+    common = _packed(ordered, mask, size, fill_value)
     if not return_indices:
-        return made
+        return common
     order, there = np.argsort(y, kind="stable"), np.arange(size) < np.sum(mask)
-    at = np.minimum(np.searchsorted(np.sort(y), made), y.shape[0] - 1)
-    return (made, _kept(np.argsort(x, kind="stable"), mask, size, x.shape[0]),
-            np.where(there, 0 if _empty(y) else order[at], y.shape[0]))
+    indices = np.minimum(np.searchsorted(np.sort(y), common), y.shape[0] - 1)
+    return (common, _packed(np.argsort(x, kind="stable"), mask, size, x.shape[0]),
+            np.where(there, 0 if _empty(y) else order[indices], y.shape[0]))
 
 
 def setdiff1d(
@@ -183,9 +184,9 @@ def setdiff1d(
 ) -> Any:
     """Return the elements of ar1 that are not in ar2. assume_unique: in the order of ar1, as NumPy
     has them then."""
-    found = _row(ar1) if assume_unique else np.sort(_row(ar1))
-    mask = ~np.isin(found, _row(ar2))
-    return _kept(found, mask if assume_unique else mask & _firsts(found), size, fill_value)
+    elements = _row(ar1) if assume_unique else np.sort(_row(ar1))
+    mask = ~np.isin(elements, _row(ar2))
+    return _packed(elements, mask if assume_unique else mask & _firsts(elements), size, fill_value)
 
 
 def setxor1d(
@@ -193,10 +194,10 @@ def setxor1d(
 ) -> Any:
     """Return the elements that are in one of the arrays only; a NaN equals no other array's."""
     x, y = _row(ar1), _row(ar2)
-    found = np.sort(np.concatenate([x, y]))
-    mask, nan = _firsts(found) & (np.isin(found, x) != np.isin(found, y)), _nan(found)
+    ordered = np.sort(np.concatenate([x, y]))
+    mask, nan = _firsts(ordered) & (np.isin(ordered, x) != np.isin(ordered, y)), _nan(ordered)
     many = np.any(_nan(x)).astype(int) + np.any(_nan(y)).astype(int)
-    return _kept(found, np.where(nan, np.cumsum(nan) <= many, mask), size, fill_value)
+    return _packed(ordered, np.where(nan, np.cumsum(nan) <= many, mask), size, fill_value)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -42,7 +42,7 @@ f = _Functions()
 
 
 def _log_of(x: Any, log_y: Any, y: Any) -> Any:
-    """Return x times a logarithm, which is 0 where x is."""
+    """Return x * log_y, and 0 where x is 0 and y is a number."""
     return select((x == 0) & ~f.isnan(y), 0.0, x * log_y)
 
 
@@ -54,9 +54,9 @@ def _logit(x: Any) -> Any:
 
 def _entropy(x: Any, y: Any, more: Any, at_zero: Any) -> Any:
     """Return x log(x / y) + more where x and y are positive; infinity where it is not defined."""
-    made = select((x > 0) & (y > 0), x * f.log(x / y) + more,
+    value = select((x > 0) & (y > 0), x * f.log(x / y) + more,
                   select((x == 0) & (y >= 0), at_zero, np.inf))
-    return select(f.isnan(x) | f.isnan(y), np.nan, made)
+    return select(f.isnan(x) | f.isnan(y), np.nan, value)
 
 
 def _expit(x: Any) -> Any:
@@ -67,15 +67,15 @@ def _expit(x: Any) -> Any:
 
 def _pseudo_huber(delta: Any, r: Any) -> Any:
     total = delta + f.hypot(delta, r)
-    made = delta * r * (r / select(total == 0, 1.0, total))
-    return select(delta < 0, np.inf, made)
+    loss = delta * r * (r / select(total == 0, 1.0, total))
+    return select(delta < 0, np.inf, loss)
 
 
 def _huber(delta: Any, r: Any) -> Any:
     size = f.absolute(r)
     small = select(size <= delta, r, 0.0)  # no infinity, which times 0 has no derivative
-    made = select(size <= delta, 0.5 * small * small, delta * (size - 0.5 * delta))
-    return select(delta < 0, np.inf, made)
+    loss = select(size <= delta, 0.5 * small * small, delta * (size - 0.5 * delta))
+    return select(delta < 0, np.inf, loss)
 
 
 def _boxcox(log_x: Any, power: Any) -> Any:
@@ -84,7 +84,7 @@ def _boxcox(log_x: Any, power: Any) -> Any:
 
 
 def _inv_boxcox(y: Any, power: Any) -> Any:
-    """Return the logarithm of what it gives."""
+    """Return the logarithm of the inverse Box-Cox transform."""
     return select(power == 0, y, f.log1p(power * y) / power)
 
 
@@ -120,14 +120,14 @@ def sinc_slope(x: Any) -> Any:
     return select(near, small * _series(_SINC_SLOPE, small * small), far)
 
 
-def _boxcox_slope(log_x: Any, power: Any, made: Any) -> Any:
+def _boxcox_slope(log_x: Any, power: Any, transformed: Any) -> Any:
     """Return the derivative of (exp(log_x * power) - 1) / power by the power."""
     product = power * log_x
     near = (f.absolute(product) < 1.0) | (power == 0)
     small = select(near & f.isfinite(log_x), log_x, 0.0)
     safe = select(near, 1.0, power)
     grown = select(log_x == -np.inf, 0.0, f.exp(product) * log_x)
-    return select(near, small * small * _exprel_slope(small * power), (grown - made) / safe)
+    return select(near, small * small * _exprel_slope(small * power), (grown - transformed) / safe)
 
 
 def _inv_boxcox_slopes(y: Any, power: Any, grown: Any) -> list[Any]:
@@ -155,12 +155,12 @@ _SLOPES: dict[str, Callable[..., list[Any]]] = {
     "rel_entr": lambda x, y, _: [f.log(x) - f.log(y) + 1, -_quotient(x, y)],
     "kl_div": lambda x, y, _: [f.log(x) - f.log(y), 1 - _quotient(x, y)],
     "exprel": lambda x, _: [_exprel_slope(x)],
-    "boxcox": lambda x, power, made: [
-        f.power(x, power - 1), _boxcox_slope(f.log(x), power, made)],
-    "boxcox1p": lambda x, power, made: [
-        f.power(1 + x, power - 1), _boxcox_slope(f.log1p(x), power, made)],
+    "boxcox": lambda x, power, transformed: [
+        f.power(x, power - 1), _boxcox_slope(f.log(x), power, transformed)],
+    "boxcox1p": lambda x, power, transformed: [
+        f.power(1 + x, power - 1), _boxcox_slope(f.log1p(x), power, transformed)],
     "inv_boxcox": _inv_boxcox_slopes,
-    "inv_boxcox1p": lambda y, power, made: _inv_boxcox_slopes(y, power, made + 1),
+    "inv_boxcox1p": lambda y, power, shifted: _inv_boxcox_slopes(y, power, shifted + 1),
 }
 
 _FORMULAS: dict[str, Callable[..., Any]] = {
@@ -235,8 +235,8 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False,
         raise unsupported("scipy.special.logsumexp with b= or return_sign=",
                           "np.log(np.sum(b * np.exp(a)))")
     less, most = _shifted(a, axis)
-    made = f.log(reducing.sum_(f.exp(less), axis, keepdims=True)) + most
-    return made if keepdims else made.squeeze(axis)
+    logarithm = f.log(reducing.sum_(f.exp(less), axis, keepdims=True)) + most
+    return logarithm if keepdims else logarithm.squeeze(axis)
 
 
 def zeta(x: Any, q: Any = None) -> Any:

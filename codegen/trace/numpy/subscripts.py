@@ -32,7 +32,7 @@ from codegen.trace.number import expr_of
 class Whole:
     """An item of a key that is one integer: an Expr, or a 0-d array."""
 
-    at: Expr | Value
+    index: Expr | Value
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,12 @@ def _whole(x: Any, extent: Expr, dim: int) -> Whole:
         array = as_array(x)
         within(array.context, array.read(), extent, dim)
         return Whole(array.read())
-    given, e = e, from_the_end(e, extent)
+    signed_index, e = e, from_the_end(e, extent)
     if expr.nonneg(-e - 1) or expr.nonneg(e - extent):
         raise beyond(x, extent, dim)
     stays_within(e, x, extent, dim)
     if (context := Context.current()) is not None:
-        within(context, given, extent, dim)
+        within(context, signed_index, extent, dim)
     return Whole(e)
 
 
@@ -161,7 +161,7 @@ def _least_of_ranks(context: Context, room: Expr, extent: Expr) -> Expr | None:
         names = [a.coord_sym.name for a in axes]
         ranks = list(islice(product(*(range(a.fixed or 1) for a in axes)), _RANKS + 1))
         few = len(ranks) <= _RANKS
-        least = min(room.evaluate(dict(zip(names, at))) for at in ranks)
+        least = min(room.evaluate(dict(zip(names, coords))) for coords in ranks)
         return expr.const(least) if few else None
     alike = room - extent
     if not any(s.kind == "coord" for s in alike.symbols()):
@@ -208,8 +208,8 @@ def expand(array: Array, key: Any) -> tuple[list[Any], bool]:
         raise index_error(f"too many indices for an array of {array.ndim} dims",
                           f"at most {array.ndim} of them",
                           f"{taken} indices for {array.type}")
-    at = dots[0] if dots else len(items)
-    items[at : at + len(dots)] = [slice(None)] * missing
+    position = dots[0] if dots else len(items)
+    items[position : position + len(dots)] = [slice(None)] * missing
     return items, bool(dots)
 
 
@@ -261,30 +261,30 @@ def _as_index(item: Any) -> str:
 # ---- views -----------------------------------------------------------------------------------
 
 
-def _static(at: Expr | Value, extent: Expr) -> bool:
-    return isinstance(at, Expr) and expr.nonneg(at) and expr.nonneg(extent - 1 - at)
+def _static(index: Expr | Value, extent: Expr) -> bool:
+    return isinstance(index, Expr) and expr.nonneg(index) and expr.nonneg(extent - 1 - index)
 
 
 def basic_view(array: Array, items: Sequence[Item]) -> Array:
     """Return the view that Whole, Part and NEW items show."""
     extents = array.extents
     dims = [item for item in items if item is not NEW]
-    one, zero = expr.const(1), expr.const(0)
-    moved = [isinstance(i, Whole) and not _static(i.at, e) for i, e in zip(dims, extents)]
+    unit, zero = expr.const(1), expr.const(0)
+    moved = [isinstance(i, Whole) and not _static(i.index, e) for i, e in zip(dims, extents)]
     if any(moved):
-        starts = tuple(i.at if m else zero for i, m in zip(dims, moved))
+        starts = tuple(i.index if m else zero for i, m in zip(dims, moved))
         array = array.viewed(
-            view.Dynamic(starts, tuple(one if m else e for m, e in zip(moved, extents)))
+            view.Dynamic(starts, tuple(unit if m else e for m, e in zip(moved, extents)))
         )
     start, step, box = [], [], []
     for item, dynamic in zip(dims, moved):
         whole = isinstance(item, Whole)
-        start.append(zero if dynamic else item.at if whole else item.start)
+        start.append(zero if dynamic else item.index if whole else item.start)
         step.append(1 if whole else item.step)
-        box.append(one if whole else item.extent)
+        box.append(unit if whole else item.extent)
     array = array.viewed(ops.Slice(tuple(start), tuple(step), tuple(box)))
     if any(i is NEW or isinstance(i, Whole) for i in items):
-        kept = [one if i is NEW else i.extent for i in items if not isinstance(i, Whole)]
+        kept = [unit if i is NEW else i.extent for i in items if not isinstance(i, Whole)]
         array = array.viewed(ops.Reshape(tuple(kept)))
     return array
 

@@ -49,30 +49,30 @@ def _combining(ufunc: np.ufunc, x: Any, dtype: Any) -> tuple[str, Array, DType]:
 
 def reduce(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None,
            keepdims: Any = False, initial: Any = None, where: Any = True) -> Any:
-    name, what = ufunc.__name__, f"np.{ufunc.__name__}.reduce"
+    name, function = ufunc.__name__, f"np.{ufunc.__name__}.reduce"
     if name in _SUMS:
         return _SUMS[name][0](x, axis, dtype, out, keepdims, initial, where)
     if name == "subtract" and initial is None and where is True and as_array(x).ndim:
         array = as_array(x)
-        d = _one_dim(axis, array, what)
+        d = _one_dim(axis, array, function)
         return reduce(np.add, _but_first_negative(array, d), d, array.dtype, out, keepdims)
     if name not in _ROW:
-        made, d = _reduced(ufunc, x, axis, dtype, initial, where)
-        return store(shaping.expand_dims(made, d) if keepdims else made, out)
+        result, d = _reduced(ufunc, x, axis, dtype, initial, where)
+        return store(shaping.expand_dims(result, d) if keepdims else result, out)
     fn, array, kind = _combining(ufunc, x, dtype)
     if fn == "lcm":
-        axis = dim_of(axis, array.ndim, what)  # as NumPy: along one dim
+        axis = dim_of(axis, array.ndim, function)  # as NumPy: along one dim
         if array.extents[axis] == 1:
             return store(array.copy() if keepdims else shaping.squeeze(array, axis).copy(), out)
-    return reducing.reduce(fn, what, array, axis, kind, out, keepdims, initial, where)
+    return reducing.reduce(fn, function, array, axis, kind, out, keepdims, initial, where)
 
 
 def _but_first_negative(array: Array, d: int) -> Array:
     """Return the array with all but the first element of a dim negated: their sum is the first
     minus all others."""
-    made, rest = as_array(array.copy()), (*[slice(None)] * d, slice(1, None))
-    made[rest] = -made[rest]
-    return made
+    negated, rest = as_array(array.copy()), (*[slice(None)] * d, slice(1, None))
+    negated[rest] = -negated[rest]
+    return negated
 
 
 def accumulate(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None) -> Any:
@@ -87,30 +87,31 @@ def accumulate(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: A
         return store(_running(ufunc, array, d, dtype), out)
     fn, array, kind = _combining(ufunc, array, dtype)
     array = as_array(array, kind)
-    made = wrap(array.context, array.context.emit_one(Cumulative(fn, d), array.read()))
+    result = wrap(array.context, array.context.emit_one(Cumulative(fn, d), array.read()))
     if fn in ("gcd", "lcm", "hypot"):  # of one element alone they are its size
         first = (*[slice(None)] * d, slice(0, 1))
-        made = made.copy()
-        made[first] = array[first]
-    return store(made, out)
+        result = result.copy()
+        result[first] = array[first]
+    return store(result, out)
 
 
 # ---- one after the other -------------------------------------------------------------------------
 
 
-def _one_dim(axis: Any, array: Array, what: str) -> int:
+def _one_dim(axis: Any, array: Array, function: str) -> int:
     if axis is None and array.ndim != 1:
-        raise ShapeError(f"{what}: the operation is not reorderable", found="axis=None",
+        raise ShapeError(f"{function}: the operation is not reorderable", found="axis=None",
                          expected="one axis", remedy="axis=0, or x.ravel()")
-    return dim_of(axis, array.ndim, what)
+    return dim_of(axis, array.ndim, function)
 
 
 def _lanes(ufunc: np.ufunc, x: Any, d: int, dtype: Any) -> Array:
     """Return x with the dim first, which each rank has whole, in the type of NumPy's loop."""
-    *given, kind = loop_dtypes(ufunc, [as_array(x)] * 2, dtype)
-    if set(given) != {kind}:
-        raise DtypeError(f"np.{ufunc.__name__} makes {kind} of {given[0]}, which it cannot go on "
-                         "with", expected="a result of the type of the operands", found=str(kind))
+    *operand_types, kind = loop_dtypes(ufunc, [as_array(x)] * 2, dtype)
+    if set(operand_types) != {kind}:
+        raise DtypeError(f"np.{ufunc.__name__} makes {kind} of {operand_types[0]}, which it cannot "
+                         "go on with", expected="a result of the type of the operands",
+                         found=str(kind))
     lanes = shaping.moveaxis(as_array(x, kind), d, 0)
     layout = lanes.layout
     return lanes.relayout((None, *layout[1:])) if layout and layout[0] is not None else lanes
@@ -118,13 +119,13 @@ def _lanes(ufunc: np.ufunc, x: Any, d: int, dtype: Any) -> Array:
 
 def _reduced(ufunc: np.ufunc, x: Any, axis: Any, dtype: Any, initial: Any, where: Any) -> Any:
     """Reduce one dim in a loop; return the result and the dim."""
-    array, what = as_array(x), f"np.{ufunc.__name__}.reduce"
-    d = _one_dim(axis, array, what)
+    array, function = as_array(x), f"np.{ufunc.__name__}.reduce"
+    d = _one_dim(axis, array, function)
     if where is not True:
-        raise unsupported(f"{what} with where=", "for k in spmd.range(n): t = np.where(mask[k], "
-                          "f(t, x[k]), t)")
+        raise unsupported(f"{function} with where=", "for k in spmd.range(n): "
+                          "t = np.where(mask[k], f(t, x[k]), t)")
     if array.extents[d] == 0 and initial is None:
-        raise ShapeError(f"{what}: zero-size array to a reduction which has no identity",
+        raise ShapeError(f"{function}: zero-size array to a reduction which has no identity",
                          expected="at least one element along the reduced dim", found="none")
     lanes = _lanes(ufunc, array, d, dtype)
     element = lanes.type.dtype
@@ -141,9 +142,9 @@ def _reduced(ufunc: np.ufunc, x: Any, axis: Any, dtype: Any, initial: Any, where
 def _running(ufunc: np.ufunc, x: Any, d: int, dtype: Any) -> Any:
     lanes = _lanes(ufunc, x, d, dtype)
 
-    def turn(k: Any, made: Any) -> Any:
-        made[k] = apply(ufunc, made[k - 1], lanes[k])
-        return made
+    def turn(k: Any, totals: Any) -> Any:
+        totals[k] = apply(ufunc, totals[k - 1], lanes[k])
+        return totals
 
     return shaping.moveaxis(fori_loop(1, lanes.shape[0], turn, lanes.copy()), 0, d)
 
@@ -156,9 +157,9 @@ def _of_segments(ufunc: np.ufunc, x: Any, d: int, dtype: Any, begin: Array) -> A
     counts = apply(np.maximum, ends - begin, 1)
 
     def turn(state: Any) -> Any:
-        k, made = state
-        more = apply(ufunc, made, lanes[apply(np.minimum, begin + k, n - 1)])
-        return k + 1, as_array(select((k < counts).reshape(wide), more, made), lanes.type.dtype)
+        k, totals = state
+        more = apply(ufunc, totals, lanes[apply(np.minimum, begin + k, n - 1)])
+        return k + 1, as_array(select((k < counts).reshape(wide), more, totals), lanes.type.dtype)
 
     longest = reducing.max_(counts, initial=0)
     first = as_array(1, dtypes.INT64), lanes[begin]
@@ -177,10 +178,10 @@ def _one_by_one(ufunc: np.ufunc, array: Array, key: Any, value: Any) -> None:
     more = () if ufunc.nin == 1 else (shaping.broadcast_to(
         value, (*wide[0].shape, *rest)).reshape((places[0].shape[0], *rest)),)
 
-    def turn(k: Any, made: Any) -> Any:
-        at = tuple(p[k] for p in places)
-        made[at] = apply(ufunc, made[at], *(v[k] for v in more))
-        return made
+    def turn(k: Any, updated: Any) -> Any:
+        index = tuple(p[k] for p in places)
+        updated[index] = apply(ufunc, updated[index], *(v[k] for v in more))
+        return updated
 
     array[...] = fori_loop(0, places[0].shape[0], turn, array.copy())
 
@@ -200,24 +201,24 @@ def reduceat(ufunc: np.ufunc, x: Any, indices: Any, axis: Any = 0, dtype: Any = 
     if ufunc.__name__ not in _ROW:
         array = as_array(x)
         d = dim_of(axis, array.ndim, f"np.{ufunc.__name__}.reduceat")
-        at = indices if is_traced(indices) else _checked(ufunc, indices, array, d)
-        made = _of_segments(ufunc, array, d, dtype, as_array(at, dtypes.INT64))
-        return store(made, out)
+        starts = indices if is_traced(indices) else _checked(ufunc, indices, array, d)
+        result = _of_segments(ufunc, array, d, dtype, as_array(starts, dtypes.INT64))
+        return store(result, out)
     fn, array, kind = _combining(ufunc, x, dtype)
     d = dim_of(axis, array.ndim, f"np.{ufunc.__name__}.reduceat")
     array = as_array(array, kind)
     if is_traced(indices):
-        at = as_array(indices, dtypes.INT64)
-        made = _combined(fn, array, d, _segments(at, array, d), at.shape[0])
-        ends = at[:-1] == at[1:]
-        alone = zeros(at.shape[0], bool)
+        starts = as_array(indices, dtypes.INT64)
+        result = _combined(fn, array, d, _segments(starts, array, d), starts.shape[0])
+        ends = starts[:-1] == starts[1:]
+        alone = zeros(starts.shape[0], bool)
         alone[:-1] = ends
-        alone = alone.reshape((at.shape[0], *[1] * (array.ndim - 1 - d)))
-        return store(as_array(select(alone, along(array, d, at), made), kind), out)
+        alone = alone.reshape((starts.shape[0], *[1] * (array.ndim - 1 - d)))
+        return store(as_array(select(alone, along(array, d, starts), result), kind), out)
     begin, n = _checked(ufunc, indices, array, d), array.extents[d].value
     counts = np.maximum(np.append(begin[1:], n) - begin, 1) if begin.size else begin
-    if (made := _of_slices(fn, array, d, begin, counts)) is not None:
-        return store(made, out)
+    if (result := _of_slices(fn, array, d, begin, counts)) is not None:
+        return store(result, out)
     segments = np.repeat(np.arange(len(begin)), counts)
     places = np.repeat(begin, counts) + np.arange(len(segments)) - np.repeat(
         np.cumsum(counts) - counts, counts)
@@ -236,8 +237,8 @@ def _of_slices(fn: str, array: Array, d: int, begin: Any, counts: Any) -> Any:
         return None
 
     def combined(x: Array, axis: int, keepdims: bool) -> Any:
-        what = "np.ufunc.reduceat"
-        total = reducing.reduce(fn, what, x, axis, x.type.dtype, None, keepdims)
+        function = "np.ufunc.reduceat"
+        total = reducing.reduce(fn, function, x, axis, x.type.dtype, None, keepdims)
         if fn != "add" or kind != "f":
             return total
         minus = reducing.all_(apply(np.signbit, x), axis, keepdims=keepdims)  # of -0.0 alone: -0.0
@@ -246,13 +247,13 @@ def _of_slices(fn: str, array: Array, d: int, begin: Any, counts: Any) -> Any:
     def part(first: int, end: int) -> Array:
         return as_array(array[(*[slice(None)] * d, slice(int(first), int(end)))])
 
-    found = []
+    pieces = []
     if many:
         rows = part(begin[0], begin[many])
         shape = (*array.shape[:d], many, int(counts[0]), *array.shape[d + 1 :])
-        found.append(combined(rows.reshape(shape), d + 1, False))
-    found += [combined(part(b, b + c), d, True) for b, c in zip(begin[many:], counts[many:])]
-    return joining.concatenate(found, d) if found[1:] else found[0]
+        pieces.append(combined(rows.reshape(shape), d + 1, False))
+    pieces += [combined(part(b, b + c), d, True) for b, c in zip(begin[many:], counts[many:])]
+    return joining.concatenate(pieces, d) if pieces[1:] else pieces[0]
 
 
 _FEW = 16
@@ -272,13 +273,14 @@ _DECREASE = """reduceat: the indices decrease
   try:      np.sort(indices)"""
 
 
-def _segments(at: Array, array: Array, d: int) -> Array:
+def _segments(starts: Array, array: Array, d: int) -> Array:
     """Return which segment each place belongs to; -1: before the first."""
-    holds = apply(np.less_equal, at[:-1], at[1:])
-    expect(at.context, holds.read(), _DECREASE)
+    holds = apply(np.less_equal, starts[:-1], starts[1:])
+    expect(starts.context, holds.read(), _DECREASE)
     split = None if array.context.rank_view else (layout_of(array.read().type)[d] or None,)
     marks = zeros(array.shape[d], np.int64, split)  # of several that begin at a place, the last one
-    Gather(at.context, (0,), 0, (at.read(),)).write(marks, arange(1, at.shape[0] + 1), "set")
+    gather = Gather(starts.context, (0,), 0, (starts.read(),))
+    gather.write(marks, arange(1, starts.shape[0] + 1), "set")
     return as_array(accumulate(np.maximum, marks) - 1)
 
 
@@ -286,9 +288,9 @@ def _combined(fn: str, array: Array, d: int, segments: Array, count: Any) -> Arr
     """Combine the elements of each segment along a dim; segment -1 stands for none."""
     dtype = array.type.dtype
     shape = (*array.shape[:d], count, *array.shape[d + 1 :])
-    made = full(shape, neutral_sign(fn, dtype), dtypes.numpy_dtype(dtype))
-    Gather(array.context, (d,), d, (segments.read(),)).write(made, array, fn)
-    return as_array(made)
+    result = full(shape, neutral_sign(fn, dtype), dtypes.numpy_dtype(dtype))
+    Gather(array.context, (d,), d, (segments.read(),)).write(result, array, fn)
+    return as_array(result)
 
 
 # ---- at ------------------------------------------------------------------------------------------
@@ -299,8 +301,8 @@ def at(ufunc: np.ufunc, array: Any, key: Any, value: Any = None) -> None:
     name = ufunc.__name__
     if not isinstance(array, Array):
         raise unsupported(f"np.{name}.at on a NumPy array", "an array of the program")
-    given = [array] if ufunc.nin == 1 else [array, value]
-    result = loop_dtypes(ufunc, given, None)[-1]
+    operands = [array] if ufunc.nin == 1 else [array, value]
+    result = loop_dtypes(ufunc, operands, None)[-1]
     shaping.check_casting(result, array.type.dtype)
     if ufunc is np.subtract:
         combine_at(array, key, -as_array(value), "add")
@@ -310,7 +312,7 @@ def at(ufunc: np.ufunc, array: Any, key: Any, value: Any = None) -> None:
         _one_by_one(ufunc, array, key, value)
     else:
         old = get(array, key)
-        set_(array, key, apply(ufunc, old, *given[1:]))
+        set_(array, key, apply(ufunc, old, *operands[1:]))
 
 
 def _may_repeat(key: Any, extents: tuple[expr.Expr, ...]) -> bool:

@@ -20,7 +20,7 @@ from codegen.symbolic import estimate, expr, prove
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.context import Context, require_context
-from codegen.trace.control.conversion import given
+from codegen.trace.control.conversion import checked_callback
 from codegen.trace.control.letting import as_symbol
 from codegen.trace.number import expr_of, maybe
 from codegen.trace.numpy.elementwise import same_extent, shape_text
@@ -53,7 +53,7 @@ def member_of(context: Context, axes: Axes) -> Sym:
 
 def at_member(context: Context, axes: Axes, e: Expr, position: Expr) -> Expr:
     """Return e as the member at this position evaluates it."""
-    return e.subst(context.mesh.at(axes, position))
+    return e.subst(context.mesh.coordinates(axes, position))
 
 
 def independent(
@@ -152,7 +152,7 @@ def same_on_all(context: Context, e: Expr, what: str) -> None:
 def _destination(context: Context, axes: Axes, p: Sym, to: Callable[..., Any]) -> tuple[Expr, Expr]:
     """Return what the user's `to` gives for member p: the destination, and 1 where there is one.
     Raise an error where only the run knows it."""
-    called = given(to, "to= of ppermute", "i", "n")
+    called = checked_callback(to, "to= of ppermute", "i", "n")
     context.selecting = len(context.blocks)
     before = [len(block.ops) for block in context.blocks]
     try:
@@ -168,7 +168,7 @@ def _destination(context: Context, axes: Axes, p: Sym, to: Callable[..., Any]) -
     if found is None:
         raise _no_destination(f"{type(result).__name__}: {result!r}"[:80])
     # the function may have read this rank's own coordinates: they are member p's
-    own = context.mesh.at(axes, expr.symbol(p))
+    own = context.mesh.coordinates(axes, expr.symbol(p))
     return found.value.subst(own), found.holds.subst(own)
 
 

@@ -20,7 +20,7 @@ from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, full_value, number, wrap
 from codegen.trace.context import Block, Context
-from codegen.trace.control.conversion import given
+from codegen.trace.control.conversion import checked_callback
 from codegen.trace.control.functional import fori_loop
 from codegen.trace.control.regions import Mark
 from codegen.trace.kernel_call import Kernel
@@ -42,7 +42,7 @@ def folded(context: Context, axes: Axes, x: Array, op: Any, what: str, prefix: b
     than it is given.
     """
     combined = op.combining(what, empty_like) if isinstance(op, Kernel) else (
-        given(op, f"op= of {what}", "a", "b"))
+        checked_callback(op, f"op= of {what}", "a", "b"))
     called = _checked(combined, what)
     size, own = (number(e) for e in (context.mesh.size(axes), context.mesh.position(axes)))
     bytes_ = expr.product(x.type.shape) * x.type.dtype.size

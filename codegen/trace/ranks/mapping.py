@@ -105,7 +105,7 @@ def _global_extent(
             if same(own, extent):
                 return candidate
     var = Sym("member", "var", expr.const(0), n - 1)
-    at_member = extent.subst(mesh.at(entry, expr.symbol(var)))
+    at_member = extent.subst(mesh.coordinates(entry, expr.symbol(var)))
     total = estimate.prefix_sum(at_member, var, n)
     if total is None or coords_of(total):
         return None

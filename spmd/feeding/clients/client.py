@@ -18,17 +18,17 @@ from typing import Any
 
 from codegen.errors import PeerError, UsageError
 from codegen.suggest import meant
-from spmd.data.pipeline_files import chosen, file_and_name, load, load_text
+from spmd.data.pipeline_files import file_and_name, load, load_text, select_pipeline
 from spmd.data.pipelines import Pipeline, check_name
 from spmd.data.reading_time import source_in_time
 from spmd.data.settings import FIXED, Settings, read
 from spmd.feed_options import HERE
-from spmd.feeding.clients.against_image import check_against
 from spmd.feeding.clients.client_jobs import Files, Follow, fetch_job, submit_job
 from spmd.feeding.clients.first_example import fields_of, first_example
-from spmd.feeding.clients.found_again import found_again
+from spmd.feeding.clients.image_check import check_image
+from spmd.feeding.clients.reload_check import reloaded
 from spmd.feeding.messages.keys import Keys, keys_of
-from spmd.feeding.messages.scheduler_answers import refused
+from spmd.feeding.messages.scheduler_replies import refused
 from spmd.feeding.messages.sockets import OF_KEYS, Lines, received
 from spmd.feeding.messages.wire import TEXT_BYTES, Message, decode, encode, new_id
 
@@ -332,12 +332,12 @@ def _of_file(source: str | os.PathLike[str], name: str) -> Pipeline:
     """The pipeline of a file: FILE.py:NAME, or the one of this name, or the only one."""
     file, said = file_and_name(source)
     found = load_text(_text_of(file), file)
-    return chosen(found, file, said or (name if name in found or len(found) != 1 else ""))
+    return select_pipeline(found, file, said or (name if name in found or len(found) != 1 else ""))
 
 
 def _texts(found: Pipeline) -> dict[str, Any]:
     """What workers make it of: its file, and the modules beside it."""
-    one = found if found.own else found_again(found, _text_of(found.file))
+    one = found if found.own else reloaded(found, _text_of(found.file))
     own = one.own
     assert own is not None
     texts = {"file": os.path.abspath(own.file), "source": own.text, "modules": own.texts(),
@@ -367,7 +367,7 @@ def _facts(found: Pipeline, texts: dict[str, Any], image: str | None,
         acts = found.acts
     gives, why = None, "it was not computed"
     if image:
-        check_against(found, image)
+        check_image(found, image)
         gives, why = fields_of(found), ""
     elif compute:
         gives, why = first_example(texts)

@@ -16,7 +16,7 @@ from typing import Any
 from codegen.errors import InputError, OutputError, PeerError, UsageError
 from codegen.image.manifest import read
 from spmd.feeding.messages.end_conditions import check_condition, condition
-from spmd.feeding.messages.scheduler_answers import Refused
+from spmd.feeding.messages.scheduler_replies import Refused
 from spmd.feeding.messages.wire import new_id
 from spmd.files import ZARR, is_series
 from spmd.files.frames import check_path, check_paths, no_place

@@ -12,7 +12,7 @@ import time
 from spmd.feeding.host.children import Channel, Child, end_together, ended_by, of_parent
 from spmd.feeding.messages.wire import FIELDS
 from spmd.feeding.results.loading import load_pipeline, what_failed
-from spmd.feeding.results.placing import dtype_text
+from spmd.feeding.results.memory_layout import dtype_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

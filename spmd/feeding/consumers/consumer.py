@@ -1,7 +1,7 @@
-"""PipelineSupply: a thread in a process of ranks that fills their rings with what workers compute.
+"""The loop of a consumer: it requests examples of the workers that it has, and fills ring buffers.
 
-In: a scheduler's address and a pipeline's name. It asks the workers that it is assigned for ranges
-of positions, and gives on what they answer (filled_rings.py).
+In: the PipelineSupply whose thread runs it. It requests ranges of positions of the workers that the
+scheduler assigns, and hands over their results (ring_buffers.py).
 Always holds: every place is filled once; what is lost is asked for again; an error ends the run.
 """
 
@@ -10,22 +10,18 @@ from __future__ import annotations
 import os
 import random
 import select
-import threading
 import time
-import weakref
-from contextlib import suppress
 
 from codegen.errors import InputError, PeerError, Place, SpmdError
 from codegen.short_batches import MASK, check_holes, not_given
 from spmd.data.computing import advice
-from spmd.engine.feed_rings import are_idle
-from spmd.feeding.consumers.asked_worker import AskedWorker, broken, said_missed
-from spmd.feeding.consumers.asking import Asking, merged
-from spmd.feeding.consumers.filled_rings import FilledRings
+from spmd.feeding.consumers.piece_ledger import PieceLedger, merge_ranges
+from spmd.feeding.consumers.ring_buffers import RingBuffers
+from spmd.feeding.consumers.worker_connection import WorkerConnection, broken, unreachable_text
 from spmd.feeding.host.machine import host_name
-from spmd.feeding.messages.disagreement import no_newest, other_streams
+from spmd.feeding.messages.consistency_errors import lifo_refused, streams_differ
 from spmd.feeding.messages.keys import zmq
-from spmd.feeding.messages.scheduler_answers import refused
+from spmd.feeding.messages.scheduler_replies import refused
 from spmd.feeding.messages.sockets import REFUSED_KEY, Lines, is_readable, received
 from spmd.feeding.messages.wire import (
     SOON_AFTER,
@@ -35,8 +31,8 @@ from spmd.feeding.messages.wire import (
     encode,
     new_id,
 )
-from spmd.feeding.results.packing import in_frames
-from spmd.feeding.results.placing import bytes_of, described
+from spmd.feeding.results.compression import in_frames
+from spmd.feeding.results.memory_layout import bytes_of, described
 from spmd.feeding.results.skipped_examples import SkippedExamples, say
 
 TYPE_CHECKING = False
@@ -44,8 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from spmd.feeding.messages.keys import Keys
-    from spmd.feeding.messages.scheduler_answers import OpenedStream
+    from spmd.feeding.consumers.pipeline_supply import PipelineSupply
 
 RATE_S = 0.5
 TICK_S = 0.05
@@ -59,97 +54,26 @@ NEWEST = 16  # batches that may wait where the newest are wanted
 PARTING_S = 2.0  # at the end, for others to say what they were told
 
 
-class PipelineSupply:
-    """pipeline@address, with the keys of the scheduler there. One for each feed.
-
-    ranks: numbers of the ranks of this process; device: what they run on; run: of which run.
-    opened: the stream that all processes of the run go on with; None: of this process alone.
-    """
-
-    helps = "more workers (spmd feed status says how many)"  # where ranks wait
-
-    def __init__(self, pipeline: str, address: str, keys: Keys, *, ranks: tuple[int, ...] = (),
-                 device: str = "cpu", run: str = "", opened: OpenedStream | None = None) -> None:
-        self.pipeline, self.address, self.keys, self.opened = pipeline, address, keys, opened
-        self._order = opened.order if opened else ""
-        self.ranks, self.device, self.run_name = ranks, device, run
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        weakref.finalize(self, os.close, self._wake)
-
-    def begin(self, feed: Any, rings: list[Any], start: int) -> None:
-        """Fills the rings from batch `start` on, in a thread, until finish()."""
-        self._stop.clear()
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._wake)  # what ended the thread before this one
-        filling = Filling(self, feed, rings, start)
-        run = filling.stand_by if are_idle(feed, rings) else filling.run
-        self._thread = threading.Thread(target=run, name="feed-consumer", daemon=True)
-        self._thread.start()
-
-    def finish(self) -> None:
-        """Ends the thread; workers and scheduler hear of it."""
-        self._stop.set()
-        os.eventfd_write(self._wake, 1)
-        if self._thread:
-            self._thread.join(5)
-            self._thread = None
-
-    def order(self) -> str:
-        """What a checkpoint knows the stream by; "" until a worker has said it."""
-        return self._order
-
-    def goes_on_with(self, order: str) -> None:
-        """The order that workers are held to: of a checkpoint, or as the first of them said it."""
-        self._order = order
-
-    def text(self) -> str:
-        """What tells the source of the pipeline from others; "" where it is not known."""
-        return self.opened.text if self.opened else ""
-
-    def settings(self) -> dict[str, Any]:
-        """Those of the pipeline that say which example stands where."""
-        return (self.opened.settings if self.opened else None) or {}
-
-    def name_of(self, position: int) -> str:
-        """What an example is called; "" where only workers know the source."""
-        return ""
-
-    def has_finished(self) -> bool:
-        return self._stop.is_set()
-
-    def has_finished_within(self, seconds: float) -> bool:
-        return self._stop.wait(seconds)
-
-    def fileno(self) -> int:
-        return self._wake
-
-    def what_ended(self) -> SpmdError | None:
-        """Whether what was started for this run does not live, however often it is started."""
-        return None
-
-
-class Filling:
-    """What the thread of a PipelineSupply does."""
+class ConsumerLoop:
+    """The loop that the thread of a PipelineSupply runs, with all that it knows."""
 
     def __init__(self, supply: PipelineSupply, feed: Any, rings: list[Any], start: int) -> None:
         self.supply, self.feed = supply, feed
         self.consumer, self.here = new_id(), host_name()
         self.fields = [described(f) for f in feed.fields if f.name != MASK]
         self.masked = len(self.fields) < len(feed.fields)
-        segments = merged([tuple(r.rows) for r in rings])
+        segments = merge_ranges([tuple(r.rows) for r in rings])
         self.rows = (segments[0][0], segments[-1][1]) if segments else (0, 0)
         self.knows_end = False  # it has no rows, and nothing to ask any more
-        self.asking = Asking(segments, feed.batch, start, masked=self.masked,
+        self.ledger = PieceLedger(segments, feed.batch, start, masked=self.masked,
                              row_bytes=sum(bytes_of(f) for f in self.fields),
                              keeps_cut=bool(feed.sends))
-        self.rings = FilledRings(feed, rings, self.asking, start)
+        self.rings = RingBuffers(feed, rings, self.ledger, start)
         self.acts = bool(feed.sends and segments)
         self.homes: dict[int, str] = {}  # by first row: the worker with these environments
         self.died_after: list[float] = []  # when workers did so, at no example
         self.failed: dict[int, SpmdError] = {}  # by batch: raised when a rank asks for it
-        self.workers: dict[str, AskedWorker] = {}
+        self.workers: dict[str, WorkerConnection] = {}
         self.version: int | None = supply.opened.version if supply.opened else None
         self.how, self.settings = "turn", {}  # type: ignore[var-annotated]
         self.began = time.monotonic()
@@ -174,15 +98,15 @@ class Filling:
             self.line = self.lines.watch(self.scheduler)
             self.register()
             while not self.supply.has_finished():
-                self.wait()
-                self.attend()
-                self.hand_back()
-                self.send_back()
+                self.poll()
+                self.handle_messages()
+                self.release_results()
+                self.return_rows()
                 self.fill_rings()
-                self.raise_what_is_wanted()
-                self.ask()
-                self.say_what_is_free()
-                self.rate()
+                self.raise_due_errors()
+                self.request_pieces()
+                self.send_released()
+                self.send_rate()
         except SpmdError as error:
             self.rings.fail(error)
         except Exception as error:  # a defect of ours must end the run, not hang it
@@ -191,8 +115,9 @@ class Filling:
         finally:
             self.close()
 
-    def stand_by(self) -> None:
-        """No batch is for this process: only what it has started for the others is looked after."""
+    def idle(self) -> None:
+        """Run instead of the loop where no batch is for this process: watch what it has started for
+        the others."""
         while not self.supply.has_finished_within(TICK_S):
             if error := self.supply.what_ended():
                 self.rings.fail(error)
@@ -200,34 +125,35 @@ class Filling:
 
     def close(self) -> None:
         for one in self.workers.values():
-            if numbers := self.asking.of(one.worker):
-                one.say("forget", ids=numbers)
+            if numbers := self.ledger.requests_to(one.worker):
+                one.send("forget", ids=numbers)
             one.close()
         waits = bool(self.supply.opened) and self.settings.get("on_error") == "skip"
         if waits:
-            self.hear_until(lambda: not self.skipped.told)
+            self._receive_until(lambda: not self.skipped.told)
         self.parted = False
-        self.tell("done", consumer=self.consumer)
+        self.notify_scheduler("done", consumer=self.consumer)
         if waits:  # from then on the scheduler tells another process
-            self.hear_until(lambda: self.parted)
+            self._receive_until(lambda: self.parted)
         self.skipped.end()
         self.lines.close(linger_ms=200)
 
-    def hear_until(self, over: Callable[[], bool]) -> None:
-        """Hears of what was skipped, if there is a line to the scheduler."""
+    def _receive_until(self, over: Callable[[], bool]) -> None:
+        """Handle what the scheduler says of skipped examples until `over()`, for PARTING_S at most
+        and as long as there is a line to it."""
         end = time.monotonic() + PARTING_S
         while not over() and self.line.stands and time.monotonic() < end:
-            self.tell_again()
+            self.resend_skipped()
             self.scheduler.poll(TICK_S * 1000)
             while frames := received(self.scheduler):
                 message = self.decoded(frames)
                 if message.kind in ("skipped", "said", "parted"):
-                    self.scheduler_said(message)
+                    self.handle_scheduler_message(message)
             self.line.broke()  # it looks whether it stands
 
     # ---- the scheduler
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def notify_scheduler(self, kind: str, **fields: Any) -> None:
         try:
             self.scheduler.send_multipart(encode(kind, **fields), zmq.DONTWAIT)
         except zmq.Again:
@@ -235,125 +161,130 @@ class Filling:
 
     def register(self) -> None:
         opened = self.supply.opened
-        self.tell("consume", consumer=self.consumer, run=self.supply.run_name,
+        self.notify_scheduler("consume", consumer=self.consumer, run=self.supply.run_name,
                   pipeline=self.supply.pipeline, feed=self.feed.name, rows=list(self.rows),
                   batch=self.feed.batch, fields=self.fields, host=self.here,
                   ranks=list(self.supply.ranks), device=self.supply.device, version=self.version,
                   stream=opened and opened.stream, text=opened and opened.text,
                   blocks=self.rings.blocks(), idle=self.knows_end)
 
-    def scheduler_said(self, message: Message) -> None:
+    def handle_scheduler_message(self, message: Message) -> None:
         self.answered = True
         if message.kind == "who":
             self.register()
         elif message.kind == "workers":
-            self.assign(message)
+            self.set_workers(message)
         elif message.kind == "pending":
             self.pending = (time.monotonic(), message["why"])
         elif message.kind == "failed":
             raise refused(message)
         elif message.kind == "skipped":
             self.skipped.say(message["position"], message["text"])
-            self.tell("said", consumer=message["consumer"], position=message["position"])
+            self.notify_scheduler("said", consumer=message["consumer"],
+                                  position=message["position"])
         elif message.kind == "said":
             self.skipped.answered(message["position"])
         elif message.kind == "parted":
             self.parted = True
         elif message.kind == "hold":
-            self.tell("held", consumer=self.consumer, batches=self.asking.hold())
+            self.notify_scheduler("held", consumer=self.consumer, batches=self.ledger.pause())
         elif message.kind == "end_feed":
-            self.asking.end_after(message["batches"])
+            self.ledger.end_after(message["batches"])
         elif message.kind == "gone" and message["pipeline"] == self.supply.pipeline:
-            self.gone(message)
+            self.handle_worker_death(message)
 
-    def assign(self, message: Message) -> None:
-        """Other workers, or other settings: what was lost waits again."""
+    def set_workers(self, message: Message) -> None:
+        """Take over the workers and settings of a message: pieces of workers that are no longer
+        there wait again."""
         self.version, self.how = message["version"], message["how"]
         self.pending = None if any(w["share"] for w in message["workers"]) else self.pending
         self.settings = message["settings"]
         check_holes(self.supply.pipeline, self.settings.get("on_error") == "skip", self.feed.batch,
                     [f.name for f in self.feed.fields])
-        if self.gives_newest() and (self.feed.copied or self.acts):
-            raise no_newest(self.supply.pipeline, self.acts)
+        if self.is_lifo() and (self.feed.copied or self.acts):
+            raise lifo_refused(self.supply.pipeline, self.acts)
         # What waits long is not new any more.
-        lifo = self.gives_newest()
-        self.rings.fill_ahead(NEWEST if lifo else self.rings.depth, lifo)
+        lifo = self.is_lifo()
+        self.rings.limit_ahead(NEWEST if lifo else self.rings.depth, lifo)
         now, self.poller = {w["worker"]: w for w in message["workers"]}, None
         for worker in self.workers.keys() - now.keys():
-            self.lose(worker)
+            self.drop_worker(worker)
         for worker, assigned in now.items():
             others = [w.rows for w in self.workers.values() if w.worker != worker]
             if (one := self.workers.get(worker)) is None:
-                one = self.workers[worker] = AskedWorker(
+                one = self.workers[worker] = WorkerConnection(
                     self.lines, assigned, self.here, self.acts)
                 one.rows = min(others, default=0.0)
             before = one.behind
             one.share, one.behind = assigned["share"], assigned["behind"] or 0
             if one.behind != before:  # what it owes has another turn
                 one.rows = min(others, default=0.0)
-                self.say_take(one, [])
+                self.send_take(one, [])
 
-    def lose(self, worker: str) -> None:
-        """A worker is gone, or not ours any more: others are asked for what it owes."""
+    def drop_worker(self, worker: str) -> None:
+        """Forget a worker that is gone, or is not ours any more: the pieces that it owes wait
+        again."""
         one = self.workers.pop(worker, None)
         self.poller = None
         if one is not None:
-            numbers = self.asking.of(worker)
+            numbers = self.ledger.requests_to(worker)
             if numbers and one.is_alive():
-                one.say("forget", ids=numbers)
-            self.asking.back(numbers)
+                one.send("forget", ids=numbers)
+            self.ledger.requeue(numbers)
             one.close()
 
-    def gone(self, message: Message) -> None:
-        """A worker died at an example: one that kills workers is not computed again."""
-        self.lose(message["worker"])
+    def handle_worker_death(self, message: Message) -> None:
+        """Drop a worker that died; an example that kills workers is skipped, or fails."""
+        self.drop_worker(message["worker"])
         position = message["position"]
         if position is None and message["example"]:
-            self.died_before(message)
-        if position is None or not (many := self.died_at(position, bool(message["outside"]))):
+            self.handle_death_at_no_example(message)
+        if position is None or not (many := self.count_death(position, bool(message["outside"]))):
             return
         if self.settings.get("on_error") == "skip":
-            self.asking.left_out.add(position)
-            self.skip(position, f"{message['example']} ({message['file']}:{message['line']}): "
-                      f"{many} workers died that computed it; the last {message['why']}")
+            self.ledger.skipped.add(position)
+            place = f"{message['file']}:{message['line']}"
+            self.report_skipped(position, f"{message['example']} ({place}): {many} workers died "
+                                f"that computed it; the last {message['why']}")
             return
         example = self.supply.name_of(position) or message["example"]
         named = "" if example == f"position {position}" else f", {example}"
-        self.fail_at(position, InputError(
+        self.fail_position(position, InputError(
             f"pipeline {self.supply.pipeline} failed at position {position}{named}\n"
             f"  {many} workers died that computed it; the last {message['why']}",
             place=Place(message["file"], message["line"] or 0) if message["file"] else None,
             remedy="" if self.acts else advice(message["why"])))
 
-    def died_at(self, position: int, outside: bool) -> int:
-        """How many workers died at this example, if it is the cause. An environment goes on at
-        other positions of its place: whoever kills its workers does not count."""
+    def count_death(self, position: int, outside: bool) -> int:
+        """Return how many workers died at this example if it is the cause, else 0. An environment
+        goes on at other positions of its place: deaths from outside do not count there."""
         if not self.acts:
-            return self.asking.died_at(position, outside)
-        return 0 if outside else self.asking.died_at(position % self.feed.batch)
+            return self.ledger.count_death(position, outside)
+        return 0 if outside else self.ledger.count_death(position % self.feed.batch)
 
-    def died_before(self, message: Message) -> None:
-        """A worker died before its first example, of what the pipeline or its source does; or at
-        none, but after some."""
+    def handle_death_at_no_example(self, message: Message) -> None:
+        """Raise InputError where enough workers died before their first example, of what the
+        pipeline or its source does, or at no example but after some."""
         if message["example"] == SOON_AFTER:
             now = time.monotonic()
             self.died_after = [t for t in self.died_after if now - t < AFTER_S] + [now]
             many = len(self.died_after) if len(self.died_after) >= AFTER_DEATHS else 0
         else:
-            many = self.asking.died_at(BEFORE_ALL, bool(message["outside"]))
+            many = self.ledger.count_death(BEFORE_ALL, bool(message["outside"]))
         if many:
             raise InputError(
                 f"pipeline {self.supply.pipeline} failed at {message['example']}\n  {many} workers "
                 f"died so; the last {message['why']}",
                 place=Place(message["file"], message["line"] or 0) if message["file"] else None)
 
-    def fail_at(self, position: int, error: SpmdError) -> None:
-        """A batch cannot be had. The run may end before it: only who asks for it hears of it."""
-        self.failed.setdefault(self.asking.batch_of(position), error)
+    def fail_position(self, position: int, error: SpmdError) -> None:
+        """Keep the error of a batch that cannot be had, for a rank that asks for it: the run may
+        end before it."""
+        self.failed.setdefault(self.ledger.batch_of(position), error)
 
-    def raise_what_is_wanted(self) -> None:
+    def raise_due_errors(self) -> None:
         sent = self.rings.sent
-        if self.acts and self.rings.owe(sent + 1):
+        if self.acts and self.rings.owes_more(sent + 1):
             raise InputError(
                 f"a rank takes batch {sent + 1} of pipeline {self.supply.pipeline} and has "
                 f"sent nothing back behind batch {sent}",
@@ -361,19 +292,19 @@ class Filling:
                 "are told", found="a second feed.next()",
                 remedy="feed.send in each turn, in every branch")
         for k, error in self.failed.items():
-            if self.rings.is_wanted(self.asking.next if self.gives_newest() else k):
+            if self.rings.is_wanted(self.ledger.next if self.is_lifo() else k):
                 raise error
 
     # ---- waiting
 
-    def wait(self) -> None:
-        """Until somebody says something, a rank took a batch, or a moment passed."""
-        poller = self.poller = self.poller or self.polled()
+    def poll(self) -> None:
+        """Wait until a message comes, a rank takes a batch, or TICK_S have passed."""
+        poller = self.poller = self.poller or self.polled_descriptors()
         # What a ZeroMQ socket has already is not shown by its descriptor.
         ready = is_readable(self.scheduler) or any(
             is_readable(w.socket) for w in self.workers.values())
         self.ready = {fd for fd, _ in poller.poll(0 if ready else TICK_S * 1000)}
-        self.rings.hear(self.ready)
+        self.rings.drain_events(self.ready)
         if self.supply.fileno() in self.ready:
             os.eventfd_read(self.supply.fileno())
         now = time.monotonic()
@@ -381,7 +312,7 @@ class Filling:
             self.looked = now
             self.ready.update(self.line.fds(), *(w.fds() for w in self.workers.values()))
 
-    def polled(self) -> select.poll:
+    def polled_descriptors(self) -> select.poll:
         poller = select.poll()
         for fd in (self.supply.fileno(), *self.rings.descriptors(), self.scheduler.FD,
                    *self.line.fds(), *(w.socket.FD for w in self.workers.values()),
@@ -389,30 +320,30 @@ class Filling:
             poller.register(fd, select.POLLIN)
         return poller
 
-    def attend(self) -> None:
+    def handle_messages(self) -> None:
         if self.ready.intersection(self.line.fds()) and self.line.broke():
             self.register()  # what the scheduler said meanwhile may be lost: it says it again
         while frames := received(self.scheduler):
-            self.scheduler_said(self.decoded(frames))
+            self.handle_scheduler_message(self.decoded(frames))
         for worker, one in list(self.workers.items()):
             look = not self.ready.isdisjoint(one.fds())
             alive = not look or one.is_alive()
-            while worker in self.workers and (frames := one.heard()):
-                self.worker_said(one, self.decoded(frames))
+            while worker in self.workers and (frames := one.receive()):
+                self.handle_worker_message(one, self.decoded(frames))
             if not look:
                 continue
             if not alive and worker in self.workers:
-                self.lose(worker)
-                self.tell("lost", consumer=self.consumer, worker=worker)
+                self.drop_worker(worker)
+                self.notify_scheduler("lost", consumer=self.consumer, worker=worker)
             elif worker in self.workers and one.has_broken():
-                self.lose(worker)
-                self.workers[worker], self.poller = one.again(), None
-            elif worker in self.workers and (why := one.missed()):
-                self.tell("lost", consumer=self.consumer, worker=worker, why=why)
+                self.drop_worker(worker)
+                self.workers[worker], self.poller = one.reconnected(), None
+            elif worker in self.workers and (why := one.outage()):
+                self.notify_scheduler("lost", consumer=self.consumer, worker=worker, why=why)
                 self.missed[worker] = one.assigned["address"], why
                 self.missed_since = self.missed_since or time.monotonic()
-            elif worker in self.workers and one.is_back():
-                self.tell("reached", consumer=self.consumer, worker=worker)
+            elif worker in self.workers and one.is_restored():
+                self.notify_scheduler("reached", consumer=self.consumer, worker=worker)
         if error := self.supply.what_ended():
             raise error
         if (not self.answered and time.monotonic() - self.began > SILENT_S) or (
@@ -430,68 +361,69 @@ class Filling:
 
     # ---- workers
 
-    def ask(self) -> None:
-        """Asks for what waits, of whoever has least before it."""
-        asking, now = self.asking, time.monotonic()
+    def request_pieces(self) -> None:
+        """Request the pieces that wait of the workers that owe least, and overdue ones again."""
+        ledger, now = self.ledger, time.monotonic()
         if not self.workers and not self.knows_end:
             return
         taken, depth = self.rings.taken(), self.rings.ahead
         room = taken + depth if not self.acts else self.rings.sent + 1
-        if not asking.segments and self.hears_of_no_end():
-            asking.pass_until(min([room, *self.failed]))
+        if not ledger.segments and self.needs_no_end():
+            ledger.skip_batches(min([room, *self.failed]))
             return
-        span = 1 if self.acts or self.gives_newest() else depth // 4
-        asking.open_until(
+        span = 1 if self.acts or self.is_lifo() else depth // 4
+        ledger.cut_batches(
             room, len(self.workers), 1 if self.acts else depth, span,
             min(self.failed, default=None), any(w.behind for w in self.workers.values()))
-        loads = asking.loads(self.workers)
+        loads = ledger.outstanding(self.workers)
         work: dict[str, list[Any]] = {}
         own = {w for w, one in self.workers.items() if not one.behind}
-        if late := asking.late(now, bool(own)):
-            able = (own if asking.asked[late].spare and own else loads.keys()) - asking.askers(late)
-            if other := self.choose({w: loads[w] for w in able}, now, 1):
+        if late := ledger.overdue_request(now, bool(own)):
+            able = own if ledger.requests[late].spare and own else loads.keys()
+            able = able - ledger.workers_asked(late)
+            if other := self.choose_worker({w: loads[w] for w in able}, now, 1):
                 work.setdefault(other.worker, []).append(
-                    asking.ask_again(late, other.worker, now, bool(other.behind)))
+                    ledger.request_again(late, other.worker, now, bool(other.behind)))
                 loads[other.worker] += 1
-        while asking.waiting:
-            piece = asking.waiting[0]
+        while ledger.waiting:
+            piece = ledger.waiting[0]
             if piece.k in self.failed:
                 break
-            one = self.choose(loads, now, piece.count, self.homes.get(piece.row, ""))
+            one = self.choose_worker(loads, now, piece.count, self.homes.get(piece.row, ""))
             if one is None:
                 break
             if self.acts:
                 self.homes[piece.row] = one.worker
             work.setdefault(one.worker, []).append(
-                asking.take(one.worker, now, bool(one.behind)))
+                ledger.request(one.worker, now, bool(one.behind)))
             loads[one.worker] += 1
             one.rows += piece.count / (one.share or 1.0)
         for worker, items in work.items():
-            self.say_take(self.workers[worker], items)
+            self.send_take(self.workers[worker], items)
 
-    def say_take(self, one: AskedWorker, items: list[Any]) -> None:
-        one.say("take", pipeline=self.supply.pipeline, version=self.version, fields=self.fields,
+    def send_take(self, one: WorkerConnection, items: list[Any]) -> None:
+        one.send("take", pipeline=self.supply.pipeline, version=self.version, fields=self.fields,
                 order=self.supply.order() or None, share=one.share, behind=one.behind or None,
-                newest_first=self.gives_newest(), work=items,
+                newest_first=self.is_lifo(), work=items,
                 free=self.free.pop(one.worker, None))
 
-    def hears_of_no_end(self) -> bool:
-        """Of a process without rows: it knows where the stream ends, or that it does not. Then it
-        has no more to do with workers, and takes no share of them."""
-        if not self.knows_end and (self.asking.end is not None or not self.settings.get("epochs")):
+    def needs_no_end(self) -> bool:
+        """Return whether a process without rows knows where the stream ends, or that it does not.
+        From then on it has no workers, and takes no share of them."""
+        if not self.knows_end and (self.ledger.end is not None or not self.settings.get("epochs")):
             self.knows_end = True
             for worker in list(self.workers):
-                self.lose(worker)
+                self.drop_worker(worker)
             self.register()
         return self.knows_end
 
-    def choose(self, loads: dict[str, int], now: float, count: int,
-               home: str = "") -> AskedWorker | None:
+    def choose_worker(self, loads: dict[str, int], now: float, count: int,
+               home: str = "") -> WorkerConnection | None:
         if home in self.workers:  # nobody else has its environments
-            return self.workers[home] if self.workers[home].can_be_asked(now) else None
-        piece_s = self.asking.example_s * max(count, self.asking.together)
+            return self.workers[home] if self.workers[home].accepts_requests(now) else None
+        piece_s = self.ledger.example_s * max(count, self.ledger.examples_at_once)
         able = [one for w, one in self.workers.items()
-                if loads.get(w, 1 << 30) < one.credits(piece_s) and one.can_be_asked(now)]
+                if loads.get(w, 1 << 30) < one.credits(piece_s) and one.accepts_requests(now)]
         if not able:
             return None
         if any(not one.behind for one in able):  # what others leave comes after what is ours
@@ -502,98 +434,102 @@ class Filling:
             return min(able, key=lambda one: loads[one.worker])
         return min(able, key=lambda one: one.rows)
 
-    def worker_said(self, one: AskedWorker, message: Message) -> None:
+    def handle_worker_message(self, one: WorkerConnection, message: Message) -> None:
         if message.kind == "given":
-            self.given(one, message)
+            self.handle_result(one, message)
         elif message.kind == "broken":
-            if message["id"] in self.asking.asked and not self.asking.apart(message["id"]):
+            if message["id"] in self.ledger.requests and not self.ledger.split(message["id"]):
                 error = broken(self.supply.pipeline, message["broken"], self.settings)
-                self.fail_at(message["broken"]["position"], error)
+                self.fail_position(message["broken"]["position"], error)
         elif message.kind == "refused":
             raise InputError(f"pipeline {self.supply.pipeline}: {message['text']}")
         elif message.kind == "unknown":
-            self.asking.back(message["ids"])
-            one.quiet_until = time.monotonic() + UNKNOWN_S
+            self.ledger.requeue(message["ids"])
+            one.deferred_until = time.monotonic() + UNKNOWN_S
 
-    def given(self, one: AskedWorker, message: Message) -> None:
-        self.asking.together = message["together"] or 1
+    def handle_result(self, one: WorkerConnection, message: Message) -> None:
+        self.ledger.examples_at_once = message["together"] or 1
         if message["order"] and not self.supply.order():
             self.supply.goes_on_with(message["order"])
-            self.tell("learnt", consumer=self.consumer, order=message["order"])
+            self.notify_scheduler("learnt", consumer=self.consumer, order=message["order"])
         elif message["order"] not in (None, self.supply.order()):  # both were asked before one said
-            raise other_streams(self.supply.pipeline)
-        if self.asking.is_wanted(message["id"]):
-            for position, what in one.skipped(message, self.asking.asked[message["id"]].piece):
-                self.skip(position, what)
-        if free := self.rings.take_in(one, message, self.fields):
-            one.say("free", ids=free)
+            raise streams_differ(self.supply.pipeline)
+        if self.ledger.is_wanted(message["id"]):
+            for position, what in one.skipped(message, self.ledger.requests[message["id"]].piece):
+                self.report_skipped(position, what)
+        if free := self.rings.record_result(one, message, self.fields):
+            one.send("free", ids=free)
 
-    def skip(self, position: int, what: str) -> None:
-        """Said once for the whole run: by its first process, which the scheduler tells."""
+    def report_skipped(self, position: int, what: str) -> None:
+        """Report an example that is left out once for the whole run: its first process prints it,
+        which the scheduler tells."""
         if 0 in self.supply.ranks or not self.supply.opened or not self.line.stands:
             self.skipped.say(position, what)
         else:
-            self.tell("skipped", consumer=self.consumer, **self.skipped.tells(position, what))
+            self.notify_scheduler("skipped", consumer=self.consumer,
+                                  **self.skipped.tells(position, what))
 
-    def tell_again(self) -> None:
+    def resend_skipped(self) -> None:
         for position, what in self.skipped.late():
-            self.tell("skipped", consumer=self.consumer, **self.skipped.tells(position, what))
+            self.notify_scheduler("skipped", consumer=self.consumer,
+                                  **self.skipped.tells(position, what))
 
     # ---- rings
 
     def fill_rings(self) -> None:
-        self.rings.fill(self.gives_newest())
-        if self.rings.end() and (rest := self.asking.not_given()) and self.rows[0] == 0:
+        self.rings.fill(self.is_lifo())
+        if self.rings.end() and (rest := self.ledger.leftover_examples()) and self.rows[0] == 0:
             say(not_given(self.supply.pipeline, rest, self.feed.batch))
 
-    def gives_newest(self) -> bool:
+    def is_lifo(self) -> bool:
         return self.settings.get("queue") == "lifo"
 
-    def hand_back(self) -> None:
-        """Memory of workers that no rank looks at any more: said with what they are asked next."""
+    def release_results(self) -> None:
+        """Collect results that no rank looks at any more: their workers hear of them with the next
+        request."""
         for worker, numbers in self.rings.free().items():
             if worker in self.workers and self.workers[worker].reading:
                 self.free.setdefault(worker, []).extend(numbers)
 
-    def say_what_is_free(self) -> None:
-        """To workers that were asked for nothing meanwhile."""
+    def send_released(self) -> None:
+        """Name released results to workers of which nothing was requested meanwhile."""
         for worker, numbers in self.free.items():
             if worker in self.workers:
-                self.workers[worker].say("free", ids=numbers)
+                self.workers[worker].send("free", ids=numbers)
         self.free.clear()
 
-    def send_back(self) -> None:
-        """Values of feed.send(), to every worker: each keeps those of its environments."""
-        for first, values in self.rings.sent_back() if self.acts else ():
+    def return_rows(self) -> None:
+        """Send the values of feed.send() to every worker: each keeps those of its environments."""
+        for first, values in self.rings.take_returned() if self.acts else ():
             arrays, frames = in_frames(values)
             for one in self.workers.values():
-                one.say("give_back", frames, pipeline=self.supply.pipeline,
+                one.send("give_back", frames, pipeline=self.supply.pipeline,
                         version=self.version, first=first, arrays=arrays)
 
     # ---- what others are told
 
-    def rate(self) -> None:
+    def send_rate(self) -> None:
         now = time.monotonic()
         if now - self.rated < RATE_S:
             return
         self.rated = now
-        self.say_why()
-        self.tell_again()
-        waited, between = self.rings.waits()
-        rows = sum(e - b for b, e in self.asking.segments)
+        self.explain_wait()
+        self.resend_skipped()
+        waited, between = self.rings.wait_times()
+        rows = sum(e - b for b, e in self.ledger.segments)
         taken = self.rings.taken()
-        self.tell("rate", consumer=self.consumer, taken=taken * rows, busy_s=between,
-                  waited_s=waited, queued=max(self.asking.next - taken, 0) * rows)
+        self.notify_scheduler("rate", consumer=self.consumer, taken=taken * rows, busy_s=between,
+                  waited_s=waited, queued=max(self.ledger.next - taken, 0) * rows)
 
-    def say_why(self) -> None:
-        """Why it waits, once for each reason, if it is not over in a moment."""
+    def explain_wait(self) -> None:
+        """Print why ranks wait, once for each reason, where it lasts longer than a moment."""
         if self.pending and time.monotonic() - self.pending[0] > PENDING_S:
-            self.say_once(f" waits: {self.pending[1]}", self.pending[1])
+            self.warn_once(f" waits: {self.pending[1]}", self.pending[1])
         if self.missed and time.monotonic() - self.missed_since > TOGETHER_S:
-            self.say_once(f": {said_missed(self.missed)}", str(sorted(self.missed)))
+            self.warn_once(f": {unreachable_text(self.missed)}", str(sorted(self.missed)))
             self.missed, self.missed_since = {}, 0.0
 
-    def say_once(self, text: str, about: str) -> None:
+    def warn_once(self, text: str, about: str) -> None:
         if about not in self.said and self.rows[0] == 0:
             self.said.add(about)
             say(self.supply.pipeline + text)

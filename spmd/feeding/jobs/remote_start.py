@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from codegen.errors import PeerError, UsageError
 from spmd.feeding.clients.client import Client
 from spmd.feeding.messages.keys import keys_of
-from spmd.feeding.messages.scheduler_answers import Refused
+from spmd.feeding.messages.scheduler_replies import Refused
 
 ASK_S = 2.0
 LOOK_S = 0.3
@@ -34,10 +34,10 @@ def main(arguments: list[str]) -> int:
     part, command = names.index(words[0]), " ".join(w for w in words[1:] if w != DAEMONIZE)
     if part == 0:  # we are there
         os.execvp("sh", ["sh", "-c", command])
-    return Remote(connect, job, int(attempt), part).run(names[part], command)
+    return RemoteStart(connect, job, int(attempt), part).run(names[part], command)
 
 
-class Remote:
+class RemoteStart:
     """A command on the agent that has a part of a job. part: which one."""
 
     def __init__(self, connect: str, job: str, attempt: int, part: int) -> None:

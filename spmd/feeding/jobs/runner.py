@@ -21,17 +21,17 @@ from urllib.parse import quote
 from codegen.errors import OutputError, PeerError, shown
 from spmd.feeding.clients.client import Client
 from spmd.feeding.host.children import Channel, Child, end_marked, ended_by, of_parent
-from spmd.feeding.jobs import spread
+from spmd.feeding.jobs import multi_agent_launch
 from spmd.feeding.jobs.saved_values import SavedValues
 from spmd.feeding.messages.end_conditions import condition
-from spmd.feeding.messages.job_words import checkpoint_folder, word_behind
+from spmd.feeding.messages.job_options import checkpoint_folder, option_value
 from spmd.feeding.messages.keys import KEYS, Keys
-from spmd.feeding.messages.scheduler_answers import Refused
+from spmd.feeding.messages.scheduler_replies import Refused
 from spmd.files import ZARR, is_series
 from spmd.files.checkpoints import complete
 from spmd.files.packed_frames import pack
 
-LAUNCHED = "spmd.feeding.jobs.launched"
+LAUNCHED = "spmd.feeding.jobs.launcher_process"
 FIRST_S = 20.0
 ASK_S = 2.0  # for an answer of the scheduler, before it is asked again
 LOOK_S = 0.1
@@ -54,7 +54,7 @@ class Over(Exception):
         self.why = why
 
 
-class Yielded(Exception):
+class YieldedSlots(Exception):
     """This attempt ends for a job of a higher priority; another one goes on where it ended."""
 
 
@@ -100,12 +100,13 @@ class Runner:
             self.values = SavedValues(os.path.join(self.work, self.series[one.name]), one)
         words, environment = command_of(self.said, self.series), {}
         if len(self.said["places"]) > 1:
-            environment = spread.prepare(self.folder, self.said["places"], self.said["connect"],
-                                         self.of["job"], str(self.of["attempt"]))
+            environment = multi_agent_launch.prepare(
+                self.folder, self.said["places"], self.said["connect"], self.of["job"],
+                str(self.of["attempt"]))
         self.start(words, environment)
         try:
             status = self.watch()
-        except Yielded:
+        except YieldedSlots:
             self.end_ranks()
             self.ask("job_ended", **self.of, status=None, why="", files={}, yields=True)
             return
@@ -136,7 +137,7 @@ class Runner:
             self.before = self.newest_checkpoint()
 
     def newest_checkpoint(self) -> str:
-        folder = word_behind(self.said["words"], "--checkpoint")
+        folder = option_value(self.said["words"], "--checkpoint")
         with suppress(OutputError):
             return max(complete(os.path.join(self.work, folder)), default="")
         return ""
@@ -190,10 +191,11 @@ class Runner:
             os.close(fd)
         alone = len(self.said["places"]) == 1
         self.child.channel.send(
-            command=command, folder=self.work if alone else spread.EVERYWHERE,
+            command=command, folder=self.work if alone else multi_agent_launch.EVERYWHERE,
             environment={KEYS: os.path.join(self.folder, "keys"), "PYTHONUNBUFFERED": "1",
                          "SPMD_RUN": self.said["name"], "SPMD_FEED_DEVICE": self.said["runs_on"],
-                         spread.FOLDER: self.work, spread.PYTHON: sys.executable, **environment})
+                         multi_agent_launch.FOLDER: self.work,
+                         multi_agent_launch.PYTHON: sys.executable, **environment})
 
     def watch(self) -> int:
         """Return the exit status as Popen says it, once what was started has ended."""
@@ -204,7 +206,7 @@ class Runner:
             self.send_prints()
             self.look_at_values()
             if self.before is not None and self.newest_checkpoint() > self.before:
-                raise Yielded
+                raise YieldedSlots
             time.sleep(LOOK_S)
         self.send_prints()
         return status
@@ -287,10 +289,10 @@ def command_of(said: dict[str, Any], series: dict[str, str]) -> list[str]:
     """The launcher's words, and those of `spmd run` with the files of the job. series: where frames
     go, by the names of saves."""
     alone = len(said["places"]) == 1
-    launch = shlex.split(said["launch"]) or ([] if alone else spread.launcher())
+    launch = shlex.split(said["launch"]) or ([] if alone else multi_agent_launch.launcher())
     launch = [word.replace("{ranks}", str(said["ranks"])) for word in launch]
     feed = f"{said['pipeline']}@{said['connect']}"
-    start = [sys.executable, "-m", "spmd"] if alone else spread.RANK
+    start = [sys.executable, "-m", "spmd"] if alone else multi_agent_launch.RANK
     words = [*launch, *start, "run", said["image"],
              "--ranks", str(said["ranks"]),
              "--feed", f"{said['feed']}={feed}" if said["feed"] else feed]

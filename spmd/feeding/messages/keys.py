@@ -1,7 +1,7 @@
 """CURVE keys of feeding: who may connect, and how each side proves who it is.
 
-A folder of keys holds server.key and client.key (public, one line each), server.secret and
-client.secret (readable by their owner only), and allowed/NAME.key for further clients.
+A folder of keys holds server.key and client.key (public), server.secret and client.secret (their
+owner's only), and allowed/NAME.key for further clients: certificates of zmq.auth, or bare keys.
 Always holds: a secret is written to no file that others can read, and to no command line.
 """
 
@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import zmq as zmq  # the others take it from here
+from zmq.auth.certs import create_certificates, load_certificate
 
 from codegen.errors import OutputError, SpmdError, UsageError
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-Z85 = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+Z85 = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 KEYS = "SPMD_FEED_KEYS"  # a folder of keys, where none is given
 PARTS = ("server.key", "server.secret", "client.key", "client.secret")
 
@@ -73,13 +74,10 @@ def make_folder(folder: str) -> Path:
     try:
         there.mkdir(parents=True, exist_ok=True)
         os.chmod(there, 0o700)
-        for who in ("server", "client"):
-            public, secret = pair()
-            for part, value, mode in ((f"{who}.key", public, 0o644),
-                                      (f"{who}.secret", secret, 0o600)):
-                out = os.open(there / part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-                with os.fdopen(out, "w") as file:
-                    file.write(value + "\n")
+        for who in ("server", "client"):  # into a folder that only we can look into
+            _, secret = create_certificates(there, who)
+            os.chmod(secret, 0o600)
+            os.rename(secret, there / f"{who}.secret")
     except OSError as error:
         raise OutputError(f"{there}: keys cannot be written: {error.strerror}") from None
     return there
@@ -152,21 +150,29 @@ def _stamp(folder: str) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, secret: bool = False) -> str:
+    """Return the public key of a file, or its secret one. UsageError where it holds none."""
+    value: bytes | None
     try:
-        with path.open(encoding="ascii", errors="replace") as file:
+        with path.open("rb") as file:
             value = file.read(100).strip()
+        if not Z85.fullmatch(value):
+            value = load_certificate(path)[secret]
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}",
                          remedy="make keys with: python -m spmd feed keys FOLDER") from None
-    if not Z85.fullmatch(value):
-        raise UsageError(f"{path}: expected a key, one line of 40 characters",
+    except ValueError:  # no certificate
+        value = None
+    if value is None or not Z85.fullmatch(value):
+        kind = "secret" if secret else "public"
+        raise UsageError(f"{path}: expected a {kind} key: a certificate as zmq.auth writes it, "
+                         "or one line of 40 characters",
                          remedy="copy the file again as it was made")
-    return value
+    return value.decode()
 
 
 def _secret(path: Path) -> str:
-    value = _read(path)
+    value = _read(path, secret=True)
     if path.stat().st_mode & 0o077:
         raise UsageError(f"{path}: others than its owner may read this secret",
                          remedy=f"chmod 600 {path}")

@@ -11,30 +11,33 @@ import json
 import secrets
 
 from codegen.errors import SpmdError
+from codegen.validators import (
+    Invalid,
+    by_name,
+    each,
+    flag,
+    integer,
+    may_be_missing,
+    maybe,
+    number,
+    one_of,
+    record,
+    row,
+    text,
+)
 from spmd.feeding.messages.field_kinds import (
     address,
     bits,
-    by_name,
-    check_fields,
     count,
-    each,
     file_name,
-    flag,
     identity,
-    is_optional,
     job_file,
     job_name,
     key,
-    maybe,
     name,
-    number,
-    one_of,
     plain,
-    record,
-    row,
+    positive,
     settings,
-    text,
-    whole,
 )
 from spmd.files import ARCHIVES
 
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from spmd.feeding.messages.field_kinds import Check
+    from codegen.validators import Check
 
 VERSION = 1
 HEADER_BYTES = 1 << 20
@@ -62,7 +65,7 @@ class MalformedMessage(SpmdError):
     exit_code = 65
 
 
-LINE = maybe(whole(0, 1 << 31))
+LINE = maybe(integer(0, 1 << 31))
 FILE = maybe(text(4096))
 SOURCE = text(TEXT_BYTES)
 
@@ -77,13 +80,13 @@ PROCESS: dict[str, Check] = {
 ASSIGNED = record(**PROCESS, share=number, behind=maybe(count))
 
 # A field of a feed: dtype as NumPy writes it ("<f4"), shape of one example.
-FIELD = record(name=name, dtype=text(32), shape=each(whole(0, 1 << 40), 32))
+FIELD = record(name=name, dtype=text(32), shape=each(integer(0, 1 << 40), 32))
 
 # An array of a result: `bytes` long when unpacked. It lies in `parts` raw frames from number
 # `frame` on, packed by `codec`.
 ARRAY = record(
-    name=name, dtype=text(32), shape=each(whole(0, 1 << 40), 33), bytes=whole(0, ARRAY_BYTES),
-    frame=whole(0, FRAMES), parts=maybe(whole(1, FRAMES)),
+    name=name, dtype=text(32), shape=each(integer(0, 1 << 40), 33), bytes=integer(0, ARRAY_BYTES),
+    frame=integer(0, FRAMES), parts=maybe(integer(1, FRAMES)),
     codec=maybe(one_of("none", "lz4", "zstd")),
 )
 
@@ -92,7 +95,7 @@ BROKEN = record(position=count, example=text(), file=FILE, line=LINE, text=text(
 
 # Work: its id, the first position, how many, `through`: the last position about which the answer
 # says whether the stream reaches it, and the positions that are left as zeros, not computed.
-WORK = row(identity, count, whole(0, 1 << 32), count, each(count, 4096))
+WORK = row(identity, count, integer(0, 1 << 32), count, each(count, 4096))
 
 # A further result that differs in its id, its rows, its region and its seconds only.
 ALIKE = row(identity, count, count, number)
@@ -122,18 +125,18 @@ FACTS: dict[str, Check] = {
 
 # A file of a job as `spmd run` takes it: NAME=FILE, or FILE alone (""). member: as behind FILE:.
 # file: what it is called where ranks run. path: where its owner has it.
-JOB_ARGUMENT = record(name=text(256), member=text(256), file=file_name, number=whole(0, 999),
+JOB_ARGUMENT = record(name=text(256), member=text(256), file=file_name, number=integer(0, 999),
                       path=text())
 # What a job is. words: more of `spmd run`. launch: what starts so many processes, "" as its agent
 # does. device: the kind that it prefers. restarts: how often it may start again. feed: of image.
 # until: the condition that ends it, as end_conditions.condition reads it; "" for none.
 JOB: dict[str, Check] = {
-    "image": file_name, "least": whole(1, 1 << 20), "most": whole(1, 1 << 20),
+    "image": file_name, "least": integer(1, 1 << 20), "most": integer(1, 1 << 20),
     "inputs": each(JOB_ARGUMENT, 256), "outputs": each(JOB_ARGUMENT, 256),
     "words": each(text(), 256), "launch": text(), "device": text(64),
-    "restarts": whole(0, 1 << 20), "feed": text(128), "until": text(512),
+    "restarts": integer(0, 1 << 20), "feed": text(128), "until": text(512),
 }
-PLACE = row(text(256), whole(1, 1 << 20))
+PLACE = row(text(256), integer(1, 1 << 20))
 # What has gone wrong, of the front of a server and its replicas: the class of the error, its text.
 ERROR = maybe(record(kind=text(64), text=text(65536)))
 
@@ -145,7 +148,7 @@ TABLE: dict[str, dict[str, Check]] = {
              "memory": maybe(count), "cost": maybe(number), "energy": maybe(number),
              "slots": maybe(count)},
     # jobs: those that it was told to start and not yet to end: which attempt, and does it run?
-    "beat": {"agent": identity, "workers": by_name(by_name(MADE, 256), 4096, identity),
+    "beat": {"agent": identity, "workers": by_name(by_name(MADE, 256, name), 4096, identity),
              "jobs": maybe(by_name(row(count, flag), 4096, identity))},
     "leave": {"agent": identity},
     # agent -> scheduler -> every consumer of that pipeline: a worker ended, at which example. Who
@@ -162,8 +165,8 @@ TABLE: dict[str, dict[str, Check]] = {
     # hosts and how many ranks each has, in their order; part: which of them you are. end_job: end
     # it if it runs, and name it no more.
     "start_job": {"job": identity, "attempt": count, "name": job_name, "pipeline": name,
-                  "ranks": whole(1, 1 << 20), "places": each(PLACE, 1000), "part": whole(0, 999),
-                  **JOB},
+                  "ranks": integer(1, 1 << 20), "places": each(PLACE, 1000),
+                  "part": integer(0, 999), **JOB},
     "end_job": {"job": identity},
     "yield_job": {"job": identity},  # end it behind its next checkpoint, if it comes to one
     # scheduler -> agent: public keys of whoever may connect to your workers, and nobody else.
@@ -175,7 +178,7 @@ TABLE: dict[str, dict[str, Check]] = {
     # ranks; idle: it has no rows, and needs no workers any more. learnt: the order of its stream,
     # where only a worker could tell.
     "consume": {"consumer": identity, "run": text(256), "pipeline": name, "feed": name,
-                "rows": row(count, count), "batch": whole(1), "fields": each(FIELD, FIELDS),
+                "rows": row(count, count), "batch": positive, "fields": each(FIELD, FIELDS),
                 "host": text(256), "ranks": each(count, 65536), "device": text(64),
                 "stream": maybe(identity), "version": maybe(count), "text": maybe(text(64)),
                 "blocks": maybe(count), "idle": maybe(flag)},
@@ -198,7 +201,7 @@ TABLE: dict[str, dict[str, Check]] = {
     "workers": {"name": name, "version": count, "settings": settings,
                 "workers": each(ASSIGNED, 2048), "how": one_of("turn", "random", "all")},
     "pending": {"why": text()},
-    "failed": {"text": text(65536), "code": whole(0, 255)},
+    "failed": {"text": text(65536), "code": integer(0, 255)},
     # client -> scheduler, and its answers. open: a run begins to take a feed; it goes on with the
     # version that is answered, in all its processes.
     "submit": {**PIPELINE, **FACTS},
@@ -218,12 +221,12 @@ TABLE: dict[str, dict[str, Check]] = {
     "submit_job": {"job": identity, "pipeline": name, **JOB},
     "job": {"name": job_name},
     "end_early": {"job": identity, "attempt": count},
-    "job_ended": {"job": identity, "attempt": count, "status": maybe(whole(0, 255)),
+    "job_ended": {"job": identity, "attempt": count, "status": maybe(integer(0, 255)),
                   "why": text(), "files": by_name(count, 1000, job_file), "yields": maybe(flag)},
     "cancel_job": {"name": job_name, "by": maybe(text(256))},
     "status": {},
     "answer": {"value": plain(12, 65536)},
-    "refused": {"text": text(65536), "code": whole(0, 255)},
+    "refused": {"text": text(65536), "code": integer(0, 255)},
     # consumer -> worker. It must know that version (load); one that does not answers unknown.
     # order: of the stream that it must be, where that is known. share, behind: as in ASSIGNED.
     # free: results that no rank looks at any more, as in a message of that name.
@@ -253,8 +256,8 @@ TABLE: dict[str, dict[str, Check]] = {
     # it is told to stop. length: of the JSON at the beginning of the frames.
     "replica": {"spmd": text(64), "host": text(256), "machine": text(256)},
     "opened": {"job": count, "error": ERROR},
-    "made": {"call": count, "length": whole(0, 1 << 40), "error": ERROR},
-    "saved": {"call": count, "length": whole(0, 1 << 40)},
+    "made": {"call": count, "length": integer(0, 1 << 40), "error": ERROR},
+    "saved": {"call": count, "length": integer(0, 1 << 40)},
     "parting": {},
     # front -> replica. serve: open this job, whose image is so long, and the rest of the frames a
     # state file with this ending; keep: close all jobs but this one; read: a frame was read; hush:
@@ -262,12 +265,13 @@ TABLE: dict[str, dict[str, Check]] = {
     "serve": {"job": count, "image": count, "state": maybe(one_of(*ARCHIVES))},
     "keep": {"job": count},
     "call": {"job": count, "call": count, "entry": maybe(text(256)), "streams": flag,
-             "length": whole(0, 1 << 40)},
+             "length": integer(0, 1 << 40)},
     "read": {"call": count},
     "hush": {"call": count},
-    "share": {"part": count, "of": whole(1)},
+    "share": {"part": count, "of": positive},
 }
-OPTIONAL = {kind: {one for one, check in fields.items() if is_optional(check)}
+_CHECKS = {kind: record(**fields) for kind, fields in TABLE.items()}
+OPTIONAL = {kind: {field for field, check in fields.items() if may_be_missing(check)}
             for kind, fields in TABLE.items()}
 FRAMED = frozenset({"given", "give_back", "put", "answer", "serve", "call", "made", "saved"})
 IN_PIECES = "in_pieces"  # no kind of message: so many frames behind this one are the header of one
@@ -369,8 +373,8 @@ def _checked(kind: str, fields: dict[str, Any], frames: int) -> None:
     if frames and kind not in FRAMED:
         raise _malformed(f"{kind}: expected no raw frames, found {frames}")
     try:
-        check_fields(fields, TABLE[kind])
-    except ValueError as error:
+        _CHECKS[kind](fields)
+    except Invalid as error:
         raise _malformed(f"{kind}: {error}") from None
     for array in fields.get("arrays") or ():
         if array["frame"] + (array["parts"] or 1) > frames:

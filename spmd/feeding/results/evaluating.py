@@ -13,7 +13,7 @@ import numpy as np
 
 from spmd.feeding.host import steady_clock as time
 from spmd.feeding.results.loading import TEXT
-from spmd.feeding.results.placing import dtype_named
+from spmd.feeding.results.memory_layout import dtype_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from spmd.data.pipelines import Pipeline
 
-NAMED_S = 5e-3  # work that takes longer has the names of its examples on the board
+NAMED_S = 5e-3  # work that takes longer has the names of its examples in its heartbeat
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Evaluator:
         return self._order
 
     def compute(self, work: Any, fields: list[dict[str, Any]], out: dict[str, np.ndarray],
-                board: Any, rows_of: Callable[[np.ndarray], Any] | None = None) -> Computed:
+                heartbeat: Any, rows_of: Callable[[np.ndarray], Any] | None = None) -> Computed:
         """Rows first, first + 1, … into `out`, as far as the stream goes; rows_of: as Pipeline
         writes them."""
         first, count = work.first, work.count
@@ -77,7 +77,7 @@ class Evaluator:
             self._fields = fields
             self._specs = {f["name"]: (tuple(f["shape"]), dtype_named(f["dtype"])) for f in fields}
         specs = self._specs
-        watch, began = self._watch(first, count, board), time.monotonic()
+        watch, began = self._watch(first, count, heartbeat), time.monotonic()
         broken: list[dict[str, Any]] = []
         end = self.pipeline.total()
         fatal, there = False, np.zeros(count, np.bool_)
@@ -96,7 +96,7 @@ class Evaluator:
             if fatal:
                 break
         if end is None and self._may_end and work.through >= first + count and not fatal:
-            ahead = self._watch(work.through, 1, board)  # the names of others are no help there
+            ahead = self._watch(work.through, 1, heartbeat)  # the names of others are no help there
             end = self.pipeline.compute(work.through, 1, specs, watch=ahead, raises=False).total
         rows = count if end is None else max(0, min(count, end - first))
         if rows:
@@ -110,13 +110,14 @@ class Evaluator:
         return {position for p in work.left_out
                 for position in range(p - p % size, p - p % size + size)}
 
-    def _watch(self, first: int, count: int, board: Any) -> Callable[[int], None]:
-        """Says on the board which example it is; by its name where that takes no time beside it."""
+    def _watch(self, first: int, count: int, heartbeat: Any) -> Callable[[int], None]:
+        """Return what is called before each example, to say in the heartbeat which one it is: by
+        its name where that takes no time beside it."""
         at_once = self.pipeline.size or 1
         if self._mean_s and self._mean_s * count < NAMED_S:
-            return partial(board.at, count=at_once)
+            return partial(heartbeat.begin_example, count=at_once)
         name = self.pipeline.namer(first, count)
-        return lambda position: board.at(position, name(position), at_once)
+        return lambda position: heartbeat.begin_example(position, name(position), at_once)
 
 
 def _ranges(first: int, count: int, left_out: set[int],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.errors import SpmdError
-from spmd.data.pipeline_files import chosen, load_text
+from spmd.data.pipeline_files import load_text, select_pipeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def load_pipeline(said: dict[str, Any]) -> Pipeline:
     there, if that is known. Errors name the file and the line."""
     file, name = said["file"], said.get("own_name")
     found = load_text(said["source"], file, modules=said.get("modules"))
-    return chosen(found, file, name or (said["name"] if len(found) != 1 else ""))
+    return select_pipeline(found, file, name or (said["name"] if len(found) != 1 else ""))
 
 
 def what_failed(error: BaseException, file: str) -> tuple[str, str | None, int | None]:

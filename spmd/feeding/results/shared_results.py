@@ -51,7 +51,7 @@ class SharedRegion:
             pass
 
 
-class Handing:
+class ResultSharer:
     """The worker's side: who of this host may have regions, and which are whose.
 
     most: bytes of all regions together. `local`: the name of its socket, `secret`: what it asks.
@@ -225,7 +225,7 @@ def _hand(peer: socket.socket, region: SharedRegion) -> bool:
     return True
 
 
-class ReadResults:
+class ResultReader:
     """The consumer's side, to one worker of its host. Mapped regions stay until it closes."""
 
     def __init__(self, consumer: str, local: str, secret: str) -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import NamedTuple
 
-from spmd.feeding.scheduling.fair_division import Parts, divided
 from spmd.feeding.scheduling.free_workers import SLIVER
-from spmd.feeding.scheduling.spare_time import SpareTime, spare_time
-from spmd.feeding.scheduling.worker_time import Budget, Held, Need, Pool, fit, held_by, supplied
+from spmd.feeding.scheduling.max_min_fairness import Parts, divided
+from spmd.feeding.scheduling.spare_capacity import SpareCapacity, spare_time
+from spmd.feeding.scheduling.worker_shares import Budget, Held, Need, Pool, fit, held_by, supplied
 
 Shares = dict[str, dict[str, float]]  # worker -> consumer -> part of its time
 
@@ -108,7 +108,7 @@ class Assignment:
     needs: Mapping[str, float | None] = field(default_factory=dict)
     lacks: Mapping[str, int] = field(default_factory=dict)
     limited: Mapping[str, str] = field(default_factory=dict)
-    spare: Mapping[str, SpareTime] = field(default_factory=dict)
+    spare: Mapping[str, SpareCapacity] = field(default_factory=dict)
 
     def of(self, consumer: str) -> dict[str, float]:
         """The workers of a consumer, with their shares."""
@@ -118,7 +118,7 @@ class Assignment:
 def assign(
     pipelines: Sequence[PipelineRow], consumers: Sequence[ConsumerRow],
     workers: Sequence[WorkerRow], before: Shares | None = None, turn: int = 0,
-    spare_before: Mapping[str, SpareTime] | None = None,
+    spare_before: Mapping[str, SpareCapacity] | None = None,
 ) -> Assignment:
     """Priorities first; then all alike. turn: the number of the time slice, where slices are due.
 
@@ -418,7 +418,7 @@ def _spread(
 def _with_spare(
     found: Assignment, line: Sequence[PipelineRow], waiting: Set[str],
     demands: Mapping[str, list[Need]], budgets: Mapping[str, Budget], pool: Pool,
-    before: Mapping[str, SpareTime], turn: int,
+    before: Mapping[str, SpareCapacity], turn: int,
 ) -> Assignment:
     """Who lacks workers, the highest priority first, has what others leave; those that wait for
     workers are told so."""

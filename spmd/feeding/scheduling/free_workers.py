@@ -1,7 +1,7 @@
 """Workers with free time, in the order in which a consumer takes them.
 
 In: a pool, and every change of it. Out: workers one after the other, the most fitting first. Used
-by worker_time.py. Always holds: to find the next worker is no look at each of them.
+by worker_shares.py. Always holds: to find the next worker is no look at each of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from spmd.feeding.scheduling.worker_time import Budget, Need, Pool
+    from spmd.feeding.scheduling.worker_shares import Budget, Need, Pool
 
     Line = list[tuple[float, int, str]]  # (minus how much or how fast, place, worker), in order
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from codegen.errors import PeerError, UsageError
 from codegen.suggest import meant
-from spmd.feeding.messages.job_words import has_frames
+from spmd.feeding.messages.job_options import has_frames
 from spmd.feeding.messages.wire import JOB, Message
 from spmd.feeding.scheduling.job_files import JobFiles
 from spmd.feeding.scheduling.job_places import (
@@ -24,13 +24,13 @@ from spmd.feeding.scheduling.job_places import (
     distinct_names,
     place_jobs,
 )
-from spmd.feeding.scheduling.known_parties import (
+from spmd.feeding.scheduling.preemption import RunningRow, jobs_that_yield, keeps_checkpoints
+from spmd.feeding.scheduling.registry import (
     JOULES,
     KnownAgent,
     KnownConsumer,
     KnownPipeline,
 )
-from spmd.feeding.scheduling.preemption import RunningRow, jobs_that_yield, keeps_checkpoints
 from spmd.feeding.scheduling.run_versions import unknown_pipeline
 from spmd.feeding.scheduling.scheduler_state import FullDisk, StateFile, StoredJob
 

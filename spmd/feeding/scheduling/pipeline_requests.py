@@ -15,7 +15,7 @@ from codegen.errors import UsageError
 from codegen.suggest import meant
 from spmd.data.settings import FIXED, Settings, read
 from spmd.feeding.messages.wire import FACTS
-from spmd.feeding.scheduling.known_parties import KnownPipeline
+from spmd.feeding.scheduling.registry import KnownPipeline
 from spmd.feeding.scheduling.scheduler_state import StoredPipeline
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from spmd.feeding.messages.job_words import word_behind
+from spmd.feeding.messages.job_options import option_value
 from spmd.feeding.scheduling.job_places import JobRow, SlotRow, agents_for, in_turn
 
 
@@ -38,8 +38,8 @@ class RunningRow(NamedTuple):
 def keeps_checkpoints(words: Sequence[str]) -> bool:
     """Return whether a job with these words of `spmd run` goes on where it ended: a folder that is
     not absolute lies where its ranks run, and goes with these."""
-    folder = word_behind(words, "--checkpoint")
-    return os.path.isabs(folder) and folder == word_behind(words, "--resume")
+    folder = option_value(words, "--checkpoint")
+    return os.path.isabs(folder) and folder == option_value(words, "--resume")
 
 
 def jobs_that_yield(waiting: Sequence[JobRow], running: Sequence[RunningRow],

@@ -17,13 +17,14 @@ from contextlib import suppress
 from typing import Any
 
 from codegen.errors import PeerError, SpmdError
-from spmd.feeding.host.stopping import Stopping
-from spmd.feeding.messages.disagreement import other_streams
+from spmd.feeding.host.stop_request import StopRequest
+from spmd.feeding.messages.consistency_errors import streams_differ
 from spmd.feeding.messages.sockets import GONE, SENT, received, send_to
 from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode
 from spmd.feeding.scheduling.assignment import Assignment, assign
 from spmd.feeding.scheduling.jobs import Jobs
-from spmd.feeding.scheduling.known_parties import (
+from spmd.feeding.scheduling.pipeline_requests import cancelled, submitted, updated
+from spmd.feeding.scheduling.registry import (
     KnownAgent,
     KnownConsumer,
     KnownPipeline,
@@ -31,10 +32,9 @@ from spmd.feeding.scheduling.known_parties import (
     names_of,
     preferred,
 )
-from spmd.feeding.scheduling.pipeline_requests import cancelled, submitted, updated
 from spmd.feeding.scheduling.run_versions import RunVersions, unknown_pipeline
 from spmd.feeding.scheduling.scheduler_state import FullDisk, StateFile, StoredPipeline
-from spmd.feeding.scheduling.spare_time import SpareTime
+from spmd.feeding.scheduling.spare_capacity import SpareCapacity
 
 SILENT_S = 1.5  # an agent that has not beaten for so long is dead
 CONSUMER_SILENT_S = 10.0  # it has its workers anyway; what it had is then given to others
@@ -71,7 +71,7 @@ class Scheduler:
         self.names: dict[str, str] = {}  # of machines, as their agents said them
         self.snapshot: dict[str, Any] = {}  # what the page shows; replaced, never changed
         self.looking: Any = None  # makes it: overview.overview
-        self.stopping = Stopping()
+        self.stopping = StopRequest()
         self.own_workers = False  # whoever started us starts workers too
         self.allowed: Callable[[], Collection[str]] | None = None  # keys, for workers, too
         self.welcomes: Callable[[Any], Any] = lambda router: router  # sockets.without_strangers
@@ -261,7 +261,7 @@ class Scheduler:
             return
         stored = self._version_of(one)
         if stored.facts.setdefault("order", message["order"]) != message["order"]:
-            self.tell(peer, "failed", code=65, text=str(other_streams(one.pipeline)))
+            self.tell(peer, "failed", code=65, text=str(streams_differ(one.pipeline)))
         elif stored.version == self.pipelines[one.pipeline].stored.version:
             with suppress(FullDisk):
                 self.store.put_pipeline(stored)
@@ -519,7 +519,7 @@ class Scheduler:
             self.snapshot = self.looking(self, now)
 
 
-NO_TIME = SpareTime((), 0)
+NO_TIME = SpareCapacity((), 0)
 SHARE_OF_ALL = 0.01  # of a worker that all are asked, since pull is "all", beside their own
 
 

@@ -13,8 +13,8 @@ from codegen.places import user_place
 from spmd.data.pipeline_files import is_loading, load_beside
 from spmd.data.pipelines import Pipeline
 from spmd.data.reading_time import source_in_time
-from spmd.feeding.clients.opened_streams import opened
-from spmd.feeding.consumers.consumer import PipelineSupply
+from spmd.feeding.clients.open_stream import opened
+from spmd.feeding.consumers.pipeline_supply import PipelineSupply
 from spmd.feeding.messages.keys import keys_of
 from spmd.feeding.starting.local_feeding import StartedSupply, started
 
@@ -45,10 +45,10 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
             found=f"feed={given!r}", remedy="or write the pipeline into a file of its own")
     if isinstance(given, str) and (found := REMOTE.fullmatch(given)):
         name, address = found.groups()
-        keys = processes.together(lambda: keys_of(""), shared=False)
+        keys = processes.run_in_all(lambda: keys_of(""), shared=False)
         known = [one for one in (before, *beside) if isinstance(one, PipelineSupply)]
         same = [one.opened for one in known if (one.pipeline, one.address) == (name, address)]
-        stream = processes.from_first(lambda: opened(
+        stream = processes.run_in_first(lambda: opened(
             name, address, keys, feed, run_name(), same[0] if same else None))
         return PipelineSupply(name, address, keys, ranks=ranks, run=run_name(), opened=stream,
                               device=os.environ.get(DEVICE, "cpu"))
@@ -57,7 +57,7 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
                                     expected="NAME@tcp://HOST:PORT"))
 
     if isinstance(before, StartedSupply):  # its workers know the pipeline already
-        processes.together(lambda: before.check_batch(feed.batch), shared=False)
+        processes.run_in_all(lambda: before.check_batch(feed.batch), shared=False)
         if all(processes.all_gather(before.can_go_on(ranks))):
             return before
 
@@ -69,7 +69,7 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
             found.check_batch(feed.batch)
         return found
 
-    pipeline = processes.together(checked, shared=False)
+    pipeline = processes.run_in_all(checked, shared=False)
     return started(pipeline, processes=processes, ranks=ranks, feed=feed, run=run_name())
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from codegen.errors import PeerError, UsageError, shown
 from spmd.data.pipeline_files import load
-from spmd.feed_options import NONE, given_settings
+from spmd.feed_options import NONE, command_line_settings
 from spmd.feeding.clients.client import Client, row_of
 from spmd.feeding.messages.keys import keys_of, make_folder
-from spmd.feeding.starting.serving import serve
+from spmd.feeding.starting.scheduler_process import serve
 from spmd.feeding.status.status_tables import job_text, pipeline_text, table_text
 from spmd.feeding.workers.agent import run_agent
 from spmd.interrupts import Terminated
@@ -31,7 +31,7 @@ BEGIN, END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen, w
 
 def command(asked: argparse.Namespace, _: Processes) -> int:
     """Does what was asked for. Returns the exit code, which may be that of a job."""
-    return WHAT[asked.what](asked) or 0
+    return WHAT[asked.subcommand](asked) or 0
 
 
 def _serve(asked: argparse.Namespace) -> None:
@@ -65,11 +65,11 @@ def _submit(asked: argparse.Namespace) -> int:
     pipeline = load(asked.file)
     asked.ranks = pipeline.settings.ranks if asked.ranks is None else asked.ranks
     asked.ranks = None if asked.ranks is NONE else asked.ranks
-    if asked.ranks is None and (without := asked.given & OF_RANKS):
+    if asked.ranks is None and (without := asked.flags & OF_RANKS):
         raise UsageError(f"{min(without)} is for ranks, and none are submitted",
                          expected="--ranks N, or ranks= in the pipeline")
     with Client(asked.connect, asked.keys, timeout=asked.wait) as client:
-        found = client.submit(pipeline, name=asked.name, **given_settings(asked))
+        found = client.submit(pipeline, name=asked.name, **command_line_settings(asked))
         how = {"new": "submitted", "changed": "submitted in the place of what was there",
                "unchanged": "is there already, as it is"}[found["what"]]
         text = f"{found['name']}: {how} (version {found['version']})"
@@ -128,7 +128,7 @@ def _follow(kind: str, text: str) -> None:
 
 def _update(asked: argparse.Namespace) -> None:
     with _client(asked) as client:
-        found = client.update(asked.name, source=asked.source, **given_settings(asked))
+        found = client.update(asked.name, source=asked.source, **command_line_settings(asked))
         text = f"{found['name']}: updated (version {found['version']}){_not_here(found)}"
         if count := found["runs_before"]:
             text += (f"; {count} run{'s go' if count > 1 else ' goes'} on with the source with "

@@ -13,15 +13,15 @@ from contextlib import suppress
 
 from codegen.errors import EnvironmentFault, PeerError
 from spmd.feeding.clients.client import Client
-from spmd.feeding.clients.opened_streams import opened_by
-from spmd.feeding.consumers.consumer import PipelineSupply
+from spmd.feeding.clients.open_stream import opened_by
+from spmd.feeding.consumers.pipeline_supply import PipelineSupply
 from spmd.feeding.host.children import Child
 from spmd.feeding.host.machine import host_name, ports_of
-from spmd.feeding.host.restarting import ChildKeeper, KeptChild
+from spmd.feeding.host.supervision import ChildSupervisor, SupervisedChild
 from spmd.feeding.messages.keys import Keys, made_for_a_run
 from spmd.feeding.messages.wire import new_id
 from spmd.feeding.scheduling.scheduler_state import StateMemory
-from spmd.feeding.starting.serving import SCHEDULER, begun_scheduler
+from spmd.feeding.starting.scheduler_process import SCHEDULER, wait_for_address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class StartedSupply(PipelineSupply):
 
     helps = "more workers (workers=N in @data.pipeline)"
 
-    def __init__(self, pipeline: Pipeline, address: str, keys: Keys, keeper: ChildKeeper, *,
+    def __init__(self, pipeline: Pipeline, address: str, keys: Keys, keeper: ChildSupervisor, *,
                  name: str, **more: Any) -> None:
         super().__init__(name, address, keys, **more)
         self.keeper, self.check_batch, self.computes = keeper, pipeline.check_batch, pipeline
@@ -71,14 +71,14 @@ class LocalScheduler:
         return Child(SCHEDULER, (self.memory.fd,))
 
     def greet(self, child: Child) -> None:
-        self.address = begun_scheduler(child, self.keys, self.listen)
+        self.address = wait_for_address(child, self.keys, self.listen)
         self.listen = f"{self.listen.rpartition(':')[0]}:{self.address.rpartition(':')[2]}"
 
 
 def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...], feed: Any,
             run: str) -> StartedSupply:
     """In all processes together. Raises EnvironmentFault where something does not start."""
-    keeper = ChildKeeper(pipeline.name)
+    keeper = ChildSupervisor(pipeline.name)
     try:
         rows = processes.all_gather((host_name(), len(ranks), os.sched_getaffinity(0)))
         hosts = list(dict.fromkeys(host for host, *_ in rows))
@@ -88,15 +88,15 @@ def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...], feed:
         asked = {"busy": sum(count for count, _ in mine),
                  "cores": sorted(set().union(*(cores for _, cores in mine))),
                  "workers": workers_each(pipeline, len(hosts)), "agent": new_id()}
-        agent = KeptChild("the agent of workers", lambda: Child(AGENT, ends_itself=True),
+        agent = SupervisedChild("the agent of workers", lambda: Child(AGENT, ends_itself=True),
                           lambda child: begin_agent(child, asked))
         # Agents load their modules while the scheduler does.
-        processes.together(lambda: keeper.add(agent) if first == processes.number else None,
+        processes.run_in_all(lambda: keeper.add(agent) if first == processes.number else None,
                            shared=False)
-        where = processes.from_first(
+        where = processes.run_in_first(
             lambda: begin_scheduler(pipeline, feed, run, len(hosts) > 1, keeper))
         asked["where"] = {key: where[key] for key in ("address", "keys")}
-        processes.together(lambda: keeper.meet(agent), shared=False)
+        processes.run_in_all(lambda: keeper.meet(agent), shared=False)
     except BaseException:
         keeper.end()
         raise
@@ -111,10 +111,10 @@ def workers_each(pipeline: Pipeline, hosts: int) -> int:
 
 
 def begin_scheduler(pipeline: Pipeline, feed: Any, run: str, several_hosts: bool,
-                    keeper: ChildKeeper) -> dict[str, Any]:
+                    keeper: ChildSupervisor) -> dict[str, Any]:
     """A scheduler that knows the pipeline: its address, the keys of this run, the name."""
     local = LocalScheduler(several_hosts)
-    one = KeptChild("the scheduler", local.start, local.greet)
+    one = SupervisedChild("the scheduler", local.start, local.greet)
     keeper.add(one)
     keeper.meet(one)
     with Client(local.address, local.keys, timeout=START_S) as client:

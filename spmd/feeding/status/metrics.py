@@ -1,12 +1,17 @@
-"""What Prometheus reads: the numbers of an overview in its text format, version 0.0.4.
+"""Metrics of a scheduler for Prometheus, as samples of what overview() has gathered.
 
-In: what overview() gives. Out: text. Always holds: labels are escaped, names are constant.
+In: what overview() gives, or nothing yet. Out: the text that Prometheus reads.
+Always holds: names are constant; a metric without samples is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
 
 # Metric: its kind, what it says.
 METRICS = {
@@ -19,7 +24,7 @@ METRICS = {
     "spmd_feed_pipeline_pending": ("gauge", "1 while it waits for workers"),
     "spmd_feed_pipeline_taken_per_second": ("gauge", "Examples that its ranks take"),
     "spmd_feed_pipeline_made_per_second": ("gauge", "Examples that its workers make"),
-    "spmd_feed_pipeline_spent": ("counter", "Cost, and energy in joules, up to now"),
+    "spmd_feed_pipeline_spent": ("gauge", "Cost, and energy in joules, up to now"),
     "spmd_feed_consumer_starved_ratio": ("gauge", "Part of the time that ranks wait"),
     "spmd_feed_consumer_queued_batches": ("gauge", "Batches that lie ready"),
     "spmd_feed_consumer_batches_total": ("counter", "Batches that were taken"),
@@ -35,17 +40,27 @@ METRICS = {
 }
 
 
-def prometheus(seen: dict[str, Any]) -> str:
-    """All metrics, each with its samples."""
-    samples: dict[str, list[str]] = {}
-    for name, labels, value in _samples(seen):
-        text = ",".join(f'{key}="{_escaped(label)}"' for key, label in labels.items())
-        samples.setdefault(name, []).append(f"{name}{f'{{{text}}}' if text else ''} {value:g}")
-    lines = []
-    for name, (kind, text) in METRICS.items():
-        if name in samples:
-            lines += [f"# HELP {name} {text}.", f"# TYPE {name} {kind}", *samples[name]]
-    return "\n".join(lines) + "\n"
+class _Collector:
+    """What the library asks for metrics: those of one overview."""
+
+    def __init__(self, seen: dict[str, Any]) -> None:
+        self._seen = seen
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric that has samples, in the order of METRICS."""
+        # The library puts _total behind the name of a counter in its comments, not in its samples.
+        metrics = {name: Metric(name.removesuffix("_total"), f"{text}.", kind)
+                   for name, (kind, text) in METRICS.items()}
+        for name, labels, value in _samples(self._seen) if self._seen else ():
+            metrics[name].add_sample(name, labels, value)
+        yield from (metric for metric in metrics.values() if metric.samples)
+
+
+def prometheus(seen: dict[str, Any]) -> tuple[bytes, str]:
+    """Return all metrics as text, and its media type."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(seen))
+    return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 def _samples(seen: dict[str, Any]) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -74,8 +89,6 @@ def _samples(seen: dict[str, Any]) -> Iterator[tuple[str, dict[str, str], float]
         of = {"worker": w["worker"], "host": w["host"], "device": w["device"]}
         yield "spmd_feed_worker_busy_ratio", of, w["busy"]
         yield "spmd_feed_worker_queue", of, w["queue"]
-
-
     for a in seen["agents"]:
         if a["slots"]:
             of = {"agent": a["agent"], "host": a["host"], "device": a["device"]}
@@ -99,7 +112,3 @@ def _of_jobs(jobs: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, str], 
             j["attempt"])
     for state, count in counts.items():
         yield "spmd_feed_jobs", {"state": state}, count
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -14,7 +14,7 @@ from typing import Any
 
 from spmd import __version__
 from spmd.feeding.messages.wire import WHILE_LOADED, WHILE_READ
-from spmd.feeding.scheduling.known_parties import (
+from spmd.feeding.scheduling.registry import (
     STARVED,
     KnownConsumer,
     KnownPipeline,

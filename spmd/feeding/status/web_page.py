@@ -64,8 +64,8 @@ class _Answering(BaseHTTPRequestHandler):
             self._give(200, "application/json",
                        _json({name: list(rows) for name, rows in self.of.history.copy().items()}))
         elif what == "/metrics":
-            text = prometheus(self.of.snapshot) if self.of.snapshot else ""
-            self._give(200, "text/plain; version=0.0.4; charset=utf-8", text.encode())
+            text, kind = prometheus(self.of.snapshot)
+            self._give(200, kind, text)
         else:
             self._give(404, "text/plain", b"there are /, /status.json, /history.json, /metrics\n")
 

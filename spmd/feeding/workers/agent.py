@@ -28,7 +28,7 @@ from spmd.feeding.host.machine import (
     own_address,
     ports_of,
 )
-from spmd.feeding.host.stopping import Stopping
+from spmd.feeding.host.stop_request import StopRequest
 from spmd.feeding.messages.keys import Keys, zmq
 from spmd.feeding.messages.sockets import OF_KEYS, Lines, received
 from spmd.feeding.messages.wire import (
@@ -39,8 +39,15 @@ from spmd.feeding.messages.wire import (
     encode,
     new_id,
 )
-from spmd.feeding.workers.board import BEFORE, IDLE, LOADING, OUT_OF_MEMORY, READING, Board
 from spmd.feeding.workers.job_runners import JobRunners
+from spmd.feeding.workers.worker_heartbeat import (
+    BEFORE,
+    IDLE,
+    LOADING,
+    OUT_OF_MEMORY,
+    READING,
+    WorkerHeartbeat,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,9 +72,9 @@ class Supervised:
 
     def __init__(self, started: dict[str, Any], loaded: list[dict[str, Any]]) -> None:
         self.worker = new_id()
-        self.board = Board()
+        self.heartbeat = WorkerHeartbeat()
         self.trace = os.memfd_create("spmd-feed-trace", os.MFD_CLOEXEC)
-        self.child = Child("spmd.feeding.workers.worker", (self.board.fd, self.trace),
+        self.child = Child("spmd.feeding.workers.worker", (self.heartbeat.fd, self.trace),
                            dies_with_thread=True)
         self.child.channel.send(**started)
         for said in loaded:
@@ -91,7 +98,7 @@ class Supervised:
             time.sleep(0.02)
             text = os.pread(self.trace, 1 << 16, 0).decode("utf-8", "replace")
             found = [(file, int(line)) for file, line in FRAME.findall(text)]
-        at = self.board.now()
+        at = self.heartbeat.current()
         mine = [f for f in found if f[0] == at["file"]]
         return (mine or found or [None])[0]  # type: ignore[list-item]
 
@@ -106,7 +113,7 @@ class Supervised:
 
     def close(self) -> None:
         self.child.channel.close()
-        self.board.close()
+        self.heartbeat.close()
         os.close(self.trace)
 
 
@@ -153,7 +160,7 @@ class Agent:
         self.told: set[tuple[Any, ...]] = set()  # pipelines of which an example takes long
         self.memory_kills = memory_kills()
         self.start_at = 0.0
-        self.stopping = Stopping()
+        self.stopping = StopRequest()
         self._beaten = self._looked = 0.0
         self._joined: tuple[list[dict[str, Any]], int] | None = None
 
@@ -257,7 +264,7 @@ class Agent:
             if one.child.has_ended() is not None:
                 self.died(one)
                 continue
-            at = one.board.now()
+            at = one.heartbeat.current()
             limit, whose = limit_of(at)
             if at["state"] != IDLE and limit and at["seconds"] > limit:
                 one.why = f"took longer than {limit:g} s, {whose}"
@@ -288,7 +295,7 @@ class Agent:
         self.workers.remove(one)
         status = one.child.wait()
         why, outside = self.why_it_died(one, status)
-        at = one.board.now()
+        at = one.heartbeat.current()
         end_marked([one.child.mark])
         one.close()
         self.join()  # at once, without it: nobody asks it any more
@@ -362,7 +369,7 @@ class Agent:
         workers = {}
         for one in self.workers:
             if one.said:
-                made, at = one.board.all_made(), one.board.now()
+                made, at = one.heartbeat.counts(), one.heartbeat.current()
                 if at["state"] != IDLE and at["pipeline"] in made:
                     made[at["pipeline"]]["at"] = {
                         k: at[k] for k in ("position", "example", "file", "line", "seconds")}

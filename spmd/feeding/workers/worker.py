@@ -1,8 +1,8 @@
 """A worker: one process that computes examples which consumers ask for, until its agent ends.
 
-One thread: it attends to messages, computes one piece of work, and attends again. What it is at
-stands on its Board. Always holds: whatever was asked is answered, forgotten on demand, or its
-consumer is gone; no more memory is held for results than it may.
+One thread: it attends to messages, computes one piece of work, and attends again; its
+WorkerHeartbeat says which. Always holds: whatever was asked is answered, forgotten on demand, or
+its consumer is gone; no more memory is held for results than it may.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from math import ceil
 from codegen.errors import EXIT_DATA, EnvironmentFault, InputError, Place
 from codegen.short_batches import MASK
 from codegen.user.whole_batches import told
-from spmd.data.came_back import in_one_process
+from spmd.data.fork_guard import in_one_process
 from spmd.data.source_tools import SourceFailed
 from spmd.feeding.host import machine
 from spmd.feeding.host import steady_clock as time
@@ -27,14 +27,20 @@ from spmd.feeding.host.children import Channel, of_parent
 from spmd.feeding.messages.keys import Keys, pair, zmq
 from spmd.feeding.messages.sockets import SENT, Lines, received, send_to
 from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode, with_room
+from spmd.feeding.results.compression import Link, in_parts, of_parts, packed
 from spmd.feeding.results.evaluating import Evaluator
 from spmd.feeding.results.loading import load_pipeline, what_failed
-from spmd.feeding.results.packing import Link, in_parts, of_parts, packed
-from spmd.feeding.results.placing import bits_of, dtype_text, placed, views
-from spmd.feeding.results.shared_results import Handing
-from spmd.feeding.workers.board import BEFORE, LOADING, OUT_OF_MEMORY, READING, Board
+from spmd.feeding.results.memory_layout import bits_of, dtype_text, placed, views
+from spmd.feeding.results.shared_results import ResultSharer
+from spmd.feeding.workers.cache_line_rows import rows_by_cache_lines
 from spmd.feeding.workers.fair_queue import FairQueue, QueuedWork
-from spmd.feeding.workers.long_rows import rows_for_others
+from spmd.feeding.workers.worker_heartbeat import (
+    BEFORE,
+    LOADING,
+    OUT_OF_MEMORY,
+    READING,
+    WorkerHeartbeat,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +66,7 @@ class HeldPipeline:
         self.has_limit = any(said["settings"].get(name) is not None for name in LIMITS)
 
 
-class MadeOf:
+class PipelineCounts:
     """What this worker has made of a pipeline since it started, of all its versions."""
 
     def __init__(self) -> None:
@@ -71,22 +77,23 @@ class MadeOf:
 class Worker:
     """started: what its agent says at the beginning: keys, where to bind, how much memory."""
 
-    def __init__(self, channel: Channel, board: Board, started: dict[str, Any]) -> None:
-        self.channel, self.board = channel, board
+    def __init__(self, channel: Channel, heartbeat: WorkerHeartbeat,
+                 started: dict[str, Any]) -> None:
+        self.channel, self.heartbeat = channel, heartbeat
         keys = Keys.of_plain(started["keys"])
         public, secret = pair()
         self.allowed = set(keys.allowed)
         self.lines = Lines(keys, lambda key: key in self.allowed)
         self.router = self.lines.router(started["bind"], secret, public)
-        self.handing = Handing(started["memory"])
+        self.handing = ResultSharer(started["memory"])
         self.pipelines: dict[tuple[str, int], HeldPipeline] = {}  # by name and version
-        self.made: dict[str, MadeOf] = {}
+        self.made: dict[str, PipelineCounts] = {}
         self.queue = FairQueue()
         self.links: dict[bytes, Link] = {}
         self.ended = False
         self.looked = self.gathering = 0.0
         self.gathered: dict[bytes, dict[str, Any]] = {}  # by consumer: a message that still grows
-        self.shown: HeldPipeline | None = None  # on the board
+        self.shown: HeldPipeline | None = None  # in its heartbeat
         # Of the last piece: its fields, its rows, where each lies, bytes of all.
         self.places: tuple[Any, ...] = ([], 0, [], 0)
         port = self.router.last_endpoint.decode().rpartition(":")[2]
@@ -114,8 +121,9 @@ class Worker:
     def show_made(self) -> None:
         """What was made so far, for the agent's beats."""
         waiting = self.queue.lengths()
-        self.board.made({name: {"examples": one.examples, "busy_s": one.busy_s, "bytes": one.bytes,
-                                "queue": waiting[name]} for name, one in self.made.items()})
+        self.heartbeat.set_counts({
+            name: {"examples": one.examples, "busy_s": one.busy_s, "bytes": one.bytes,
+                   "queue": waiting[name]} for name, one in self.made.items()})
 
     # ---- messages
 
@@ -165,7 +173,7 @@ class Worker:
         if before and before.evaluator and all(before.said.get(k) == said.get(k) for k in TEXTS):
             now.evaluator = before.evaluator.with_settings(said["settings"])
         self.pipelines[of] = now
-        self.made.setdefault(said["name"], MadeOf())
+        self.made.setdefault(said["name"], PipelineCounts())
 
     def let_in(self, allowed: set[str]) -> None:
         """These keys only. Who has another one loses its line; all come again, or do not."""
@@ -278,12 +286,13 @@ class Worker:
             self.shown = None
             where = {"pipeline": said["name"], "version": said["version"], "file": said["file"],
                      "line": None, "timeout": None}
-            self.board.before(LOADING, where)
+            self.heartbeat.set_preparing(LOADING, where)
             try:
                 with in_one_process(Place(said["file"], 0)):
                     found = load_pipeline(said)
                 timeout = said["settings"].get("timeout", found.settings.timeout)
-                self.board.before(READING, {**where, "line": found.line, "timeout": timeout})
+                self.heartbeat.set_preparing(
+                    READING, {**where, "line": found.line, "timeout": timeout})
                 evaluator = Evaluator(found, said["settings"])
                 with in_one_process(found.place):
                     evaluator.order()
@@ -295,7 +304,7 @@ class Worker:
                 self.fail(pipeline, work, error, BEFORE[LOADING])
                 return None
             finally:
-                self.board.idle()
+                self.heartbeat.set_idle()
         return pipeline.evaluator
 
     def end_if_used(self) -> None:
@@ -333,11 +342,11 @@ class Worker:
             return
         if self.shown is not pipeline:
             self.shown = pipeline
-            self.board.where({
+            self.heartbeat.set_pipeline({
                 "pipeline": pipeline.said["name"], "version": pipeline.said["version"],
                 "file": pipeline.said["file"], "line": evaluator.pipeline.line,
                 "timeout": evaluator.timeout})
-        self.board.at(work.first, "", evaluator.pipeline.size or 1)
+        self.heartbeat.begin_example(work.first, "", evaluator.pipeline.size or 1)
         began = time.monotonic()
         try:
             fields = [f for f in work.take["fields"] if f["name"] != MASK]
@@ -349,15 +358,15 @@ class Worker:
                                   f"{self.handing.most}")
             region = self.handing.lend(work.peer.decode("latin-1"), work.number, size)
             memory = region.memory if region else bytearray(size)
-            found = evaluator.compute(work, fields, views(places, memory), self.board,
-                                      rows_for_others if region else None)
+            found = evaluator.compute(work, fields, views(places, memory), self.heartbeat,
+                                      rows_by_cache_lines if region else None)
         except BaseException as error:  # also KeyboardInterrupt: nobody but a user raises it here
             self.handing.free(work.number)
             self.fail(pipeline, work, error, "its source" if isinstance(error, SourceFailed) else (
                 f"positions {work.first} to {work.first + work.count - 1}"))
             return
         finally:
-            self.board.idle()
+            self.heartbeat.set_idle()
             seconds = time.monotonic() - began
             made.busy_s += seconds
             self.queue.took(work.peer, seconds, began + seconds, pipeline.has_limit)
@@ -378,7 +387,7 @@ class Worker:
             return
         link = self.link(work.peer, evaluator)
         # What lies beyond the end of the stream is zeros.
-        arrays, frames = framed(link, places, memory, "" if found.rows else "zstd")
+        arrays, frames = to_frames(link, places, memory, "" if found.rows else "zstd")
         if self.answer(work.peer, encode("given", frames, arrays=arrays, **said)) == SENT:
             link.sent(work.number, sum(f.nbytes for f in frames))
             self.weigh()
@@ -408,7 +417,7 @@ class Worker:
         return self.links.setdefault(peer, Link(evaluator.compress))
 
 
-def framed(link: Link, places: list[tuple[Any, ...]], memory: Any,
+def to_frames(link: Link, places: list[tuple[Any, ...]], memory: Any,
            fixed: str) -> tuple[list[dict[str, Any]], list[Any]]:
     """A result as it travels to another machine, by this codec or by what pays on that line."""
     arrays: list[dict[str, Any]] = []
@@ -430,8 +439,8 @@ def _array(place: tuple[Any, ...], **where: Any) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """As its agent starts it: a channel, its board, and where to write what hung."""
-    channel, (board, trace) = of_parent(arguments)
+    """As its agent starts it: a channel, its heartbeat, and where to write what hung."""
+    channel, (heartbeat, trace) = of_parent(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which ends us
     faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)
     while not (said := channel.said()):
@@ -442,7 +451,7 @@ def main(arguments: list[str]) -> None:
         limit = machine.lower(limit, resource.getrlimit(resource.RLIMIT_DATA)[1])
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     try:
-        worker = Worker(channel, Board(board), started)
+        worker = Worker(channel, WorkerHeartbeat(heartbeat), started)
     except EnvironmentFault as error:
         channel.send(error=str(error))
         return

@@ -99,10 +99,10 @@ class _Cutting:
         self, incoming: Sequence[Value], returned: bool, ops: Sequence[Op],
         results: Sequence[Value], leave: Callable[[Sequence[Value]], End],
     ) -> BasicBlock:
-        made = BasicBlock(tuple(incoming), returned)
-        self.blocks.append(made)
-        made.stretch = self.stretch(ops, results, leave)
-        return made
+        block = BasicBlock(tuple(incoming), returned)
+        self.blocks.append(block)
+        block.stretch = self.stretch(ops, results, leave)
+        return block
 
     def stretch(
         self, ops: Sequence[Op], results: Sequence[Value],

@@ -229,10 +229,10 @@ class Recursion:
             storage.value = next(values)
         arguments = taken.filled(iter(arrays))
         before = member.flat(arguments)[1]
-        given = inspect.signature(member.function.function).bind_partial()
-        given.arguments.update(arguments)
+        bound_arguments = inspect.signature(member.function.function).bind_partial()
+        bound_arguments.arguments.update(arguments)
         try:
-            result = function(*given.args, **given.kwargs)
+            result = function(*bound_arguments.args, **bound_arguments.kwargs)
             capture.after()
             self._refuse_writes(member, arrays, capture)
             now = member.flat(arguments)[1]
@@ -285,8 +285,8 @@ class Recursion:
         values = [value_of(context, x, t) for x, t in zip(known.varying(leaves), known.types)]
         for k, (t, value) in enumerate(zip(known.types, values)):
             if t.layout is None and value.type.layout:
-                at = [j for j, x in enumerate(known.leaves) if isinstance(x, LeafType)][k]
-                known.leaves[at] = replace(t, layout=value.type.layout, free=value.type.free)
+                typed = [j for j, x in enumerate(known.leaves) if isinstance(x, LeafType)]
+                known.leaves[typed[k]] = replace(t, layout=value.type.layout, free=value.type.free)
                 new = True
         values += [laid_as(context, s.value, t.layout) for s, t in self.stored.items()]
         member.region = capture.open.close(values)
@@ -297,12 +297,12 @@ class Recursion:
     ) -> bool:
         """Note which memory from outside a result may be; return whether that is new."""
         before = len(member.aliases), member.passes_on
-        given = {array.storage for array in arrays}
+        argument_storages = {array.storage for array in arrays}
         for x in flatten(result)[1]:
             if isinstance(x, Array) and not x.scalar:
                 may_be = {x.storage, *x.storage.shadows}
                 member.aliases |= dict.fromkeys(s for s in may_be if s in capture.serials)
-                member.passes_on |= not may_be.isdisjoint(given)
+                member.passes_on |= not may_be.isdisjoint(argument_storages)
         return (len(member.aliases), member.passes_on) != before
 
     # ---- calls ----------------------------------------------------------------------------------
@@ -325,10 +325,10 @@ class Recursion:
     def _refuse_where_it_stands(self, function: Any) -> None:
         """Raise UnsupportedError where a function calls itself in an op that would run the call
         otherwise."""
-        for (what, remedy), now, before in zip(_APART, _openings(self.context), self.around):
+        for (construct, remedy), now, before in zip(_APART, _openings(self.context), self.around):
             if now > before:
                 raise UnsupportedError(
-                    f"{function.name} calls itself in {what}", place=user_place(),
+                    f"{function.name} calls itself in {construct}", place=user_place(),
                     expected="calls of itself in expressions and branches", remedy=remedy)
 
     def _operands(self, member: Member, leaves: Sequence[Any]) -> list[Value]:
@@ -349,10 +349,10 @@ class Recursion:
         last of them."""
         context, known, taken = self.context, member.results, member.arguments
         assert known is not None and taken is not None
-        given = iter(values)
-        arrays = [array_of(context, next(given), t) for t in known.types]
+        remaining = iter(values)
+        arrays = [array_of(context, next(remaining), t) for t in known.types]
         for storage in self.stored:
-            storage.write(context, next(given))
+            storage.write(context, next(remaining))
         gone = Gone("this array was written in a recursion through a name that may be another's",
                     "copy it before the call: x = x.copy()", self.place)
         for storage in self.stale:

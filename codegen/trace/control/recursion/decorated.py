@@ -85,10 +85,10 @@ class Recursive:
 
     def _too_deep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckError:
         place = user_place()
-        found = bound(self.function, args, kwargs).arguments
-        shown = [x.item() if getattr(x, "shape", None) == () else x for x in found.values()]
+        arguments = bound(self.function, args, kwargs).arguments
+        shown = [x.item() if getattr(x, "shape", None) == () else x for x in arguments.values()]
         texts = [str(x) if isinstance(x, (int, float, complex)) else describe(x) for x in shown]
-        text = "".join(too_deep(self, list(zip(found, texts))))
+        text = "".join(too_deep(self, list(zip(arguments, texts))))
         return CheckError(text, str(place or ""), place.source_line().strip() if place else "")
 
     def _is_tail_call(self, caller: types.FrameType) -> bool:

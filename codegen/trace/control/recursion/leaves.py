@@ -41,11 +41,11 @@ class Leaves:
         return fill(self.tree, iter(leaves), fresh=True)
 
     def widen(
-        self, tree: Tree, leaves: Sequence[Any], what: Callable[[str], str], place: Place | None
+        self, tree: Tree, leaves: Sequence[Any], name_of: Callable[[str], str], place: Place | None
     ) -> bool:
-        """Take in what one more call has; return whether that changes a leaf. what: how an error
-        names a path. Raises CarryError where no type is right for both."""
-        self._check_structure(tree, what, place)
+        """Take in what one more call has; return whether that changes a leaf. name_of: how an
+        error names a path. Raises CarryError where no type is right for both."""
+        self._check_structure(tree, name_of, place)
         new = False
         for k, (path, have, x) in enumerate(zip(tree.paths(), self.leaves, leaves)):
             if not isinstance(have, LeafType) and same(have, x):
@@ -53,13 +53,13 @@ class Leaves:
             a, b = have if isinstance(have, LeafType) else leaf_type(have), leaf_type(x)
             t = None if a is None or b is None else joined(a, b)
             if t is None:
-                raise _changes(what(path), a or have, b or x, place)
+                raise _changes(name_of(path), a or have, b or x, place)
             if not isinstance(have, LeafType) or t != have:
                 self.leaves[k], new = t, True
         return new
 
     def _check_structure(
-        self, tree: Tree, what: Callable[[str], str], place: Place | None
+        self, tree: Tree, name_of: Callable[[str], str], place: Place | None
     ) -> None:
         if self.tree.like(tree):
             return
@@ -67,15 +67,15 @@ class Leaves:
         if a.kind == b.kind == "dict" and a.keys == b.keys:  # of arguments, for one
             path, a, b = next((f"[{k!r}]", c, d) for k, c, d in zip(a.keys, a.children, b.children)
                               if not c.like(d))
-        raise CarryError(f"{what(path)} changes its structure", place=place,
+        raise CarryError(f"{name_of(path)} changes its structure", place=place,
                          expected=f"{_structure(a)} in all calls", found=_structure(b),
                          remedy="the same tuples, lists, dicts and other things in all calls")
 
 
-def _changes(what: str, expected: Any, found: Any, place: Place | None) -> CarryError:
+def _changes(subject: str, expected: Any, found: Any, place: Place | None) -> CarryError:
     a, b = (str(x) if isinstance(x, LeafType) else describe(x) for x in (expected, found))
     return CarryError(
-        f"{what} changes its type", place=place, expected=f"{a} in all calls", found=b,
+        f"{subject} changes its type", place=place, expected=f"{a} in all calls", found=b,
         remedy="one shape and dtype for all calls; without the decorator, Python unrolls a "
         "recursion whose end is known while building")
 

@@ -134,8 +134,9 @@ class _Machine:
         keys = list(state)
         names = [self._hint(k) for k in keys]
         with context.block([state[k].type for k in keys], names) as test:
-            at = dict(zip(keys, test.args))
-            asks = test.close([context.emit_one(Map("lt"), at[_NEXT], self._number(self.done))])
+            current = dict(zip(keys, test.args))
+            unfinished = context.emit_one(Map("lt"), current[_NEXT], self._number(self.done))
+            asks = test.close([unfinished])
         with context.block([state[k].type for k in keys], names) as body:
             inside = dict(zip(keys, body.args))
             arms = [lambda s, f=f, b=b: self._block(f, b, s) for f, b in self.every]
@@ -149,20 +150,20 @@ class _Machine:
         results = context.emit(loop, [state[k] for k in keys], (asks, turn), names)
         after = dict(zip(keys, results))
         count = len(self.first.member.results.types)
-        found = [after["result", self.first, k] for k in range(count)]
-        return found + self._memory_in(after)
+        returned = [after["result", self.first, k] for k in range(count)]
+        return returned + self._memory_in(after)
 
     def _begin(self, operands: Sequence[Value]) -> dict[Key, Value]:
         """Return the state before the first turn of the loop: the first call has begun."""
         entry = self.numbers[id(self.first.blocks[0])]
         state: dict[Key, Value] = {_NEXT: self._number(entry)}
-        given = dict(zip(self.first.args, operands))
+        arguments = dict(zip(self.first.args, operands))
         for f in self.functions.values():
             if f.stacked:
                 state["top", f] = self._number(0 if f is self.first else -1)
                 state["back", f] = self._rows(f, self._number(self.done))
             for v in f.slots:
-                begin = given.get(v) if f is self.first else None
+                begin = arguments.get(v) if f is self.first else None
                 begin = begin if begin is not None else self._blank(v.type)
                 state["slot", v] = self._rows(f, begin) if f.stacked else begin
             for k, t in enumerate(f.member.results.types):
@@ -191,8 +192,8 @@ class _Machine:
                     expected="arrays of one shape in all calls", found=str(t),
                     remedy="compute it again after the call")
         zero = np.zeros((), dtypes.numpy_dtype(t.dtype))[()].item()
-        made = self.context.emit_one(Full(zero, t.dtype, t.shape))
-        return laid_as(self.context, made, t.layout)
+        zeros = self.context.emit_one(Full(zero, t.dtype, t.shape))
+        return laid_as(self.context, zeros, t.layout)
 
     def _rows(self, function: FunctionCode, value: Value) -> Value:
         """Return a stack with a value in its first row."""
@@ -278,8 +279,8 @@ class _Machine:
         end = stretch.end
         if isinstance(end, Choose):
             arms = [self._arm(f, arm, copier) for arm in end.arms]
-            what = said_with(end.op.what, copier.symbols)
-            self._choose(what, tuple(map(copier.of, end.op.operands)), arms, state)
+            kind = said_with(end.op.what, copier.symbols)
+            self._choose(kind, tuple(map(copier.of, end.op.operands)), arms, state)
         elif isinstance(end, Jump):
             self._jump(f, end, list(map(copier.of, end.values)), state)
         elif isinstance(end, Return):
@@ -296,7 +297,7 @@ class _Machine:
         return arm
 
     def _choose(
-        self, what: Any, operands: tuple[Value, ...],
+        self, kind: Any, operands: tuple[Value, ...],
         arms: Sequence[Callable[[dict[Key, Value]], None]], state: dict[Key, Value],
     ) -> None:
         """Emit a branch of which every arm changes the state as it does."""
@@ -310,7 +311,7 @@ class _Machine:
         types = tuple(state[k].type for k in keys)
         regions: list[Region] = [b.close([s[k] for k in keys]) for b, s in left]
         names = [self._hint(k) for k in keys]
-        results = self.context.emit(what.but(types=types), operands, regions, names)
+        results = self.context.emit(kind.but(types=types), operands, regions, names)
         state |= dict(zip(keys, results))
 
     # ---- what follows a stretch -----------------------------------------------------------------
@@ -368,11 +369,11 @@ class _Machine:
         """Return the arguments of a call by name: numbers as they are in the run, arrays as their
         type."""
         taken = g.member.arguments
-        shown, given = [], iter(values)
+        shown, remaining = [], iter(values)
         for path, leaf in zip(taken.tree.paths(), taken.leaves):
             name = spelt(path)
             if isinstance(leaf, LeafType):
-                value = next(given)
+                value = next(remaining)
                 shown.append((name, str(replace(leaf, layout=None)) if value.type.shape else value))
             else:
                 text = str(leaf) if isinstance(leaf, (int, float, complex)) else describe(leaf)

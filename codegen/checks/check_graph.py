@@ -27,8 +27,8 @@ def check(module: Module) -> Module:
     for i in module.inputs:
         if i.default is not None:
             _region(module, i.default, set())
-            made = i.default.results[0].type.shape
-            _expect(made == i.value.type.shape or module.level == "graph", None,
+            computed = i.default.results[0].type.shape
+            _expect(computed == i.value.type.shape or module.level == "graph", None,
                     f"default of {i.name} has the shard's shape")
     _region(module, module.body, defined)
     scope = defined | {v for op in module.body.ops for v in op.results}

@@ -178,13 +178,13 @@ class Claims:
             return
         rule = "the parts of the members make up a dim, one after the other"
 
-        def found() -> str:
+        def parts_text() -> str:
             return f"parts from {low} to {high} of an extent of {total}"
 
         inner = (*self.among(), expr.lt(position, n - 1))
         self.same(low.subst({p: const(0)}), const(0), rule)
-        self.hold([("equal", low.subst({p: position + 1}) - high)], rule, found, facts=inner)
-        self.hold([("equal", high.subst({p: n - 1}) - total)], rule, found)
+        self.hold([("equal", low.subst({p: position + 1}) - high)], rule, parts_text, facts=inner)
+        self.hold([("equal", high.subst({p: n - 1}) - total)], rule, parts_text)
 
     def spans(self, bounds: Bounds, shape: Shape) -> None:
         """Claim that an array has the elements that are stated, where some are."""

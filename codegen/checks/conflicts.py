@@ -59,8 +59,8 @@ class _Touched:
 
 
 class _Check:
-    """A check of a Plan's order. at: the number of the next row. batches: by feed, the buffers that
-    its takes fill."""
+    """A check of a Plan's order. position: the number of the next row. batches: by feed, the
+    buffers that its takes fill."""
 
     def __init__(self, plan: g.Plan, rows: list[OperationRow]) -> None:
         self.plan, self.rows, self.position = plan, rows, 0
@@ -209,7 +209,7 @@ class _Check:
 
 
     def may_share_memory(self, a: int, b: int) -> bool:
-        """Whether two overlays may lie in one memory: neither lies within the other."""
+        """Return whether two overlays may lie in one memory: neither lies within the other."""
         return a not in self.enclosing(b) and b not in self.enclosing(a)
 
     def enclosing(self, over: int) -> set[int]:

@@ -1,7 +1,7 @@
 """Texts of C that are alike: equal but for their own names, and for some numbers.
 
-Goes in: text. Comes out: its tokens, which of them are numbers that a function could be handed, and
-in which of these texts that are alike differ.
+Goes in: text. Comes out: its tokens, which of them are numbers that could be arguments of one
+function for all, and which of these differ between texts that are alike.
 Always holds: the tokens of a text, joined, are that text.
 """
 

@@ -35,7 +35,7 @@ from codegen.symbolic.spelling import Binds, Text, c_operand
 
 
 class NestWriter(CFunction):
-    """A function that is handed all that it uses: buffers, by name, and numbers."""
+    """A C function that takes all that it uses as arguments: buffers, by name, and numbers."""
 
     def __init__(self, buffer_names: dict[int, str], taken: Collection[str]) -> None:
         super().__init__()
@@ -112,8 +112,8 @@ class NestWriter(CFunction):
         return inside
 
     def in_lanes(self, sweep: Sweep) -> None:
-        """Write the last loop of a sweep, in turns of so many elements as there are totals, then
-        what is left. Compilers see by themselves how complex numbers are taken at once."""
+        """Write the last loop of a sweep, which takes an element for each lane in an iteration, and
+        then a loop for the elements left. Compilers vectorise complex numbers by themselves."""
         last, lanes = sweep.long[-1], sweep.lanes
         j, n = last.sym.name, self.integer(last.extent, Binds.UNARY)
         begin, whole = (self.names.name(f"{j}_{x}") for x in ("begin", "whole"))

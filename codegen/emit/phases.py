@@ -80,7 +80,7 @@ class PhaseWriter(NestWriter):
         return [*out, "void *const *library"] if self.library else out
 
     def signature_types(self) -> list[str]:
-        """Return the types of what the function is handed, but for the table of routines."""
+        """Return the types of the function's parameters, without the table of routines."""
         return [*(f"{'' if written else 'const '}{buffer.dtype.c} *restrict "
                   for buffer, written in self.buffers.values()),
                 *["const int64_t "] * len(self.phase.parameters),

@@ -65,8 +65,8 @@ class Places:
 
 
 class RankFunction(CFunction):
-    """A function that is handed the rank `r`. changing: symbols whose values change in it, which
-    are read where they stand. Others are copied to variables."""
+    """A C function that takes the rank `r` as its argument. changing: symbols whose values change
+    in it, which are read from memory each time. Others are copied to variables."""
 
     def __init__(
         self, places: Places, depth: int = 1, changing: Container[Sym] = (), world: str = "r->world"

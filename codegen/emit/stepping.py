@@ -167,7 +167,7 @@ class ControlWriter:
             self.f.close()
 
     def without_copy(self, x: Exchange) -> None:
-        """Open the branch of a member that is alone and need not copy; the other members' branch
+        """Open the branch of a single member, which need not copy; the branch of several members
         follows."""
         assert x.pull_from is not None and x.pull_into is not None
         into, f = self.places.number(x.pull_into.buffer), self.f

@@ -406,8 +406,8 @@ def hull(a: Cut, b: Cut) -> Cut | None:
 
 def hull_of(a: Window, b: Window) -> Window | None:
     out = []
-    for one, other in zip(a, b, strict=True):
-        joined = hull(one, other)
+    for cut, other in zip(a, b, strict=True):
+        joined = hull(cut, other)
         if joined is None:
             return None
         out.append(joined)

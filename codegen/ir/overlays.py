@@ -1,9 +1,9 @@
-"""Overlays: buffers of arms, or of stretches, that never run at once lie in one memory.
+"""Overlays: buffers of arms or stretches of a program that never run at the same time share memory.
 
-A rank runs one arm of a branch at a time, so what one arm alone uses may lie where other arms have
-theirs; so may what is used in one stretch of a program alone: a loop, or the ops between two. Both
-are called arms here, and numbered from 1 on, outer ones first; 0 is what stands in none. Addresses
-stay arithmetic: an overlay begins where the buffers of the one around it end, on every rank.
+A rank runs one arm of a branch at a time, so buffers that only one arm uses may lie where other
+arms have theirs; so may those that only one stretch of a program uses: a loop, or the ops between
+two loops. Both are called arms here, numbered from 1 on, outer ones first; 0 stands for none.
+Addresses stay arithmetic: an overlay begins where the buffers of the one around it end.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Overlays:
 
 
 class Arms:
-    """The arms of the branches of a module. around: by number, from 1 on, the arm that each stands
-    in, 0 for none; number: of the region of an arm; of: the arm in which a value is defined. What
-    one entry alone is given or returns counts as defined in the arm that this entry is.
+    """The arms of the branches of a module. around: by number, from 1 on, the arm around each arm,
+    0 for none; number: the number of an arm, by its region; of: the arm that defines a value.
+    Inputs and outputs of one entry only count as defined in the arm of that entry.
 
-    stretches: those that are no arms of a branch, but stretches of a program without entries, by
-    the op that each begins with; what is used in one alone counts as defined in it. Inputs are
-    there as the first one begins, outputs as the last one ends."""
+    stretches: the arms that are stretches of a program without entries, by the op that each begins
+    with; a value that is used in one stretch only counts as defined in it. Inputs are there as the
+    first stretch begins, outputs as the last one ends."""
 
     def __init__(self, module: Module) -> None:
         self.around: list[int] = []

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from codegen.ir.accesses import MemoryAccess, accesses
 from codegen.ir.fresh import Fresh
 from codegen.ir.graph import Op, Region, Value
 from codegen.ir.indexing import loads
@@ -288,14 +289,10 @@ class _Liveness:
         bases = {v: x for x, v in op.what.begins}
         chains = _chains(op.what.begins)
         writes = list(_writes(nest, bases))
-        read: dict[Value, list[tuple[int, Expr | None]]] = {}  # by which part, where
-        for old, _ in chains.values():
-            read.setdefault(old, [])
-        for k, part in enumerate(nest.parts):
-            for load in loads(part.value):
-                where = None if load.bounds else load.offset
-                if load.buffer not in self.constants:
-                    read.setdefault(load.buffer, []).append((k, where))
+        read: dict[Value, list[MemoryAccess[Value]]] = {old: [] for old, _ in chains.values()}
+        for a in accesses(nest):
+            if not a.writes and a.buffer not in self.constants:
+                read.setdefault(a.buffer, []).append(a)
         left = list(writes)
         for part in reversed(nest.parts):
             if not isinstance(part, LocalValue):
@@ -320,17 +317,18 @@ class _Liveness:
 
     def disturbed(
         self, v: Value, mine: _Write, chains: _Chains, writes: Sequence[tuple[Value, _Write]],
-        read: Mapping[Value, list[tuple[int, Expr | None]]], depth: int,
+        read: Mapping[Value, list[MemoryAccess[Value]]], depth: int,
     ) -> None:
         """Record which arrays that a nest reads or writes conflict with a result's memory, or may
         share it."""
         base, parts = chains.get(v, (None, [v]))
-        others = {w.offset for o, w in writes if o in parts} - {mine.offset}  # they write elsewhere
-        for r, places in read.items():
+        written = {mine.offset} | {w.offset for o, w in writes if o in parts}
+        for r, reads in read.items():
             if r in parts:
                 continue
-            there = {e for n, e in places if n <= mine.number} - others
-            if not mine.is_point or there - {mine.offset} or base not in (None, r):
+            elsewhere = any(a.part <= mine.number and not (a.is_direct and a.offset in written)
+                            for a in reads)
+            if not mine.is_point or elsewhere or base not in (None, r):
                 self.define(v, (r,))
             elif _fits(r, v):
                 self.wishes.append((depth, r, v, True))

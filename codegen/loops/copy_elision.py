@@ -2,7 +2,7 @@
 
 Goes in: Loops. Comes out: Loops in which a value that is stored element by element into a part of
 an array has no memory of its own: the op that makes it writes it there, and others read it there.
-Always holds: every other element of the array that is read or written meanwhile lies elsewhere.
+Always holds: between the early write and the old copy, no op touches the elements that are written.
 """
 
 from __future__ import annotations

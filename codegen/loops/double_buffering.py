@@ -1,7 +1,7 @@
-"""Multiple buffering: buffers swap roles as a turn of a loop ends, instead of copies.
+"""Multiple buffering: buffers swap roles as an iteration of a loop ends, instead of copies.
 
-Goes in: Loops with their buffers. Comes out: the same, with cycles of buffers per loop: as a turn
-ends, each takes the content of the one before it.
+Goes in: Loops with their buffers. Comes out: the same, with cycles of buffers per loop: as an
+iteration ends, each takes the content of the one before it.
 Always holds: nobody needs what a cycle overwrites; members of an exchange that touches a buffer
 have it in the same place, as each computes with its own table where the others' boxes are.
 """

@@ -198,8 +198,8 @@ def _with(box: Box[Value], names: Mapping[Sym, Expr]) -> Box[Value]:
 def _between(
     box: Box[Value], held: Bounds, part: Bounds, cut: Sequence[bool], which: str, whose: str
 ) -> Box[Value]:
-    """Return the part of a box that holds these elements of those it holds; an empty box if there
-    are none. Long formulas get names, in dims that are cut: of the part by `which` it is, of what
+    """Return the part of a box that holds these elements; an empty box if it holds none of
+    them. Long formulas get names, in dims that are cut: of the part by `which` it is, of what
     is held by whose box it is."""
     names: dict[Sym, Expr] = {}
 

@@ -108,7 +108,7 @@ class _Storing:
             self.stored.update(
                 v for v in wanted if not self.is_plain_view(v, image=not op.what.from_buffers))
         elif isinstance(op.what, Kernel):  # what its results begin as is computed into them
-            read = {what for how, what in op.what.args if how == "in"}
+            read = {x for how, x in op.what.args if how == "in"}
             self.stored.update(v for k, v in enumerate(op.operands)
                                if k in read and v.type.shape and not self.is_in_a_row(v))
         else:

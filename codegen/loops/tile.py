@@ -29,27 +29,37 @@ MOST_POINTS = 1024  # points of a tile
 _Most = Callable[[Expr], int]
 
 
-def in_tiles(turns: WorkLoop, name: str, most: _Most) -> WorkLoop | None:
-    """Split the turns into tiles, one after the other, where they touch more than the nearest cache
-    holds; None if they do not. name: of the first point of a tile. most: the largest value of an
-    extent."""
-    works = [w for w in walk_works((turns,)) if not isinstance(w, WorkLoop)]
-    extents = {v.extent if v is not None else None for work in works for v in _points(work)}
-    extent = extents.pop() if len(extents) == 1 else None
-    if extent is None:
-        return None
+def tile(loop: WorkLoop, name: str, most: _Most) -> WorkLoop | None:
+    """Return a loop over tiles of points, each of which runs all iterations of `loop`; None if that
+    is not legal, or does not pay. name: that of the counter of points. most: a function that
+    returns the largest value of an extent."""
+    works = [w for w in walk_works((loop,)) if not isinstance(w, WorkLoop)]
+    counters = {w.sym for w in walk_works((loop,)) if isinstance(w, WorkLoop)}
     touched = [a for work in works if isinstance(work, Store | Nest) for a in accesses(work)]
-    counters = {w.sym for w in walk_works((turns,)) if isinstance(w, WorkLoop)}
-    if extent.symbols() & counters or not _are_independent(touched, counters):
+    extent = _common_extent(works)
+    if extent is None or extent.symbols() & counters or not _are_independent(touched, counters):
         return None
-    each = _bytes(touched, most)
-    if each * most(extent) <= NEAR_CACHE or each > LARGE_POINT:
+    width = _paying_width(_bytes(touched, most), most(extent))
+    if width is None:
+        return None
+    begin = Sym(name, "var", expr.const(0), extent - 1)
+    body = (_tile(loop, begin, extent, width),)
+    return WorkLoop(begin, expr.const(0), extent, expr.const(width), body, loop.place)
+
+
+def _paying_width(each: int, points: int) -> int | None:
+    """Return the number of points of a tile that half of the nearest cache holds, where a point
+    takes `each` bytes; None if the cache holds all points, or a point is too large for tiles."""
+    if each * points <= NEAR_CACHE or each > LARGE_POINT:
         return None
     width = max(1, min(MOST_POINTS, NEAR_CACHE // 2 // each))
-    width = 2 ** (width.bit_length() - 1)
-    begin = Sym(name, "var", expr.const(0), extent - 1)
-    body = (_tile(turns, begin, extent, width),)
-    return WorkLoop(begin, expr.const(0), extent, expr.const(width), body, turns.place)
+    return int(2 ** (width.bit_length() - 1))
+
+
+def _common_extent(works: Iterable[Work]) -> Expr | None:
+    """Return the extent of the outermost loop of all works, if it is the same."""
+    extents = {v.extent if v is not None else None for work in works for v in _points(work)}
+    return extents.pop() if len(extents) == 1 else None
 
 
 def _points(work: Work) -> Iterator[Var | None]:

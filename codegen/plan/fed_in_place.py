@@ -80,8 +80,8 @@ def _late(plan: Plan, fields: dict[int, set[tuple[str, int]]]) -> set[int]:
 
 
 def _shows(x: Exchange) -> tuple[int, int] | None:
-    """Return the buffer that an exchange fills, and the one in which it lies where a rank is alone;
-    None if it copies."""
+    """Return the buffer that an exchange fills, and the buffer in which it lies on a rank that is
+    the only member; None if the exchange copies there too."""
     if not x.shifts or x.pull_into is None or x.pull_from is None:
         return None
     return x.pull_into.buffer.number, x.pull_from.buffer.number
@@ -91,9 +91,9 @@ class _Reads:
     """Walk backwards over steps to find which buffers are read behind them, before they are filled
     again.
 
-    shown: by buffer, those that it may lie in where a rank is alone. At a take, the batch before it
-    is left. Where the rank asks for more, or resumes, it copies what it holds of a batch, but what
-    others show of that is where it was.
+    shown: by buffer, those that it may lie in on a rank that is the only member of an exchange. A
+    take ends the life of the batch before it. When the rank asks for more, or resumes, it copies
+    the fields that it holds of a batch; buffers that lie in those fields keep the old place.
     """
 
     def __init__(self, fields: dict[int, set[tuple[str, int]]]) -> None:

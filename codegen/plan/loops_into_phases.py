@@ -32,7 +32,7 @@ from codegen.ir.plan import (
     WorkLoop,
 )
 from codegen.ir.steps import walk_steps
-from codegen.loops.tile import in_tiles
+from codegen.loops.tile import tile
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.extents import most
@@ -84,13 +84,13 @@ class _Enclosing:
             some = [self.of_work(work) for work in step.work]
             return sum(some) if all(0 < n <= each for n in some) else 0
         if isinstance(step, Branch):
-            some = [self.points(one, each) for arm in step.arms for one in arm]
+            some = [self.points(s, each) for arm in step.arms for s in arm]
             return 1 + sum(some) if all(some) else 0
         if not isinstance(step, Loop) or step.counter is None or step.flag or step.rotate:
             return 0
         if step.stop is None or not step.step.is_const or step.step == 0:
             return 0
-        some = [self.points(one, each) for one in step.body]
+        some = [self.points(s, each) for s in step.body]
         size = abs(step.step.value)
         ahead = (step.stop - step.start) * (1 if step.step.value > 0 else -1)
         return most(ahead + size - 1) // size * sum(some) if some and all(some) else 0
@@ -127,7 +127,7 @@ class _Enclosing:
         phase = self.phase(loop)
         (turns,) = phase.work
         assert isinstance(turns, WorkLoop)
-        tiles = in_tiles(turns, self.taken.name("tile"), most)
+        tiles = tile(turns, self.taken.name("tile"), most)
         if tiles is None:
             self.taken = before
             return None

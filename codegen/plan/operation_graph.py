@@ -88,20 +88,21 @@ def operation_graph(plan: Plan) -> list[OperationRow]:
 
 
 def shown_in(plan: Plan) -> dict[int, set[int]]:
-    """Return, by number of a buffer, the buffers in whose memory it may lie where a rank is
-    alone."""
-    found: dict[int, set[int]] = {}
+    """Return, by number of a buffer, the buffers in whose memory it may lie on a rank that is the
+    only member of an exchange."""
+    sources: dict[int, set[int]] = {}
     for step in walk_steps(plan.steps):
         if isinstance(step, Exchange) and step.shifts and step.pull_into and step.pull_from:
-            found.setdefault(step.pull_into.buffer.number, set()).add(step.pull_from.buffer.number)
-    return found
+            into, source = step.pull_into.buffer.number, step.pull_from.buffer.number
+            sources.setdefault(into, set()).add(source)
+    return sources
 
 
 class _Graph:
     """The graph while it is built. memory: where buffers may lie in the memory of others. fields:
     by feed, what its takes fill, which may be where the batch lies until the next one is taken.
-    lets: the counters that Lets set. handed: for each parameter of the phase at hand, those of
-    these counters that it follows from."""
+    lets: the counters that Lets set. parameters: for each parameter of the phase at hand, the
+    counters among these that its formula depends on."""
 
     def __init__(self, plan: Plan) -> None:
         self.rows: list[OperationRow] = []
@@ -110,7 +111,7 @@ class _Graph:
         self.memory = _Memory(shown_in(plan), overlays(plan))
         self.fields: dict[str, set[int]] = {}
         self.lets: set[Sym] = set()
-        self.handed: dict[Sym, frozenset[Sym]] = {}
+        self.parameters: dict[Sym, frozenset[Sym]] = {}
         for step in walk_steps(plan.steps):
             if isinstance(step, Take):
                 self.fields.setdefault(step.feed, set()).update(b.number for b in step.into)
@@ -124,9 +125,9 @@ class _Graph:
         for step in steps:
             number = self.number_of.get(id(step))
             if isinstance(step, Phase):
-                self.handed = {p.sym: self.used((p.formula, p.value)) for p in step.parameters}
+                self.parameters = {p.sym: self.used((p.formula, p.value)) for p in step.parameters}
                 rows += [self.row(work, number, region, step.place) for work in step.work]
-                self.handed = {}
+                self.parameters = {}
             else:
                 rows.append(self.row(step, number, region, None))
         _ordered(rows, self.memory)
@@ -156,7 +157,7 @@ class _Graph:
         row.kinds = frozenset([type(act)]).union(*(inner.kinds for inner in row.inner))
         if self.lets:
             mine = self.used(_formulas(act))
-            row.lets = mine.union(*(self.handed.get(s, ()) for s in _symbols(_formulas(act))),
+            row.lets = mine.union(*(self.parameters.get(s, ()) for s in _symbols(_formulas(act))),
                                   *(inner.lets for inner in row.inner))
         return row
 
@@ -183,10 +184,12 @@ class _Graph:
         return read, written
 
 
-def _loaded(what: Expr | Load | None) -> set[int]:
+def _loaded(decider: Expr | Load | None) -> set[int]:
     """Return the buffer from which a branch or a loop is decided: none for a constant or a
     formula."""
-    return {what.buffer.number} if isinstance(what, Load) and what.buffer.data is None else set()
+    if not isinstance(decider, Load) or decider.buffer.data is not None:
+        return set()
+    return {decider.buffer.number}
 
 
 def kind_of(act: Act) -> str:
@@ -294,14 +297,14 @@ class _Order:
         """Return the places, in the region, of rows after which this one, at place k, must come."""
         after = set() if self.gate is None else {self.gate}
         reads, writes = self.touched(row)
-        for what in reads | writes:
-            if what in self.wrote:
-                after.add(self.wrote[what])
-        for what in writes:
-            after.update(self.read.pop(what, ()))
-            self.wrote[what] = k
-        for what in reads:
-            self.read.setdefault(what, []).append(k)
+        for memory in reads | writes:
+            if memory in self.wrote:
+                after.add(self.wrote[memory])
+        for memory in writes:
+            after.update(self.read.pop(memory, ()))
+            self.wrote[memory] = k
+        for memory in reads:
+            self.read.setdefault(memory, []).append(k)
         after.update(self.overlaid(row, k))
         if row.kinds.intersection(GATES):
             self.gate = k

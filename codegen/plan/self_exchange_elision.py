@@ -109,7 +109,7 @@ class _Known:
                 source = step.pull_from.buffer.number
                 continue
             if b in written:
-                own = b in {one.number for one in step_buffers(step)}
+                own = b in {buffer.number for buffer in step_buffers(step)}
                 if own or not all(self.shows(b, inner) for inner in inner_steps(step)):
                     return False
                 source = None

@@ -75,8 +75,8 @@ class Row:
 
 
 class Mismatch(Exception):
-    """Two members of an exchange do not fit. what: which exchange, on which mesh."""
+    """Two members of an exchange do not fit. title: which exchange, on which mesh."""
 
-    def __init__(self, row: Row, what: str, expected: str, found: str) -> None:
-        super().__init__(what)
-        self.row, self.what, self.expected, self.found = row, what, expected, found
+    def __init__(self, row: Row, title: str, expected: str, found: str) -> None:
+        super().__init__(title)
+        self.row, self.title, self.expected, self.found = row, title, expected, found

@@ -1,9 +1,9 @@
-"""Where what a member takes lands in its memory: apart, without holes, and not on what it sends.
+"""Checks that boxes which a member receives are disjoint, leave no holes and miss what it sends.
 
-In: an exchange on small meshes, and of pairs of members whether one reads the other. Out: nothing,
+In: an exchange on small meshes, and for pairs of members whether one reads the other. Out: nothing,
 or a Mismatch that names the member and both boxes.
-Always holds: of a fold nothing is asked, since all that is folded lands at one place; boxes that
-cannot be told apart dim by dim are compared element by element.
+Always holds: a fold is not checked, since all of its boxes land at one place. Boxes that cannot be
+compared dim by dim are compared element by element.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def check_exchanges(plan: Plan) -> ExchangeTable:
     except Mismatch as wrong:
         step = next(s for s in walk_steps(plan.steps)
                     if isinstance(s, Exchange) and s.site == wrong.row.site)
-        raise InternalError.of_rule(wrong.what, step.place, wrong.found, wrong.expected) from None
+        raise InternalError.of_rule(wrong.title, step.place, wrong.found, wrong.expected) from None
     return table
 
 

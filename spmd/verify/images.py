@@ -145,7 +145,7 @@ def compare(
                 agreed.transfers += more.transfers
                 agreed.sampled |= more.sampled
     except Mismatch as wrong:
-        raise ledger.wrong(wrong.what, wrong.expected, wrong.found) from None
+        raise ledger.wrong(wrong.title, wrong.expected, wrong.found) from None
     return agreed.transfers, agreed.sampled
 
 

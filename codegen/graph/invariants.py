@@ -13,7 +13,7 @@ from functools import cached_property
 
 from codegen.graph.counted_loop import LoopBody
 from codegen.ir.graph import DefUse, Op, Use, Value
-from codegen.ops import DynamicSlice, Gather, Slice
+from codegen.ops import Const, DynamicSlice, Full, Gather, Iota, Slice
 from codegen.ops.sources import Source
 
 
@@ -54,15 +54,16 @@ def invariants(loop: LoopBody) -> Iterator[Invariant]:
 
 class _Invariants:
     """Finds the invariant values of a loop. made: those in which an array goes that a turn makes
-    from nothing, as np.zeros and np.eye do."""
+    from nothing, as np.eye does, or zeros into which it writes; other fills are numbers that stand
+    beside an array."""
 
     def __init__(self, loop: LoopBody) -> None:
         self.loop = loop
         self.made: set[Value] = set()
         for op in loop.body.ops:
-            t = op.results[0].type if len(op.results) == 1 else None
-            source = isinstance(op.what, Source) and t is not None and any(e != 1 for e in t.shape)
-            if source or not self.made.isdisjoint(op.operands):
+            into = loop.defs.get(op.operands[0]) if op.what.in_place else None
+            if (_is_table(op) or (into is not None and isinstance(into.what, Full))
+                    or not self.made.isdisjoint(op.operands)):
                 self.made.update(op.results)
 
     @cached_property
@@ -90,3 +91,8 @@ class _Invariants:
                 inputs.update((v, None) for v in self.loop.before(op.operands)
                               if v not in self.loop.defs)
         return Invariant(value, tuple(ops[::-1]), tuple(inputs))
+
+
+def _is_table(op: Op) -> bool:
+    """Return whether an op makes several elements that differ, of nothing."""
+    return isinstance(op.what, Const | Iota) and any(e != 1 for e in op.result.type.shape)

@@ -109,8 +109,8 @@ def _size(n: int) -> int | None:
     return size if n >= BLOCKS * size else None
 
 
-def _is_row(what: Slice | Update, shape: Shape, i: Sym) -> bool:
-    return (what.start[0] == expr.from_atom(i) and shape[0] == 1 and all(s == 1 for s in what.step))
+def _is_row(kind: Slice | Update, shape: Shape, i: Sym) -> bool:
+    return (kind.start[0] == expr.from_atom(i) and shape[0] == 1 and all(s == 1 for s in kind.step))
 
 
 def _writes_row(op: Op, arg: Value, i: Sym, n: int) -> bool:
@@ -219,21 +219,21 @@ class _Blocks:
         to, rows, t = self.to, self.rows, self.rows.product.result.type
         to.place, to.name = self.op.place, rows.product.result.name
         layout = (layout_of(rows.a)[0], ())
-        sums, after, given = (
+        sums, after, sums_before = (
             Value(to.name, ArrayType(t.dtype, (expr.const(rows.n), self.columns), layout))
             for _ in range(3))
         to.add(Full(0.0, t.dtype, sums.type.shape), (), (sums,))
         args = [Value(v.name, v.type) for v in self.body.args]
         with to.inside() as ops:
-            results = self.block(args, given)
-            new = self.added(results[rows.x], given)
+            results = self.block(args, sums_before)
+            new = self.added(results[rows.x], sums_before)
             x = args[rows.x]
             whole = Value(x.name, x.type)
             start = (self.first, *(ZERO for _ in x.type.shape[1:]))
             to.add(Update(start, (1,) * len(start)), (x, results[rows.x]), (whole,))
             results[rows.x] = whole
         to.add(self.loops[0], (*self.op.operands, sums), (*self.op.results, after),
-               [Region((*args, given), tuple(ops), (*results, new))])
+               [Region((*args, sums_before), tuple(ops), (*results, new))])
 
     def block(self, args: Sequence[Value], sums: Value) -> list[Value]:
         """Emit the loop over the rows of one block. Return the carried values after it; of x, only
@@ -248,23 +248,23 @@ class _Blocks:
                     if o not in rows.dropped and o is not rows.update)
         before = (to.everywhere(args[rows.x], start, shape) if reads
                   else to.emit(Full(0.0, arg.type.dtype, shape, blank=True)))
-        x, made = Value(arg.name, before.type), Value(arg.name, before.type)
+        x, x_written = Value(arg.name, before.type), Value(arg.name, before.type)
         corner = to.everywhere(rows.a, (self.first, self.first), (self.width, self.width))
         parts = to.everywhere(sums, (self.first, ZERO), (self.width, self.columns))
         with to.inside() as ops:
             for o in self.body.ops:
-                self.turn(o, x, made, corner, parts, uses)
+                self.turn(o, x, x_written, corner, parts, uses)
         for (array, first, extents), gathered in self.held.items():
             part = to.box(array, first, extents)
             to.add(Relayout(((),) * len(extents)), (part,), (gathered,))
         operands = [before if k == rows.x else v for k, v in enumerate(args)]
         inner = [x if k == rows.x else v for k, v in enumerate(self.body.args)]
-        ends = [made if k == rows.x else v for k, v in enumerate(self.body.results)]
+        ends = [x_written if k == rows.x else v for k, v in enumerate(self.body.results)]
         results = [Value(v.name, v.type) for v in inner]
         to.add(self.loops[1], operands, results, [Region(tuple(inner), tuple(ops), tuple(ends))])
         return results
 
-    def turn(self, o: Op, x: Value, made: Value, corner: Value, parts: Value,
+    def turn(self, o: Op, x: Value, x_written: Value, corner: Value, parts: Value,
              uses: Counter[Value]) -> None:
         """Emit an op of the loop's body, rewritten to read and write rows of the block."""
         to, rows, arg = self.to, self.rows, self.body.args[self.rows.x]
@@ -279,40 +279,40 @@ class _Blocks:
             old = to.box(parts, (self.at, ZERO), (ONE, self.columns))
             to.add(Map("add"), (old, new), o.results)
         elif o is rows.update:
-            to.add(o.what.but(start=(self.at, *zeros)), (x, o.operands[1]), (made,))
+            to.add(o.what.but(start=(self.at, *zeros)), (x, o.operands[1]), (x_written,))
         elif o not in rows.dropped and (arg in o.operands or rows.update.result in o.operands):
             if uses[o.result]:
                 assert isinstance(o.what, Slice)
                 to.add(o.what.but(start=(self.at, *o.what.start[1:])),
-                       (x if arg in o.operands else made,), o.results)
+                       (x if arg in o.operands else x_written,), o.results)
         elif o not in rows.dropped:
             self.other(o)
 
     def other(self, o: Op) -> None:
         """Emit an op that does not touch x. If it reads row i of a split array, it reads that row
         of the block's rows, which are gathered once per block."""
-        what = o.what
-        if isinstance(what, Slice) and o.operands[0] not in self.own:
+        kind = o.what
+        if isinstance(kind, Slice) and o.operands[0] not in self.own:
             array, entries = o.operands[0], layout_of(o.operands[0])
             here, dims = expr.from_atom(self.i), range(1, array.type.ndim)
-            with_row = [d for d in dims if what.start[d] == here and what.shape[d] == 1]
-            fixed = [d for d in dims if what.start[d].is_const and what.shape[d].is_const]
-            boxed = len(with_row) + len(fixed) == len(dims) and _is_row(what, what.shape, self.i)
+            with_row = [d for d in dims if kind.start[d] == here and kind.shape[d] == 1]
+            fixed = [d for d in dims if kind.start[d].is_const and kind.shape[d].is_const]
+            boxed = len(with_row) + len(fixed) == len(dims) and _is_row(kind, kind.shape, self.i)
             if boxed and any(entries[:1]) and not any(entries[1:]):
-                start, shape, at = [self.first], [self.width], [self.at]
+                start, shape, position = [self.first], [self.width], [self.at]
                 for d in dims:
-                    start.append(self.first if d in with_row else what.start[d])
-                    shape.append(self.width if d in with_row else what.shape[d])
-                    at.append(self.at if d in with_row else ZERO)
+                    start.append(self.first if d in with_row else kind.start[d])
+                    shape.append(self.width if d in with_row else kind.shape[d])
+                    position.append(self.at if d in with_row else ZERO)
                 key = array, tuple(start), tuple(shape)
                 if key not in self.held:
                     t = ArrayType(array.type.dtype, key[2], ((),) * len(shape))
                     self.held[key] = Value(array.name, t)
-                self.to.add(what.but(start=tuple(at)), (self.held[key],), o.results)
+                self.to.add(kind.but(start=tuple(position)), (self.held[key],), o.results)
                 return
-        if any(self.i in e.symbols() for e in what.exprs()):
-            what = said_with(what, self.where)
-        self.to.keep(replace(o, what=what))
+        if any(self.i in e.symbols() for e in kind.exprs()):
+            kind = said_with(kind, self.where)
+        self.to.keep(replace(o, what=kind))
 
     def added(self, x: Value, sums: Value) -> Value:
         """Return the sums of products, with the products of a finished block added to all rows

@@ -19,8 +19,9 @@ from codegen.ops.sources import Source
 
 @dataclass(frozen=True)
 class Invariant:
-    """A value that a turn reads and every turn computes alike. ops: of the body, in order: what
-    computes it. inputs: the values from before the loop that go in."""
+    """A value that every turn computes alike, and that varying ops of a turn read. `ops` are the
+    ops of the body that compute it, in order; `inputs` the values from before the loop that they
+    read."""
 
     value: Value
     ops: tuple[Op, ...]
@@ -29,7 +30,7 @@ class Invariant:
     @property
     def in_memory(self) -> bool:
         """Return whether an array on the way is made in memory, and not where it is read."""
-        return any(op.result.type.ndim and not op.what.inline for op in self.ops)
+        return any(v.type.ndim for op in self.ops if not op.what.inline for v in op.results)
 
     def steps(self, loop: LoopBody) -> int | None:
         """Return how many elements of one operation a turn computes for it; None if not known."""
@@ -44,27 +45,28 @@ class Invariant:
 
 
 def invariants(loop: LoopBody) -> Iterator[Invariant]:
-    """Yield the invariant values that varying ops of a loop read, of those that a turn makes: what
-    it computes of arrays from outside alone stays where the program has it."""
+    """Yield the invariant values that varying ops of a loop read, if they depend on an array that
+    the turn makes. What a turn computes only of arrays from outside stays in it: a loop that
+    repeats such work, as those of benchmarks, means to."""
     work = _Invariants(loop)
     for value in loop.defs:
-        if value not in loop.varying and value in work.made and work.is_read_whole(value):
+        if value not in loop.varying and value in work.from_tables and work.is_read_whole(value):
             yield work.part(value)
 
 
 class _Invariants:
-    """Finds the invariant values of a loop. made: those in which an array goes that a turn makes
-    from nothing, as np.eye does, or zeros into which it writes; other fills are numbers that stand
-    beside an array."""
+    """Finds the invariant values of a loop. from_tables: the values that depend on an array that a
+    turn makes from nothing, as np.eye does, or on zeros into which it writes. Other fills are
+    numbers that stand beside an array."""
 
     def __init__(self, loop: LoopBody) -> None:
         self.loop = loop
-        self.made: set[Value] = set()
+        self.from_tables: set[Value] = set()
         for op in loop.body.ops:
             into = loop.defs.get(op.operands[0]) if op.what.in_place else None
             if (_is_table(op) or (into is not None and isinstance(into.what, Full))
-                    or not self.made.isdisjoint(op.operands)):
-                self.made.update(op.results)
+                    or not self.from_tables.isdisjoint(op.operands)):
+                self.from_tables.update(op.results)
 
     @cached_property
     def uses(self) -> dict[Value, tuple[Use, ...]]:

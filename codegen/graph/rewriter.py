@@ -98,23 +98,23 @@ class Rewriter(Builder):
         self.ops.append(op)
         return op
 
-    def emit(self, what: Kind, operands: Sequence[Value] = (), name: str = "") -> Value:
+    def emit(self, kind: Kind, operands: Sequence[Value] = (), name: str = "") -> Value:
         """Return the result of a new op that has one; it is called by `name`, or as `self.name`
         says."""
         outside, self.name = self.name, name or self.name
-        result = super().emit(what, operands)
+        result = super().emit(kind, operands)
         self.name = outside
         return result
 
     def add(
-        self, what: Kind, operands: Sequence[Value] = (), results: Sequence[Value] = (),
+        self, kind: Kind, operands: Sequence[Value] = (), results: Sequence[Value] = (),
         regions: Sequence[Region] = (),
     ) -> Op:
-        return self.keep(Op(what, tuple(operands), tuple(results), tuple(regions), self.place))
+        return self.keep(Op(kind, tuple(operands), tuple(results), tuple(regions), self.place))
 
-    def typed(self, what: Kind, operands: Sequence[Value]) -> ArrayType:
-        t = super().typed(what, operands)
-        return laid_out(what, [v.type for v in operands], t) if self.is_global else t
+    def typed(self, kind: Kind, operands: Sequence[Value]) -> ArrayType:
+        t = super().typed(kind, operands)
+        return laid_out(kind, [v.type for v in operands], t) if self.is_global else t
 
     # ---- the walk --------------------------------------------------------------------------------
 

@@ -66,10 +66,10 @@ class ArrayBox:
         starts, steps, shape = zip(*box, strict=True)
         return replace(self, start=starts, step=steps, shape=shape)
 
-    def sliced(self, what: Slice) -> ArrayBox:
+    def sliced(self, kind: Slice) -> ArrayBox:
         """Return the box that a slice of this one reads."""
         box = self
-        for d, start, step, extent in zip(self.dims, what.start, what.step, what.shape):
+        for d, start, step, extent in zip(self.dims, kind.start, kind.step, kind.shape):
             if d is not None:
                 first, by = self.start[d], self.step[d]
                 box = box.but(d, first + by * start, extent, by * step)
@@ -302,8 +302,8 @@ class Product:
         product."""
         rewriter.name, rewriter.place = op.result.name, op.place
         start, shape = (self.rows.here, self.columns.here), (expr.const(1), self.wanted)
-        what, stated = Slice(start, (1, 1), shape), op.result.type.shape
+        kind, stated = Slice(start, (1, 1), shape), op.result.type.shape
         if shape == stated:
-            rewriter.add(what, (value,), op.results)
+            rewriter.add(kind, (value,), op.results)
         else:
-            rewriter.add(Reshape(stated), (rewriter.emit(what, (value,)),), op.results)
+            rewriter.add(Reshape(stated), (rewriter.emit(kind, (value,)),), op.results)

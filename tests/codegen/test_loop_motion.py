@@ -65,6 +65,15 @@ def changed(b, d, turns=range):
     return x, y
 
 
+def factored(b, d, turns=range):
+    """Factor the same matrix in each turn: several results of one op."""
+    x = b.copy()
+    for _ in turns(3):
+        q, r = np.linalg.qr(matrix(d))
+        x = q.T @ x + 0.01 * (r @ x)
+    return x
+
+
 def program(body: Any, layout: Any = ("r",)) -> Any:
     @spmd.program(mesh=("r",))
     def kernel():
@@ -122,7 +131,8 @@ def test_users_see_the_pass():
 
 
 @pytest.mark.parametrize("layout", [("r",), None], ids=str)
-@pytest.mark.parametrize("body", [conjugate_gradients, until_converged, nested, changed])
+@pytest.mark.parametrize("body", [
+    conjugate_gradients, until_converged, nested, changed, factored])
 @pytest.mark.filterwarnings("ignore::spmd.LayoutWarning")
 def test_results_are_numpys_on_any_number_of_ranks(body: Any, layout: Any):
     random = np.random.default_rng(5)

@@ -22,11 +22,12 @@ Rule = Callable[[Op, "Rewriter"], bool]
 
 
 class Rewriter(Builder):
-    """Rewrite regions op by op, the regions of an op before the op itself.
+    """Rewrites regions op by op, the regions of an op before the op itself.
 
     defs: the op that defines a value, as it was or as it is emitted now. uses: the uses of a value
     in the module as it was. instead: by value that is gone, the value that its readers read now.
-    gone: ops further on that another op has taken over. shard_maps: whether the walk enters them.
+    gone: ops further on that another op has replaced. shard_maps: whether the walk enters them.
+    is_global: whether the walk is in a region of global arrays.
     """
 
     def __init__(self, module: Module, *rules: Rule, shard_maps: bool = True) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from codegen.graph.clone import said_with
+from codegen.graph.counted_loop import CountedLoop
 from codegen.graph.rewriter import Rewriter
 from codegen.ir.cuts import layout_of
 from codegen.ir.fresh import Fresh
@@ -38,18 +39,18 @@ class _Rows:
 
     x: the number of the carried array that gets a row from each turn.
     product: the op that multiplies a row of `a` by the rows of x that are written already.
+    dropped: ops that only lead to the product and are no longer needed.
     n, size: the number of rows of x, and of a block.
-    gone: ops that only lead to the product and are no longer needed.
     """
 
     x: int
     update: Op
     product: Op
     a: Value
+    dropped: frozenset[Op]
     n: int
     size: int
     forward: bool
-    gone: frozenset[Op]
 
 
 class _BlockedSubstitution(Rewriter):
@@ -59,7 +60,8 @@ class _BlockedSubstitution(Rewriter):
         self.fresh = Fresh([*(c.name for c in counters), *(s.name for s in graph.scalars)])
 
     def op(self, op: Op) -> None:
-        rows = _found(op, op.what) if isinstance(op.what, Loop) else None
+        loop = CountedLoop.of(op, {})
+        rows = None if loop is None else _blockable(loop)
         if rows is None:
             self.keep(op)
         else:
@@ -78,26 +80,24 @@ class _BlockedSubstitution(Rewriter):
 # ---- which loops ---------------------------------------------------------------------------------
 
 
-def _found(op: Op, loop: Loop) -> _Rows | None:
+def _blockable(loop: CountedLoop) -> _Rows | None:
     """Return the rows of a loop that can be blocked, or None."""
-    ends = loop.start, loop.stop, loop.step
-    if loop.counter is None or len(op.regions) != 1 or not all(e and e.is_const for e in ends):
+    body = loop.body
+    size = _size(loop.count.value) if loop.count.is_const else None
+    if size is None or any(o.regions for o in body.ops):
         return None
-    (body,), turns = op.regions, range(*(e.value for e in ends if e is not None))
-    n, forward = len(turns), turns.step == 1
-    size = _size(n)
-    if size is None or turns not in (range(n), range(n)[::-1]) or any(o.regions for o in body.ops):
+    n, forward = loop.count.value, loop.step == 1
+    first, last = (0, n - 1) if forward else (n - 1, 0)
+    if abs(loop.step) != 1 or loop.first != first or loop.last != last:
         return None
-    defs = {v: o for o in body.ops for v in o.results}
     for x, (arg, end) in enumerate(zip(body.args, body.results, strict=True)):
-        update = defs.get(end)
+        update = loop.defs.get(end)
         if update is not None and _writes_row(update, arg, loop.counter, n) and (
-            _rows_alone(body, end, loop.counter)
+            _reads_own_row(body, end, loop.counter)
         ):
-            found = _product(body, arg, defs, loop.counter, forward)
-            if found is not None:
-                product, a, gone = found
-                return _Rows(x, update, product, a, n, size, forward, gone)
+            product = _product(loop, arg, forward)
+            if product is not None:
+                return _Rows(x, update, *product, n, size, forward)
     return None
 
 
@@ -109,8 +109,8 @@ def _size(n: int) -> int | None:
     return size if n >= BLOCKS * size else None
 
 
-def _is_row(what: Slice | Update, shape: Shape, i: Sym) -> bool:
-    return (what.start[0] == expr.from_atom(i) and shape[0] == 1 and all(s == 1 for s in what.step))
+def _is_row(kind: Slice | Update, shape: Shape, i: Sym) -> bool:
+    return (kind.start[0] == expr.from_atom(i) and shape[0] == 1 and all(s == 1 for s in kind.step))
 
 
 def _writes_row(op: Op, arg: Value, i: Sym, n: int) -> bool:
@@ -124,7 +124,7 @@ def _writes_row(op: Op, arg: Value, i: Sym, n: int) -> bool:
             and arg.type.dtype.name in LETTERS)
 
 
-def _rows_alone(body: Region, end: Value, i: Sym) -> bool:
+def _reads_own_row(body: Region, end: Value, i: Sym) -> bool:
     """Return whether a turn reads, of the updated array `end`, only the row that it has just
     written."""
     readers = [o for o in body.ops if end in o.operands]
@@ -133,11 +133,12 @@ def _rows_alone(body: Region, end: Value, i: Sym) -> bool:
 
 
 def _product(
-    body: Region, arg: Value, defs: Mapping[Value, Op], i: Sym, forward: bool
+    loop: CountedLoop, arg: Value, forward: bool
 ) -> tuple[Op, Value, frozenset[Op]] | None:
     """Return the op that multiplies a row of a matrix by the rows that earlier turns wrote, that
     matrix, and the ops that lead to the product; None if a turn reads anything else of the carried
     array but its own row."""
+    body, defs, i = loop.body, loop.defs, loop.counter
     uses = Counter(used_values(body))
     readers = [o for o in body.ops if arg in o.operands and not isinstance(o.what, Update)]
     if uses[arg] != len(readers) + 1:  # and it is updated
@@ -151,39 +152,38 @@ def _product(
     rest = arg.type.shape[1:]
 
     def is_box(op: Op, start: Shape, shape: Shape) -> bool:
-        said = (op.what.start, op.what.shape) if isinstance(op.what, Slice) else ()
-        return said == (start, shape)
+        return isinstance(op.what, Slice) and (op.what.start, op.what.shape) == (start, shape)
 
     product = next((o for o in body.ops if isinstance(o.what, MatMul)
-                    and rows[0] in _seen(o.operands[1], defs)), None)
+                    and rows[0] in _views(o.operands[1], defs)), None)
     if product is None or not is_box(rows[0], (low, *(ZERO for _ in rest)), (count, *rest)):
         return None
-    gone = [o for v in product.operands for o in _seen(v, defs)]
-    left = _seen(product.operands[0], defs)[-1:]
+    views = [o for v in product.operands for o in _views(v, defs)]
+    left = _views(product.operands[0], defs)[-1:]
     if not left or not is_box(left[0], (here, low), (ONE, count)):
         return None
     a = left[0].operands[0]
-    alone = all(uses[o.result] == 1 for o in gone)
+    read_once = all(uses[o.result] == 1 for o in views)
     entry = layout_of(a)[0]
     fits = (a not in defs and a not in body.args and layout_of(a) == (entry, ()) and bool(entry)
             and layout_of(arg)[0] in (entry, ()))
     shapes = [v.type.shape for v in product.operands]
     flat = len(shapes[0]) == 2 == len(shapes[1]) and shapes[0] == (ONE, count)
-    sized = [v for o in body.ops if o not in gone for v in o.results
+    sized = [v for o in body.ops if o not in views for v in o.results
              if any(i in e.symbols() for e in v.type.shape)]
-    if sized or not (alone and fits and flat and a.type.shape[0] == arg.type.shape[0]):
+    if sized or not (read_once and fits and flat and a.type.shape[0] == arg.type.shape[0]):
         return None
-    return product, a, frozenset(gone)
+    return product, a, frozenset(views)
 
 
-def _seen(value: Value, defs: Mapping[Value, Op]) -> list[Op]:
+def _views(value: Value, defs: Mapping[Value, Op]) -> list[Op]:
     """Return the reshapes that lead from a slice to a value, and the slice; an empty list if the
     value is not a reshaped slice."""
-    found = []
+    reshapes = []
     while (op := defs.get(value)) is not None and isinstance(op.what, Reshape):
-        found.append(op)
+        reshapes.append(op)
         (value,) = op.operands
-    return [*found, op] if op is not None and isinstance(op.what, Slice) else []
+    return [*reshapes, op] if op is not None and isinstance(op.what, Slice) else []
 
 
 # ---- the loop in blocks --------------------------------------------------------------------------
@@ -219,21 +219,21 @@ class _Blocks:
         to, rows, t = self.to, self.rows, self.rows.product.result.type
         to.place, to.name = self.op.place, rows.product.result.name
         layout = (layout_of(rows.a)[0], ())
-        sums, after, given = (
+        sums, after, sums_before = (
             Value(to.name, ArrayType(t.dtype, (expr.const(rows.n), self.columns), layout))
             for _ in range(3))
         to.add(Full(0.0, t.dtype, sums.type.shape), (), (sums,))
         args = [Value(v.name, v.type) for v in self.body.args]
         with to.inside() as ops:
-            results = self.block(args, given)
-            new = self.added(results[rows.x], given)
+            results = self.block(args, sums_before)
+            new = self.added(results[rows.x], sums_before)
             x = args[rows.x]
             whole = Value(x.name, x.type)
             start = (self.first, *(ZERO for _ in x.type.shape[1:]))
             to.add(Update(start, (1,) * len(start)), (x, results[rows.x]), (whole,))
             results[rows.x] = whole
         to.add(self.loops[0], (*self.op.operands, sums), (*self.op.results, after),
-               [Region((*args, given), tuple(ops), (*results, new))])
+               [Region((*args, sums_before), tuple(ops), (*results, new))])
 
     def block(self, args: Sequence[Value], sums: Value) -> list[Value]:
         """Emit the loop over the rows of one block. Return the carried values after it; of x, only
@@ -245,26 +245,26 @@ class _Blocks:
         start = (self.first, *zeros[1:])
         uses = Counter(used_values(self.body))
         reads = any(arg in o.operands and uses[o.result] for o in self.body.ops
-                    if o not in rows.gone and o is not rows.update)
+                    if o not in rows.dropped and o is not rows.update)
         before = (to.everywhere(args[rows.x], start, shape) if reads
                   else to.emit(Full(0.0, arg.type.dtype, shape, blank=True)))
-        x, made = Value(arg.name, before.type), Value(arg.name, before.type)
+        x, x_written = Value(arg.name, before.type), Value(arg.name, before.type)
         corner = to.everywhere(rows.a, (self.first, self.first), (self.width, self.width))
         parts = to.everywhere(sums, (self.first, ZERO), (self.width, self.columns))
         with to.inside() as ops:
             for o in self.body.ops:
-                self.turn(o, x, made, corner, parts, uses)
-        for (array, first, extents), found in self.held.items():
-            rows_of = to.box(array, first, extents)
-            to.add(Relayout(((),) * len(extents)), (rows_of,), (found,))
-        given = [before if k == rows.x else v for k, v in enumerate(args)]
+                self.turn(o, x, x_written, corner, parts, uses)
+        for (array, first, extents), gathered in self.held.items():
+            part = to.box(array, first, extents)
+            to.add(Relayout(((),) * len(extents)), (part,), (gathered,))
+        operands = [before if k == rows.x else v for k, v in enumerate(args)]
         inner = [x if k == rows.x else v for k, v in enumerate(self.body.args)]
-        ends = [made if k == rows.x else v for k, v in enumerate(self.body.results)]
+        ends = [x_written if k == rows.x else v for k, v in enumerate(self.body.results)]
         results = [Value(v.name, v.type) for v in inner]
-        to.add(self.loops[1], given, results, [Region(tuple(inner), tuple(ops), tuple(ends))])
+        to.add(self.loops[1], operands, results, [Region(tuple(inner), tuple(ops), tuple(ends))])
         return results
 
-    def turn(self, o: Op, x: Value, made: Value, corner: Value, parts: Value,
+    def turn(self, o: Op, x: Value, x_written: Value, corner: Value, parts: Value,
              uses: Counter[Value]) -> None:
         """Emit an op of the loop's body, rewritten to read and write rows of the block."""
         to, rows, arg = self.to, self.rows, self.body.args[self.rows.x]
@@ -279,40 +279,40 @@ class _Blocks:
             old = to.box(parts, (self.at, ZERO), (ONE, self.columns))
             to.add(Map("add"), (old, new), o.results)
         elif o is rows.update:
-            to.add(o.what.but(start=(self.at, *zeros)), (x, o.operands[1]), (made,))
-        elif o not in rows.gone and (arg in o.operands or rows.update.result in o.operands):
+            to.add(o.what.but(start=(self.at, *zeros)), (x, o.operands[1]), (x_written,))
+        elif o not in rows.dropped and (arg in o.operands or rows.update.result in o.operands):
             if uses[o.result]:
                 assert isinstance(o.what, Slice)
                 to.add(o.what.but(start=(self.at, *o.what.start[1:])),
-                       (x if arg in o.operands else made,), o.results)
-        elif o not in rows.gone:
+                       (x if arg in o.operands else x_written,), o.results)
+        elif o not in rows.dropped:
             self.other(o)
 
     def other(self, o: Op) -> None:
         """Emit an op that does not touch x. If it reads row i of a split array, it reads that row
         of the block's rows, which are gathered once per block."""
-        what = o.what
-        if isinstance(what, Slice) and o.operands[0] not in self.own:
+        kind = o.what
+        if isinstance(kind, Slice) and o.operands[0] not in self.own:
             array, entries = o.operands[0], layout_of(o.operands[0])
             here, dims = expr.from_atom(self.i), range(1, array.type.ndim)
-            with_row = [d for d in dims if what.start[d] == here and what.shape[d] == 1]
-            fixed = [d for d in dims if what.start[d].is_const and what.shape[d].is_const]
-            boxed = len(with_row) + len(fixed) == len(dims) and _is_row(what, what.shape, self.i)
+            with_row = [d for d in dims if kind.start[d] == here and kind.shape[d] == 1]
+            fixed = [d for d in dims if kind.start[d].is_const and kind.shape[d].is_const]
+            boxed = len(with_row) + len(fixed) == len(dims) and _is_row(kind, kind.shape, self.i)
             if boxed and any(entries[:1]) and not any(entries[1:]):
-                start, shape, at = [self.first], [self.width], [self.at]
+                start, shape, position = [self.first], [self.width], [self.at]
                 for d in dims:
-                    start.append(self.first if d in with_row else what.start[d])
-                    shape.append(self.width if d in with_row else what.shape[d])
-                    at.append(self.at if d in with_row else ZERO)
+                    start.append(self.first if d in with_row else kind.start[d])
+                    shape.append(self.width if d in with_row else kind.shape[d])
+                    position.append(self.at if d in with_row else ZERO)
                 key = array, tuple(start), tuple(shape)
                 if key not in self.held:
                     t = ArrayType(array.type.dtype, key[2], ((),) * len(shape))
                     self.held[key] = Value(array.name, t)
-                self.to.add(what.but(start=tuple(at)), (self.held[key],), o.results)
+                self.to.add(kind.but(start=tuple(position)), (self.held[key],), o.results)
                 return
-        if any(self.i in e.symbols() for e in what.exprs()):
-            what = said_with(what, self.where)
-        self.to.keep(replace(o, what=what))
+        if any(self.i in e.symbols() for e in kind.exprs()):
+            kind = said_with(kind, self.where)
+        self.to.keep(replace(o, what=kind))
 
     def added(self, x: Value, sums: Value) -> Value:
         """Return the sums of products, with the products of a finished block added to all rows

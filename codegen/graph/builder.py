@@ -26,22 +26,22 @@ class Builder:
         self.ops: list[Op] = []
         self.name, self.place = name, place
 
-    def typed(self, what: Kind, operands: Sequence[Value]) -> ArrayType:
+    def typed(self, kind: Kind, operands: Sequence[Value]) -> ArrayType:
         """Return the type of the only result of an op."""
-        (t,) = what.infer([v.type for v in operands])
+        (t,) = kind.infer([v.type for v in operands])
         return t
 
-    def emit(self, what: Kind, operands: Sequence[Value] = ()) -> Value:
+    def emit(self, kind: Kind, operands: Sequence[Value] = ()) -> Value:
         """Return the result of a new op that has one."""
-        result = Value(self.name or what.called, self.typed(what, operands))
-        return self.add(what, operands, (result,)).result
+        result = Value(self.name or kind.called, self.typed(kind, operands))
+        return self.add(kind, operands, (result,)).result
 
     def add(
-        self, what: Kind, operands: Sequence[Value] = (), results: Sequence[Value] = (),
+        self, kind: Kind, operands: Sequence[Value] = (), results: Sequence[Value] = (),
         regions: Sequence[Region] = (),
     ) -> Op:
         """Return a new op, with these results."""
-        op = Op(what, tuple(operands), tuple(results), tuple(regions), self.place)
+        op = Op(kind, tuple(operands), tuple(results), tuple(regions), self.place)
         self.ops.append(op)
         return op
 

@@ -50,7 +50,7 @@ class _Numbering:
             return op.mapped(self.region)
         return self.loop(op, op.what) if isinstance(op.what, Loop) and op.operands else op
 
-    def loop(self, op: Op, what: Loop) -> Op:
+    def loop(self, op: Op, kind: Loop) -> Op:
         """Return a loop with a point. Raises UnsupportedError if a turn answers an earlier turn's
         batch."""
         body = op.regions[-1]
@@ -58,11 +58,11 @@ class _Numbering:
             late, _ = unanswerable(feed, body)
             if late is not None:
                 raise _of_an_earlier_turn(feed, late)
-        counter = None if what.counter is None else expr.symbol(what.counter)
-        given = tuple(Value(v.name, v.type) for v in body.args)
-        point = Op(Point(self.count, counter), given, body.args, (), op.place)
+        counter = None if kind.counter is None else expr.symbol(kind.counter)
+        args = tuple(Value(v.name, v.type) for v in body.args)
+        point = Op(Point(self.count, counter), args, body.args, (), op.place)
         self.count += 1
-        inner = Region(given, (point, *body.ops), body.results)
+        inner = Region(args, (point, *body.ops), body.results)
         return replace(op, regions=(*op.regions[:-1], inner))
 
 

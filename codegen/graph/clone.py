@@ -47,10 +47,10 @@ class Copier:
                          for e in (counter.lo, counter.hi))
             own = Sym(self.fresh(counter.name), counter.kind, low, high, counter.divides)
             self.symbols[counter] = expr.symbol(own)
-        what = said_with(op.what, self.symbols, own if counter is not None else None)
+        kind = said_with(op.what, self.symbols, own if counter is not None else None)
         regions = tuple(map(self.region, op.regions))
         results = tuple(map(self.value, op.results))
-        return Op(what, operands, results, regions, op.place)
+        return Op(kind, operands, results, regions, op.place)
 
     def region(self, region: Region) -> Region:
         args = tuple(map(self.value, region.args))
@@ -58,9 +58,9 @@ class Copier:
         return Region(args, ops, tuple(map(self.of, region.results)))
 
     def value(self, value: Value) -> Value:
-        made = Value(value.name, said_with(value.type, self.symbols))
-        self.instead[value] = made
-        return made
+        copy = Value(value.name, said_with(value.type, self.symbols))
+        self.instead[value] = copy
+        return copy
 
 
 def said_with(what: T, symbols: Mapping[Sym, IntLike], counter: Sym | None = None) -> T:

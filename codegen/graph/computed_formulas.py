@@ -33,11 +33,11 @@ def let_formulas(module: Module) -> dict[Sym, Expr]:
     """Return, by symbol of a `let`, the formula of what it names, where that has one."""
     ops = [op for region in module.regions for op in walk(region)]
     work = Formulas({v: op for op in ops for v in op.results}.get)
-    found: dict[Sym, Expr] = {}
+    formulas: dict[Sym, Expr] = {}
     for op in ops:
         if isinstance(op.what, Let) and (e := work.of(op.operands[0])) is not None:
-            found[op.what.counter] = e.subst(found)
-    return found
+            formulas[op.what.counter] = e.subst(formulas)
+    return formulas
 
 
 def looked_up(data: np.ndarray, index: list[Expr]) -> Expr | None:
@@ -48,10 +48,10 @@ def looked_up(data: np.ndarray, index: list[Expr]) -> Expr | None:
             for e, n in zip(index, data.shape, strict=True)):
         return None
     if data.size > MOST_TERMS:
-        at = expr.const(0)
+        position = expr.const(0)
         for e, n in zip(index, data.shape, strict=True):
-            at = at * n + e
-        return expr.table(at, *(int(value) for value in data.ravel()))
+            position = position * n + e
+        return expr.table(position, *(int(value) for value in data.ravel()))
     total = expr.const(0)
     for place in np.ndindex(*data.shape):
         here = expr.const(int(data[place]))
@@ -71,45 +71,46 @@ def power(base: int, exponent: Expr) -> Expr | None:
 
 
 class Formulas:
-    """The formulas of values. made: the op that makes a value; None: it is no result of an op."""
+    """Finds the formulas of values. `definition` returns the op that computes a value, or None if
+    no op does."""
 
-    def __init__(self, made: Callable[[Value], Op | None]) -> None:
-        self.made, self.known = made, dict[Value, Expr | None]()
+    def __init__(self, definition: Callable[[Value], Op | None]) -> None:
+        self.definition, self.known = definition, dict[Value, Expr | None]()
 
     def of(self, value: Value) -> Expr | None:
         """Return the formula of an integer or a truth value; None where it has none."""
         if value not in self.known:
-            op = self.made(value)
+            op = self.definition(value)
             numbers = value.type.dtype.kind in "bi" and value.type.dtype.size in (1, 8)
-            one = all(e == 1 for e in value.type.shape)
-            self.known[value] = self._op(op) if op is not None and numbers and one else None
+            single = all(e == 1 for e in value.type.shape)
+            self.known[value] = self._op(op) if op is not None and numbers and single else None
         return self.known[value]
 
     def _op(self, op: Op) -> Expr | None:
-        what = op.what
-        if isinstance(what, Symbolic):
-            return what.value
-        if isinstance(what, Full):
-            whole = isinstance(what.value, (bool, int, Expr)) and not what.blank
-            return expr.as_expr(what.value) if whole else None
-        if isinstance(what, Const):
-            return expr.const(int(what.data.reshape(())))
-        if isinstance(what, Reshape | Broadcast):
+        kind = op.what
+        if isinstance(kind, Symbolic):
+            return kind.value
+        if isinstance(kind, Full):
+            whole = isinstance(kind.value, (bool, int, Expr)) and not kind.blank
+            return expr.as_expr(kind.value) if whole else None
+        if isinstance(kind, Const):
+            return expr.const(int(kind.data.reshape(())))
+        if isinstance(kind, Reshape | Broadcast):
             return self.of(op.operands[0])
-        if isinstance(what, Slice):
-            return self._element(op.operands[0], list(what.start))
-        return self._map(what.fn, op) if isinstance(what, Map) else None
+        if isinstance(kind, Slice):
+            return self._element(op.operands[0], list(kind.start))
+        return self._map(kind.fn, op) if isinstance(kind, Map) else None
 
     def _element(self, value: Value, index: list[Expr]) -> Expr | None:
         """Return the formula of an element; None where it has none."""
-        op = self.made(value)
-        what = None if op is None else op.what
-        if isinstance(what, Const):
-            return looked_up(what.data, index)
-        if op is not None and isinstance(what, Slice):
-            inside = [a + k * e for a, k, e in zip(what.start, what.step, index, strict=True)]
+        op = self.definition(value)
+        kind = None if op is None else op.what
+        if isinstance(kind, Const):
+            return looked_up(kind.data, index)
+        if op is not None and isinstance(kind, Slice):
+            inside = [a + k * e for a, k, e in zip(kind.start, kind.step, index, strict=True)]
             return self._element(op.operands[0], inside)
-        if op is not None and isinstance(what, Reshape):
+        if op is not None and isinstance(kind, Reshape):
             shape, rest = op.operands[0].type.shape, zip(value.type.shape, index, strict=True)
             kept = [(n, e) for n, e in rest if n != 1]
             if [n for n in shape if n != 1] == [n for n, _ in kept]:

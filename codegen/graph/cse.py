@@ -97,5 +97,5 @@ class _Cse(Rewriter):
 def _key(op: Op, first: Mapping[Value, Value]) -> Hashable:
     """Return a key that is equal for ops that compute the same. A Full is keyed by its text, since
     0.0, -0.0 and 0 are equal in Python but fill differently."""
-    what = repr(op.what) if isinstance(op.what, Full) else op.what
-    return what, tuple(first.get(v, v) for v in op.operands), op.result.type
+    kind = repr(op.what) if isinstance(op.what, Full) else op.what
+    return kind, tuple(first.get(v, v) for v in op.operands), op.result.type

@@ -23,21 +23,21 @@ def product_over_batch(op: Op, rewriter: Rewriter) -> bool:
     """Replace a sum of matrix products over the last dims of their batch by one product. The left
     operand must be a transposed view of rows in memory: only then do the rows of all members form
     one matrix."""
-    what, defs = op.what, rewriter.defs
-    if not isinstance(what, Reduce) or what.fn != "add":
+    kind, defs = op.what, rewriter.defs
+    if not isinstance(kind, Reduce) or kind.fn != "add":
         return False
     product = defs.get(op.operands[0])
     if product is None or not isinstance(product.what, MatMul):
         return False
     left, y = product.operands
     n, transposed = product.result.type.ndim, defs.get(left)
-    batch = tuple(range(n - 2 - len(what.dims), n - 2))
+    batch = tuple(range(n - 2 - len(kind.dims), n - 2))
     if transposed is None or not isinstance(transposed.what, Transpose) or (
-            not transposed.what.turns_matrices or tuple(what.dims) != batch
+            not transposed.what.turns_matrices or tuple(kind.dims) != batch
             or len(rewriter.uses[product.result]) != 1):
         return False
     rewriter.place = product.place
-    (x,), lead = transposed.operands, n - 2 - len(what.dims)
+    (x,), lead = transposed.operands, n - 2 - len(kind.dims)
     rows, columns = stacked(x, lead, rewriter), stacked(y, lead, rewriter)
     matrices = rewriter.emit(Transpose((*range(lead), lead + 1, lead)), (rows,))
     rewriter.add(MatMul(), (matrices, columns), op.results)

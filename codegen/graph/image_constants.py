@@ -18,9 +18,9 @@ LINE = 64  # bytes on which a constant begins, as caches and vectors have them
 
 def image_constants(program: Module) -> Iterator[Value]:
     """Yield the constants that are only read, so that they need no buffer."""
-    found = program.def_use
-    for op in found.order:
-        if lies_in_image(op) and not any(map(needs_buffer, found.uses.get(op.result, ()))):
+    def_use = program.def_use
+    for op in def_use.order:
+        if lies_in_image(op) and not any(map(needs_buffer, def_use.uses.get(op.result, ()))):
             yield op.result
 
 

@@ -13,14 +13,15 @@ from functools import cached_property
 
 from codegen.graph.counted_loop import LoopBody
 from codegen.ir.graph import DefUse, Op, Use, Value
-from codegen.ops import DynamicSlice, Gather, Slice
+from codegen.ops import Const, DynamicSlice, Full, Gather, Iota, Slice
 from codegen.ops.sources import Source
 
 
 @dataclass(frozen=True)
 class Invariant:
-    """A value that a turn reads and every turn computes alike. ops: of the body, in order: what
-    computes it. inputs: the values from before the loop that go in."""
+    """A value that every turn computes alike, and that varying ops of a turn read. `ops` are the
+    ops of the body that compute it, in order; `inputs` the values from before the loop that they
+    read."""
 
     value: Value
     ops: tuple[Op, ...]
@@ -29,7 +30,7 @@ class Invariant:
     @property
     def in_memory(self) -> bool:
         """Return whether an array on the way is made in memory, and not where it is read."""
-        return any(op.result.type.ndim and not op.what.inline for op in self.ops)
+        return any(v.type.ndim for op in self.ops if not op.what.inline for v in op.results)
 
     def steps(self, loop: LoopBody) -> int | None:
         """Return how many elements of one operation a turn computes for it; None if not known."""
@@ -44,26 +45,28 @@ class Invariant:
 
 
 def invariants(loop: LoopBody) -> Iterator[Invariant]:
-    """Yield the invariant values that varying ops of a loop read, of those that a turn makes: what
-    it computes of arrays from outside alone stays where the program has it."""
+    """Yield the invariant values that varying ops of a loop read, if they depend on an array that
+    the turn makes. What a turn computes only of arrays from outside stays in it: a loop that
+    repeats such work, as those of benchmarks, means to."""
     work = _Invariants(loop)
     for value in loop.defs:
-        if value not in loop.varying and value in work.made and work.is_read_whole(value):
+        if value not in loop.varying and value in work.from_tables and work.is_read_whole(value):
             yield work.part(value)
 
 
 class _Invariants:
-    """Finds the invariant values of a loop. made: those in which an array goes that a turn makes
-    from nothing, as np.zeros and np.eye do."""
+    """Finds the invariant values of a loop. from_tables: the values that depend on an array that a
+    turn makes from nothing, as np.eye does, or on zeros into which it writes. Other fills are
+    numbers that stand beside an array."""
 
     def __init__(self, loop: LoopBody) -> None:
         self.loop = loop
-        self.made: set[Value] = set()
+        self.from_tables: set[Value] = set()
         for op in loop.body.ops:
-            t = op.results[0].type if len(op.results) == 1 else None
-            source = isinstance(op.what, Source) and t is not None and any(e != 1 for e in t.shape)
-            if source or not self.made.isdisjoint(op.operands):
-                self.made.update(op.results)
+            into = loop.defs.get(op.operands[0]) if op.what.in_place else None
+            if (_is_table(op) or (into is not None and isinstance(into.what, Full))
+                    or not self.from_tables.isdisjoint(op.operands)):
+                self.from_tables.update(op.results)
 
     @cached_property
     def uses(self) -> dict[Value, tuple[Use, ...]]:
@@ -90,3 +93,8 @@ class _Invariants:
                 inputs.update((v, None) for v in self.loop.before(op.operands)
                               if v not in self.loop.defs)
         return Invariant(value, tuple(ops[::-1]), tuple(inputs))
+
+
+def _is_table(op: Op) -> bool:
+    """Return whether an op makes several elements that differ, of nothing."""
+    return isinstance(op.what, Const | Iota) and any(e != 1 for e in op.result.type.shape)

@@ -16,12 +16,12 @@ from codegen.ops import Kind, Relayout
 from codegen.ops.kind import Types
 
 
-def laid_out(what: Kind, operands: Types, result: ArrayType) -> ArrayType:
+def laid_out(kind: Kind, operands: Types, result: ArrayType) -> ArrayType:
     """Return the result's type with a layout; 0-d ones need none."""
     if not result.ndim or result.layout is not None:
         return result
-    free = all(t.free or not t.ndim for t in operands) and not isinstance(what, Relayout)
-    return replace(result, layout=without_repeats(what.layout(operands, result)), free=free)
+    free = all(t.free or not t.ndim for t in operands) and not isinstance(kind, Relayout)
+    return replace(result, layout=without_repeats(kind.layout(operands, result)), free=free)
 
 
 def without_repeats(entries: Iterable[LayoutEntry]) -> Layout:

@@ -3,7 +3,7 @@
 Goes in: a Graph. Comes out: the same in which arrays that a turn makes anew, and what it computes
 of them, stand before their loops if no turn changes them (invariants); and the rows that turns
 multiply by a matrix are one product of matrices before the loop (row_products).
-Always holds: a rule moves what it legally may; Policy says whether it pays.
+Always holds: a rule moves what it legally may; MotionPolicy says whether it pays.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _LoopMotion(Rewriter):
     def without_invariants(self, loop: LoopBody) -> Op:
         """Emit what each turn computes alike, as far as that pays, and return the loop that is
         left."""
-        policy = Policy(loop)
+        policy = MotionPolicy(loop)
         moved = {op for part in invariants(loop) if policy.invariant_pays(part) for op in part.ops}
         if not moved:
             return loop.op
@@ -64,7 +64,7 @@ class _LoopMotion(Rewriter):
     def without_products(self, loop: CountedLoop) -> Op:
         """Emit the products of all turns, as far as that pays, and return the loop that reads their
         rows."""
-        policy, moved = Policy(loop), dict[Op, tuple[Product, str]]()
+        policy, moved = MotionPolicy(loop), dict[Op, tuple[Product, str]]()
         for op, products in row_products(loop):
             product = next((p for p in products if policy.product_pays(p, loop)), None)
             size = None if product is None else policy.size(product, op.result)
@@ -75,7 +75,7 @@ class _LoopMotion(Rewriter):
 
 
 @dataclass(frozen=True)
-class Policy:
+class MotionPolicy:
     """Estimates whether computing before a loop is faster, and takes no more memory than an array
     of the loop or than ROOM."""
 

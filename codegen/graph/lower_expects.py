@@ -60,7 +60,7 @@ class _Places(Builder):
     """Builds the ops that one `expect` of arrays becomes. The last op is the `expect` of
     scalars."""
 
-    def __init__(self, op: Op, what: Expect) -> None:
+    def __init__(self, op: Op, expect: Expect) -> None:
         super().__init__("check", op.place)
         holds, *shown = op.operands
         self.shape = holds.type.shape
@@ -71,8 +71,8 @@ class _Places(Builder):
         first = self.emit(Reduce("min", tuple(range(len(self.shape)))), (wrong,))
         nowhere = self.map("eq", first, self.integer(expr.const(_NOWHERE)))
         seen = [self.seen(v, first) for v in shown]
-        parts, operands = self.text(what, seen, first)
-        self.add(what.but(parts=parts, start=None), (nowhere, *operands))
+        parts, operands = self.text(expect, seen, first)
+        self.add(expect.but(parts=parts, start=None), (nowhere, *operands))
 
     def reshaped(self, value: Value, shape: Shape) -> Value:
         return value if value.type.shape == shape else self.emit(Reshape(shape), (value,))
@@ -85,35 +85,35 @@ class _Places(Builder):
         return self.emit(Gather((0,), 0), (self.reshaped(value, (self.total,)), first))
 
     def text(
-        self, what: Expect, seen: Sequence[Value], first: Value
+        self, expect: Expect, seen: Sequence[Value], first: Value
     ) -> tuple[tuple[str, ...], tuple[Value, ...]]:
         """Return the text parts and operands of the message, with positions written out as
         indices."""
         parts: list[str] = [""]
         operands: list[Value] = []
         shown = iter(seen)
-        for k, part in enumerate(what.parts):
+        for k, part in enumerate(expect.parts):
             if k % 2 == 0:
                 parts[-1] += part
             elif part != POSITION:
                 operands.append(next(shown))
                 parts += [part, ""]
             else:
-                index = self.position(what, first)
+                index = self.position(expect, first)
                 parts[-1] += "("
-                for d, at in enumerate(index):
-                    operands.append(at)
+                for d, along in enumerate(index):
+                    operands.append(along)
                     parts += ["", ", " if d < len(index) - 1 else ",)" if d == 0 else ")"]
         return tuple(parts), tuple(operands)
 
-    def position(self, what: Expect, first: Value) -> list[Value]:
+    def position(self, expect: Expect, first: Value) -> list[Value]:
         """Return the index of the failing place, per dim; it is global if `start` says where the
         rank's part begins, else local."""
-        start = what.start or (expr.const(0),) * len(self.shape)
+        start = expect.start or (expr.const(0),) * len(self.shape)
         out = []
         for d, stride in enumerate(strides(self.shape)):
-            at = self.map("floordiv", first, self.integer(stride))
+            along = self.map("floordiv", first, self.integer(stride))
             if d:
-                at = self.map("mod", at, self.integer(self.shape[d]))
-            out.append(self.map("add", at, self.integer(start[d])))
+                along = self.map("mod", along, self.integer(self.shape[d]))
+            out.append(self.map("add", along, self.integer(start[d])))
         return out

@@ -81,13 +81,13 @@ def _of_entries(graph: Module, work: _Predicating, optional: Sequence[Input]) ->
 
 def _either(predicate: Predicate, value: Value, otherwise: Value) -> Op:
     """Return a branch that gives a value where a predicate holds, else another one of its type."""
-    made, laid = Value(value.name, value.type), otherwise
+    result, laid = Value(value.name, value.type), otherwise
     again: tuple[Op, ...] = ()
     if layout_of(otherwise.type) != layout_of(value.type):
         laid = Value(value.name, value.type)
         again = (Op(Relayout(layout_of(value.type)), (otherwise,), (laid,)),)
     arms = (Region((), again, (laid,)), Region((), (), (value,)))
-    return Op(Branch(predicate.holds, (value.type,)), (), (made,), arms)
+    return Op(Branch(predicate.holds, (value.type,)), (), (result,), arms)
 
 
 @dataclass(frozen=True)
@@ -161,19 +161,19 @@ class _Needs:
         if isinstance(op.what, Branch) and op.what.on is None:
             control |= self.of(op.operands[0])
         for region in op.regions:
-            given = op.operands[len(op.operands) - len(region.args):]
-            self.values.update((a, self.of(v)) for a, v in zip(region.args, given, strict=True))
+            operands = op.operands[len(op.operands) - len(region.args):]
+            self.values.update((a, self.of(v)) for a, v in zip(region.args, operands, strict=True))
             self.region(region)
         for k, value in enumerate(op.results):
             self.values[value] = control | self.of(*(r.results[k] for r in op.regions))
         self.runs[op] = control | self.common(op)
 
-    def loop(self, op: Op, what: Loop, control: Symbols) -> None:
+    def loop(self, op: Op, kind: Loop, control: Symbols) -> None:
         carried = [self.of(v) for v in op.operands]
         while True:
             before = control, carried
-            if what.counter is not None:
-                self.symbols[what.counter] = control
+            if kind.counter is not None:
+                self.symbols[kind.counter] = control
             for region in op.regions:
                 self.values.update(zip(region.args, carried, strict=True))
                 self.region(region)
@@ -189,8 +189,8 @@ class _Needs:
     def common(self, op: Op) -> Symbols:
         """Return the needs that all results and all visible effects of an op with regions share."""
         effects = [inner for r in op.regions for inner in walk(r) if _is_effect(inner)]
-        found = [self.of(v) for v in op.results] + [self.runs[inner] for inner in effects]
-        return frozenset.intersection(*found) if found else NONE
+        needs = [self.of(v) for v in op.results] + [self.runs[inner] for inner in effects]
+        return frozenset.intersection(*needs) if needs else NONE
 
 
 def _is_effect(op: Op) -> bool:
@@ -215,7 +215,7 @@ def _served(graph: Module) -> dict[Op, Symbols | None]:
     values: dict[Value, set[Sym | None]] = {}
     for o in graph.outputs:
         values.setdefault(o.value, set()).add(o.wanted)
-    found: dict[Op, Symbols | None] = {}
+    served_by: dict[Op, Symbols | None] = {}
     for op in reversed(graph.body.ops):
         is_source = op.what.inline and not op.operands  # of no work of its own
         always = isinstance(op.what, Let) or is_source or _has_effect(op)
@@ -224,8 +224,8 @@ def _served(graph: Module) -> dict[Op, Symbols | None]:
         for v in _used(op):
             values.setdefault(v, set()).update(served)
         if None not in served and served != every:
-            found[op] = frozenset(s for s in served if s is not None)
-    return found
+            served_by[op] = frozenset(s for s in served if s is not None)
+    return served_by
 
 
 def _used(op: Op) -> list[Value]:
@@ -258,7 +258,7 @@ class _Predicating:
             ops.append(op.mapped(partial(self.region, held=held | runs)))
         if all(p.is_true for p in predicates):
             return region.with_ops(ops)
-        made: list[Op] = []
+        grouped: list[Op] = []
         readers: dict[Value, set[int]] = {v: {-1} for v in region.results}
         for k, op in enumerate(ops):
             for v in _used(op):
@@ -266,12 +266,12 @@ class _Predicating:
         for group in _grouped(ops, predicates):
             inside = [ops[k] for k in group]
             if predicates[group[0]].is_true:
-                made += inside
+                grouped += inside
                 continue
             left = [v for op in inside for v in op.results
                     if not readers.get(v, set()).issubset(group)]
-            made.append(self.branch(predicates[group[0]], inside, left))
-        return region.with_ops(made)
+            grouped.append(self.branch(predicates[group[0]], inside, left))
+        return region.with_ops(grouped)
 
     def branch(self, predicate: Predicate, ops: Sequence[Op], left: Sequence[Value]) -> Op:
         """Return a branch that gives some of what these ops make."""
@@ -283,8 +283,8 @@ class _Predicating:
                          (), (Value(v.name, v.type),), (), place) for v in left)
         arms = (Region((), blank, tuple(op.result for op in blank)),
                 Region((), inner, tuple(instead[v] for v in left)))
-        what = Branch(predicate.holds, tuple(v.type for v in left))
-        return Op(what, (), tuple(left), arms, place)
+        kind = Branch(predicate.holds, tuple(v.type for v in left))
+        return Op(kind, (), tuple(left), arms, place)
 
 
 def _renamed(op: Op, instead: Mapping[Value, Value]) -> Op:
@@ -335,18 +335,18 @@ def _before(ops: Sequence[Op]) -> Iterator[set[int]]:
     symbols: dict[Sym, int] = {}
     effect: int | None = None
     for k, op in enumerate(ops):
-        found = {makers[v] for v in _used(op) if v in makers}
+        before = {makers[v] for v in _used(op) if v in makers}
         if symbols:
             exprs = (e for inner in _all(op) for e in
                      (*inner.what.exprs(), *(n for v in inner.results for n in v.type.shape)))
-            found |= {symbols[s] for e in exprs for s in e.symbols() if s in symbols}
+            before |= {symbols[s] for e in exprs for s in e.symbols() if s in symbols}
         if _has_effect(op):
-            found |= set() if effect is None else {effect}
+            before |= set() if effect is None else {effect}
             effect = k
         if isinstance(op.what, Let):
             symbols[op.what.counter] = k
         makers.update(dict.fromkeys(op.results, k))
-        yield found
+        yield before
 
 
 def _all(op: Op) -> Iterator[Op]:

@@ -22,11 +22,12 @@ Rule = Callable[[Op, "Rewriter"], bool]
 
 
 class Rewriter(Builder):
-    """Rewrite regions op by op, the regions of an op before the op itself.
+    """Rewrites regions op by op, the regions of an op before the op itself.
 
     defs: the op that defines a value, as it was or as it is emitted now. uses: the uses of a value
     in the module as it was. instead: by value that is gone, the value that its readers read now.
-    gone: ops further on that another op has taken over. shard_maps: whether the walk enters them.
+    gone: ops further on that another op has replaced. shard_maps: whether the walk enters them.
+    is_global: whether the walk is in a region of global arrays.
     """
 
     def __init__(self, module: Module, *rules: Rule, shard_maps: bool = True) -> None:
@@ -98,23 +99,23 @@ class Rewriter(Builder):
         self.ops.append(op)
         return op
 
-    def emit(self, what: Kind, operands: Sequence[Value] = (), name: str = "") -> Value:
+    def emit(self, kind: Kind, operands: Sequence[Value] = (), name: str = "") -> Value:
         """Return the result of a new op that has one; it is called by `name`, or as `self.name`
         says."""
         outside, self.name = self.name, name or self.name
-        result = super().emit(what, operands)
+        result = super().emit(kind, operands)
         self.name = outside
         return result
 
     def add(
-        self, what: Kind, operands: Sequence[Value] = (), results: Sequence[Value] = (),
+        self, kind: Kind, operands: Sequence[Value] = (), results: Sequence[Value] = (),
         regions: Sequence[Region] = (),
     ) -> Op:
-        return self.keep(Op(what, tuple(operands), tuple(results), tuple(regions), self.place))
+        return self.keep(Op(kind, tuple(operands), tuple(results), tuple(regions), self.place))
 
-    def typed(self, what: Kind, operands: Sequence[Value]) -> ArrayType:
-        t = super().typed(what, operands)
-        return laid_out(what, [v.type for v in operands], t) if self.is_global else t
+    def typed(self, kind: Kind, operands: Sequence[Value]) -> ArrayType:
+        t = super().typed(kind, operands)
+        return laid_out(kind, [v.type for v in operands], t) if self.is_global else t
 
     # ---- the walk --------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ def before_loop(
 
 
 @dataclass(frozen=True)
-class Box:
+class ArrayBox:
     """A strided box of an array, as the array is before the loop. `dims` gives, for each dim of the
     view, the dim of the array; None for a dim of extent 1 that only the view has."""
 
@@ -59,17 +59,17 @@ class Box:
     shape: Shape
     dims: tuple[int | None, ...]
 
-    def but(self, dim: int, start: Expr, extent: Expr, step: int = 1) -> Box:
+    def but(self, dim: int, start: Expr, extent: Expr, step: int = 1) -> ArrayBox:
         """Return the box with another start, extent and step along one dim."""
         box = list(zip(self.start, self.step, self.shape, strict=True))
         box[dim] = start, step, extent
         starts, steps, shape = zip(*box, strict=True)
         return replace(self, start=starts, step=steps, shape=shape)
 
-    def sliced(self, what: Slice) -> Box:
+    def sliced(self, kind: Slice) -> ArrayBox:
         """Return the box that a slice of this one reads."""
         box = self
-        for d, start, step, extent in zip(self.dims, what.start, what.step, what.shape):
+        for d, start, step, extent in zip(self.dims, kind.start, kind.step, kind.shape):
             if d is not None:
                 first, by = self.start[d], self.step[d]
                 box = box.but(d, first + by * start, extent, by * step)
@@ -95,7 +95,7 @@ class Views:
     def __init__(self, loop: CountedLoop) -> None:
         self.loop = loop
 
-    def of(self, value: Value) -> Box | None:
+    def of(self, value: Value) -> ArrayBox | None:
         """Return the box of an array before the loop that a value equals, or None if the loop
         computes the value or may have written the box in an earlier turn."""
         box = self.box_of(value)
@@ -104,7 +104,7 @@ class Views:
         before, after = self.loop.carried[box.array]
         return replace(box, array=before) if self.is_unwritten(box, after) else None
 
-    def is_unwritten(self, box: Box, after: Value) -> bool:
+    def is_unwritten(self, box: ArrayBox, after: Value) -> bool:
         """Return whether no earlier turn writes into a box of a carried array. `after` is that
         array at the end of a turn."""
         while after is not box.array:
@@ -118,7 +118,7 @@ class Views:
             after = op.operands[0]
         return True
 
-    def is_disjoint(self, box: Box, update: Op, dim: int) -> bool:
+    def is_disjoint(self, box: ArrayBox, update: Op, dim: int) -> bool:
         """Return whether all writes of earlier turns lie before or behind what a turn reads along a
         dim."""
         assert isinstance(update.what, Update)
@@ -139,12 +139,12 @@ class Views:
         before = expr.symbol(loop.counter) - loop.step
         return loop.when(e, before if latest else loop.first)
 
-    def box_of(self, value: Value) -> Box | None:
+    def box_of(self, value: Value) -> ArrayBox | None:
         """Return the box that a value equals, of an array from before the loop or of a carried
         array as the turn finds it; None if it is no view."""
         shape, n = value.type.shape, value.type.ndim
         if value in self.loop.carried or not self.loop.is_inside(value):
-            return Box(value, (expr.const(0),) * n, (1,) * n, shape, tuple(range(n)))
+            return ArrayBox(value, (expr.const(0),) * n, (1,) * n, shape, tuple(range(n)))
         op = self.loop.defs.get(value)
         if op is None or not isinstance(op.what, Slice | Transpose | Reshape):
             return None
@@ -170,7 +170,7 @@ class Matrix:
     `summed`. `along` is None for a single row. `here` is the number of the row that a turn begins
     with."""
 
-    box: Box
+    box: ArrayBox
     along: int | None
     summed: int
     here: Expr
@@ -181,7 +181,7 @@ class Matrix:
         return expr.const(1) if self.along is None else self.box.shape[self.along]
 
     @classmethod
-    def of_lines(cls, line: Box, summed: int, loop: CountedLoop) -> Matrix | None:
+    def of_lines(cls, line: ArrayBox, summed: int, loop: CountedLoop) -> Matrix | None:
         """Return the matrix of the rows (or columns) that all turns read one by one, or None if
         they do not form one."""
         moving = line.moving(loop.counter)
@@ -197,7 +197,7 @@ class Matrix:
 
     @classmethod
     def of_parts(
-        cls, matrix: Box, along: int | None, summed: int, loop: CountedLoop
+        cls, matrix: ArrayBox, along: int | None, summed: int, loop: CountedLoop
     ) -> Matrix | None:
         """Return the smallest box that holds the matrices of all turns, or None if they are not
         ranges of one matrix."""
@@ -302,8 +302,8 @@ class Product:
         product."""
         rewriter.name, rewriter.place = op.result.name, op.place
         start, shape = (self.rows.here, self.columns.here), (expr.const(1), self.wanted)
-        what, stated = Slice(start, (1, 1), shape), op.result.type.shape
+        kind, stated = Slice(start, (1, 1), shape), op.result.type.shape
         if shape == stated:
-            rewriter.add(what, (value,), op.results)
+            rewriter.add(kind, (value,), op.results)
         else:
-            rewriter.add(Reshape(stated), (rewriter.emit(what, (value,)),), op.results)
+            rewriter.add(Reshape(stated), (rewriter.emit(kind, (value,)),), op.results)

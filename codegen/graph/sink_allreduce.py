@@ -75,17 +75,17 @@ class _SinkAllReduce(Rewriter):
         return (op is not None and isinstance(op.what, Full) and op.what.value == 0
                 and not op.what.blank)
 
-    def loop(self, op: Op, what: Loop) -> None:
+    def loop(self, op: Op, kind: Loop) -> None:
         """Emit a loop, and behind it the sums over ranks of what it accumulates."""
         body = op.regions[-1]
         added: dict[int, _Added] = {}
         if any(self.is_sum(o) for o in body.ops):
-            count = what.turns() if len(op.regions) == 1 else None
-            turn = _Turn(self, body, expr.const(1) if count is None else count)
+            count = kind.turns() if len(op.regions) == 1 else None
+            turn = _Accumulation(self, body, expr.const(1) if count is None else count)
             asked = {v for test in op.regions[:-1] for v in DefUse.of(test).uses}
-            found = ((k, turn.added(k)) for k in range(len(body.args))
+            sunk = ((k, turn.added(k)) for k in range(len(body.args))
                      if all(test.args[k] not in asked for test in op.regions[:-1]))
-            added = {k: some for k, some in found if some is not None}
+            added = {k: some for k, some in sunk if some is not None}
         if not added:
             self.keep(op)
             return
@@ -119,25 +119,25 @@ class _SinkAllReduce(Rewriter):
 
     def is_sum(self, op: Op) -> bool:
         """Return whether an op is a sum over ranks that the partitioner made."""
-        what = op.what
-        return (isinstance(what, Fold) and what.fn == "add" and what.flow == "all"
-                and not what.want and op.result in self.origins)
+        kind = op.what
+        return (isinstance(kind, Fold) and kind.fn == "add" and kind.flow == "all"
+                and not kind.want and op.result in self.origins)
 
 
-class _Turn:
-    """The body of a loop that makes at least `turns` turns; finds what it adds to carried
-    values."""
+class _Accumulation:
+    """Finds the sums over ranks that the body of a loop adds to carried values. `turns` is the
+    least number of turns."""
 
-    def __init__(self, at: _SinkAllReduce, body: Region, turns: Expr) -> None:
-        self.at, self.body, self.turns = at, body, turns
+    def __init__(self, rewriter: _SinkAllReduce, body: Region, turns: Expr) -> None:
+        self.rewriter, self.body, self.turns = rewriter, body, turns
         known = DefUse.of(body)
         self.defs, self.every = known.defs, known.uses
 
     def uses(self, value: Value) -> list[Op | None]:
         """Return the ops that read a value, without views that nobody reads. None in the list
         stands for the next turn, or for a read outside of the body."""
-        found = [u.op for u in self.every.get(value, ())]
-        return [op for op in found if op is None or not isinstance(op.what, (Slice, Reshape))
+        readers = [u.op for u in self.every.get(value, ())]
+        return [op for op in readers if op is None or not isinstance(op.what, (Slice, Reshape))
                 or self.uses(op.result)]
 
     def added(self, k: int) -> _Added | None:
@@ -166,25 +166,27 @@ class _Turn:
         adds; None if its readers do anything else."""
         users = self.uses(value)
         if len(users) == 1 and users[0] is not None:
-            found = self.plus(users[0], value)
-            return None if found is None else (users[0].result, found)
+            sums = self.plus(users[0], value)
+            return None if sums is None else (users[0].result, sums)
         updates = [op for op in users if op is not None and isinstance(op.what, Update)]
         if len(users) != 2 or len(updates) != 1 or updates[0].operands[0] is not value:
             return None
         (update,), (shown,) = updates, [op for op in users if op not in updates]
         if shown is None or not self.same_box(update, shown):
             return None
-        made = self.through(update.operands[1])
-        read = next((v for v in made.operands if self.through(v) is shown), None) if made else None
-        found = self.plus(made, read) if made and read else None
-        return None if found is None else (update.result, found)
+        addition = self.through(update.operands[1])
+        if addition is None:
+            return None
+        read = next((v for v in addition.operands if self.through(v) is shown), None)
+        sums = self.plus(addition, read) if read else None
+        return None if sums is None else (update.result, sums)
 
     def same_box(self, update: Op, shown: Op) -> bool:
         """Return whether a slice reads exactly the box that an update replaces."""
-        what, box = shown.what, update.what
-        return (isinstance(what, Slice) and isinstance(box, Update)
-                and what.start == box.start and what.step == box.step
-                and what.shape == update.operands[1].type.shape)
+        part, box = shown.what, update.what
+        return (isinstance(part, Slice) and isinstance(box, Update)
+                and part.start == box.start and part.step == box.step
+                and part.shape == update.operands[1].type.shape)
 
     def through(self, value: Value) -> Op | None:
         """Return the op that computes a value, looking through reshapes, or None if another op
@@ -197,11 +199,11 @@ class _Turn:
     def plus(self, op: Op, value: Value) -> list[Op] | None:
         """Return the sums over ranks that an op adds to a value, or None if it does anything
         else."""
-        what = op.what
-        if not isinstance(what, Map) or what.fn not in ("add", "sub"):
+        kind = op.what
+        if not isinstance(kind, Map) or kind.fn not in ("add", "sub"):
             return None
         a, b = op.operands
-        if (a is value) == (b is value) or (b is value and what.fn == "sub"):
+        if (a is value) == (b is value) or (b is value and kind.fn == "sub"):
             return None
         return self.sums(b if a is value else a)
 
@@ -214,44 +216,44 @@ class _Turn:
             return []
         if op is None or len(self.uses(value)) != users:
             return None
-        what = op.what
-        if self.at.is_sum(op):
+        kind = op.what
+        if self.rewriter.is_sum(op):
             return [op]
-        if isinstance(what, _MOVES):
+        if isinstance(kind, _MOVES):
             return self.sums(op.operands[0])
-        if isinstance(what, Update):
+        if isinstance(kind, Update):
             return self.updated(op)
-        if not isinstance(what, Map):
+        if not isinstance(kind, Map):
             return None
-        if what.fn in ("add", "sub"):
-            one, other = self.sums(op.operands[0]), self.sums(op.operands[1])
-            return None if one is None or other is None else [*one, *other]
-        given = op.operands[0].type.dtype
-        if what.fn == "neg" or (_is_cast(op) and given.kind == op.result.type.dtype.kind == "f"
-                                and given.size <= op.result.type.dtype.size):
+        if kind.fn in ("add", "sub"):
+            left, right = self.sums(op.operands[0]), self.sums(op.operands[1])
+            return None if left is None or right is None else [*left, *right]
+        dtype = op.operands[0].type.dtype
+        if kind.fn == "neg" or (_is_cast(op) and dtype.kind == op.result.type.dtype.kind == "f"
+                                and dtype.size <= op.result.type.dtype.size):
             return self.sums(op.operands[0])
-        if what.fn not in ("mul", "div") or given.kind not in "fc":
+        if kind.fn not in ("mul", "div") or dtype.kind not in "fc":
             return None
         a, b = op.operands
-        found = self.sums(a)
-        if found is None and what.fn == "mul":
+        sums = self.sums(a)
+        if sums is None and kind.fn == "mul":
             a, b = b, a
-            found = self.sums(a)
-        return found if found is not None and self.is_factor(b, found) else None
+            sums = self.sums(a)
+        return sums if sums is not None and self.is_factor(b, sums) else None
 
     def updated(self, op: Op) -> list[Op] | None:
         """Return the sums over ranks in an updated array: those of the array and those of the box
         that is replaced or added to; None if either has other parts."""
         under, v = op.operands
         step = self.step(under) if len(self.uses(under)) == 2 else None
-        one = self.sums(under, 1 if step is None else 2)
-        other = self.sums(v) if step is None else step[1]
-        return None if one is None or other is None else [*one, *other]
+        below = self.sums(under, 1 if step is None else 2)
+        added = self.sums(v) if step is None else step[1]
+        return None if below is None or added is None else [*below, *added]
 
     def is_alike(self, value: Value, sums: list[Op]) -> bool:
         """Return whether a value is equal on all ranks that add these sums up, and not each one's
         shard."""
-        axes = self.at.variance.of.get(value)
+        axes = self.rewriter.variance.of.get(value)
         return axes is not None and not any(axes & set(_axes(op)) for op in sums)
 
     def is_factor(self, value: Value, sums: list[Op]) -> bool:

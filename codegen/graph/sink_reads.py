@@ -48,11 +48,11 @@ class _SinkReads(Rewriter):
             k = ops.index(update)
             late = self.late(ops, k)
             moved = dict.fromkeys(op for op in beside if op in late)
-            made = {op.result for op in moved}
+            results = {op.result for op in moved}
             for op in ops[:k]:
-                if op in late and not made.isdisjoint(op.operands):
+                if op in late and not results.isdisjoint(op.operands):
                     moved[op] = None
-                    made.update(op.results)
+                    results.update(op.results)
             if not moved:
                 continue
             first = [op for op in ops[:k] if op not in moved]

@@ -62,26 +62,26 @@ class _SplitAtEdges(Rewriter):
 
     def op(self, op: Op) -> None:
         self.defs.update(dict.fromkeys(op.results, op))
-        found = None
+        pieces = None
         before = self.pieces.get(op.operands[0]) if op.operands else None
         box = _box_of(op)
         if isinstance(op.what, Map):
-            found = self.mapped(op)
+            pieces = self.mapped(op)
         elif before is not None and box in before.of:
             if isinstance(op.what, Slice):
                 self.instead[op.result] = before.of[box]
                 return
-            found = replace(before, of={**before.of, box: op.operands[1]})
+            pieces = replace(before, of={**before.of, box: op.operands[1]})
         for v in op.operands:
-            if v in self.pieces and found is None:
+            if v in self.pieces and pieces is None:
                 self.put_together(v, self.pieces.pop(v))
-        found = found or self.begun(op)
-        if found is None:
+        pieces = pieces or self.begun(op)
+        if pieces is None:
             self.keep(op)
-        elif self.absorbed(op.result, found):
-            self.pieces[op.result] = found
+        elif self.absorbed(op.result, pieces):
+            self.pieces[op.result] = pieces
         else:
-            self.put_together(op.result, found)
+            self.put_together(op.result, pieces)
 
     # ---- what is in pieces -----------------------------------------------------------------------
 
@@ -108,15 +108,15 @@ class _SplitAtEdges(Rewriter):
     def mapped(self, op: Op) -> _Pieces | None:
         """Return the pieces of an elementwise op on arrays in pieces, or None if their boxes differ
         or too many ops would be repeated."""
-        given = [self.pieces[v] for v in op.operands if v in self.pieces]
-        if not given or any(p.of.keys() != given[0].of.keys() for p in given):
+        operands = [self.pieces[v] for v in op.operands if v in self.pieces]
+        if not operands or any(p.of.keys() != operands[0].of.keys() for p in operands):
             return None
-        size = 1 + sum(p.size for p in given) + sum(map(self.size, op.operands))
+        size = 1 + sum(p.size for p in operands) + sum(map(self.size, op.operands))
         if size > LONGEST or self.has_sums(op):
             return None
-        return _Pieces({box: self.again(op, box) for box in given[0].of}, size)
+        return _Pieces({box: self.again(op, box) for box in operands[0].of}, size)
 
-    def absorbed(self, value: Value, found: _Pieces) -> bool:
+    def absorbed(self, value: Value, pieces: _Pieces) -> bool:
         """Return whether all readers of a value can work on its pieces."""
         readers = self.readers(value)
         if len(self.uses.get(value, ())) != len(readers):
@@ -125,18 +125,18 @@ class _SplitAtEdges(Rewriter):
             return True
         updates = [r for r in readers if isinstance(r.what, Update)]
         return len(updates) == 1 and updates[0].operands[0] is value and all(
-            _box_of(r) in found.of for r in readers)
+            _box_of(r) in pieces.of for r in readers)
 
-    def put_together(self, value: Value, found: _Pieces) -> None:
+    def put_together(self, value: Value, pieces: _Pieces) -> None:
         """Emit updates that assemble an array from its pieces."""
         t, self.place = value.type, self.place_of(value)
         whole = Value(value.name, t)
         self.add(Full(0, t.dtype, t.shape, blank=True), (), (whole,))
-        for k, (box, piece) in enumerate(found.of.items()):
-            made = value if k == len(found.of) - 1 else Value(value.name, t)
+        for k, (box, piece) in enumerate(pieces.of.items()):
+            joined = value if k == len(pieces.of) - 1 else Value(value.name, t)
             update = Update(box.start, (1,) * t.ndim, apart=True)
-            self.add(update, (whole, piece), (made,))
-            whole = made
+            self.add(update, (whole, piece), (joined,))
+            whole = joined
 
     # ---- parts -----------------------------------------------------------------------------------
 
@@ -161,9 +161,9 @@ class _SplitAtEdges(Rewriter):
         """Return whether a reduction or product is part of an expression: as a whole it is reduced
         once, but in pieces it would be reduced for each."""
         alone = [v for v in op.operands if self.is_read_once(v) and v not in self.pieces]
-        made = [self.defs.get(v) for v in alone]
+        ops = [self.defs.get(v) for v in alone]
         return isinstance(op.what, Reduce | MatMul) or isinstance(op.what, Map) and any(
-            d is not None and self.has_sums(d) for d in made)
+            d is not None and self.has_sums(d) for d in ops)
 
     def part(self, value: Value, box: _Box, whole: bool = False) -> Value:
         """Return a part of a value: its piece, computed anew for the box, or a slice. `whole` says
@@ -181,9 +181,9 @@ class _SplitAtEdges(Rewriter):
         operands = tuple(self.part(v, box) for v in op.operands)
         return self.piece(op.what, operands, op.result)
 
-    def piece(self, what: Kind, operands: tuple[Value, ...], like: Value) -> Value:
+    def piece(self, kind: Kind, operands: tuple[Value, ...], like: Value) -> Value:
         self.place = self.place_of(like)
-        return self.emit(what, operands, f"{like.name.removesuffix('_part')}_part")
+        return self.emit(kind, operands, f"{like.name.removesuffix('_part')}_part")
 
     def is_read_once(self, value: Value) -> bool:
         return len(self.uses.get(value, ())) == 1
@@ -192,11 +192,11 @@ class _SplitAtEdges(Rewriter):
 def _box_of(op: Op) -> _Box | None:
     """Return the contiguous box that a slice reads or an update writes, or None for any other
     op."""
-    what = op.what
-    if not isinstance(what, Slice | Update) or any(k != 1 for k in what.step):
+    kind = op.what
+    if not isinstance(kind, Slice | Update) or any(k != 1 for k in kind.step):
         return None
-    shape = (op.operands[1] if isinstance(what, Update) else op.result).type.shape
-    return _Box(what.start, shape)
+    shape = (op.operands[1] if isinstance(kind, Update) else op.result).type.shape
+    return _Box(kind.start, shape)
 
 
 def _is_thin(shape: Shape, box: _Box) -> bool:

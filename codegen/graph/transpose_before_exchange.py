@@ -30,21 +30,21 @@ def transpose_before_exchange(program: Module) -> Module:
 def exchange_of_transposed(op: Op, rewriter: Rewriter) -> bool:
     """Replace an exchange and the transpose of its result by the exchange of a transposed view, if
     each member gets its own part and only loops read the transposed result."""
-    what = op.what
-    if not isinstance(what, Move) or what.room or what.wraps or what.flow != "all" or (
-            not what.differs()):
+    move = op.what
+    if not isinstance(move, Move) or move.room or move.wraps or move.flow != "all" or (
+            not move.differs()):
         return False
     after = rewriter.only_reader(op.result)
     if after is None or not isinstance(after.what, Transpose) or not all(
             use.op is None or isinstance(use.op.what, Map | Loop)
             for use in rewriter.uses[after.result]):
         return False
-    perm, (x,), (t,) = after.what.perm, op.operands, what.types
+    perm, (x,), (t,) = after.what.perm, op.operands, move.types
     rewriter.name = x.name
     view = rewriter.emit(Transpose(perm), (x,))
     have, want = (
-        tuple(each(bounds, t.ndim)[d] for d in perm) for bounds in (what.have, what.want))
+        tuple(each(bounds, t.ndim)[d] for d in perm) for bounds in (move.have, move.want))
     types = (ArrayType(t.dtype, tuple(t.shape[d] for d in perm)),)
-    rewriter.add(replace(what, have=have, want=want, types=types), (view,), after.results)
+    rewriter.add(replace(move, have=have, want=want, types=types), (view,), after.results)
     rewriter.gone.add(after)
     return True

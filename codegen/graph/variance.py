@@ -23,44 +23,44 @@ class Variance:
     """The axes over which values vary. of: per value. counters: per loop counter, by name. trips:
     how often a loop runs.
 
-    given: the axes over which values from outside are split; others are equal on all ranks.
+    split: the axes over which values from outside are split; others are equal on all ranks.
     """
 
-    def __init__(self, mesh: Mesh, given: Mapping[Value, Iterable[str]]) -> None:
+    def __init__(self, mesh: Mesh, split: Mapping[Value, Iterable[str]]) -> None:
         self.alone = frozenset(a.name for a in mesh.axes if a.fixed == 1)
         self.coords = {a.coord_sym.name: frozenset({a.name}) - self.alone for a in mesh.axes}
         self.counters: dict[str, Axes] = {}
         self.trips: dict[Op, Axes] = {}
-        self.of: dict[Value, Axes] = {v: frozenset(axes) - self.alone for v, axes in given.items()}
+        self.of: dict[Value, Axes] = {v: frozenset(axes) - self.alone for v, axes in split.items()}
 
     def region(self, region: Region) -> None:
         for op in region.ops:
             self.op(op)
 
     def op(self, op: Op) -> None:
-        what = op.what
-        if isinstance(what, Loop):
-            self.loop(op, what)
-        elif isinstance(what, Branch):
-            self.branch(op, what)
-        elif isinstance(what, Let):
-            self.counters[what.counter.name] = self.values(op.operands)
-        elif isinstance(what, Point):
+        kind = op.what
+        if isinstance(kind, Loop):
+            self.loop(op, kind)
+        elif isinstance(kind, Branch):
+            self.branch(op, kind)
+        elif isinstance(kind, Let):
+            self.counters[kind.counter.name] = self.values(op.operands)
+        elif isinstance(kind, Point):
             self.of.update((v, self.values([x])) for x, v in zip(op.operands, op.results))
-        elif isinstance(what, Take):
+        elif isinstance(kind, Take):
             for value, layout in zip(op.results, layouts_of(op), strict=True):
                 self.of[value] = self.taken(layout)
         elif op.regions:  # of what is said together, while a program is traced
             for region in op.regions:
                 self.region(region)
-                for value, made in zip(op.results, region.results, strict=True):
-                    self.of[value] = self.values([made])
+                for value, end in zip(op.results, region.results, strict=True):
+                    self.of[value] = self.values([end])
         else:
-            given = self.values(op.operands)
-            if isinstance(what, Exchange):
-                axes = self.exchanged(what, given)
+            axes_in = self.values(op.operands)
+            if isinstance(kind, Exchange):
+                axes = self.exchanged(kind, axes_in)
             else:
-                axes = given | self.exprs(what.exprs())
+                axes = axes_in | self.exprs(kind.exprs())
             for value in op.results:
                 self.of[value] = axes | self.exprs(value.type.shape)
 
@@ -86,30 +86,30 @@ class Variance:
             return self.trips[op]
         return self.on(op, op.what) if isinstance(op.what, Branch) else NONE
 
-    def exchanged(self, what: Exchange, given: Axes) -> Axes:
+    def exchanged(self, kind: Exchange, axes_in: Axes) -> Axes:
         """Return the axes over which an exchange's result varies, whose operand varies over the
-        axes `given`."""
-        axes = (given | self.exprs(what.exprs())) - set(what.axes)
-        by = what.differs()
-        return axes | (frozenset(what.axes) - self.alone if by is None else self.exprs(by))
+        axes `axes_in`."""
+        axes = (axes_in | self.exprs(kind.exprs())) - set(kind.axes)
+        by = kind.differs()
+        return axes | (frozenset(kind.axes) - self.alone if by is None else self.exprs(by))
 
-    def branch(self, op: Op, what: Branch) -> None:
-        on = self.on(op, what)
+    def branch(self, op: Op, kind: Branch) -> None:
+        on = self.on(op, kind)
         for arm in op.regions:
             self.region(arm)
         for k, value in enumerate(op.results):
-            given = [arm.results[k] for arm in op.regions]
-            one = all(v is given[0] for v in given)
-            self.of[value] = self.values(given) | (NONE if one else on)
+            ends = [arm.results[k] for arm in op.regions]
+            is_same = all(v is ends[0] for v in ends)
+            self.of[value] = self.values(ends) | (NONE if is_same else on)
 
-    def on(self, op: Op, what: Branch) -> Axes:
+    def on(self, op: Op, kind: Branch) -> Axes:
         """Return the axes over which the choice of a branch's arm varies."""
-        return self.values(op.operands) if what.on is None else self.expr(what.on)
+        return self.values(op.operands) if kind.on is None else self.expr(kind.on)
 
-    def loop(self, op: Op, what: Loop) -> None:
-        bounds = self.exprs(e for e in (what.start, what.stop, what.step) if e is not None)
-        if what.counter is not None:
-            self.counters[what.counter.name] = bounds
+    def loop(self, op: Op, kind: Loop) -> None:
+        bounds = self.exprs(e for e in (kind.start, kind.stop, kind.step) if e is not None)
+        if kind.counter is not None:
+            self.counters[kind.counter.name] = bounds
         carried = [self.values([v]) for v in op.operands]
         while True:
             for region in op.regions:
@@ -135,9 +135,9 @@ class Families(Variance):
     """
 
     def __init__(
-        self, mesh: Mesh, given: Mapping[Value, Iterable[str]], said: Mapping[Value, Axes]
+        self, mesh: Mesh, split: Mapping[Value, Iterable[str]], said: Mapping[Value, Axes]
     ) -> None:
-        super().__init__(mesh, given)
+        super().__init__(mesh, split)
         self.mesh, self.around, self.said = mesh, NONE, said
 
     def copied(self) -> Families:
@@ -158,16 +158,16 @@ class Families(Variance):
             if value in self.said:
                 self.of[value] |= self.said[value] - self.alone
 
-    def branch(self, op: Op, what: Branch) -> None:
-        before, self.around = self.around, self.around | self.on(op, what)
-        super().branch(op, what)
+    def branch(self, op: Op, kind: Branch) -> None:
+        before, self.around = self.around, self.around | self.on(op, kind)
+        super().branch(op, kind)
         self.around = before
 
-    def loop(self, op: Op, what: Loop) -> None:
-        super().loop(op, what)
+    def loop(self, op: Op, kind: Loop) -> None:
+        super().loop(op, kind)
         if more := self.trips[op] - self.around:
             self.around |= more
-            super().loop(op, what)
+            super().loop(op, kind)
             self.around -= more
 
 
@@ -182,11 +182,11 @@ class Received(Variance):
     def taken(self, layout: Layout) -> Axes:
         return NONE
 
-    def exchanged(self, what: Exchange, given: Axes) -> Axes:
-        axes = given | self.exprs(what.exprs())
-        if what.differs() == []:
-            return axes - set(what.axes)
-        return axes | set(what.axes) if what.moves else axes
+    def exchanged(self, kind: Exchange, axes_in: Axes) -> Axes:
+        axes = axes_in | self.exprs(kind.exprs())
+        if kind.differs() == []:
+            return axes - set(kind.axes)
+        return axes | set(kind.axes) if kind.moves else axes
 
 
 class InBody:
@@ -223,7 +223,7 @@ class InBody:
         """Return why a value varies over an axis: what the index, or an argument, goes into."""
         seen: set[Value] = set()
         left = [value]
-        found: Place | None = None
+        place: Place | None = None
         while left:
             value = left.pop()
             if value in seen or axis not in self.varies(value):
@@ -231,16 +231,16 @@ class InBody:
             seen.add(value)
             op = self.made.get(value)
             if op is None and value in self.body.args:
-                return f'argument "{value.name}", which is split over "{axis}", goes in', found
+                return f'argument "{value.name}", which is split over "{axis}", goes in', place
             before = self._ends.get(value, ()) if op is None else tuple(self._before(op, value))
-            found = op.place if op else found
+            place = op.place if op else place
             if op is not None and isinstance(op.what, Take):
                 return (f'field "{op.what.fields[op.results.index(value)]}" of feed '
-                        f'"{op.what.feed}", which is split over "{axis}", goes in'), found
+                        f'"{op.what.feed}", which is split over "{axis}", goes in'), place
             if op is not None and not any(axis in self.varies(v) for v in before):
                 break
             left += before
-        return f'the index along "{axis}" goes in', found
+        return f'the index along "{axis}" goes in', place
 
     def _before(self, op: Op, value: Value) -> Iterator[Value]:
         """Yield the values that a result follows from."""
@@ -264,21 +264,21 @@ def layouts_of(op: Op) -> tuple[Layout, ...]:
 def analysed(program: Module) -> Variance:
     """Return the variance of the values of a Program."""
     split = {i.value: [a for entry in i.layout for a in entry] for i in program.inputs}
-    found = Variance(program.mesh, split)
+    variance = Variance(program.mesh, split)
     for region in program.regions:
-        found.region(region)
-    return found
+        variance.region(region)
+    return variance
 
 
 def turns_apart(program: Module) -> dict[Value, Axes]:
     """Return, by result of a loop, the axes along which ranks may have made other turns of it,
     anywhere in the program. Defaults: an input may be given to some processes only."""
-    found = analysed(program)
+    variance = analysed(program)
     apart: dict[Value, Axes] = {}
 
     def within(region: Region, around: Axes) -> None:
         for op in region.ops:
-            axes = around | found.passing(op)
+            axes = around | variance.passing(op)
             if isinstance(op.what, Loop):
                 apart.update(dict.fromkeys(op.results, axes))
             for inner in op.regions:
@@ -286,6 +286,6 @@ def turns_apart(program: Module) -> dict[Value, Axes]:
 
     for i in program.inputs:
         if i.default is not None:
-            within(i.default, frozenset(program.mesh.names) - found.alone)
+            within(i.default, frozenset(program.mesh.names) - variance.alone)
     within(program.body, NONE)
     return apart

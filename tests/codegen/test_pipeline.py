@@ -80,7 +80,7 @@ def test_every_pass_of_a_build_has_a_row_in_order() -> None:
     names = [row.name for row in rows]
     assert {*names} <= {*OPTIMISATIONS, *NEEDED}
     assert {*OPTIMISATIONS} <= {*names}
-    for first, second in (("hoist_products", "partition"), ("partition", "to_loops"),
+    for first, second in (("loop_motion", "partition"), ("partition", "to_loops"),
                           ("fuse", "assign_buffers"), ("assign_buffers", "to_plan"),
                           ("to_plan", "hoist_formulas"), ("hoist_formulas", "emit")):
         assert names.index(first) < names.index(second)

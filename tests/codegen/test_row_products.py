@@ -10,8 +10,8 @@ import pytest
 
 import spmd
 from codegen.compile import lower
+from codegen.graph import loop_motion
 from codegen.ir.graph import Op, Region, walk
-from codegen.layouts import hoist_products
 from codegen.ops import Loop, MatMul
 
 N, M = 24, 20
@@ -98,7 +98,7 @@ def others():
 
 @pytest.fixture(autouse=True)
 def few_are_enough(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hoist_products, "WORK", 1)
+    monkeypatch.setattr(loop_motion, "WORK", 1)
 
 
 def products(ops: Iterable[Op]) -> list[Any]:

@@ -7,7 +7,7 @@ changes none is to be deleted, or to become a case of a general one.
 WITNESSES = {
     "fold_casts": ("spectrogram", "one axis"),
     "cse": ("asian_option", "none"),
-    "hoist_products": ("kernel triangular_product", "one axis"),
+    "loop_motion": ("kernel triangular_product", "one axis"),
     "split_at_edges": ("newton_system", "one axis"),
     "blocked_substitution": ("kernel triangular_solve", "one axis"),
     "keep_row_dims": ("kernel triangular_product", "one axis"),
@@ -28,4 +28,4 @@ WITNESSES = {
     "self_exchange_elision": ("crank_nicolson", "none"),
 }
 # Optimisations that change no program of the corpus today.
-NOWHERE = {"hoist_reductions", "owner_computes", "reshape_chains"}
+NOWHERE = {"owner_computes", "reshape_chains"}

@@ -1,52 +1,53 @@
 """Hoisting of exchanges: what turns fetch in bits is gathered once before the loop: s += a[i, i].
 
-Goes in: a Split (a Graph with its Demands and Program) and a function that partitions a Graph.
-Comes out: the same, or the Split of a Graph where ranks first pick what the turns read out of
-their own rows, without exchange, and then exchange all of it in one step before the loop.
+Goes in: a Split (a Graph with its Demands and Program). Comes out: a form of the Graph where ranks
+first pick what the turns read out of their own rows, without exchange, and then exchange all of it
+in one step before the loop.
 Always holds: the array is not written in the loop; all parts are few bytes of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from codegen.graph.builder import Builder
 from codegen.ir import cuts
 from codegen.ir.cuts import home, layout_of
 from codegen.ir.fresh import Fresh
-from codegen.ir.graph import ArrayType, Module, Op, Region, Value, walk
-from codegen.layouts.costs import bytes_of, gathering, meeting
+from codegen.ir.graph import ArrayType, Op, Region, Value, walk
+from codegen.layouts.costs import bytes_of, meeting
 from codegen.layouts.demands import Demands, Split
+from codegen.layouts.search import Candidate, Search
 from codegen.ops import Full, Loop, Relayout, ShardMap, Slice, Update
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
+from codegen.target import TARGET
 
 ARRAY_LEAST = 4  # times the bytes of all parts: of a smaller array much would be fetched
 ROOM = 32 << 20  # bytes of all parts
-PICK = 10e-9  # seconds: to pick one out of a rank's rows
-GAIN = 0.1e-3  # seconds: for less nothing is fetched before a loop
-RANKS = 2  # for which it pays: with more, each exchange takes longer
+RANKS = 2  # with more, each exchange takes longer
 
 
-def gather_before_loop(split: Split, again: Callable[[Module], Split]) -> Split:
-    """Return the Split with such fetches moved before their loops, or the given one if there are
-    none. `again` partitions a Graph anew."""
+def gather_before_loop(split: Split, search: Search) -> Iterator[Candidate]:
+    """Offer the Graph with such fetches moved before their loops, if it has some."""
     demands, _ = split
     work = _Rewrite(demands)
     body = work.region(demands.graph.body, 1)
-    return again(demands.graph.with_body(body)) if work.found else split
+    if work.loops:
+        yield Candidate(demands.graph.with_body(body), loops=frozenset(work.loops))
 
 
 class _Rewrite(Builder):
-    """Moves fetches of single elements before their loops; `found` says that there were some."""
+    """Moves fetches of single elements before their loops. loops: the counters of these loops, and
+    of those that pick the elements."""
 
     def __init__(self, demands: Demands) -> None:
         super().__init__()
         self.demands, graph = demands, demands.graph
         counters = [c for op in walk(graph.body) if (c := op.what.counts()) is not None]
         self.fresh = Fresh([*(c.name for c in counters), *(s.name for s in graph.scalars)])
-        self.found = False
+        self.loops: set[Sym] = set()
 
     def region(self, region: Region, times: int) -> Region:
         """Return a region with its loops rewritten. `times` estimates how often the region runs."""
@@ -85,7 +86,6 @@ class _Rewrite(Builder):
             new.append(o)
         if not all_parts:
             return op
-        self.found = True
         return replace(op, regions=(body.with_ops(new),))
 
     def along(self, op: Op, what: Slice, loop: Loop) -> int | None:
@@ -112,9 +112,8 @@ class _Rewrite(Builder):
         if amount is None or one is None:
             return False
         all_parts = one * extent.value
-        spent = gathering(RANKS, all_parts) + turns * PICK
         return (ARRAY_LEAST * all_parts <= amount and all_parts <= ROOM
-                and times * (turns * meeting(RANKS) - spent) > GAIN)
+                and times * turns * meeting(RANKS) > TARGET.least_gain)
 
     def parts(self, op: Op, what: Slice, loop: Loop, dim: int) -> Value:
         """Emit a loop that collects the elements of all turns, and a gather that gives them to
@@ -124,6 +123,7 @@ class _Rewrite(Builder):
         (array,), self.place, self.name = op.operands, op.place, op.result.name
         counter = loop.counter
         twin = Sym(self.fresh.name(counter.name), "counter", counter.lo, counter.hi)
+        self.loops |= {counter, twin}
         start = tuple(e.subst({counter: expr.from_atom(twin)}) for e in what.start)
         shape = list(what.shape)
         shape[dim] = array.type.shape[dim]

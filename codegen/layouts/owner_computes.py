@@ -1,14 +1,14 @@
 """Owner-computes loops: turns that touch only row i of arrays split by rows run on the row's owner.
 
-Goes in: a Split (a Graph with its Demands and Program) and a function that partitions a Graph.
-Comes out: the same, or the Split of a Graph where each rank makes the turns of its own block.
+Goes in: a Split (a Graph with its Demands and Program), and the layout search. Comes out: a form of
+the Graph where each rank makes the turns of its own block.
 Always holds: no turn depends on another one, prints or sends; the turns of such a loop exchange
 nothing along the axes that split the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from codegen.graph.clone import Copier
@@ -16,6 +16,7 @@ from codegen.ir import cuts
 from codegen.ir.cuts import layout_of
 from codegen.ir.graph import Module, Op, Region, Value, free_values, walk
 from codegen.layouts.demands import Split
+from codegen.layouts.search import Candidate, Search
 from codegen.mesh import LayoutEntry, Mesh
 from codegen.ops import (
     Barrier,
@@ -38,33 +39,34 @@ from codegen.symbolic.expr import Expr, Sym
 _SEEN = Barrier | Expect | Feeding | Point | Print | Save | ShardMap
 
 
-def owner_computes(split: Split, again: Callable[[Module], Split]) -> Split:
-    """Return the Split with independent loops spread over ranks, or the given one if there are
-    none. `again` partitions a Graph anew; a loop that would then exchange is taken back."""
+def owner_computes(split: Split, search: Search) -> Iterator[Candidate]:
+    """Offer the Graph with its independent loops spread over ranks, but for those in which ranks
+    would then exchange something."""
     graph = split[0].graph
-    rows = {op: found for op in _loops(graph.body) if (found := _rows(op, graph)) is not None}
+    rows = {op: own for op in _loops(graph.body) if (own := _rows(op, graph)) is not None}
     while rows:
         spreading = _Spreading(graph.mesh, rows)
-        new = again(replace(graph, body=spreading.region(graph.body)))
-        exchange = _exchanged(new[1], {c: rows[op].axes for c, op in spreading.spread.items()})
+        spread = graph.with_body(spreading.region(graph.body))
+        exchange = _exchanged(
+            search.split(spread)[1], {c: rows[op].axes for c, op in spreading.spread.items()})
         if not exchange:
-            return new
+            yield Candidate(spread, certain=True)
+            return
         for counter in exchange:
             del rows[spreading.spread[counter]]
-    return split
 
 
-def rows_on_owners(split: Split, owned: Split) -> Split:
-    """Return a Split of another form of the Graph, or `owned`, that with the rows where they lie,
-    if arrays lie otherwise in the other form so that its spread loops would not be right."""
+def rows_on_owners(split: Split) -> bool:
+    """Return whether ranks can run a Split: spread loops go along rows that lie as they did when
+    the loops were spread, and no turn exchanges anything along the axes that split these rows."""
     graph, program = split[0].graph, split[1]
     spread = [op for op in _loops(graph.body) if isinstance(op.what, Loop) and op.what.over]
     for op in spread:
         rows = _rows(op, graph)
         if rows is None or rows.axes != op.what.over:  # type: ignore[attr-defined]
-            return owned
+            return False
     axes = {op.what.counter: op.what.over for op in spread}  # type: ignore[attr-defined]
-    return owned if _exchanged(program, axes) else split
+    return not _exchanged(program, axes)
 
 
 class _Rows:

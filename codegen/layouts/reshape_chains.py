@@ -1,22 +1,22 @@
 """Layout of FFT-like chains: a reshaped array stays split along one range of its row-major index.
 
-Goes in: a Split (a Graph with its Demands and Program). Comes out: the same, or the Split of a
-Graph where chains of reshapes, transposes and products with small matrices (Stockham's FFT) are
-split along a range of index digits that many ops leave intact, so that ranks exchange rarely.
-Always holds: the values are the same; all sizes are known; the cost model says that it pays.
+Goes in: a Split (a Graph with its Demands and Program). Comes out: a form of the Graph where chains
+of reshapes, transposes and products with small matrices (Stockham's FFT) are split along a range of
+index digits that many ops leave intact, so that ranks exchange rarely.
+Always holds: the values are the same; all sizes are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt, prod
 
 from codegen.graph.builder import Builder
 from codegen.graph.layout_propagation import laid_out
 from codegen.ir.graph import DefUse, Module, Op, Region, Shape, Value
-from codegen.layouts.costs import Costs, a_few_and_many
 from codegen.layouts.demands import Split
+from codegen.layouts.search import Candidate, Search
 from codegen.library_routines import LETTERS
 from codegen.mesh import Layout, LayoutEntry
 from codegen.ops import (
@@ -33,31 +33,21 @@ from codegen.ops import (
     Update,
 )
 from codegen.ops.kind import layout_of
-from codegen.pipeline import estimated
 from codegen.symbolic import expr
 
 ELEMENTS = 1 << 12  # of smaller arrays exchanges take little time
 LEAST_RANGE = 16  # so many parts of an array can be apart, at least
 PRODUCTS = 2  # with fewer there is nothing to keep apart
 MOST_FACTORS = 16  # elements of a small matrix
-FACTOR = 1.5  # how many times as fast exchanges must be
 
 
-def reshape_chains(split: Split, again: Callable[[Module], Split]) -> Split:
-    """Return the Split with such chains rewritten, or the given Split if there are none or the
-    estimates say that it does not pay. `again` partitions a Graph anew."""
-    demands, program = split
-    if demands.graph.checks:  # what is checked is checked where the user computes it
-        return split
-    graph = _Rewrite(demands.graph).run()
-    if graph is demands.graph:
-        return split
-    found = again(graph)
-    meshes = a_few_and_many(program.mesh)
-    before, after = ([Costs(p, sizes).total for sizes in meshes] for p in (program, found[1]))
-    estimated(before[0], after[0])
-    pays = all(b > FACTOR * a for b, a in zip(before, after, strict=True))
-    return found if pays else split
+def reshape_chains(split: Split, search: Search) -> Iterator[Candidate]:
+    """Offer the Graph with such chains rewritten, if it has some."""
+    demands, _ = split
+    if not demands.graph.checks:  # what is checked is checked where the user computes it
+        graph = _Rewrite(demands.graph).run()
+        if graph is not demands.graph:
+            yield Candidate(graph)
 
 
 # ---- chains of ops, and the ranges of an index that stay in them ---------------------------------

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 
 from codegen.ir.cuts import layout_of
 from codegen.ir.graph import Op, Region, Value, free_values, walk
@@ -27,6 +27,7 @@ from codegen.symbolic.expr import Sym
 from codegen.target import TARGET
 
 SAID_LEAST = 1 << 20  # bytes: where fewer are gathered of what is only read, `build` says nothing
+AS_FAST = 0.99  # of a form's seconds: a form that takes more is not tried beside it
 
 Nests = dict[Sym, Choices]  # by the counters of outermost loops
 
@@ -54,6 +55,7 @@ class _Proposals:
     def __init__(self, split: Split, search: Search) -> None:
         self.demands, self.program = split
         self.search, self.few = search, search.few(self.program)
+        self.replicated: dict[Sym, float] = {}  # seconds of loops that every rank computes
 
     @cached_property
     def alone(self) -> Mapping[Sym, Cost]:
@@ -91,6 +93,7 @@ class _Proposals:
         if not all(counter in c.loops for c in costs):
             return False
         after = [self.alone[counter].seconds + cost.often * _gathered(c.sizes, read) for c in costs]
+        self.replicated[counter] = after[0]
         return self.search.is_faster([c.loops[counter].seconds for c in costs], after)
 
     def only_read(self, region: Region, known: frozenset[Value]) -> Nests:
@@ -112,6 +115,10 @@ class _Proposals:
                 origins = cost.fetching
                 fetched = [v for v in reading[op] if origins.get(self.demands.shown(v))
                            and fetching[v] > cost.often * _gathered(self.few.sizes, [v])]
+                least = cost.seconds - sum(origins.values()) + cost.often * _gathered(
+                    self.few.sizes, fetched)
+                if least > AS_FAST * self.replicated.get(counter, inf):
+                    continue  # with copies of all arrays it is as fast
                 if fetched and (size := _size(fetched)) is not None:
                     because = (f"every rank gets a copy ({_amount(size)}) of what this loop only "
                                "reads, before it, so that no turn fetches parts of it:")

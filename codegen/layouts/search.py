@@ -18,7 +18,6 @@ from codegen.ir.graph import Module, Op, Region, Value, walk
 from codegen.layouts.costs import Costs, a_few_and_many, bytes_of, gathering
 from codegen.layouts.demands import Split
 from codegen.layouts.relayout import Choices, relaid
-from codegen.mesh import Layout
 from codegen.ops import Loop, Relayout, ShardMap
 from codegen.pipeline import apply, estimated
 from codegen.symbolic.expr import Sym
@@ -176,17 +175,18 @@ class _Nests:
         return best
 
     def ahead(self, candidate: Candidate, counter: Sym, sizes: Mapping[str, int]) -> float:
-        """Return the seconds in which the arrays of a nest are laid out before it; nests that need
-        the same array share them."""
-        laid = Counter(pair for c in candidate.nests for pair in _before(candidate, c))
-        return sum(gathering(prod(sizes.values()), bytes_of(value) or 0) / laid[value, layout]
-                   for value, layout in _before(candidate, counter))
+        """Return the seconds in which every rank gets copies of arrays before a nest; nests that
+        need the same copies share them. Arrays that stay split do not count: of the recursive
+        filter, whose columns then lie on one rank, loops gain more than this exchange takes."""
+        copies = Counter(value for c in candidate.nests for value in _copied(candidate, c))
+        return sum(gathering(prod(sizes.values()), bytes_of(value) or 0) / copies[value]
+                   for value in _copied(candidate, counter))
 
 
-def _before(candidate: Candidate, counter: Sym) -> tuple[tuple[Value, Layout], ...]:
-    """Return the layouts that arrays get before the nest of a candidate with this counter."""
+def _copied(candidate: Candidate, counter: Sym) -> list[Value]:
+    """Return the arrays of which every rank gets a copy before the nest with this counter."""
     nest = candidate.nests.get(counter, {})
-    return nest[counter].before if counter in nest else ()
+    return [v for v, to in nest[counter].before if not any(to)] if counter in nest else []
 
 
 def _all(choices: Iterable[Choices]) -> Choices:

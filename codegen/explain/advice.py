@@ -20,8 +20,8 @@ from codegen.ops.transforms import FACTOR, FOUR_STEPS
 from codegen.symbolic import expr
 from codegen.symbolic.estimate import largest
 from codegen.symbolic.expr import Expr
+from codegen.target import TARGET
 
-LARGE = 1 << 20  # bytes that a rank then has, on however many ranks
 AS_IT_IS = "{0} = {0}.relayout({1}) in the loop, if the copies take too much memory"
 LONG_PROGRAM, OFTEN = 2000, 64  # operations that take seconds to build, copies of one of them
 COMPILED_LOOP = (
@@ -61,7 +61,7 @@ def _by_users(region: Region, library: frozenset[Place], inside: bool = False
 
 def too_much(traffic: Traffic) -> bool:
     """Return whether an exchange gives every rank a large array whole."""
-    return bool(traffic.gathered) and most_bytes(traffic.result) > LARGE
+    return bool(traffic.gathered) and most_bytes(traffic.result) > TARGET.large_copy
 
 
 def most_bytes(size: Expr) -> int:

@@ -37,6 +37,7 @@ from codegen.ops import (
 )
 from codegen.symbolic import expr
 from codegen.symbolic.expr import to_json
+from codegen.target import TARGET
 from codegen.trace.targets import target_at
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class Explained:
         """Return rows about what the compiler does before loops, and why: arrays laid out
         otherwise, products. They say what to try where it gathers arrays, or products are large;
         and where loops are unrolled, by it or by Python's range in a long program."""
-        rows = [_chosen(op.what.because, op.place, self.instead(op), self.copied(op) > advice.LARGE)
+        rows = [_chosen(op.what.because, op.place, self.instead(op), self.copied(op) > TARGET.large_copy)
                 for op in self.ops if isinstance(op.what, Relayout | MatMul) and op.what.because]
         rows += [_chosen(advice.UNROLLED, p, advice.ONE_EXTENT) for p in self.graph.unrolled]
         if found := advice.unrolled(self.graph):
@@ -180,7 +181,7 @@ class Explained:
         """Return what to try where the compiler copies arrays before a loop, or makes a large
         product there; "" where nothing is to be done."""
         if isinstance(op.what, MatMul):
-            return advice.EACH_ITS_OWN if self.copied(op) > advice.LARGE else ""
+            return advice.EACH_ITS_OWN if self.copied(op) > TARGET.large_copy else ""
         if any(op.what.to):  # type: ignore[attr-defined]
             return ""
         name, _ = self.called(op.operands[0])

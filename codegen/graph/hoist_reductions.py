@@ -31,11 +31,11 @@ from codegen.ops import (
 )
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
+from codegen.target import TARGET
 
 TURNS = 4  # with fewer there is little to gain
 MOST_TURNS = 1 << 16  # whose numbers wait in memory
 ELEMENTS = 1 << 10  # of a reduction of fewer there is little to gain
-MOST_OPS = 40  # in what one reduction goes over: each is computed where it is used
 
 # Ops that follow a counter turn by turn, and those that may stand before the loop as they are.
 _FOLLOWS = (Broadcast, Map, Reduce)
@@ -97,7 +97,7 @@ class _Turns:
     def counts(self, op: Op) -> bool:
         return any(self.counter in e.symbols() for e in op.what.exprs())
 
-    def size(self, value: Value, left: int = MOST_OPS) -> int:
+    def size(self, value: Value, left: int = TARGET.deepest_expression) -> int:
         """Return how many ops of the body compute a value, counted once per use; more than `left`
         if the value cannot move before the loop."""
         if value not in self.inside:
@@ -223,4 +223,4 @@ def _pays(op: Op, turns: _Turns) -> bool:
     shape = op.operands[0].type.shape
     if not all(e.is_const for e in shape) or prod(e.value for e in shape) < ELEMENTS:
         return False
-    return turns.size(op.result) <= MOST_OPS and turns.depends(op.result)
+    return turns.size(op.result) <= TARGET.deepest_expression and turns.depends(op.result)

@@ -16,8 +16,7 @@ from codegen.graph.layout_propagation import laid_out
 from codegen.ir.cuts import layout_of
 from codegen.ir.graph import Module, Op, Region, Shape, Use, Value
 from codegen.ops import Full, Kind, Map, Reshape, ShardMap, Slice, Update
-
-DEEPEST = 40  # ops in one expression that are written again
+from codegen.target import TARGET
 
 
 def keep_row_dims(graph: Module) -> Module:
@@ -57,7 +56,7 @@ class _Rewrite(Builder):
         by = self.defs.get(made)
         copied = by is not None and isinstance(by.what, Reshape)  # p[-1, :] = p[-2, :]
         return alike and (copied or self.alone(made, here)) and (
-            self.has_row(made, value.type.shape, DEEPEST))
+            self.has_row(made, value.type.shape, TARGET.deepest_expression))
 
     def alone(self, value: Value, here: set[Value]) -> bool:
         """Return whether a value is computed elementwise in this region, for one use."""
@@ -82,7 +81,9 @@ class _Rewrite(Builder):
         return (row is not None and isinstance(row.what, Slice)
                 and row.result.type.shape == shape)
 
-    def with_dims(self, value: Value, shape: Shape, depth: int = DEEPEST) -> Value:
+    def with_dims(
+        self, value: Value, shape: Shape, depth: int = TARGET.deepest_expression
+    ) -> Value:
         """Return an expression's value in another shape with the same elements, its operands
         reshaped first."""
         op = self.defs.get(value)

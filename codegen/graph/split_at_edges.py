@@ -28,9 +28,9 @@ from codegen.ops import (
     Update,
 )
 from codegen.symbolic import expr
+from codegen.target import TARGET
 
 THIN = 16  # elements of a dim that an update may leave alone
-LONGEST = 40  # ops that are written again for every piece
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class _Rewrite(Builder):
         box, size = _box_of(by[0]), self.size(value)
         if box is None or not _is_thin(value.type.shape, box):
             return None
-        if size > LONGEST or self.has_sums(op):
+        if size > TARGET.deepest_expression or self.has_sums(op):
             return None
         if not self.absorbed(value, _Pieces({box: value}, size)):
             return None
@@ -139,7 +139,7 @@ class _Rewrite(Builder):
         if not given or any(p.of.keys() != given[0].of.keys() for p in given):
             return None
         size = 1 + sum(p.size for p in given) + sum(map(self.size, op.operands))
-        if size > LONGEST or self.has_sums(op):
+        if size > TARGET.deepest_expression or self.has_sums(op):
             return None
         return _Pieces({box: self.again(op, box) for box in given[0].of}, size)
 

@@ -20,11 +20,8 @@ from codegen.ops import Branch, Exchange, Fold, Loop, Move
 from codegen.ops.group import each
 from codegen.symbolic.estimate import largest
 from codegen.symbolic.expr import Expr, Sym
+from codegen.target import TARGET
 
-OP = 3e-9  # seconds: what an op costs beside its elements
-STEP = 0.125e-9  # seconds for one operation on one element, as with vectors of 4 at 2 GHz
-MEET = 0.7e-6  # seconds for two ranks to exchange a few bytes
-BYTE = 1 / 4e9  # that comes from another rank
 SAMPLED = 4  # ranks of a mesh that are looked at, along an axis
 MOST_POINTS = 16  # at which a loop nest is looked at
 
@@ -49,13 +46,13 @@ class Unknown(Exception):
 
 def meeting(ranks: int) -> float:
     """Return the seconds that a short exchange between so many ranks takes."""
-    return MEET * (1 + log2(ranks)) / 2 if ranks > 1 else 0.0
+    return TARGET.exchange_seconds * (1 + log2(ranks)) / 2 if ranks > 1 else 0.0
 
 
 def gathering(ranks: int, amount: int) -> float:
     """Return the seconds for an exchange of so many bytes, in which every rank gets what it
     lacks."""
-    return meeting(ranks) + amount * (1 - 1 / ranks) * BYTE if ranks > 1 else 0.0
+    return meeting(ranks) + amount * (1 - 1 / ranks) * TARGET.byte_seconds if ranks > 1 else 0.0
 
 
 def bytes_of(value: Value) -> int | None:
@@ -108,7 +105,8 @@ class Costs:
             elif op.what.is_view:
                 continue
             else:
-                more = [OP + STEP * steps for steps in self.steps(op, ranks)]
+                more = [TARGET.op_seconds + TARGET.element_seconds * steps
+                        for steps in self.steps(op, ranks)]
             spent = [a + b for a, b in zip(spent, more, strict=True)]
         return spent
 
@@ -126,7 +124,7 @@ class Costs:
                 self.work[op] = _AtRank(_longest, (given.type.shape,))
             least = min(map(self.work[op], ranks))  # that all of them get
             own = min(map(self.owned(op, what), ranks)) if isinstance(what, Move) else 0
-            seconds += max(0, least - own) * given.type.dtype.size * BYTE
+            seconds += max(0, least - own) * given.type.dtype.size * TARGET.byte_seconds
         origin = self.origins.get(op.results[0]) if op.results else None
         for cost in self.around:
             cost.exchanges += self.often
@@ -199,7 +197,7 @@ def _longest(loops: Formulas, rank: Mapping[str, int]) -> int:
 def a_few_and_many(mesh: Mesh) -> list[dict[str, int]]:
     """Return sizes of a small mesh and of a larger one."""
     found = []
-    for few, many in ((2, 1), (16, 4)):
+    for few, many in (TARGET.few_ranks, TARGET.many_ranks):
         free = [a.name for a in mesh.axes if a.fixed is None]
         sizes = {a.name: a.fixed or 1 for a in mesh.axes}
         for k, name in enumerate(free):

@@ -25,8 +25,6 @@ from codegen.symbolic.expr import Expr, Sym
 from codegen.target import TARGET
 
 ARRAY_LEAST = 4  # times the bytes of all parts: of a smaller array much would be fetched
-ROOM = 32 << 20  # bytes of all parts
-RANKS = 2  # with more, each exchange takes longer
 
 
 def gather_before_loop(split: Split, search: Search) -> Iterator[Candidate]:
@@ -112,8 +110,8 @@ class _Rewrite(Builder):
         if amount is None or one is None:
             return False
         all_parts = one * extent.value
-        return (ARRAY_LEAST * all_parts <= amount and all_parts <= ROOM
-                and times * turns * meeting(RANKS) > TARGET.least_gain)
+        return (ARRAY_LEAST * all_parts <= amount and all_parts <= TARGET.most_copied
+                and times * turns * meeting(TARGET.few_ranks[0]) > TARGET.least_gain)
 
     def parts(self, op: Op, what: Slice, loop: Loop, dim: int) -> Value:
         """Emit a loop that collects the elements of all turns, and a gather that gives them to

@@ -26,7 +26,6 @@ from codegen.ops import Exchange, Feeding, Kernel, Loop, Relayout, Save, ShardMa
 from codegen.symbolic.expr import Sym
 from codegen.target import TARGET
 
-SAID_LEAST = 1 << 20  # bytes: where fewer are gathered of what is only read, `build` says nothing
 AS_FAST = 0.99  # of a form's seconds: a form that takes more is not tried beside it
 
 Nests = dict[Sym, Choices]  # by the counters of outermost loops
@@ -122,8 +121,8 @@ class _Proposals:
                 if fetched and (size := _size(fetched)) is not None:
                     because = (f"every rank gets a copy ({_amount(size)}) of what this loop only "
                                "reads, before it, so that no turn fetches parts of it:")
-                    laid = gathered(fetched, Inside.SAME, because if size > SAID_LEAST else "")
-                    nests[counter] = {counter: laid}
+                    because = because if size > TARGET.large_copy else ""
+                    nests[counter] = {counter: gathered(fetched, Inside.SAME, because)}
             for inner in op.regions:
                 nests |= self.only_read(inner, known.union(fetched))
         return nests
@@ -180,7 +179,7 @@ def _size(values: Sequence[Value]) -> int | None:
     take."""
     amounts = [bytes_of(v) for v in values]
     total = sum(a for a in amounts if a is not None)
-    return total if None not in amounts and total <= TARGET.copies_most else None
+    return total if None not in amounts and total <= TARGET.most_copied else None
 
 
 def gathered(values: Sequence[Value], inside: Inside, because: str) -> Laid:

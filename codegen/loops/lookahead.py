@@ -1,6 +1,6 @@
 """Elements at positions that data decides, read before the loop that computes with them.
 
-Goes in: a Sweep of a Plan. Comes out: the same, which reads them ahead, for PIECE turns at once.
+Goes in: a Sweep of a Plan. Comes out: the same, which reads them ahead, for some turns at once.
 Always holds: the same points in the same order; the loops of positions and of results vectorise,
 which compilers do not do with a loop that also looks elements up.
 """
@@ -14,10 +14,9 @@ from codegen.ir.indexing import leaves, rewritten
 from codegen.ir.plan import Apply, Keep, Kept, Load, Node, Reduce, Store, Sweep
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Sym
+from codegen.target import TARGET
 
-SHORT = 16  # turns of a loop that is not worth it
 WORTH = 3  # functions: a loop that only copies is as fast without vectors
-PIECE = 256  # turns: what is read ahead stays in the nearest cache
 
 
 def read_ahead(sweep: Sweep) -> Sweep:
@@ -25,7 +24,7 @@ def read_ahead(sweep: Sweep) -> Sweep:
     if not sweep.long or sweep.folds or any(isinstance(p, Reduce) for p in sweep.parts):
         return sweep
     last = sweep.long[-1]
-    if expr.nonneg(SHORT - last.extent):
+    if expr.nonneg(TARGET.short_loop - last.extent):
         return sweep
     written = {p.buffer.number for p in sweep.parts if isinstance(p, Store)}
     known: dict[str, Node] = {}

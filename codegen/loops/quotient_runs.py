@@ -15,8 +15,8 @@ from codegen.ir.plan import Store, Sweep, Var
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Call, Expr, Sym
 from codegen.symbolic.terms import linear_in
+from codegen.target import TARGET
 
-SHORT = 8  # turns: a run of fewer costs more than the divisions
 _Looped = TypeVar("_Looped", Store, Sweep)
 
 
@@ -28,7 +28,7 @@ def in_runs(work: _Looped) -> _Looped:
     last: Var = long[-1]
     divided = list(_divided(replace(work, loops=()), last))
     widths = [d for _, _, d in divided]
-    if not divided or (last.extent.is_const and last.extent.value < 2 * SHORT):
+    if not divided or (last.extent.is_const and last.extent.value < 2 * TARGET.short_loop):
         return work
     width = min(widths)
     base = next(base for _, base, d in divided if d == width)
@@ -62,5 +62,6 @@ def _divided(work: _Looped, last: Var) -> Iterator[tuple[Call, Expr, int]]:
     for call in found:
         x, d = call.args
         slope, base = linear_in(x, last.sym)
-        if slope == 1 and not inner & base.symbols() and d.is_const and d.value >= SHORT:
+        long = d.is_const and d.value >= TARGET.short_loop
+        if slope == 1 and not inner & base.symbols() and long:
             yield call, base, d.value

@@ -16,8 +16,7 @@ from codegen.ir.indexing import leaves
 from codegen.ir.plan import Kept, Literal, Load, Nest, Store, Sweep, Var
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Sym
-
-TILE = 2**17  # bytes of a row that are read again and again: a cache of a core holds more
+from codegen.target import TARGET
 
 
 def in_row_tiles(nest: Nest) -> tuple[list[Store], Nest] | None:
@@ -69,5 +68,5 @@ def _width(sweep: Sweep, outer: set[Sym], row: Var) -> int | None:
             each += load.buffer.dtype.size
     if not each:
         return None
-    width = 2 ** ((TILE // each).bit_length() - 1)
+    width = 2 ** ((TARGET.reused // each).bit_length() - 1)
     return None if expr.nonneg(width - row.extent) else width

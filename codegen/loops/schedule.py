@@ -35,15 +35,14 @@ from codegen.ir.plan import (
     Work,
 )
 from codegen.ir.steps import mapped_steps
-from codegen.loops.lookahead import PIECE, SHORT, read_ahead
+from codegen.loops.lookahead import read_ahead
 from codegen.loops.quotient_runs import in_runs
 from codegen.loops.row_tiles import in_row_tiles
 from codegen.loops.strip_mine import in_strips, is_quick
 from codegen.loops.unroll_and_jam import together
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Sym
-
-_LANES = 256  # bytes of all totals of a sweep: registers hold them
+from codegen.target import TARGET
 
 
 def schedule(plan: Plan) -> Plan:
@@ -94,7 +93,7 @@ def _simple(work: Simple) -> Iterator[Work]:
         room = waiting_room(extents, work.buffer.dtype) if work.rows > 1 else expr.const(0)
         yield replace(work, room=room, line=ravel(positions(inner), extents))
     elif isinstance(work, Store) and _elsewhere(work):
-        yield replace(work, sift=PIECE)
+        yield replace(work, sift=TARGET.lookahead)
     elif isinstance(work, Store):
         yield _looking(in_runs(in_strips(work)))
     elif isinstance(work, Lane):
@@ -118,7 +117,7 @@ def _elsewhere(work: Store) -> bool:
     """Return whether all ranks go over the same points and each stores only those that fall into
     its part, as in a scatter to a split array."""
     last = [v for v in work.loops if v.extent != 1][-1:]
-    if not last or expr.nonneg(SHORT - last[0].extent):
+    if not last or expr.nonneg(TARGET.short_loop - last[0].extent):
         return False
     read, added = set[Sym](), set[Sym]()
     for node in (leaf for b in work.bounds for leaf in leaves(b.node)):
@@ -182,7 +181,7 @@ def _reordered(sweep: Sweep) -> bool:
     if any(f.fn not in OPENMP for f in sweep.folds):
         return False
     last = sweep.long[-1].extent
-    short = last.is_const and last.value < SHORT
+    short = last.is_const and last.value < TARGET.short_loop
     return not short and any(f.dtype.kind in "fc" for f in sweep.folds)
 
 
@@ -196,7 +195,7 @@ def _lanes(sweep: Sweep) -> int:
     if all(f.dtype.kind == "c" for f in sweep.folds):
         return 8 if len(sweep.folds) == 1 else 0
     size = sum(f.total.size for f in sweep.folds if f.total is not None)
-    lanes: int = 1 << (_LANES // size).bit_length() - 1
+    lanes: int = 1 << (TARGET.accumulators // size).bit_length() - 1
     last = sweep.long[-1].extent
     few = last.is_const and last.value < 16 * lanes
     return lanes if lanes >= 16 and not few else 0
@@ -212,7 +211,7 @@ def _apart(sweep: Sweep) -> bool:
 def _extremes(lane: Lane) -> int:
     """Return how many elements an argmin or argmax compares at a time; 0 for one at a time, as for
     complex numbers, which no instruction compares, and indirect reads."""
-    lanes = _LANES // max(8, 2 * lane.dtype.size)
+    lanes = TARGET.accumulators // max(8, 2 * lane.dtype.size)
     few = expr.nonneg(4 * lanes - lane.along.extent)
     assert lane.value is not None
     quick = lane.dtype.kind != "c" and is_quick(lane.value) and _moves(lane.value, lane.along)

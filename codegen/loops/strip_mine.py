@@ -14,9 +14,9 @@ from codegen.ir.plan import Apply, Load, Node, Store, Var
 from codegen.loops.collapse import moved
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
+from codegen.target import TARGET
 
-LINE = 64  # bytes of a line of the cache
-NEAR = 8  # elements: what lies so far apart is in the same lines
+NEAR = TARGET.line // 8  # elements of 8 bytes: what lies so far apart is in the same lines
 # A library's or a vector's function takes longer than memory does.
 _QUICK = frozenset(
     "add sub mul square neg cast conj real imag select minimum maximum abs eq ne lt le gt ge "
@@ -61,7 +61,7 @@ def _across(work: Store, long: list[Var]) -> tuple[Var, int] | None:
             strides = at[1] if at is not None else ()
             beside = [v for v, stride in zip(long, strides) if stride in (1, -1)]
             if beside:
-                found = beside[-1], LINE // load.buffer.dtype.size
+                found = beside[-1], TARGET.line // load.buffer.dtype.size
     target = affine(work.offset, long) if found and is_quick(work.value) else None
     return found if target is not None and target[1][-1] == 1 else None
 

@@ -19,10 +19,8 @@ from codegen.ir.steps import nodes, walk_works
 from codegen.symbolic import expr
 from codegen.symbolic.estimate import lower_bound, upper_bound
 from codegen.symbolic.expr import Expr, Sym
+from codegen.target import TARGET
 
-LINE = 64  # bytes of a line of the cache
-NEAR_CACHE = 2**15  # bytes that the cache next to a core holds, at least
-LARGE_POINT = 2**17  # bytes that all turns touch at one point: of more, a cache holds few points
 MOST_POINTS = 1024  # points of a tile
 
 _Most = Callable[[Expr], int]
@@ -53,9 +51,9 @@ def in_tiles(turns: Turns, name: str, most: _Most) -> Turns | None:
     if extent.symbols() & counters or not _apart(accesses, counters):
         return None
     each = _bytes(accesses, most)
-    if each * most(extent) <= NEAR_CACHE or each > LARGE_POINT:
+    if each * most(extent) <= TARGET.l1 or each > TARGET.reused:
         return None
-    width = max(1, min(MOST_POINTS, NEAR_CACHE // 2 // each))
+    width = max(1, min(MOST_POINTS, TARGET.l1 // 2 // each))
     width = 2 ** (width.bit_length() - 1)
     begin = Sym(name, "var", expr.const(0), extent - 1)
     body = (_tile(turns, begin, extent, width),)
@@ -153,7 +151,7 @@ def _bytes(accesses: list[_Access], most: _Most) -> int:
     for a in accesses:
         if a.stride == 0 and not a.inner:
             continue
-        size, some = a.buffer.dtype.size, LINE
+        size, some = a.buffer.dtype.size, TARGET.line
         if a.inner:
             some = prod(most(v.extent) for v in a.inner) * size
         if a.stride is not None and a.stride.is_const and a.stride != 0:

@@ -27,10 +27,10 @@ from codegen.ir.plan import (
 from codegen.loops.collapse import moved
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
+from codegen.target import TARGET
 
 _Change = Mapping[Sym, Expr]
 _Part = Keep | Store | Reduce
-_LONG_ROW = 1 << 14  # bytes of a row from which on several rows are read faster than one by one
 
 
 def together(nest: Nest) -> Iterator[Nest]:
@@ -67,7 +67,7 @@ def _is_plain(nest: Nest) -> bool:
 
 def _is_long(sweep: Sweep) -> bool:
     row = sweep.long[-1].extent if sweep.long else expr.const(1)
-    return row.is_const and any(row.value * f.dtype.size >= _LONG_ROW for f in sweep.folds)
+    return row.is_const and any(row.value * f.dtype.size >= TARGET.l1 // 2 for f in sweep.folds)
 
 
 def _one_by_one(sweep: Sweep) -> bool:

@@ -25,6 +25,7 @@ from codegen.ops.sources import Full, Iota
 from codegen.ops.views import Broadcast, Transpose, Update
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
+from codegen.target import TARGET
 
 if TYPE_CHECKING:
     from codegen.checks.claims import Claims
@@ -319,7 +320,6 @@ class Gather(Kind):
 
 
 _ELEMENTS_A_POINT = 4  # of the result: with more for each point, points are few
-_USUAL_RANKS = 16  # ranks along an axis, where the number of points depends on that
 
 
 @dataclass(frozen=True)
@@ -449,7 +449,7 @@ class Scatter(Kind):
         all, and combines those that fall in its part."""
         x, v, *index = op.operands
         spare = expr.product(x.type.shape) - _ELEMENTS_A_POINT * expr.product(v.type.shape)
-        usual = {s: expr.const(_USUAL_RANKS) for s in spare.symbols() if s.kind == "size"}
+        usual = {s: expr.const(TARGET.many_ranks[0]) for s in spare.symbols() if s.kind == "size"}
         few = expr.nonneg(spare.subst(usual))
         if self.fn == "set" or few or self._counted_dims(op, window, at):
             return None

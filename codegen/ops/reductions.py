@@ -26,6 +26,7 @@ from codegen.ops.sources import Iota
 from codegen.ops.views import Broadcast, Slice
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
+from codegen.target import TARGET
 
 if TYPE_CHECKING:
     from codegen.checks.instrument import Instrument
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from codegen.trace.derive.reverse import Reverse
 
 
-_SORT_STEPS = expr.const(512)  # steps for an element that is sorted, say
 _TOTALS = ("add", "mul")  # what may leave the range of a type
 
 
@@ -243,7 +243,7 @@ class Lane(Kind):
         return [at.emit(self.but(dim=self.dim + 1), *at.every(op, given))]
 
     def work(self, op: Op) -> Iterable[Shape]:
-        return [(*op.operands[0].type.shape, _SORT_STEPS)]
+        return [(*op.operands[0].type.shape, expr.const(TARGET.sort_steps))]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         entries = enumerate(layout_of(operands[0]))

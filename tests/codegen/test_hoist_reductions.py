@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from codegen.graph import hoist_reductions
 from codegen.ir.graph import walk
 from codegen.loops import row_tiles
 from codegen.ops import Loop, Reduce
+from codegen.target import TARGET
 
 N, BINS = 150, 9
 
@@ -62,7 +64,7 @@ def program(body: Any) -> Any:
 @pytest.fixture(autouse=True)
 def few_are_enough(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hoist_reductions, "ELEMENTS", 8)
-    monkeypatch.setattr(row_tiles, "TILE", 128)
+    monkeypatch.setattr(row_tiles, "TARGET", replace(TARGET, reused=128))
 
 
 def test_no_turn_combines_what_it_only_reads():

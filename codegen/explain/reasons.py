@@ -168,7 +168,8 @@ class Explained:
         """Return rows about what the compiler does before loops, and why: arrays laid out
         otherwise, products. They say what to try where it gathers arrays, or products are large;
         and where loops are unrolled, by it or by Python's range in a long program."""
-        rows = [_chosen(op.what.because, op.place, self.instead(op), self.copied(op) > TARGET.large_copy)
+        rows = [_chosen(op.what.because, op.place, self.instead(op),
+                        self.copied(op) > TARGET.large_copy)
                 for op in self.ops if isinstance(op.what, Relayout | MatMul) and op.what.because]
         rows += [_chosen(advice.UNROLLED, p, advice.ONE_EXTENT) for p in self.graph.unrolled]
         if found := advice.unrolled(self.graph):

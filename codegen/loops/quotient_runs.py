@@ -17,6 +17,8 @@ from codegen.symbolic.expr import Call, Expr, Sym
 from codegen.symbolic.terms import linear_in
 from codegen.target import TARGET
 
+# Turns of a run: of fewer, its loop costs more than the divisions, each of which costs two turns.
+SHORT = TARGET.short_loop // 2
 _Looped = TypeVar("_Looped", Store, Sweep)
 
 
@@ -28,7 +30,7 @@ def in_runs(work: _Looped) -> _Looped:
     last: Var = long[-1]
     divided = list(_divided(replace(work, loops=()), last))
     widths = [d for _, _, d in divided]
-    if not divided or (last.extent.is_const and last.extent.value < 2 * TARGET.short_loop):
+    if not divided or (last.extent.is_const and last.extent.value < 2 * SHORT):
         return work
     width = min(widths)
     base = next(base for _, base, d in divided if d == width)
@@ -62,6 +64,5 @@ def _divided(work: _Looped, last: Var) -> Iterator[tuple[Call, Expr, int]]:
     for call in found:
         x, d = call.args
         slope, base = linear_in(x, last.sym)
-        long = d.is_const and d.value >= TARGET.short_loop
-        if slope == 1 and not inner & base.symbols() and long:
+        if slope == 1 and not inner & base.symbols() and d.is_const and d.value >= SHORT:
             yield call, base, d.value

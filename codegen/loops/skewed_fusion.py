@@ -187,7 +187,8 @@ class _Rows:
                 longest = max(longest, row)
                 rows[number] = max(rows.get(number, 0), row * size)
                 every[number] = max(every.get(number, 0), most(last + 1) * size)
-            if longest >= TARGET.short_loop and most(m.outer.extent) > FEW:
+            # A turn has a loop for each work, so that a row must be worth two.
+            if longest >= 2 * TARGET.short_loop and most(m.outer.extent) > FEW:
                 wide.append(k)
         meets = any(group[k].after[n] is not None for k in wide for n in wide if n < k)
         return meets and sum(every.values()) > TARGET.l2 and 3 * sum(rows.values()) < TARGET.reused

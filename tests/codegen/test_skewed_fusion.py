@@ -119,7 +119,7 @@ def test_results_are_the_same_to_the_bit(program, monkeypatch):
         plain = spmd.build(program, n=n, m=m)
         with monkeypatch.context() as patch:
             patch.setenv("SPMD_CACHE", "off")  # kept images know nothing of what is patched
-            patch.setattr(skewed_fusion, "TARGET", replace(TARGET, l2=0, short_loop=1))
+            patch.setattr(skewed_fusion, "TARGET", replace(TARGET, l2=0, short_loop=0))
             patch.setattr(skewed_fusion, "FEW", 1)
             assert any(isinstance(w, Turns) for w in works(program, n=n, m=m))
             rows = spmd.build(program, n=n, m=m)

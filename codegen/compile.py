@@ -54,7 +54,7 @@ from codegen.layouts.owner_computes import owner_computes, rows_on_owners
 from codegen.layouts.partition import partition
 from codegen.layouts.replicate_loops import replicate_loops
 from codegen.layouts.reshape_chains import reshape_chains
-from codegen.layouts.search import Search
+from codegen.layouts.search import LayoutSearch
 from codegen.layouts.share_loops import share_loops
 from codegen.loops.accumulate_in_place import accumulate_in_place
 from codegen.loops.assign_buffers import assign_buffers
@@ -118,7 +118,7 @@ def lower(graph: Module) -> Levels:
     graph = through(check, check(graph), check_replicas, fold_casts, cse, compare_ranks,
                     hoist_products, hoist_reductions, split_at_edges, blocked_substitution,
                     keep_row_dims)
-    demands, program = Search(split, rows_on_owners).best(graph, PROPOSERS)
+    demands, program = LayoutSearch(split, rows_on_owners).best(graph, PROPOSERS)
     check(demands.graph)
     program = through(check, check(program), transpose_before_exchange, fold_batch_sums, sink_reads,
                       check_uniform)

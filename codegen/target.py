@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Target:
+class Machine:
     """A core, the ranks that it exchanges with, and what is worth a change. A pass takes a number
     from here rather than write its own; a comment says its unit, and where the value comes from."""
 
@@ -60,4 +60,4 @@ class Target:
     # Ops in one expression that is computed where it is used: C compilers recurse over it.
     deepest_expression: int = 40
 
-TARGET = Target()
+TARGET = Machine()

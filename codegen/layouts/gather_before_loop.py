@@ -18,7 +18,7 @@ from codegen.ir.fresh import Fresh
 from codegen.ir.graph import ArrayType, Op, Region, Value, walk
 from codegen.layouts.costs import bytes_of, meeting
 from codegen.layouts.demands import Demands, Split
-from codegen.layouts.search import Candidate, Search
+from codegen.layouts.search import Candidate, LayoutSearch
 from codegen.ops import Full, Loop, Relayout, ShardMap, Slice, Update
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
@@ -27,7 +27,7 @@ from codegen.target import TARGET
 ARRAY_LEAST = 4  # times the bytes of all parts: of a smaller array much would be fetched
 
 
-def gather_before_loop(split: Split, search: Search) -> Iterator[Candidate]:
+def gather_before_loop(split: Split, search: LayoutSearch) -> Iterator[Candidate]:
     """Offer the Graph with such fetches moved before their loops, if it has some."""
     demands, _ = split
     work = _Rewrite(demands)

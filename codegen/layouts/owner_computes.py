@@ -16,7 +16,7 @@ from codegen.ir import cuts
 from codegen.ir.cuts import layout_of
 from codegen.ir.graph import Module, Op, Region, Value, free_values, walk
 from codegen.layouts.demands import Split
-from codegen.layouts.search import Candidate, Search
+from codegen.layouts.search import Candidate, LayoutSearch
 from codegen.mesh import LayoutEntry, Mesh
 from codegen.ops import (
     Barrier,
@@ -39,7 +39,7 @@ from codegen.symbolic.expr import Expr, Sym
 _SEEN = Barrier | Expect | Feeding | Point | Print | Save | ShardMap
 
 
-def owner_computes(split: Split, search: Search) -> Iterator[Candidate]:
+def owner_computes(split: Split, search: LayoutSearch) -> Iterator[Candidate]:
     """Offer the Graph with its independent loops spread over ranks, but for those in which ranks
     would then exchange something."""
     graph = split[0].graph

@@ -3,8 +3,7 @@
 Goes in: a Split (a Graph with its Demands and Program), and the layout search. Comes out: forms of
 the Graph where arrays are gathered before some loops (all that a loop reads, or only what it does
 not write), or laid out along other dims in them.
-Always holds: sizes and turns are known; the copies of arrays for one loop take no more than TARGET
-allows.
+Always holds: sizes and turns are known; copies for one loop take TARGET.most_copied bytes at most.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from codegen.layouts.costs import Cost, Costs, bytes_of, gathering
 from codegen.layouts.demands import Split
 from codegen.layouts.loop_dims import across
 from codegen.layouts.relayout import Choices, Inside, Laid, relaid
-from codegen.layouts.search import Candidate, Search
+from codegen.layouts.search import Candidate, LayoutSearch
 from codegen.ops import Exchange, Feeding, Kernel, Loop, Relayout, Save, ShardMap
 from codegen.symbolic.expr import Sym
 from codegen.target import TARGET
@@ -31,7 +30,7 @@ AS_FAST = 0.99  # of a form's seconds: a form that takes more is not tried besid
 Nests = dict[Sym, Choices]  # by the counters of outermost loops
 
 
-def replicate_loops(split: Split, search: Search) -> Iterator[Candidate]:
+def replicate_loops(split: Split, search: LayoutSearch) -> Iterator[Candidate]:
     """Offer three forms of the Graph, each with a change to the loops that exchange much: every
     rank computes the loop; what the loop only reads is gathered before it; arrays are laid out
     otherwise in it."""
@@ -51,7 +50,7 @@ def replicate_loops(split: Split, search: Search) -> Iterator[Candidate]:
 class _Proposals:
     """Finds changes of layouts that may pay for the loops of a Graph."""
 
-    def __init__(self, split: Split, search: Search) -> None:
+    def __init__(self, split: Split, search: LayoutSearch) -> None:
         self.demands, self.program = split
         self.search, self.few = search, search.few(self.program)
         self.replicated: dict[Sym, float] = {}  # seconds of loops that every rank computes

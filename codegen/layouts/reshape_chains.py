@@ -16,7 +16,7 @@ from codegen.graph.builder import Builder
 from codegen.graph.layout_propagation import laid_out
 from codegen.ir.graph import DefUse, Module, Op, Region, Shape, Value
 from codegen.layouts.demands import Split
-from codegen.layouts.search import Candidate, Search
+from codegen.layouts.search import Candidate, LayoutSearch
 from codegen.library_routines import LETTERS
 from codegen.mesh import Layout, LayoutEntry
 from codegen.ops import (
@@ -41,7 +41,7 @@ PRODUCTS = 2  # with fewer there is nothing to keep apart
 MOST_FACTORS = 16  # elements of a small matrix
 
 
-def reshape_chains(split: Split, search: Search) -> Iterator[Candidate]:
+def reshape_chains(split: Split, search: LayoutSearch) -> Iterator[Candidate]:
     """Offer the Graph with such chains rewritten, if it has some."""
     demands, _ = split
     if not demands.graph.checks:  # what is checked is checked where the user computes it

@@ -2,7 +2,7 @@
 
 Goes in: a Graph, and proposers in order. Comes out: the Split of the Graph, or of a form of it.
 Always holds: every form is partitioned once; estimates (codegen.layouts.costs) on a small and on a
-larger mesh decide, by one rule, `Search.is_faster`; a form that is not legal is never taken.
+larger mesh decide, by one rule, `LayoutSearch.is_faster`; a form that is not legal is never taken.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Candidate:
     certain: bool = False
 
 
-class Search:
+class LayoutSearch:
     """A search for layouts. partitioned: returns the Split of a Graph. legal: returns whether ranks
     can run a Split. Proposers may ask it for the Split and the costs of any form."""
 
@@ -113,7 +113,7 @@ class Search:
         return best
 
 
-Proposer = Callable[[Split, Search], Iterable[Candidate]]
+Proposer = Callable[[Split, LayoutSearch], Iterable[Candidate]]
 
 
 class _Nests:
@@ -121,7 +121,7 @@ class _Nests:
     """
 
     def __init__(
-        self, search: Search, current: Split, candidates: Sequence[Candidate]
+        self, search: LayoutSearch, current: Split, candidates: Sequence[Candidate]
     ) -> None:
         self.search, self.current, self.candidates = search, current, candidates
         self.before = search.costs(current[1])

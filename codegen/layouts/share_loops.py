@@ -13,13 +13,13 @@ from codegen.ir.graph import Op, Region, Value, layout_text, walk
 from codegen.layouts.costs import bytes_of
 from codegen.layouts.demands import Split
 from codegen.layouts.relayout import Inside, Laid, relaid
-from codegen.layouts.search import Candidate, Search
+from codegen.layouts.search import Candidate, LayoutSearch
 from codegen.mesh import Layout, Mesh
 from codegen.ops import Feeding, Kernel, Loop, Save, ShardMap
 from codegen.target import TARGET
 
 
-def share_loops(split: Split, search: Search) -> Iterator[Candidate]:
+def share_loops(split: Split, search: LayoutSearch) -> Iterator[Candidate]:
     """Offer the Graph with such loops shared by the ranks, if it has some that take long enough."""
     demands, program = split
     graph = demands.graph

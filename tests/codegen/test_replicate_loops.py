@@ -198,7 +198,7 @@ def test_random_programs_with_every_loop_computed_whole(monkeypatch: pytest.Monk
         program = recipes.program_of(recipe)
         expected = expected_of(program)
         graph = program.capture()
-        layouts = search.Search(split, rows_on_owners)
+        layouts = search.LayoutSearch(split, rows_on_owners)
         demands, lowered = layouts.best(graph, [replicate_loops.replicate_loops])
         changed.append(demands is not layouts.split(graph)[0])
         mesh = recipes.sizes(ranks, recipe.axes, choice)

@@ -11,7 +11,7 @@ import spmd
 from codegen.compile import lower, split
 from codegen.explain.reasons import tables
 from codegen.layouts.owner_computes import rows_on_owners
-from codegen.layouts.search import Search
+from codegen.layouts.search import LayoutSearch
 from codegen.layouts.share_loops import share_loops
 from codegen.oracle.interpret import run
 from tests.codegen.test_replicate_loops import assume, exchanges_in_loops
@@ -108,7 +108,7 @@ def test_a_program_of_which_all_follows(monkeypatch: pytest.MonkeyPatch):
     """If the estimates favour every loop, all of a program is laid out, and its results stay the
     same."""
     assume(monkeypatch, least_gain=-1e9, least_speedup=0.0)
-    demands, program = Search(split, rows_on_owners).best(nested.graph({}), [share_loops])
+    demands, program = LayoutSearch(split, rows_on_owners).best(nested.graph({}), [share_loops])
     assert {o.name: o.layout for o in demands.graph.outputs} == {
         "a": (("r",), ()), "b": (("r",),), "sum": (("r",), ()), "total": ()}
     expected = nested.eager()

@@ -43,7 +43,7 @@ def unrolled(graph: Module) -> tuple[Place, int] | None:
     if sum(1 for _ in walk(graph.body)) < LONG_PROGRAM or not often:
         return None
     line = often[0][1].line
-    return min(((place, n) for n, place in often if place.line == line), key=lambda at: at[1])
+    return min(((place, n) for n, place in often if place.line == line), key=lambda pair: pair[1])
 
 
 def _by_users(region: Region, library: frozenset[Place], inside: bool = False
@@ -100,8 +100,8 @@ def remedy(
         return reads_all  # nobody wants it in parts
     products = [o for o in by if isinstance(o.what, MatMul)]
     for o in products:
-        if found := _partial_sums(o, value, gathered):
-            return found
+        if sums := _partial_sums(o, value, gathered):
+            return sums
     free = [d for d, entry in enumerate(whole) if not entry and value.type.shape[d] != 1
             and d not in gathered]
     if free and not products:

@@ -62,7 +62,7 @@ class _Rewrite(Builder):
                 ops.append(op)
         return region.with_ops(ops)
 
-    def loop(self, op: Op, what: Loop, turns: int, times: int) -> Op:
+    def loop(self, op: Op, kind: Loop, turns: int, times: int) -> Op:
         """Return a loop whose turns read the elements that were gathered before it."""
         (body,) = op.regions
         inside = {*body.args, *(v for o in body.ops for v in o.results)}
@@ -72,29 +72,29 @@ class _Rewrite(Builder):
         for o in body.ops:
             if isinstance(o.what, Slice) and o.operands[0] not in inside:
                 key = o.operands[0], o.what
-                dim = all_parts[key][1] if key in all_parts else self.along(o, o.what, what)
+                dim = all_parts[key][1] if key in all_parts else self.along(o, o.what, kind)
                 if (dim is not None and not any(_symbols(o.what) & {c} for c in computed if c)
                         and self.pays(o, dim, turns, times)):
                     if key not in all_parts:
-                        all_parts[key] = self.parts(o, o.what, what, dim), dim
-                    at = [expr.const(0)] * len(o.what.start)
-                    at[dim] = o.what.start[dim]
-                    o = replace(o, what=Slice(tuple(at), (1,) * len(at), o.what.shape),
+                        all_parts[key] = self.parts(o, o.what, kind, dim), dim
+                    start = [expr.const(0)] * len(o.what.start)
+                    start[dim] = o.what.start[dim]
+                    o = replace(o, what=Slice(tuple(start), (1,) * len(start), o.what.shape),
                                 operands=(all_parts[key][0],))
             new.append(o)
         if not all_parts:
             return op
         return replace(op, regions=(body.with_ops(new),))
 
-    def along(self, op: Op, what: Slice, loop: Loop) -> int | None:
+    def along(self, op: Op, kind: Slice, loop: Loop) -> int | None:
         """Return the split dim along which each turn reads another single element and fetches it
         from other ranks; None for any other slice."""
-        array, shape = op.operands[0], what.shape
+        array, shape = op.operands[0], kind.shape
         split = [d for d, entry in enumerate(layout_of(array)) if entry]
         if len(split) != 1 or loop.counter is None or not all(e.is_const for e in shape):
             return None
         (dim,) = split
-        slope, rest = expr.linear_in(what.start[dim], loop.counter)
+        slope, rest = expr.linear_in(kind.start[dim], loop.counter)
         apart = slope is not None and slope.is_const and slope != 0
         if not apart or shape[dim] != 1 or loop.counter in rest.symbols():
             return None
@@ -105,15 +105,15 @@ class _Rewrite(Builder):
 
     def pays(self, op: Op, dim: int, turns: int, times: int) -> bool:
         array = op.operands[0]
-        amount, one = bytes_of(array), bytes_of(op.result)
+        amount, element = bytes_of(array), bytes_of(op.result)
         extent = array.type.shape[dim]
-        if amount is None or one is None:
+        if amount is None or element is None:
             return False
-        all_parts = one * extent.value
+        all_parts = element * extent.value
         return (ARRAY_LEAST * all_parts <= amount and all_parts <= TARGET.most_copied
                 and times * turns * meeting(TARGET.few_ranks[0]) > TARGET.least_gain)
 
-    def parts(self, op: Op, what: Slice, loop: Loop, dim: int) -> Value:
+    def parts(self, op: Op, kind: Slice, loop: Loop, dim: int) -> Value:
         """Emit a loop that collects the elements of all turns, and a gather that gives them to
         every rank. Return the gathered array; element k along `dim` is the one that the slice takes
         at position k."""
@@ -122,23 +122,23 @@ class _Rewrite(Builder):
         counter = loop.counter
         twin = Sym(self.fresh.name(counter.name), "counter", counter.lo, counter.hi)
         self.loops |= {counter, twin}
-        start = tuple(e.subst({counter: expr.from_atom(twin)}) for e in what.start)
-        shape = list(what.shape)
+        start = tuple(e.subst({counter: expr.from_atom(twin)}) for e in kind.start)
+        shape = list(kind.shape)
         shape[dim] = array.type.shape[dim]
         layout = tuple(e if d == dim else () for d, e in enumerate(layout_of(array)))
         t = ArrayType(array.type.dtype, tuple(shape), layout)
-        blank, before, after, made = (Value(self.name, t) for _ in range(4))
+        blank, before, after, picked = (Value(self.name, t) for _ in range(4))
         with self.inside() as ops:
-            one = Value(self.name, op.result.type)
-            self.add(what.but(start=start), (array,), (one,))
-            at = [expr.const(0)] * len(shape)
-            at[dim] = start[dim]
-            self.add(Update(tuple(at), (1,) * len(at)), (before, one), (after,))
+            element = Value(self.name, op.result.type)
+            self.add(kind.but(start=start), (array,), (element,))
+            position = [expr.const(0)] * len(shape)
+            position[dim] = start[dim]
+            self.add(Update(tuple(position), (1,) * len(position)), (before, element), (after,))
         self.add(Full(0, t.dtype, t.shape, blank=True), (), (blank,))
-        self.add(loop.but(counter=twin), (blank,), (made,),
+        self.add(loop.but(counter=twin), (blank,), (picked,),
                  [Region((before,), tuple(ops), (after,))])
         everywhere = ((),) * len(shape)
-        return self.add(Relayout(everywhere), (made,),
+        return self.add(Relayout(everywhere), (picked,),
                         (Value(self.name, replace(t, layout=everywhere)),)).result
 
 
@@ -150,5 +150,5 @@ def _turns(loop: Loop) -> int:
     return len(range(*(e.value for e in ends if e is not None)))
 
 
-def _symbols(what: Slice) -> set[Sym]:
-    return {s for e in what.start for s in e.symbols()}
+def _symbols(kind: Slice) -> set[Sym]:
+    return {s for e in kind.start for s in e.symbols()}

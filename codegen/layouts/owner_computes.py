@@ -100,21 +100,21 @@ def _loops(region: Region) -> Iterator[Op]:
 
 def _rows(op: Op, graph: Module) -> _Rows | None:
     """Return the rows that a loop goes along if each turn touches its own one only, else None."""
-    what = op.what
-    assert isinstance(what, Loop)
-    if what.counter is None or what.stop is None or len(op.regions) != 1 or not op.operands:
+    kind = op.what
+    assert isinstance(kind, Loop)
+    if kind.counter is None or kind.stop is None or len(op.regions) != 1 or not op.operands:
         return None
     (body,) = op.regions
-    if what.step not in (1, -1) or any(isinstance(o.what, _SEEN) for o in walk(body)):
+    if kind.step not in (1, -1) or any(isinstance(o.what, _SEEN) for o in walk(body)):
         return None
-    counter = expr.symbol(what.counter)
+    counter = expr.symbol(kind.counter)
     updated = next((o for o in walk(body) if isinstance(o.what, Update)
                     and o.what.start and counter in o.what.start), None)
     if updated is None:
         return None
     d = updated.what.start.index(counter)  # type: ignore[attr-defined]
     rows = _Rows(updated.operands[0].type.shape[d], layout_of(updated.operands[0])[d])
-    low, high = (what.start, what.stop - 1) if what.step == 1 else (what.stop + 1, what.start)
+    low, high = (kind.start, kind.stop - 1) if kind.step == 1 else (kind.stop + 1, kind.start)
     inside = expr.nonneg(low) and expr.nonneg(rows.extent - 1 - high)
     uses = graph.def_use.uses  # what is carried only so that Python's variable is there later on
     carried = [k for k, v in enumerate(op.results) if uses.get(v) or uses.get(body.args[k])]
@@ -146,18 +146,18 @@ class _Turn:
     def _op(self, op: Op) -> bool:
         """Return whether an op of a turn touches only the turn's own row; record what it
         updates."""
-        what, whole = op.what, self.whole
-        if isinstance(what, Update) and op.operands[0] in whole:
+        kind, whole = op.what, self.whole
+        if isinstance(kind, Update) and op.operands[0] in whole:
             into, part = op.operands
             if part in whole or not self.rows.is_row_of(
-                    into, what.start, part.type.shape, self.counter):
+                    into, kind.start, part.type.shape, self.counter):
                 return False
             whole.add(op.result)
             return True
-        if isinstance(what, Slice) and op.operands[0] in whole:
-            return self.rows.is_row_of(op.operands[0], what.start, what.shape, self.counter) and (
+        if isinstance(kind, Slice) and op.operands[0] in whole:
+            return self.rows.is_row_of(op.operands[0], kind.start, kind.shape, self.counter) and (
                 not self.rows.dims(op.result))
-        if isinstance(what, Loop | Branch):
+        if isinstance(kind, Loop | Branch):
             return self._control(op)
         return whole.isdisjoint(op.operands) and not any(map(self.rows.dims, op.results))
 
@@ -202,30 +202,30 @@ class _Spreading:
         new = op.mapped(self.region)
         return self.loop(op, new, op.what) if isinstance(op.what, Loop) and op in self.rows else new
 
-    def loop(self, old: Op, op: Op, what: Loop) -> Op:
+    def loop(self, old: Op, op: Op, kind: Loop) -> Op:
         """Return a loop over the rows of the rank's block, in increasing order, as no turn depends
         on another."""
-        rows, counter = self.rows[old], what.counter
-        assert counter is not None and what.stop is not None
-        low, end = (what.start, what.stop) if what.step == 1 else (what.stop + 1, what.start + 1)
+        rows, counter = self.rows[old], kind.counter
+        assert counter is not None and kind.stop is not None
+        low, end = (kind.start, kind.stop) if kind.step == 1 else (kind.stop + 1, kind.start + 1)
         begin, behind = cuts.block(rows.axes, rows.extent).bounds(self.mesh)
         first, last = expr.maximum(low, begin), expr.minimum(end, behind) - 1
         own = Sym(counter.name, counter.kind, first, last)
         self.spread[own] = old
         copier = Copier(lambda name: name, {}, {counter: expr.symbol(own)})
         body = copier.region(op.regions[0])
-        what = what.but(counter=own, start=low, stop=end, step=expr.const(1), over=rows.axes)
-        return replace(op, what=what, regions=(body,))
+        kind = kind.but(counter=own, start=low, stop=end, step=expr.const(1), over=rows.axes)
+        return replace(op, what=kind, regions=(body,))
 
 
 def _exchanged(program: Module, axes: Mapping[Sym, LayoutEntry]) -> list[Sym]:
     """Return the counters of spread loops in whose turns something is exchanged along their
     axes: other ranks make other turns, and do not take part."""
-    found: list[Sym] = []
+    counters: list[Sym] = []
     for op in (o for region in program.regions for o in walk(region)):
         counter = op.what.counts()
         own = set(axes.get(counter, ())) if isinstance(op.what, Loop) and counter else set()
         if counter and own and any(isinstance(o.what, Exchange) and own.intersection(o.what.axes)
                                    for o in walk(op.regions[0])):
-            found.append(counter)
-    return found
+            counters.append(counter)
+    return counters

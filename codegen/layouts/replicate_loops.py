@@ -73,8 +73,8 @@ class _Proposals:
         their turns, with copies of the arrays that they read."""
         nests: Nests = {}
         for op in _outside_of_shard_maps(region):
-            if (found := self.cost(op)) and self.faster_whole(op, *found):
-                counter, read = found[0], _read_by(op)
+            if (measured := self.cost(op)) and self.faster_whole(op, *measured):
+                counter, read = measured[0], _read_by(op)
                 because = ("every rank computes all turns of this loop, with a copy of its arrays "
                            f"({_amount(_size(read) or 0)}):")
                 nests[counter] = {counter: gathered(read, Inside.WHOLE, because)}
@@ -108,8 +108,8 @@ class _Proposals:
                 fetching[v] += cost.fetching.get(self.demands.shown(v), 0.0)
         for op in _outside_of_shard_maps(region):
             fetched: list[Value] = []
-            if found := self.cost(op):
-                counter, cost = found
+            if measured := self.cost(op):
+                counter, cost = measured
                 origins = cost.fetching
                 fetched = [v for v in reading[op] if origins.get(self.demands.shown(v))
                            and fetching[v] > cost.often * _gathered(self.few.sizes, [v])]
@@ -131,9 +131,9 @@ class _Proposals:
         in them walk along."""
         nests: Nests = {}
         for op in (op for body in self.demands.graph.bodies for op in body.ops):
-            found = self.cost(op)
-            if found and found[1].exchanging > TARGET.least_gain and (inner := across(op)):
-                counter, first = found[0], next(iter(inner))
+            measured = self.cost(op)
+            if measured and measured[1].exchanging > TARGET.least_gain and (inner := across(op)):
+                counter, first = measured[0], next(iter(inner))
                 because = ("arrays are laid out anew before inner loops, so that these walk along "
                            "no split dim:")
                 inner[first] = replace(inner[first], because=because)
@@ -168,9 +168,9 @@ def _is_split(value: Value) -> bool:
 def _read_by(loop: Op, carried: bool = True) -> tuple[Value, ...]:
     """Return the split arrays from before a loop that it reads, with or without those it
     carries."""
-    given = [*loop.operands] if carried else []
+    operands = [*loop.operands] if carried else []
     free = [v for inner in loop.regions for v in free_values(inner)]
-    return tuple(v for v in dict.fromkeys([*given, *free]) if _is_split(v))
+    return tuple(v for v in dict.fromkeys([*operands, *free]) if _is_split(v))
 
 
 def _size(values: Sequence[Value]) -> int | None:

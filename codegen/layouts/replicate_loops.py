@@ -84,6 +84,7 @@ class _Proposals:
         return nests
 
     def faster_whole(self, op: Op, counter: Sym, cost: Cost) -> bool:
+        """Return whether a loop is faster if every rank computes it, by its costs on one rank."""
         read = _read_by(op)
         if cost.exchanging <= TARGET.least_gain or _size(read) is None:
             return False
@@ -91,8 +92,10 @@ class _Proposals:
         if not all(counter in c.loops for c in costs):
             return False
         after = [self.alone[counter].seconds + cost.often * _gathered(c.sizes, read) for c in costs]
-        self.replicated[counter] = after[0]
-        return self.search.is_faster([c.loops[counter].seconds for c in costs], after)
+        faster = self.search.is_faster([c.loops[counter].seconds for c in costs], after)
+        if faster:
+            self.replicated[counter] = after[0]
+        return faster
 
     def only_read(self, region: Region, known: frozenset[Value]) -> Nests:
         """Return the loops of a region, and in it, with the arrays that they only read and that are

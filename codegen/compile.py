@@ -53,6 +53,7 @@ from codegen.layouts.owner_computes import owner_computes, rows_on_owners
 from codegen.layouts.partition import partition
 from codegen.layouts.replicate_loops import replicate_loops
 from codegen.layouts.reshape_chains import reshape_chains
+from codegen.layouts.search import LayoutSearch
 from codegen.layouts.share_loops import share_loops
 from codegen.loops.accumulate_in_place import accumulate_in_place
 from codegen.loops.assign_buffers import assign_buffers
@@ -79,12 +80,13 @@ from codegen.verify.sample import check_exchanges
 Level = TypeVar("Level", Module, Loops, Plan)
 OBJECTS_BETWEEN_COLLECTIONS = 500_000
 
+# What offers other layouts, in this order.
+PROPOSERS = (owner_computes, reshape_chains, share_loops, gather_before_loop, replicate_loops)
 # Passes that a build can do without, and those that make, or check, what an image must have.
 OPTIMISATIONS = pass_names(
     fold_casts, cse, loop_motion, split_at_edges, blocked_substitution,
-    keep_row_dims, sink_allreduce, owner_computes, reshape_chains, share_loops, gather_before_loop,
-    replicate_loops, rows_on_owners, transpose_before_exchange, fold_batch_sums, sink_reads,
-    accumulate_in_place, fuse, copy_elision, fuse_into_exchange, double_buffering,
+    keep_row_dims, sink_allreduce, *PROPOSERS, transpose_before_exchange, fold_batch_sums,
+    sink_reads, accumulate_in_place, fuse, copy_elision, fuse_into_exchange, double_buffering,
     loops_into_phases, skewed_fusion, self_exchange_elision,
 )
 NEEDED = pass_names(
@@ -114,11 +116,9 @@ def lower(graph: Module) -> Levels:
     announce("choosing what ranks hold, and what they send")
     graph = through(check, check(graph), check_replicas, fold_casts, cse, compare_ranks,
                     loop_motion, split_at_edges, blocked_substitution, keep_row_dims)
-    owned = halves = apply(owner_computes, split(graph), split)
-    for of in (reshape_chains, share_loops, gather_before_loop, replicate_loops):
-        halves = apply(of, halves, split)
-    demands, program = apply(rows_on_owners, halves, owned)
-    program = through(check, program, transpose_before_exchange, fold_batch_sums, sink_reads,
+    demands, program = LayoutSearch(split, rows_on_owners).best(graph, PROPOSERS)
+    check(demands.graph)
+    program = through(check, check(program), transpose_before_exchange, fold_batch_sums, sink_reads,
                       check_uniform)
     announce("proving that sends and receives match")
     program = through(check, program, check_matching, instrument, lower_expects,
@@ -151,8 +151,8 @@ def through(
 
 def split(graph: Module) -> Split:
     """Return which parts of a Graph's values ranks hold, and the Graph's Program."""
-    demands = Demands(check(graph))
-    return demands, through(check, check(apply(partition, graph, demands)), sink_allreduce)
+    demands = Demands(graph)
+    return demands, apply(sink_allreduce, apply(partition, graph, demands))
 
 
 def build(

@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class PassRun:
-    """One run of a pass. depth: of how many other passes it is a part. given: the level, and
-    others that it may return as they are. seconds: of one core. estimates: seconds that the program
-    takes as it is and in another form, for each form that the pass weighed."""
+    """One run of a pass. depth: of how many other passes it is a part. level: what it starts from.
+    seconds: of one core. estimates: for each form of the program that the pass weighed, the seconds
+    without it and with it."""
 
     name: str
     depth: int
-    given: tuple[Any, ...]
+    level: Any
     result: Any = None
     seconds: float = 0.0
     left_out: bool = False
@@ -82,7 +82,7 @@ def apply(run: Callable[..., T], level: Any, *more: Any) -> T:
     if pipeline.runs is None:
         made: T = level if name in pipeline.without else run(level, *more)
         return made
-    this = PassRun(name, len(pipeline.open), (level, *more), level)
+    this = PassRun(name, len(pipeline.open), level, level)
     pipeline.runs.append(this)
     if name in pipeline.without:
         this.left_out = True
@@ -148,10 +148,10 @@ def _with_parts(runs: list[PassRun]) -> list[list[PassRun]]:
 
 def _row(runs: list[PassRun], kept: frozenset[int]) -> PassRow:
     changing = [r for r in runs
-                if id(r) in kept and not alike(_program(r.given[0]), _program(r.result))]
+                if id(r) in kept and not alike(_program(r.level), _program(r.result))]
     shown = (changing or runs)[-1]
     return PassRow(shown.name, shown.depth, len(runs), sum(r.seconds for r in runs), bool(changing),
-               all(r.left_out for r in runs), size(_program(shown.given[0])),
+               all(r.left_out for r in runs), size(_program(shown.level)),
                size(_program(shown.result)), tuple(e for r in runs for e in r.estimates))
 
 
@@ -163,7 +163,7 @@ def _program(level: Any) -> Any:
 def _kept(runs: list[PassRun]) -> frozenset[int]:
     """Return the ids of the runs that led to the last one's result, followed back from there.
 
-    A pass may try several forms of a Graph and return one, or what it is given: a run inside it
+    A pass may try several forms of a Graph and return one of them, or its level: a run inside it
     counts if its very Program is returned.
     """
     needed, kept = {id(run.result) for run in runs[-1:]}, set()
@@ -172,9 +172,7 @@ def _kept(runs: list[PassRun]) -> frozenset[int]:
             continue
         kept.add(id(run))
         needed.add(id(run.result))
-        if any(run.result is other for other in run.given[1:]):
-            continue
-        needed.add(id(run.given[0]))
-        if isinstance(run.given[0], tuple):
-            needed.add(id(run.given[0][0].graph))
+        needed.add(id(run.level))
+        if isinstance(run.level, tuple):
+            needed.add(id(run.level[0].graph))
     return frozenset(kept)

@@ -30,7 +30,7 @@ GROUPS = (
     ("Source to Graph: what ranks do together", ("codegen/trace/ranks/*.py",), ""),
     ("Room 1, graph: rewrites of the Graph and of the Program", ("codegen/graph/*.py",), "builder"),
     ("Room 2, layouts: where arrays lie, and what it costs", ("codegen/layouts/*.py",),
-     "partition demands localize parts costs"),
+     "partition demands localize parts search costs"),
     ("Room 3, loops: nests, buffers, and how they run", ("codegen/loops/*.py",),
      "to_loops fuse assign_buffers schedule"),
     ("Room 4, plan: phases and exchanges in order", ("codegen/plan/*.py",), "to_plan"),

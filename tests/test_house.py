@@ -22,7 +22,7 @@ FOLDERS = ("codegen", "spmd", "examples", "benchmarks", "tests", "docs")
 
 # A module imports only modules of its own level or a lower one. The longest prefix counts.
 LEVELS = {prefix: level for level, prefixes in enumerate((
-    "errors ir.fresh progress short_batches suggest validators",
+    "errors ir.fresh progress short_batches suggest target validators",
     "checks.names dtypes philox places printed routine_trials symbolic",
     "functions library_routines mesh misspelt ops.partials symbolic.estimate symbolic.extents "
     "symbolic.facts symbolic.partners symbolic.prove symbolic.sampling",

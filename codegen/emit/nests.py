@@ -28,10 +28,10 @@ from codegen.ir.plan import (
     Var,
 )
 from codegen.library_routines import KEEP_ROUTINE
-from codegen.loops.lookahead import PIECE
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.spelling import Binds, Text, c_operand
+from codegen.target import TARGET
 
 
 class NestWriter(CFunction):
@@ -137,14 +137,14 @@ class NestWriter(CFunction):
         """Opens the loop over pieces, and reads what is looked up in one: first where, then what.
         The piece's begin and end."""
         last = sweep.long[-1]
-        ends = self.pieces(last, PIECE)
+        ends = self.pieces(last, TARGET.lookahead)
         index = f"[{last.sym.name} - {ends[0]}]"
         for keep in sweep.ahead:
             load = keep.value
             assert isinstance(load, Load)
             where, local = self.names.name("at"), self.names.name(keep.name)
-            self.line(f"int64_t {where}[{PIECE}];")
-            self.line(f"{keep.dtype.compute} {local}[{PIECE}];")
+            self.line(f"int64_t {where}[{TARGET.lookahead}];")
+            self.line(f"{keep.dtype.compute} {local}[{TARGET.lookahead}];")
             self.loop(last, ends)
             self.declared.clear()
             self.bounds(load.bounds)

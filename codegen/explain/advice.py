@@ -20,8 +20,8 @@ from codegen.ops.transforms import FACTOR, FOUR_STEPS
 from codegen.symbolic import expr
 from codegen.symbolic.estimate import largest
 from codegen.symbolic.expr import Expr
+from codegen.target import TARGET
 
-LARGE = 1 << 20  # bytes that a rank then has, on however many ranks
 AS_IT_IS = "{0} = {0}.relayout({1}) in the loop, if the copies take too much memory"
 LONG_PROGRAM, OFTEN = 2000, 64  # operations that take seconds to build, copies of one of them
 COMPILED_LOOP = (
@@ -43,7 +43,7 @@ def unrolled(graph: Module) -> tuple[Place, int] | None:
     if sum(1 for _ in walk(graph.body)) < LONG_PROGRAM or not often:
         return None
     line = often[0][1].line
-    return min(((place, n) for n, place in often if place.line == line), key=lambda at: at[1])
+    return min(((place, n) for n, place in often if place.line == line), key=lambda pair: pair[1])
 
 
 def _by_users(region: Region, library: frozenset[Place], inside: bool = False
@@ -61,7 +61,7 @@ def _by_users(region: Region, library: frozenset[Place], inside: bool = False
 
 def too_much(traffic: Traffic) -> bool:
     """Return whether an exchange gives every rank a large array whole."""
-    return bool(traffic.gathered) and most_bytes(traffic.result) > LARGE
+    return bool(traffic.gathered) and most_bytes(traffic.result) > TARGET.large_copy
 
 
 def most_bytes(size: Expr) -> int:
@@ -100,8 +100,8 @@ def remedy(
         return reads_all  # nobody wants it in parts
     products = [o for o in by if isinstance(o.what, MatMul)]
     for o in products:
-        if found := _partial_sums(o, value, gathered):
-            return found
+        if sums := _partial_sums(o, value, gathered):
+            return sums
     free = [d for d, entry in enumerate(whole) if not entry and value.type.shape[d] != 1
             and d not in gathered]
     if free and not products:

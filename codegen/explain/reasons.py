@@ -37,6 +37,7 @@ from codegen.ops import (
 from codegen.ops.rules import Traffic
 from codegen.symbolic import expr
 from codegen.symbolic.expr import to_json
+from codegen.target import TARGET
 from codegen.trace.assignment_targets import target_at
 
 if TYPE_CHECKING:
@@ -45,14 +46,14 @@ if TYPE_CHECKING:
 
 def tables(levels: Levels) -> dict[str, Any]:
     """Return three lists of rows, "arrays", "traffic" and "chosen", in the order of the program."""
-    found = Explained(levels.demands, levels.program)
+    explained = Explained(levels.demands, levels.program)
     sites = [x.site for x in walk_steps(levels.plan.steps)
              if isinstance(x, plan.Exchange) and x.boxes]
     rows = [
-        {"site": site, **found.exchange_row(x)}
-        for site, x in zip(sites, found.exchanges, strict=True)
+        {"site": site, **explained.exchange_row(x)}
+        for site, x in zip(sites, explained.exchanges, strict=True)
     ]
-    return {"arrays": found.array_rows(), "traffic": rows, "chosen": found.chosen()}
+    return {"arrays": explained.array_rows(), "traffic": rows, "chosen": explained.chosen()}
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ class Explained:
                         if (feed.name, name) not in seen}  # taken in one rank's view only
         for op in self.ops:
             carried = [*op.operands, *(v for inner in op.regions for v in inner.results)]
-            made = [self.demands.defs.get(v) for v in carried if op.regions]
-            self.before |= {d.result: d.operands[0] for d in made
+            definitions = [self.demands.defs.get(v) for v in carried if op.regions]
+            self.before |= {d.result: d.operands[0] for d in definitions
                             if d and isinstance(d.what, Relayout) and d.place == op.place}
             if isinstance(op.what, Loop):
                 for inner in op.regions:
@@ -127,9 +128,9 @@ class Explained:
         """Return rows for inputs, fields, variables, results; a name that stands twice with one
         type is one row."""
         rows: dict[Any, dict[str, Any]] = {}
-        what = {v: "state" if v in self.states else "input" if v in self.inputs else
+        kinds = {v: "state" if v in self.states else "input" if v in self.inputs else
                 "field" if v in self.fields else "variable" for v in self.names}
-        shown = [(self.names[v], v, w) for v, w in what.items()]
+        shown = [(self.names[v], v, w) for v, w in kinds.items()]
         shown += [(o.name, o.value, "result") for o in self.results]
         for name, value, kind in shown:
             key = (name, value.type)
@@ -144,16 +145,16 @@ class Explained:
         declared = self.inputs.get(value) or self.fields.get(value)
         place = op.place if op else declared.place if declared else None
         why, because = self.why(value)
-        made = self.demands.of.get(value)
+        demand = self.demands.of.get(value)
         size = expr.product(map(self.meter.cut, self.held(value))) * value.type.dtype.size
         if op is not None and op.what.is_view:
             size = expr.const(0)
             because += "; no memory: made where it is used"
-        elif made is not None and not made.made:
+        elif demand is not None and not demand.made:
             size = expr.const(0)
             because += "; nobody uses it"
-        elif made is not None and made.made[0] != home(value):
-            as_used = tuple(c.axes for c in made.made[0])
+        elif demand is not None and demand.made[0] != home(value):
+            as_used = tuple(c.axes for c in demand.made[0])
             if as_used != layout_of(value):
                 because += f"; made as it is used, {layout_text(as_used)}"
         return {
@@ -167,11 +168,12 @@ class Explained:
         """Return rows about what the compiler does before loops, and why: arrays laid out
         otherwise, products. They say what to try where it gathers arrays, or products are large;
         and where loops are unrolled, by it or by Python's range in a long program."""
-        rows = [_chosen(op.what.because, op.place, self.instead(op), self.copied(op) > advice.LARGE)
+        rows = [_chosen(op.what.because, op.place, self.instead(op),
+                        self.copied(op) > TARGET.large_copy)
                 for op in self.ops if isinstance(op.what, Relayout | MatMul) and op.what.because]
         rows += [_chosen(advice.UNROLLED, p, advice.ONE_EXTENT) for p in self.graph.unrolled]
-        if found := advice.unrolled(self.graph):
-            place, often = found
+        if repeated := advice.unrolled(self.graph):
+            place, often = repeated
             rows.append(_chosen(f"stands {often} times in the program, which is long to build",
                                 place, advice.COMPILED_LOOP))
         return rows
@@ -180,7 +182,7 @@ class Explained:
         """Return what to try where the compiler copies arrays before a loop, or makes a large
         product there; "" where nothing is to be done."""
         if isinstance(op.what, MatMul):
-            return advice.EACH_ITS_OWN if self.copied(op) > advice.LARGE else ""
+            return advice.EACH_ITS_OWN if self.copied(op) > TARGET.large_copy else ""
         if any(op.what.to):  # type: ignore[attr-defined]
             return ""
         name, _ = self.called(op.operands[0])
@@ -216,14 +218,14 @@ class Explained:
         name, place = self.called(source)
         return "follows", f"follows from {name}{f' (line {place.line})' if place else ''}"
 
-    def _why_input(self, given: Input) -> tuple[str, str]:
-        if given.origin == "given":
-            return "given", f"given at {_at(given.place)}"
-        if given.origin == "rules":
+    def _why_input(self, source: Input) -> tuple[str, str]:
+        if source.origin == "given":
+            return "given", f"given at {_at(source.place)}"
+        if source.origin == "rules":
             return "given", "given by the layout rules of the program"
-        if any(given.layout) and not self._is_anything_given():
+        if any(source.layout) and not self._is_anything_given():
             return "chosen", "chosen by size: it is the largest input, and no layout is named"
-        wanted = self.demands.wanted.get(given.value, {})
+        wanted = self.demands.wanted.get(source.value, {})
         for window, place in wanted.items():
             if any(c.axes for c in window) and place is not None:
                 return "chosen", f"chosen for its use in line {place.line}"
@@ -246,15 +248,15 @@ class Explained:
         """Return the operand that a result's layout comes from; None where there is none."""
         if isinstance(op.what, Loop | Branch):
             return self._carried(op, op.results.index(value))
-        if found := [v for v in self._parts(value) if not v.type.free]:
-            return next((v for v in found if layout_of(v) == layout_of(value)), found[0])
+        if parts := [v for v in self._parts(value) if not v.type.free]:
+            return next((v for v in parts if layout_of(v) == layout_of(value)), parts[0])
         arrays = [(k, v) for k, v in enumerate(op.operands) if v.type.ndim and not v.type.free]
         arrays.sort(key=lambda kv: kv[1] in self.before)  # what is carried follows from the others
-        given = [v.type for v in op.operands]
+        operands = [v.type for v in op.operands]
         plain = replace(value.type, layout=None)
         for k, v in arrays:
             without = replace(v.type, layout=((),) * v.type.ndim)
-            types = [*given[:k], without, *given[k + 1 :]]
+            types = [*operands[:k], without, *operands[k + 1 :]]
             if layout_propagation.laid_out(op.what, types, plain) != value.type:
                 return v
         return arrays[0][1] if arrays else None
@@ -276,9 +278,9 @@ class Explained:
         if isinstance(op.what, Branch):
             ends = [inner.results[k] for inner in op.regions]
         wanted = layout_of(op.results[k])
-        found = [self._first(v) for v in ends]
-        same = [v for v in found if layout_of(v) == wanted and not v.type.free]
-        return next(iter(same or found))
+        values = [self._first(v) for v in ends]
+        same = [v for v in values if layout_of(v) == wanted and not v.type.free]
+        return next(iter(same or values))
 
     def called(self, value: Value) -> tuple[str, Place | None]:
         """Return the name of the nearest array that has one, going back to what decides its
@@ -296,22 +298,22 @@ class Explained:
                 self._called[value] = "what is computed", op.place if op else None
                 break
             value = source
-        found = self._called[value]
-        self._called.update(dict.fromkeys(passed, found))
-        return found
+        name = self._called[value]
+        self._called.update(dict.fromkeys(passed, name))
+        return name
 
     # ---- exchanges -----------------------------------------------------------------------------
 
-    def exchange_row(self, found: ExchangeSite) -> dict[str, Any]:
-        op, what = found.op, found.op.what
-        assert isinstance(what, Exchange)
+    def exchange_row(self, site: ExchangeSite) -> dict[str, Any]:
+        op, kind = site.op, site.op.what
+        assert isinstance(kind, Exchange)
         traffic = self.meter.of(op)
         asked = any(isinstance(o.what, Relayout) for o in self.demands.by_place.get(op.place, ()))
         words = f"change of layout, {traffic.words}" if asked else traffic.words
         return {
-            "kind": traffic.kind, "words": words, "axes": list(what.axes),
+            "kind": traffic.kind, "words": words, "axes": list(kind.axes),
             "array": self.subject(op), "bytes": to_json(traffic.bytes),
-            "often": self._often(found), "place": place_row(op.place),
+            "often": self._often(site), "place": place_row(op.place),
             "advice": self.advice(op, traffic),
         }
 
@@ -321,8 +323,8 @@ class Explained:
         if value is None or op.place is None or not advice.too_much(traffic):
             return None
         name = self.subject(op)
-        found = advice.remedy(self.demands, op, value, name or "the operand", traffic.gathered)
-        if found is None:
+        remedy = advice.remedy(self.demands, op, value, name or "the operand", traffic.gathered)
+        if remedy is None:
             return None
         size = traffic.result
         amount = f"{size.value / 2**20:.1f} MiB, on however many ranks" if size.is_const else (
@@ -330,7 +332,7 @@ class Explained:
         return {
             "message": f"every rank gets all of {name or 'an intermediate result'}: {amount}",
             "layout": f"{layout_text(layout_of(value))}, {self.why(value)[1]}",
-            "try": found,
+            "try": remedy,
         }
 
     def subject(self, op: Op) -> str:
@@ -345,10 +347,10 @@ class Explained:
         return named[0] if named else ""
 
 
-    def _often(self, found: ExchangeSite) -> str:
+    def _often(self, site: ExchangeSite) -> str:
         """Return in words how often an exchange happens."""
         entries = self.program.entry_branch
-        around = [op for op in found.around if op is not entries]
+        around = [op for op in site.around if op is not entries]
         loops = [str(op.place.line) for op in around if isinstance(op.what, Loop) and op.place]
         branches = [op.place.line for op in around if isinstance(op.what, Branch) and op.place]
         text = "once"
@@ -357,22 +359,22 @@ class Explained:
             text = f"per turn of the loop{several} in line{several} {', '.join(loops)}"
         if branches:
             text += f", in the branch in line {branches[-1]}"
-        if entries is not None and entries in found.around:
+        if entries is not None and entries in site.around:
             arms = zip(self.program.entries, self.program.bodies, strict=True)
             text += ", in " + next(e.name for e, arm in arms
-                                   if any(op is found.op for op in walk(arm)))
+                                   if any(op is site.op for op in walk(arm)))
         return text
 
 
 def _of_entries(graph: Module) -> dict[Value, Value]:
     """Return, by the result of the branch between entries, the value that an entry's own arm
     makes."""
-    branch, found = graph.entry_branch, dict[Value, Value]()
+    branch, values = graph.entry_branch, dict[Value, Value]()
     for entry, arm in zip(graph.entries, graph.bodies):
-        given = [graph.outputs[k].value for k in entry.outputs]
-        found |= {v: arm.results[branch.results.index(v)] for v in given
+        outputs = [graph.outputs[k].value for k in entry.outputs]
+        values |= {v: arm.results[branch.results.index(v)] for v in outputs
                   if branch is not None and v in branch.results}
-    return found
+    return values
 
 
 def _chosen(message: str, place: Place | None, remedy: str, costs: bool = True) -> dict[str, Any]:

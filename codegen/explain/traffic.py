@@ -38,20 +38,20 @@ class Meter:
         return self._of_blocks(e, -1)
 
     def _of_blocks(self, e: Expr, sign: int) -> Expr:
-        found = block_laws.evened(unclipped(e) if sign > 0 else e, sign)
-        found = _touched(found) if sign > 0 else found
-        return _bound(e, sign) if _gone(found) else found
+        bound = block_laws.evened(unclipped(e) if sign > 0 else e, sign)
+        bound = _touched(bound) if sign > 0 else bound
+        return _bound(e, sign) if _gone(bound) else bound
 
     def cut(self, c: Cut) -> Expr:
         """Return the extent of a Cut on the rank that has most."""
         if c.interval is not None or not c.axes:
             low, high = c.bounds(self.mesh)
             return self.most(high - low)
-        found = c.most - c.least + expr.begin(1, c.extent, self.mesh.size(c.axes))
+        extent = c.most - c.least + expr.begin(1, c.extent, self.mesh.size(c.axes))
         if abs(c.step) != 1:
-            found = -((-found) // abs(c.step))
+            extent = -((-extent) // abs(c.step))
         limit = c.last - c.first
-        return found if c.open or limit == c.extent else expr.minimum(found, limit)
+        return extent if c.open or limit == c.extent else expr.minimum(extent, limit)
 
     def volume(self, shape: Sequence[Expr]) -> Expr:
         try:
@@ -67,8 +67,8 @@ class Meter:
         return op.what.traffic(op, self)
 
     def result(self, op: Op) -> Expr:
-        made = op.result.type
-        return self.volume(made.shape) * made.dtype.size
+        result = op.result.type
+        return self.volume(result.shape) * result.dtype.size
 
     def whole(self, words: str, op: Op) -> Traffic:
         """Return the traffic of an exchange in which all that a rank has afterwards comes from
@@ -80,8 +80,8 @@ class Meter:
         """Return the traffic of a fold. cut: dims of which a rank keeps a part."""
         combined = _COMBINED.get(fn, f"'{fn}'")
         into = f" into blocks of {_dims(cut)}" if cut else ""
-        given = op.operands[0].type
-        bytes_ = self.volume(given.shape) * given.dtype.size
+        operand = op.operands[0].type
+        bytes_ = self.volume(operand.shape) * operand.dtype.size
         return Traffic(words, f"{words} of {combined}{into}", bytes_, self.result(op))
 
     def moved(self, op: Op, have: Bounds, want: Bounds, flow: str) -> Traffic:
@@ -89,33 +89,33 @@ class Meter:
         that a rank has already."""
         ndim = op.result.type.ndim
         dims = list(zip(each(have, ndim), each(want, ndim), strict=True))
-        split = [d for d, (given, part) in enumerate(dims) if given is None and part is not None]
+        split = [d for d, (cut, part) in enumerate(dims) if cut is None and part is not None]
         if flow == "from_root":
             return self.whole("scatter" if split else "broadcast", op)
         shape, size = op.result.type.shape, op.result.type.dtype.size
         word = "gather" if flow == "to_root" else "all-gather"
-        found, rest = {}, []
-        for d, (given, part) in enumerate(dims):
-            if given is None or given == part:
+        dims_of, rest = {}, []
+        for d, (cut, part) in enumerate(dims):
+            if cut is None or cut == part:
                 rest.append(part[1] - part[0] if part else shape[d])
             elif part is None:
-                own = self.least(given[1] - given[0])
-                found[d] = word, f"{word} along {{}}", self.most(shape[d]), own
+                own = self.least(cut[1] - cut[0])
+                dims_of[d] = word, f"{word} along {{}}", self.most(shape[d]), own
             else:
-                found[d] = self.dim(d, given, part, ndim)
-        kinds = list(dict.fromkeys(kind for kind, _, _, _ in found.values()))
+                dims_of[d] = self.dim(d, cut, part, ndim)
+        kinds = list(dict.fromkeys(kind for kind, _, _, _ in dims_of.values()))
         same: dict[str, list[int]] = {}
-        for d, (_, text, _, _) in found.items():
+        for d, (_, text, _, _) in dims_of.items():
             same.setdefault(text, []).append(d)
         kind = kinds[0] if len(kinds) == 1 else "change of layout"
         words = " and ".join(text.format(_dims(some)) for text, some in same.items())
         others = self.volume(rest) * size
-        result = expr.product(total for _, _, total, _ in found.values()) * others
-        mine = expr.product(own for _, _, _, own in found.values()) * others
+        result = expr.product(total for _, _, total, _ in dims_of.values()) * others
+        mine = expr.product(own for _, _, _, own in dims_of.values()) * others
         if split:
-            words = f"all-to-all: {_dims(split)} is split instead of {_dims([*found])}"
+            words = f"all-to-all: {_dims(split)} is split instead of {_dims([*dims_of])}"
             return Traffic("all-to-all", words, result - mine, result)
-        gathered = tuple(d for d, (of, _, total, _) in found.items()
+        gathered = tuple(d for d, (of, _, total, _) in dims_of.items()
                          if of in ("all-gather", "gather", "broadcast") and total != 1)
         return Traffic(kind, words, result - mine, result, gathered)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isqrt
 
 from codegen.graph.clone import said_with
 from codegen.graph.counted_loop import CountedLoop
@@ -21,8 +22,9 @@ from codegen.library_routines import LETTERS
 from codegen.ops import Full, Loop, Map, MatMul, Relayout, Reshape, Slice, Update
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
+from codegen.target import TARGET
 
-BLOCK = 128  # rows of a block, about: what is gathered of it stays in a core's cache
+BLOCK = isqrt(TARGET.reused // 8)  # rows, about: of a square block of float64
 BLOCKS = 4  # of fewer it is not worth the words
 
 ZERO, ONE = expr.const(0), expr.const(1)

@@ -12,8 +12,7 @@ from codegen.ir.graph import Module, Op, Use, Value
 from codegen.ir.plan import Buffer, Plan
 from codegen.ops.control import Control
 from codegen.ops.sources import Const
-
-LINE = 64  # bytes on which a constant begins, as caches and vectors have them
+from codegen.target import TARGET
 
 
 def image_constants(program: Module) -> Iterator[Value]:
@@ -42,6 +41,6 @@ def constant_places(plan: Plan) -> Iterator[tuple[Buffer, int]]:
     """Yield each constant, and the byte of section .spmd.constants at which it begins."""
     end = 0
     for constant in plan.constants:
-        begin = -(-end // LINE) * LINE
+        begin = -(-end // TARGET.line) * TARGET.line
         yield constant, begin
         end = begin + constant.data.nbytes

@@ -14,8 +14,7 @@ from codegen.graph.rewriter import Rewriter
 from codegen.ir.cuts import layout_of
 from codegen.ir.graph import Module, Op, Shape, Value
 from codegen.ops import Full, Map, Reshape, Slice, Update
-
-DEEPEST = 40  # ops in one expression that are written again
+from codegen.target import TARGET
 
 
 def keep_row_dims(graph: Module) -> Module:
@@ -47,7 +46,8 @@ class _KeepRowDims(Rewriter):
         by = self.defs.get(row)
         copied = by is not None and isinstance(by.what, Reshape)  # p[-1, :] = p[-2, :]
         computed = regions.get(row) is regions[update.result] and self.expands(row, 1)
-        return alike and (copied or computed) and self.has_row(row, value.type.shape, DEEPEST)
+        return alike and (copied or computed) and self.has_row(row, value.type.shape,
+                                                                   TARGET.deepest_expression)
 
     def expands(self, value: Value, depth: int) -> bool:
         """Return whether an elementwise op has one use, so that computing it in another shape
@@ -68,7 +68,9 @@ class _KeepRowDims(Rewriter):
         return (row is not None and isinstance(row.what, Slice)
                 and row.result.type.shape == shape)
 
-    def with_dims(self, value: Value, shape: Shape, depth: int = DEEPEST) -> Value:
+    def with_dims(
+        self, value: Value, shape: Shape, depth: int = TARGET.deepest_expression
+    ) -> Value:
         """Return an expression's value in another shape with the same elements, its operands
         reshaped first."""
         op = self.defs.get(value)

@@ -16,9 +16,9 @@ from codegen.graph.rewriter import Rewriter
 from codegen.ir.graph import Module, Op, Region, Shape, Value
 from codegen.ops import Full, Kind, Map, MatMul, Reduce, Relayout, Slice, Update
 from codegen.symbolic import expr
+from codegen.target import TARGET
 
 THIN = 16  # elements of a dim that an update may leave alone
-LONGEST = 40  # ops that are written again for every piece
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class _SplitAtEdges(Rewriter):
         box, size = _box_of(by[0]), self.size(value)
         if box is None or not _is_thin(value.type.shape, box):
             return None
-        if size > LONGEST or self.has_sums(op):
+        if size > TARGET.deepest_expression or self.has_sums(op):
             return None
         if not self.absorbed(value, _Pieces({box: value}, size)):
             return None
@@ -112,7 +112,7 @@ class _SplitAtEdges(Rewriter):
         if not operands or any(p.of.keys() != operands[0].of.keys() for p in operands):
             return None
         size = 1 + sum(p.size for p in operands) + sum(map(self.size, op.operands))
-        if size > LONGEST or self.has_sums(op):
+        if size > TARGET.deepest_expression or self.has_sums(op):
             return None
         return _Pieces({box: self.again(op, box) for box in operands[0].of}, size)
 

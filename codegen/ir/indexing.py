@@ -14,6 +14,7 @@ from codegen.ir.graph import Shape
 from codegen.ir.plan import Apply, Bound, Integer, Literal, Load, M, Node, Var
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
+from codegen.target import TARGET
 
 Index = tuple[Expr, ...]
 
@@ -170,7 +171,6 @@ def loads(node: Node[M]) -> Iterator[Load[M]]:
     return (n for n in leaves(node) if isinstance(n, Load))
 
 
-SHORT = 16  # elements of a row that is not worth a loop of its own
 ROWS = 8  # that may lie between what is read and what is written
 
 
@@ -186,7 +186,7 @@ def rows_kept(
     kept = 0
     upwards = any(k < 0 for k in step[:1])  # rows are written last to first
     row = expr.product(shape[1:])
-    short = row.is_const and row.value < SHORT
+    short = row.is_const and row.value < TARGET.short_loop
     for load in loads(node):
         if load.buffer is not source or (load.offset == target and not load.bounds):
             continue

@@ -19,11 +19,8 @@ from codegen.mesh import Mesh
 from codegen.ops import Branch, Exchange, Fold, Loop, Move
 from codegen.ops.group import each
 from codegen.symbolic.expr import Expr, Sym
+from codegen.target import TARGET
 
-OP = 3e-9  # seconds: what an op costs beside its elements
-STEP = 0.125e-9  # seconds for one operation on one element, as with vectors of 4 at 2 GHz
-MEET = 0.7e-6  # seconds for two ranks to exchange a few bytes
-BYTE = 1 / 4e9  # that comes from another rank
 SAMPLED = 4  # ranks of a mesh that are looked at, along an axis
 MOST_POINTS = 16  # at which a loop nest is looked at
 
@@ -48,13 +45,13 @@ class Unknown(Exception):
 
 def meeting(ranks: int) -> float:
     """Return the seconds that a short exchange between so many ranks takes."""
-    return MEET * (1 + log2(ranks)) / 2 if ranks > 1 else 0.0
+    return TARGET.exchange_seconds * (1 + log2(ranks)) / 2 if ranks > 1 else 0.0
 
 
 def gathering(ranks: int, amount: int) -> float:
     """Return the seconds for an exchange of so many bytes, in which every rank gets what it
     lacks."""
-    return meeting(ranks) + amount * (1 - 1 / ranks) * BYTE if ranks > 1 else 0.0
+    return meeting(ranks) + amount * (1 - 1 / ranks) * TARGET.byte_seconds if ranks > 1 else 0.0
 
 
 class Costs:
@@ -100,7 +97,8 @@ class Costs:
             elif op.what.is_view:
                 continue
             else:
-                more = [OP + STEP * steps for steps in self.steps(op, ranks)]
+                more = [TARGET.op_seconds + TARGET.element_seconds * steps
+                        for steps in self.steps(op, ranks)]
             spent = [a + b for a, b in zip(spent, more, strict=True)]
         return spent
 
@@ -110,15 +108,15 @@ class Costs:
             self.work[op] = _AtRank(_longest, tuple(map(tuple, op.what.work(op))))
         return list(map(self.work[op], ranks))
 
-    def exchange(self, op: Op, what: Exchange, ranks: Sequence[Mapping[str, int]]) -> float:
-        seconds = meeting(prod(self.sizes[a] for a in what.axes))
-        if seconds and op.results and not what.in_place:
-            given = op.operands[0] if isinstance(what, Fold) else op.results[0]
+    def exchange(self, op: Op, kind: Exchange, ranks: Sequence[Mapping[str, int]]) -> float:
+        seconds = meeting(prod(self.sizes[a] for a in kind.axes))
+        if seconds and op.results and not kind.in_place:
+            sent = op.operands[0] if isinstance(kind, Fold) else op.results[0]
             if op not in self.work:
-                self.work[op] = _AtRank(_longest, (given.type.shape,))
+                self.work[op] = _AtRank(_longest, (sent.type.shape,))
             least = min(map(self.work[op], ranks))  # that all of them get
-            own = min(map(self.owned(op, what), ranks)) if isinstance(what, Move) else 0
-            seconds += max(0, least - own) * given.type.dtype.size * BYTE
+            own = min(map(self.owned(op, kind), ranks)) if isinstance(kind, Move) else 0
+            seconds += max(0, least - own) * sent.type.dtype.size * TARGET.byte_seconds
         origin = self.origins.get(op.results[0]) if op.results else None
         for cost in self.around:
             cost.exchanges += self.often
@@ -127,37 +125,37 @@ class Costs:
                 cost.fetching[origin] += self.often * seconds
         return seconds
 
-    def owned(self, op: Op, what: Move) -> _AtRank:
+    def owned(self, op: Op, kind: Move) -> _AtRank:
         if op not in self.own:
             shapes = [v.type.shape for v in (*op.operands, op.result)]
-            self.own[op] = _AtRank(partial(_own, op, what), (*shapes, tuple(what.exprs())))
+            self.own[op] = _AtRank(partial(_own, op, kind), (*shapes, tuple(kind.exprs())))
         return self.own[op]
 
-    def loop(self, op: Op, what: Loop, ranks: Sequence[Mapping[str, int]]) -> list[float]:
+    def loop(self, op: Op, kind: Loop, ranks: Sequence[Mapping[str, int]]) -> list[float]:
         """Return the seconds of a loop on each rank, from one turn in the middle, or from two where
         the body depends on the counter."""
         body = op.regions[-1]
-        if what.counter is None or what.stop is None or len(op.regions) > 1:
+        if kind.counter is None or kind.stop is None or len(op.regions) > 1:
             return self.region(body, ranks)  # one turn of nobody knows how many
         try:
-            firsts = [_value(what.start, rank) for rank in ranks]
-            steps = [_value(what.step, rank) or 1 for rank in ranks]
-            lasts = [_value(what.stop, rank) for rank in ranks]
+            firsts = [_value(kind.start, rank) for rank in ranks]
+            steps = [_value(kind.step, rank) or 1 for rank in ranks]
+            lasts = [_value(kind.stop, rank) for rank in ranks]
         except Unknown:
-            counted = {what.counter.name: 0}
+            counted = {kind.counter.name: 0}
             return self.region(body, [{**rank, **counted} for rank in ranks])
         turns = [max(0, -((a - b) // s)) for a, b, s in zip(firsts, lasts, steps, strict=True)]
-        cost = self.loops.setdefault(what.counter, Cost())
-        two = self.samples < MOST_POINTS and what.counter in free_counters(body)
+        cost = self.loops.setdefault(kind.counter, Cost())
+        two = self.samples < MOST_POINTS and kind.counter in free_counters(body)
         parts = (1, 3) if two else (2,)
         outer, self.often = self.often, self.often * max(turns) / len(parts)
         self.samples *= len(parts)
         self.around.append(cost)
         spent = [0.0] * len(ranks)
         for part in parts:
-            at = [{**rank, what.counter.name: a + s * (n * part // 4)}
+            in_turn = [{**rank, kind.counter.name: a + s * (n * part // 4)}
                   for rank, a, s, n in zip(ranks, firsts, steps, turns, strict=True)]
-            once = self.region(body, at)
+            once = self.region(body, in_turn)
             spent = [t + n * s / len(parts) for t, n, s in zip(spent, turns, once, strict=True)]
         self.around.pop()
         self.samples //= len(parts)
@@ -171,16 +169,18 @@ class _AtRank:
     """A number that follows from formulas at a rank, computed once for all values of their
     symbols."""
 
-    def __init__(self, of: Callable[[Formulas, Mapping[str, int]], int], what: Formulas) -> None:
-        self.of, self.what = of, what
-        self.names = {s.name for some in what for e in some for s in e.symbols()}
+    def __init__(
+        self, number: Callable[[Formulas, Mapping[str, int]], int], formulas: Formulas
+    ) -> None:
+        self.number, self.formulas = number, formulas
+        self.names = {s.name for some in formulas for e in some for s in e.symbols()}
         self.known: dict[tuple[int | None, ...], int] = {}
 
     def __call__(self, rank: Mapping[str, int]) -> int:
-        at = tuple(map(rank.get, self.names))
-        if at not in self.known:
-            self.known[at] = self.of(self.what, rank)
-        return self.known[at]
+        values = tuple(map(rank.get, self.names))
+        if values not in self.known:
+            self.known[values] = self.number(self.formulas, rank)
+        return self.known[values]
 
 
 def _longest(loops: Formulas, rank: Mapping[str, int]) -> int:
@@ -190,25 +190,25 @@ def _longest(loops: Formulas, rank: Mapping[str, int]) -> int:
 
 def a_few_and_many(mesh: Mesh) -> list[dict[str, int]]:
     """Return sizes of a small mesh and of a larger one."""
-    found = []
-    for few, many in ((2, 1), (16, 4)):
+    meshes = []
+    for few, many in (TARGET.few_ranks, TARGET.many_ranks):
         free = [a.name for a in mesh.axes if a.fixed is None]
         sizes = {a.name: a.fixed or 1 for a in mesh.axes}
         for k, name in enumerate(free):
             sizes[name] = few if k == 0 else many
-        found.append(sizes)
-    return found
+        meshes.append(sizes)
+    return meshes
 
 
 def _ranks(mesh: Mesh, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield the values of symbols on ranks of the mesh: all of a small one, some of a large one."""
-    given = {s.name: n for a, n in sizes.items() for s in (mesh.axis(a).size_sym,)}
+    counts = {s.name: n for a, n in sizes.items() for s in (mesh.axis(a).size_sym,)}
     along = [
         range(n) if n <= SAMPLED else sorted({k * (n - 1) // (SAMPLED - 1) for k in range(SAMPLED)})
         for n in (sizes[a.name] for a in mesh.axes)
     ]
     for coords in product(*along):
-        yield given | {a.coord_sym.name: k for a, k in zip(mesh.axes, coords, strict=True)}
+        yield counts | {a.coord_sym.name: k for a, k in zip(mesh.axes, coords, strict=True)}
 
 
 def _volume(extents: Sequence[Expr], rank: Mapping[str, int]) -> int:
@@ -218,14 +218,14 @@ def _volume(extents: Sequence[Expr], rank: Mapping[str, int]) -> int:
         return 1
 
 
-def _own(op: Op, what: Move, _: Formulas, rank: Mapping[str, int]) -> int:
+def _own(op: Op, kind: Move, _: Formulas, rank: Mapping[str, int]) -> int:
     """Return the number of elements that a rank gets and holds itself already."""
-    (x,), made, total = op.operands, op.result.type, 1
-    bounds = each(what.have, made.ndim), each(what.want, made.ndim)
+    (x,), result, total = op.operands, op.result.type, 1
+    bounds = each(kind.have, result.ndim), each(kind.want, result.ndim)
     try:
         for d, (have, want) in enumerate(zip(*bounds, strict=True)):
             if have is None or want is None:
-                total *= _value((made if have is None else x.type).shape[d], rank)
+                total *= _value((result if have is None else x.type).shape[d], rank)
             else:
                 low, high = ([_value(e, rank) for e in ends] for ends in zip(have, want))
                 total *= max(0, min(high) - max(low))

@@ -61,8 +61,8 @@ class Demands:
             if isinstance(op.what, Roll) and not self.rules.goes_on(op.operands[0], op.what.dim):
                 self.cut_short.add(op.operands[0])
         for o in graph.outputs:
-            made = self.defs.get(o.value)
-            self.want(o.value, cuts.blocks(o.shape, o.layout), made.place if made else None)
+            source = self.defs.get(o.value)
+            self.want(o.value, cuts.blocks(o.shape, o.layout), source.place if source else None)
         self.region(graph.body)
         for value in self.inputs:
             if graph.entries:  # each entry fetches for itself
@@ -85,11 +85,11 @@ class Demands:
     @cached_property
     def by_place(self) -> dict[Place | None, list[Op]]:
         """The ops on global arrays that are no views, by their places in the source."""
-        found: dict[Place | None, list[Op]] = {}
+        places: dict[Place | None, list[Op]] = {}
         for op in self.defs.values():
             if not op.what.is_view:
-                found.setdefault(op.place, []).append(op)
-        return found
+                places.setdefault(op.place, []).append(op)
+        return places
 
     # ---- backwards -------------------------------------------------------------------------------
 
@@ -107,8 +107,8 @@ class Demands:
             return
         if relaid and any(b.axes and c != b for c, b in zip(window, home(value), strict=True)):
             self.from_home.add(value)
-        at = self.begins.get(value, 0)
-        late = {s for s in cuts.symbols(window) if self.begins.get(s, 0) > at}
+        begin = self.begins.get(value, 0)
+        late = {s for s in cuts.symbols(window) if self.begins.get(s, 0) > begin}
         if late:
             wide = self.of_all_turns(value, window, late)
             if wide is None:
@@ -171,28 +171,28 @@ class Demands:
             return
         for value in op.results:
             self.settle(value, op)
-        what = op.what
-        if isinstance(what, ShardMap):
-            for operand, layout in zip(op.operands, what.in_layouts, strict=True):
+        kind = op.what
+        if isinstance(kind, ShardMap):
+            for operand, layout in zip(op.operands, kind.in_layouts, strict=True):
                 self.want(operand, cuts.blocks(operand.type.shape, layout), op.place)
             for value in free_values(op.regions[0]):
                 self.want(value, home(value), op.place)
         elif op is self.graph.entry_branch:
             self.entries(op)
-        elif isinstance(what, Loop | Branch):
+        elif isinstance(kind, Loop | Branch):
             for inner in op.regions:
                 self.inner(op, inner)
             for operand in op.operands:
                 self.want(operand, home(operand), op.place)
-        elif isinstance(what, Send):
-            for operand, layout in zip(op.operands, what.layouts, strict=True):
+        elif isinstance(kind, Send):
+            for operand, layout in zip(op.operands, kind.layouts, strict=True):
                 self.want(operand, cuts.blocks(operand.type.shape, layout), op.place)
-        elif what.at_home:
+        elif kind.at_home:
             for operand in op.operands:
                 self.want(operand, home(operand), op.place)
         else:
             # all that an op makes is of one batch: what its first result needs is what all need
-            relaid = isinstance(what, Relayout) and what.asked
+            relaid = isinstance(kind, Relayout) and kind.asked
             for window in self.of[op.results[0]].made:
                 self.want_operands(op, window, op.place, relaid)
 
@@ -219,8 +219,8 @@ class Demands:
         """Sums that are added to each other are added first and reduced once."""
         axes: dict[Value, tuple[str, ...]] = {}
         for op in region.ops:
-            what = op.what
-            if isinstance(what, Loop | Branch):
+            kind = op.what
+            if isinstance(kind, Loop | Branch):
                 for inner in op.regions:
                     self.sums(inner)
                 continue
@@ -228,7 +228,7 @@ class Demands:
             if demand is None or len(demand.made) != 1:
                 continue
             axes[op.result] = self.rules.summed(op, demand.made[0])
-            if isinstance(what, Map) and what.fn in ("add", "sub"):
+            if isinstance(kind, Map) and kind.fn in ("add", "sub"):
                 a, b = (self.turned(v) for v in op.operands)
                 if a and b and axes.get(a) and axes.get(a) == axes.get(b):
                     axes[op.result] = self.rules.partial[op.result] = axes[a]
@@ -258,10 +258,10 @@ class Demands:
         if not held and not wanted and value not in self.from_home:
             return  # nobody uses it
         if not held and value not in self.from_home:
-            one = cuts.gather(list(wanted)) if _in_one(op) else list(wanted)
-            if len(one) == 1 or all(cuts.inside(w, one[0]) for w in one):
-                demand.made = one[:1]
-                demand.of = dict.fromkeys((*wanted, *self.in_turns.get(value, ())), one[0])
+            joined = cuts.gather(list(wanted)) if _in_one(op) else list(wanted)
+            if len(joined) == 1 or all(cuts.inside(w, joined[0]) for w in joined):
+                demand.made = joined[:1]
+                demand.of = dict.fromkeys((*wanted, *self.in_turns.get(value, ())), joined[0])
                 return
         demand.made = [blocks]
         outside = [w for w in wanted if not cuts.inside(w, blocks)]

@@ -31,10 +31,10 @@ def moves_less(demands: Demands, op: Op, wanted: Iterable[Window]) -> bool:
     if None in result or not any(result):
         return False
     pure = all(_is_shifted(w, home(value)) for w in windows)
-    made = [work.of_operands(op, w) for w in windows]
-    if None in made or not (pure or work.labours):
+    recomputed = [work.of_operands(op, w) for w in windows]
+    if None in recomputed or not (pure or work.labours):
         return False
-    return sum(b for b in result if b is not None) < sum(b for b in made if b is not None)
+    return sum(b for b in result if b is not None) < sum(b for b in recomputed if b is not None)
 
 
 def _is_shifted(window: Window, blocks: Window) -> bool:
@@ -94,8 +94,9 @@ class _Moved:
         if fetched == 0 or op is None or op.what.held or isinstance(op.what, Loop | Branch) or (
                 len(op.results) != 1):
             return fetched
-        made = self.of_operands(op, window)
-        return fetched if made is None or (fetched is not None and fetched < made) else made
+        recomputed = self.of_operands(op, window)
+        fetches = recomputed is None or (fetched is not None and fetched < recomputed)
+        return fetched if fetches else recomputed
 
 
 def _beyond(cut: Cut, block: Cut) -> int | None:

@@ -1,52 +1,51 @@
 """Hoisting of exchanges: what turns fetch in bits is gathered once before the loop: s += a[i, i].
 
-Goes in: a Split (a Graph with its Demands and Program) and a function that partitions a Graph.
-Comes out: the same, or the Split of a Graph where ranks first pick what the turns read out of
-their own rows, without exchange, and then exchange all of it in one step before the loop.
+Goes in: a Split (a Graph with its Demands and Program). Comes out: a form of the Graph where ranks
+first pick what the turns read out of their own rows, without exchange, and then exchange all of it
+in one step before the loop.
 Always holds: the array is not written in the loop; all parts are few bytes of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from codegen.graph.builder import Builder, bytes_of
 from codegen.ir import cuts
 from codegen.ir.cuts import home, layout_of
 from codegen.ir.fresh import Fresh
-from codegen.ir.graph import ArrayType, Module, Op, Region, Value, walk
-from codegen.layouts.costs import gathering, meeting
+from codegen.ir.graph import ArrayType, Op, Region, Value, walk
+from codegen.layouts.costs import meeting
 from codegen.layouts.demands import Demands, Split
+from codegen.layouts.search import Candidate, LayoutSearch
 from codegen.ops import Full, Loop, Relayout, ShardMap, Slice, Update
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
+from codegen.target import TARGET
 
 ARRAY_LEAST = 4  # times the bytes of all parts: of a smaller array much would be fetched
-ROOM = 32 << 20  # bytes of all parts
-PICK = 10e-9  # seconds: to pick one out of a rank's rows
-GAIN = 0.1e-3  # seconds: for less nothing is fetched before a loop
-RANKS = 2  # for which it pays: with more, each exchange takes longer
 
 
-def gather_before_loop(split: Split, again: Callable[[Module], Split]) -> Split:
-    """Return the Split with such fetches moved before their loops, or the given one if there are
-    none. `again` partitions a Graph anew."""
+def gather_before_loop(split: Split, search: LayoutSearch) -> Iterator[Candidate]:
+    """Offer the Graph with such fetches moved before their loops, if it has some."""
     demands, _ = split
     work = _Rewrite(demands)
     body = work.region(demands.graph.body, 1)
-    return again(demands.graph.with_body(body)) if work.found else split
+    if work.loops:
+        yield Candidate(demands.graph.with_body(body), loops=frozenset(work.loops))
 
 
 class _Rewrite(Builder):
-    """Moves fetches of single elements before their loops; `found` says that there were some."""
+    """Moves fetches of single elements before their loops. loops: the counters of these loops, and
+    of those that pick the elements."""
 
     def __init__(self, demands: Demands) -> None:
         super().__init__()
         self.demands, graph = demands, demands.graph
         counters = [c for op in walk(graph.body) if (c := op.what.counts()) is not None]
         self.fresh = Fresh([*(c.name for c in counters), *(s.name for s in graph.scalars)])
-        self.found = False
+        self.loops: set[Sym] = set()
 
     def region(self, region: Region, times: int) -> Region:
         """Return a region with its loops rewritten. `times` estimates how often the region runs."""
@@ -63,7 +62,7 @@ class _Rewrite(Builder):
                 ops.append(op)
         return region.with_ops(ops)
 
-    def loop(self, op: Op, what: Loop, turns: int, times: int) -> Op:
+    def loop(self, op: Op, kind: Loop, turns: int, times: int) -> Op:
         """Return a loop whose turns read the elements that were gathered before it."""
         (body,) = op.regions
         inside = {*body.args, *(v for o in body.ops for v in o.results)}
@@ -73,30 +72,29 @@ class _Rewrite(Builder):
         for o in body.ops:
             if isinstance(o.what, Slice) and o.operands[0] not in inside:
                 key = o.operands[0], o.what
-                dim = all_parts[key][1] if key in all_parts else self.along(o, o.what, what)
+                dim = all_parts[key][1] if key in all_parts else self.along(o, o.what, kind)
                 if (dim is not None and not any(_symbols(o.what) & {c} for c in computed if c)
                         and self.pays(o, dim, turns, times)):
                     if key not in all_parts:
-                        all_parts[key] = self.parts(o, o.what, what, dim), dim
-                    at = [expr.const(0)] * len(o.what.start)
-                    at[dim] = o.what.start[dim]
-                    o = replace(o, what=Slice(tuple(at), (1,) * len(at), o.what.shape),
+                        all_parts[key] = self.parts(o, o.what, kind, dim), dim
+                    start = [expr.const(0)] * len(o.what.start)
+                    start[dim] = o.what.start[dim]
+                    o = replace(o, what=Slice(tuple(start), (1,) * len(start), o.what.shape),
                                 operands=(all_parts[key][0],))
             new.append(o)
         if not all_parts:
             return op
-        self.found = True
         return replace(op, regions=(body.with_ops(new),))
 
-    def along(self, op: Op, what: Slice, loop: Loop) -> int | None:
+    def along(self, op: Op, kind: Slice, loop: Loop) -> int | None:
         """Return the split dim along which each turn reads another single element and fetches it
         from other ranks; None for any other slice."""
-        array, shape = op.operands[0], what.shape
+        array, shape = op.operands[0], kind.shape
         split = [d for d, entry in enumerate(layout_of(array)) if entry]
         if len(split) != 1 or loop.counter is None or not all(e.is_const for e in shape):
             return None
         (dim,) = split
-        slope, rest = expr.linear_in(what.start[dim], loop.counter)
+        slope, rest = expr.linear_in(kind.start[dim], loop.counter)
         apart = slope is not None and slope.is_const and slope != 0
         if not apart or shape[dim] != 1 or loop.counter in rest.symbols():
             return None
@@ -107,16 +105,15 @@ class _Rewrite(Builder):
 
     def pays(self, op: Op, dim: int, turns: int, times: int) -> bool:
         array = op.operands[0]
-        amount, one = bytes_of(array), bytes_of(op.result)
+        amount, element = bytes_of(array), bytes_of(op.result)
         extent = array.type.shape[dim]
-        if amount is None or one is None:
+        if amount is None or element is None:
             return False
-        all_parts = one * extent.value
-        spent = gathering(RANKS, all_parts) + turns * PICK
-        return (ARRAY_LEAST * all_parts <= amount and all_parts <= ROOM
-                and times * (turns * meeting(RANKS) - spent) > GAIN)
+        all_parts = element * extent.value
+        return (ARRAY_LEAST * all_parts <= amount and all_parts <= TARGET.most_copied
+                and times * turns * meeting(TARGET.few_ranks[0]) > TARGET.least_gain)
 
-    def parts(self, op: Op, what: Slice, loop: Loop, dim: int) -> Value:
+    def parts(self, op: Op, kind: Slice, loop: Loop, dim: int) -> Value:
         """Emit a loop that collects the elements of all turns, and a gather that gives them to
         every rank. Return the gathered array; element k along `dim` is the one that the slice takes
         at position k."""
@@ -124,23 +121,24 @@ class _Rewrite(Builder):
         (array,), self.place, self.name = op.operands, op.place, op.result.name
         counter = loop.counter
         twin = Sym(self.fresh.name(counter.name), "counter", counter.lo, counter.hi)
-        start = tuple(e.subst({counter: expr.from_atom(twin)}) for e in what.start)
-        shape = list(what.shape)
+        self.loops |= {counter, twin}
+        start = tuple(e.subst({counter: expr.from_atom(twin)}) for e in kind.start)
+        shape = list(kind.shape)
         shape[dim] = array.type.shape[dim]
         layout = tuple(e if d == dim else () for d, e in enumerate(layout_of(array)))
         t = ArrayType(array.type.dtype, tuple(shape), layout)
-        blank, before, after, made = (Value(self.name, t) for _ in range(4))
+        blank, before, after, picked = (Value(self.name, t) for _ in range(4))
         with self.inside() as ops:
-            one = Value(self.name, op.result.type)
-            self.add(what.but(start=start), (array,), (one,))
-            at = [expr.const(0)] * len(shape)
-            at[dim] = start[dim]
-            self.add(Update(tuple(at), (1,) * len(at)), (before, one), (after,))
+            element = Value(self.name, op.result.type)
+            self.add(kind.but(start=start), (array,), (element,))
+            position = [expr.const(0)] * len(shape)
+            position[dim] = start[dim]
+            self.add(Update(tuple(position), (1,) * len(position)), (before, element), (after,))
         self.add(Full(0, t.dtype, t.shape, blank=True), (), (blank,))
-        self.add(loop.but(counter=twin), (blank,), (made,),
+        self.add(loop.but(counter=twin), (blank,), (picked,),
                  [Region((before,), tuple(ops), (after,))])
         everywhere = ((),) * len(shape)
-        return self.add(Relayout(everywhere), (made,),
+        return self.add(Relayout(everywhere), (picked,),
                         (Value(self.name, replace(t, layout=everywhere)),)).result
 
 
@@ -152,5 +150,5 @@ def _turns(loop: Loop) -> int:
     return len(range(*(e.value for e in ends if e is not None)))
 
 
-def _symbols(what: Slice) -> set[Sym]:
-    return {s for e in what.start for s in e.symbols()}
+def _symbols(kind: Slice) -> set[Sym]:
+    return {s for e in kind.start for s in e.symbols()}

@@ -57,8 +57,8 @@ class Rooms:
 
     def join(self, a: Value, b: Value) -> None:
         for v in (a, b):
-            made = self.demands.defs.get(v)
-            if made is not None and self.demands.is_view(made):
+            source = self.demands.defs.get(v)
+            if source is not None and self.demands.is_view(source):
                 return
         if home(a) == home(b) and a.type.dtype == b.type.dtype:
             self.root[self.find(a)] = self.find(b)
@@ -95,11 +95,12 @@ class Rooms:
             if arg.type.layout:
                 self.able |= {arg: None, result: None}
                 self.carried.append((arg, y, result))
-            made = self.demands.defs.get(y)
+            source = self.demands.defs.get(y)
             once = reads.returned[y] == 1 and y not in reads.arguments
-            if once and made is not None and made in reads.place and isinstance(made.what, Map):
+            computed = source is not None and source in reads.place
+            if once and source is not None and computed and isinstance(source.what, Map):
                 begin = begins.get(arg, arg)
-                if reads.last(begin) <= reads.place[made]:
+                if reads.last(begin) <= reads.place[source]:
                     self.in_place[y] = begin
 
     def makes(self, op: Op) -> bool:
@@ -116,8 +117,8 @@ class Rooms:
             again = False
             for x, v in self.points.items():
                 if not (x in self.able and v in self.able):
-                    for one in (x, v):
-                        again |= self.able.pop(one, 0) is None
+                    for value in (x, v):
+                        again |= self.able.pop(value, 0) is None
             for arg, y, result in self.carried:
                 have = [v in self.able for v in (arg, y, result)]
                 if not all(have) or self.find(y) is not self.find(arg):
@@ -148,21 +149,21 @@ class Rooms:
     def fetch_once(self, value: Value, room: Window, around: list[Window]) -> None:
         """Have the ghost cells of a value fetched as one part of its room."""
         demand, blocks = self.demands.of[value], home(value)
-        one = around[0]
+        hull = around[0]
         for window in around[1:]:
-            one = cuts.hull_of(one, window) or room
+            hull = cuts.hull_of(hull, window) or room
         # what is inside mine is mine, whole; of a dim that nobody splits, only what is wanted
-        one = tuple(
-            (h if h.axes else c) if c.inside(h) else c.opened() for c, h in zip(one, blocks)
+        hull = tuple(
+            (h if h.axes else c) if c.inside(h) else c.opened() for c, h in zip(hull, blocks)
         )
-        if not any(c.axes for c, h in zip(one, blocks) if c != h):
+        if not any(c.axes for c, h in zip(hull, blocks) if c != h):
             return  # nobody else has any of it
         demand.fetched = [w for w in demand.fetched if w not in around]
         widest = next((w for w in around if all(cuts.inside(v, w) for v in around)), around[0])
-        demand.places[one] = demand.places.get(widest)
-        self.ghosts[value] = one
+        demand.places[hull] = demand.places.get(widest)
+        self.ghosts[value] = hull
         for window in self.demands.wanted.get(value, {}):
-            serves = next((w for w in (blocks, one) if cuts.inside(window, w)), None)
+            serves = next((w for w in (blocks, hull) if cuts.inside(window, w)), None)
             if serves is not None:
                 demand.of[window] = serves
 

@@ -98,8 +98,8 @@ class _Dependences:
             arm = dict(zip(branch.results, region.results, strict=True))
             results = [(outputs[k], arm[outputs[k].value]) for k in entry.outputs]
         for output, value in results:
-            made = self.rules.defs.get(value)
-            self.want(value, self.of_output(output), made.place if made else None)
+            source = self.rules.defs.get(value)
+            self.want(value, self.of_output(output), source.place if source else None)
         self.region(region)
         if entry is not None:
             self.ops(self.graph.body.ops[:-1])
@@ -160,11 +160,11 @@ class _Dependences:
 
     def op(self, op: Op) -> None:
         """Note what the parts of an op's results that are wanted depend on."""
-        what = op.what
-        if isinstance(what, Let):
+        kind = op.what
+        if isinstance(kind, Let):
             self.whole(op.operands[0], op)
             return
-        if isinstance(what, Expect):
+        if isinstance(kind, Expect):
             self.expect(op)
             return
         if op.regions:
@@ -174,12 +174,12 @@ class _Dependences:
         if window is None:
             return
         self.check_fields(op)
-        if isinstance(what, Full):
+        if isinstance(kind, Full):
             return
         if not op.operands and any(map(self.is_cut, window)):
             raise _DependenceError(f"depends on where in {self.dim} a row stands", op.place)
-        parts = what.depends(op, window, self.rules)
-        if not what.is_view:
+        parts = kind.depends(op, window, self.rules)
+        if not kind.is_view:
             self.check_parts(op, window, parts)
         for value, part in zip(op.operands, parts, strict=True):
             if part is not None:
@@ -189,16 +189,16 @@ class _Dependences:
         """Note what a condition depends on. Each element has to hold for itself; what holds for all
         rows of several calls, as of np.all, holds for those of each."""
         holds, *shown = op.operands
-        made = self.rules.defs.get(holds)
-        if made is not None and isinstance(made.what, Reduce) and made.what.fn == "and":
-            (holds,) = made.operands
+        source = self.rules.defs.get(holds)
+        if source is not None and isinstance(source.what, Reduce) and source.what.fn == "and":
+            (holds,) = source.operands
         for value in (holds, *shown):
             self.want(value, self.along_rows(value.type.shape), op.place)
 
     def of_results(self, op: Op) -> Window | None:
         """Return the part of the first result that is wanted. All results are of one batch: a block
         of another one is along the same dim."""
-        found: Window | None = None
+        wanted: Window | None = None
         for value in op.results:
             window = self.wanted.get(value)
             if window is None:
@@ -208,10 +208,10 @@ class _Dependences:
             if any(shape[d:d + 1] != value.type.shape[d:d + 1] for d in along):
                 raise _DependenceError(f"reads other rows of {self.dim}", op.place)
             part = tuple(along.get(d) or cuts.whole(e) for d, e in enumerate(shape))
-            if found is not None and found != part:
+            if wanted is not None and wanted != part:
                 raise _DependenceError(f"reads other rows of {self.dim}", op.place)
-            found = part
-        return found
+            wanted = part
+        return wanted
 
     def check_fields(self, op: Op) -> None:
         """Raise _DependenceError where an op says something that follows from the number of rows,
@@ -234,14 +234,14 @@ class _Dependences:
 
     def with_regions(self, op: Op) -> None:
         """Note what loops and branches depend on; of other ops with regions, all that they read."""
-        what = op.what
-        if isinstance(what, Loop):
+        kind = op.what
+        if isinstance(kind, Loop):
             self.loop(op)
             return
         self.check_fields(op)
         for value in op.operands:
             self.whole(value, op)
-        if not isinstance(what, Branch):
+        if not isinstance(kind, Branch):
             for value in (v for region in op.regions for v in free_values(region)):
                 self.whole(value, op)
             return

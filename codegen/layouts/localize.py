@@ -62,8 +62,8 @@ class Localizer:
 
     def natural(self, value: Value, dim: int) -> Cut:
         """Return the part of a dim that a rank can have of a value with the least exchange."""
-        found = self.lies.get(value, {}).get(dim)
-        return found or cuts.block(self.entry(value, dim), value.type.shape[dim])
+        cut = self.lies.get(value, {}).get(dim)
+        return cut or cuts.block(self.entry(value, dim), value.type.shape[dim])
 
     def define(self, op: Op) -> None:
         """Note where the results of an op lie; it is called for each op in program order."""
@@ -71,9 +71,9 @@ class Localizer:
             self.defs[value] = op
             for dim in range(value.type.ndim):
                 if entry := self.entry(value, dim):
-                    found = op.what.lies(op, dim, self)
-                    if found is not None and found.axes == entry:
-                        self.lies.setdefault(value, {})[dim] = found
+                    cut = op.what.lies(op, dim, self)
+                    if cut is not None and cut.axes == entry:
+                        self.lies.setdefault(value, {})[dim] = cut
         if (op.what.is_view or isinstance(op.what, Relayout)) and (
             self.everywhere.issuperset(op.operands)
         ):

@@ -25,16 +25,16 @@ def across(loop: Op) -> dict[Sym, Laid]:
     axes = {entry for v in values for entry in layout_of(v.type) if entry}
     if len(axes) != 1:
         return {}
-    found: dict[Sym, Laid] = {}
+    layouts: dict[Sym, Laid] = {}
     walks = False
     for op in inner:
         counter = op.what.counts()
         dims = _walked(op)
         before = tuple((v, layout) for v, d in dims.items() if (layout := _other(v, d, *axes)))
         if counter is not None and before:
-            found[counter] = Laid(before, Inside.FOLLOWS)
+            layouts[counter] = Laid(before, Inside.FOLLOWS)
         walks |= any(layout_of(v.type)[d] for v, _ in before for d in dims[v])
-    return found if walks else {}
+    return layouts if walks else {}
 
 
 def _counts(op: Op) -> bool:
@@ -60,25 +60,25 @@ def _walked(loop: Op) -> dict[Value, set[int]]:
     counter = loop.what.counts()
     whose = {v: v for v in _given(loop)}
     whose |= {a: v for r in loop.regions for a, v in zip(r.args, loop.operands)}
-    found: dict[Value, set[int]] = {v: set() for v in whose.values()}
+    dims: dict[Value, set[int]] = {v: set() for v in whose.values()}
     for region in loop.regions:
-        _follow(region, counter, whose, found)
-    return found
+        _follow(region, counter, whose, dims)
+    return dims
 
 
 def _follow(
     region: Region, counter: Sym | None, whose: dict[Value, Value],
-    found: Mapping[Value, set[int]],
+    dims: Mapping[Value, set[int]],
 ) -> None:
     for op in region.ops:
         source = whose.get(op.operands[0]) if op.operands else None
         if source is not None and isinstance(op.what, Slice | Update):
             taken = op.operands[-1] if isinstance(op.what, Update) else op.result
-            found[source].update(_moving(counter, op.what.start, taken.type.shape))
+            dims[source].update(_moving(counter, op.what.start, taken.type.shape))
             if isinstance(op.what, Update):
                 whose[op.result] = source
         for inner in op.regions:
-            _follow(inner, counter, whose, found)
+            _follow(inner, counter, whose, dims)
 
 
 def _moving(

@@ -1,14 +1,14 @@
 """Owner-computes loops: turns that touch only row i of arrays split by rows run on the row's owner.
 
-Goes in: a Split (a Graph with its Demands and Program) and a function that partitions a Graph.
-Comes out: the same, or the Split of a Graph where each rank makes the turns of its own block.
+Goes in: a Split (a Graph with its Demands and Program), and the layout search. Comes out: a form of
+the Graph where each rank makes the turns of its own block.
 Always holds: no turn depends on another one, prints or sends; the turns of such a loop exchange
 nothing along the axes that split the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from codegen.graph.clone import Copier
@@ -16,6 +16,7 @@ from codegen.ir import cuts
 from codegen.ir.cuts import layout_of
 from codegen.ir.graph import Module, Op, Region, Value, free_values, walk
 from codegen.layouts.demands import Split
+from codegen.layouts.search import Candidate, LayoutSearch
 from codegen.mesh import LayoutEntry, Mesh
 from codegen.ops import (
     Barrier,
@@ -38,33 +39,34 @@ from codegen.symbolic.expr import Expr, Sym
 _SEEN = Barrier | Expect | Feeding | Point | Print | Save | ShardMap
 
 
-def owner_computes(split: Split, again: Callable[[Module], Split]) -> Split:
-    """Return the Split with independent loops spread over ranks, or the given one if there are
-    none. `again` partitions a Graph anew; a loop that would then exchange is taken back."""
+def owner_computes(split: Split, search: LayoutSearch) -> Iterator[Candidate]:
+    """Offer the Graph with its independent loops spread over ranks, but for those in which ranks
+    would then exchange something."""
     graph = split[0].graph
-    rows = {op: found for op in _loops(graph.body) if (found := _rows(op, graph)) is not None}
+    rows = {op: own for op in _loops(graph.body) if (own := _rows(op, graph)) is not None}
     while rows:
         spreading = _Spreading(graph.mesh, rows)
-        new = again(replace(graph, body=spreading.region(graph.body)))
-        exchange = _exchanged(new[1], {c: rows[op].axes for c, op in spreading.spread.items()})
+        spread = graph.with_body(spreading.region(graph.body))
+        exchange = _exchanged(
+            search.split(spread)[1], {c: rows[op].axes for c, op in spreading.spread.items()})
         if not exchange:
-            return new
+            yield Candidate(spread, certain=True)
+            return
         for counter in exchange:
             del rows[spreading.spread[counter]]
-    return split
 
 
-def rows_on_owners(split: Split, owned: Split) -> Split:
-    """Return a Split of another form of the Graph, or `owned`, that with the rows where they lie,
-    if arrays lie otherwise in the other form so that its spread loops would not be right."""
+def rows_on_owners(split: Split) -> bool:
+    """Return whether ranks can run a Split: spread loops go along rows that lie as they did when
+    the loops were spread, and no turn exchanges anything along the axes that split these rows."""
     graph, program = split[0].graph, split[1]
     spread = [op for op in _loops(graph.body) if isinstance(op.what, Loop) and op.what.over]
     for op in spread:
         rows = _rows(op, graph)
         if rows is None or rows.axes != op.what.over:  # type: ignore[attr-defined]
-            return owned
+            return False
     axes = {op.what.counter: op.what.over for op in spread}  # type: ignore[attr-defined]
-    return owned if _exchanged(program, axes) else split
+    return not _exchanged(program, axes)
 
 
 class _Rows:
@@ -98,21 +100,21 @@ def _loops(region: Region) -> Iterator[Op]:
 
 def _rows(op: Op, graph: Module) -> _Rows | None:
     """Return the rows that a loop goes along if each turn touches its own one only, else None."""
-    what = op.what
-    assert isinstance(what, Loop)
-    if what.counter is None or what.stop is None or len(op.regions) != 1 or not op.operands:
+    kind = op.what
+    assert isinstance(kind, Loop)
+    if kind.counter is None or kind.stop is None or len(op.regions) != 1 or not op.operands:
         return None
     (body,) = op.regions
-    if what.step not in (1, -1) or any(isinstance(o.what, _SEEN) for o in walk(body)):
+    if kind.step not in (1, -1) or any(isinstance(o.what, _SEEN) for o in walk(body)):
         return None
-    counter = expr.symbol(what.counter)
+    counter = expr.symbol(kind.counter)
     updated = next((o for o in walk(body) if isinstance(o.what, Update)
                     and o.what.start and counter in o.what.start), None)
     if updated is None:
         return None
     d = updated.what.start.index(counter)  # type: ignore[attr-defined]
     rows = _Rows(updated.operands[0].type.shape[d], layout_of(updated.operands[0])[d])
-    low, high = (what.start, what.stop - 1) if what.step == 1 else (what.stop + 1, what.start)
+    low, high = (kind.start, kind.stop - 1) if kind.step == 1 else (kind.stop + 1, kind.start)
     inside = expr.nonneg(low) and expr.nonneg(rows.extent - 1 - high)
     uses = graph.def_use.uses  # what is carried only so that Python's variable is there later on
     carried = [k for k, v in enumerate(op.results) if uses.get(v) or uses.get(body.args[k])]
@@ -144,18 +146,18 @@ class _Turn:
     def _op(self, op: Op) -> bool:
         """Return whether an op of a turn touches only the turn's own row; record what it
         updates."""
-        what, whole = op.what, self.whole
-        if isinstance(what, Update) and op.operands[0] in whole:
+        kind, whole = op.what, self.whole
+        if isinstance(kind, Update) and op.operands[0] in whole:
             into, part = op.operands
             if part in whole or not self.rows.is_row_of(
-                    into, what.start, part.type.shape, self.counter):
+                    into, kind.start, part.type.shape, self.counter):
                 return False
             whole.add(op.result)
             return True
-        if isinstance(what, Slice) and op.operands[0] in whole:
-            return self.rows.is_row_of(op.operands[0], what.start, what.shape, self.counter) and (
+        if isinstance(kind, Slice) and op.operands[0] in whole:
+            return self.rows.is_row_of(op.operands[0], kind.start, kind.shape, self.counter) and (
                 not self.rows.dims(op.result))
-        if isinstance(what, Loop | Branch):
+        if isinstance(kind, Loop | Branch):
             return self._control(op)
         return whole.isdisjoint(op.operands) and not any(map(self.rows.dims, op.results))
 
@@ -200,30 +202,30 @@ class _Spreading:
         new = op.mapped(self.region)
         return self.loop(op, new, op.what) if isinstance(op.what, Loop) and op in self.rows else new
 
-    def loop(self, old: Op, op: Op, what: Loop) -> Op:
+    def loop(self, old: Op, op: Op, kind: Loop) -> Op:
         """Return a loop over the rows of the rank's block, in increasing order, as no turn depends
         on another."""
-        rows, counter = self.rows[old], what.counter
-        assert counter is not None and what.stop is not None
-        low, end = (what.start, what.stop) if what.step == 1 else (what.stop + 1, what.start + 1)
+        rows, counter = self.rows[old], kind.counter
+        assert counter is not None and kind.stop is not None
+        low, end = (kind.start, kind.stop) if kind.step == 1 else (kind.stop + 1, kind.start + 1)
         begin, behind = cuts.block(rows.axes, rows.extent).bounds(self.mesh)
         first, last = expr.maximum(low, begin), expr.minimum(end, behind) - 1
         own = Sym(counter.name, counter.kind, first, last)
         self.spread[own] = old
         copier = Copier(lambda name: name, {}, {counter: expr.symbol(own)})
         body = copier.region(op.regions[0])
-        what = what.but(counter=own, start=low, stop=end, step=expr.const(1), over=rows.axes)
-        return replace(op, what=what, regions=(body,))
+        kind = kind.but(counter=own, start=low, stop=end, step=expr.const(1), over=rows.axes)
+        return replace(op, what=kind, regions=(body,))
 
 
 def _exchanged(program: Module, axes: Mapping[Sym, LayoutEntry]) -> list[Sym]:
     """Return the counters of spread loops in whose turns something is exchanged along their
     axes: other ranks make other turns, and do not take part."""
-    found: list[Sym] = []
+    counters: list[Sym] = []
     for op in (o for region in program.regions for o in walk(region)):
         counter = op.what.counts()
         own = set(axes.get(counter, ())) if isinstance(op.what, Loop) and counter else set()
         if counter and own and any(isinstance(o.what, Exchange) and own.intersection(o.what.axes)
                                    for o in walk(op.regions[0])):
-            found.append(counter)
-    return found
+            counters.append(counter)
+    return counters

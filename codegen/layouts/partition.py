@@ -81,30 +81,30 @@ class _Partition(Parts):
         """Emit the local ops of one op of the Graph."""
         if self.demands.is_view(op):
             return
-        what = op.what
-        if isinstance(what, ShardMap):
-            self.shard_map(op, what)
-        elif isinstance(what, Loop | Branch):
+        kind = op.what
+        if isinstance(kind, ShardMap):
+            self.shard_map(op, kind)
+        elif isinstance(kind, Loop | Branch):
             self.control(op)
-        elif isinstance(what, Kernel):
-            self.kernel(op, what)
-        elif isinstance(what, Point):
-            self.point(op, what)
-        elif isinstance(what, Send):
-            self.sent(op, what)
-        elif what.at_home:
+        elif isinstance(kind, Kernel):
+            self.kernel(op, kind)
+        elif isinstance(kind, Point):
+            self.point(op, kind)
+        elif isinstance(kind, Send):
+            self.sent(op, kind)
+        elif kind.at_home:
             operands = tuple(self.need(v, home(v)) for v in op.operands)
             results = tuple(Value(v.name, self.local_type(v)) for v in op.results)
-            if isinstance(what, Expect):
-                what = what.but(start=cuts.lows(self.mesh, home(op.operands[0])))
-            elif isinstance(what, Take):
+            if isinstance(kind, Expect):
+                kind = kind.but(start=cuts.lows(self.mesh, home(op.operands[0])))
+            elif isinstance(kind, Take):
                 homes = tuple((v.type.shape, layout_of(v)) for v in op.results)
-                what = what.but(types=tuple(v.type for v in results), homes=homes)
-            elif isinstance(what, Save):
+                kind = kind.but(types=tuple(v.type for v in results), homes=homes)
+            elif isinstance(kind, Save):
                 (v,) = op.operands
-                what = what.but(home=(v.type.shape, layout_of(v)))
+                kind = kind.but(home=(v.type.shape, layout_of(v)))
             self.place = op.place
-            self.add(what, operands, results)
+            self.add(kind, operands, results)
             for value, local in zip(op.results, results):
                 self.have(value, local)
         elif len(op.results) > 1:
@@ -118,7 +118,7 @@ class _Partition(Parts):
                 self.parts[-1][value, window] = self.make(op, window)
             self.fetch_wanted(value)
 
-    def point(self, op: Op, what: Point) -> None:
+    def point(self, op: Op, kind: Point) -> None:
         """Add a point to the Program. Carried values lie in balanced blocks, or whole in an array
         with ghost cells."""
         rooms = [self.rooms.of.get(v) for v in op.results]
@@ -130,20 +130,20 @@ class _Partition(Parts):
             before = tuple(own - first for own, first in lows)
             homes.append((v.type.shape, layout_of(v), None if room is None else before))
         self.place = op.place
-        self.add(what.but(homes=tuple(homes)), operands, results)
+        self.add(kind.but(homes=tuple(homes)), operands, results)
         for v, local, room in zip(op.results, results, rooms, strict=True):
             if room is None:
                 self.have(v, local)
             else:
                 self.lies(v, local)
 
-    def sent(self, op: Op, what: Send) -> None:
+    def sent(self, op: Op, kind: Send) -> None:
         """Add a send to the Program. The answers to a batch are laid out as the op says."""
-        homes = tuple((v.type.shape, to) for v, to in zip(op.operands, what.layouts, strict=True))
+        homes = tuple((v.type.shape, to) for v, to in zip(op.operands, kind.layouts, strict=True))
         operands = [self.need(v, cuts.blocks(*home)) for v, home in
                     zip(op.operands, homes, strict=True)]
         self.place = op.place
-        self.add(what.but(homes=homes), operands)
+        self.add(kind.but(homes=homes), operands)
 
     def several(self, op: Op) -> None:
         """Add an op with several results, such as those of one batched routine, on balanced
@@ -161,14 +161,14 @@ class _Partition(Parts):
         private copies of operands are not made known."""
         windows = self.rules.needs(op, home(op.results[0]))
         operands = tuple(self.need(v, w) for v, w in zip(op.operands, windows, strict=True))
-        own = {j: operands[k] for how, what in call.args if how == "own" for j, k in [what]}
+        own = {j: operands[k] for how, argument in call.args if how == "own" for j, k in [argument]}
         results = tuple(
             Value(v.name, own[j].type if j in own else self.local_type(v))
             for j, v in enumerate(op.results)
         )
         args = tuple(
-            (how, what) if how != "start" else ("starts", self.first(op, what))
-            for how, what in call.args
+            (how, argument) if how != "start" else ("starts", self.first(op, argument))
+            for how, argument in call.args
         )
         local_call = call.but(args=args, types=tuple(v.type for v in results), along=())
         self.place = op.place
@@ -214,13 +214,13 @@ class _Partition(Parts):
             self.local_type(v) if room is None else self.room_type(v, room)
             for v, room in zip(op.results, rooms)
         ]
-        what = op.what.but(types=tuple(types)) if isinstance(op.what, Branch) else op.what
-        if isinstance(what, Loop) and what.over:
-            assert what.counter is not None and what.counter.lo and what.counter.hi
-            what = what.but(start=what.counter.lo, stop=what.counter.hi + 1, over=())
+        kind = op.what.but(types=tuple(types)) if isinstance(op.what, Branch) else op.what
+        if isinstance(kind, Loop) and kind.over:
+            assert kind.counter is not None and kind.counter.lo and kind.counter.hi
+            kind = kind.but(start=kind.counter.lo, stop=kind.counter.hi + 1, over=())
         results = tuple(Value(v.name, t) for v, t in zip(op.results, types))
         self.place = op.place
-        self.add(what, operands, results, regions)
+        self.add(kind, operands, results, regions)
         for value, local, room in zip(op.results, results, rooms):
             if room is None:
                 self.have(value, local)
@@ -293,25 +293,25 @@ class _Partition(Parts):
         that it updates or replaces if that has one, else into a new one."""
         (value,) = op.results
         room = self.rooms.of[value]
-        what = op.what
-        under = op.operands[0] if isinstance(what, Update) else value
+        kind = op.what
+        under = op.operands[0] if isinstance(kind, Update) else value
         made_of = self.demands.defs.get(under)
         full = made_of.what if made_of else None
-        if isinstance(what, Update) and (under in self.with_room or isinstance(full, Full)):
+        if isinstance(kind, Update) and (under in self.with_room or isinstance(full, Full)):
             part = self.rules.needs(op, home(value))[1]
             v = self.need(op.operands[1], part)
             self.at = op
             around = self.with_room.get(under) or self.empty(value, room, full)
-            start = begin(what, part, room, self.rules)
-            made = self.emit(what.but(start=start, cut=True), (around, v))
+            start = begin(kind, part, room, self.rules)
+            written = self.emit(kind.but(start=start, cut=True), (around, v))
         else:
             v = self.make(op, home(value))
             self.at = op
             before = self.rooms.in_place.get(value, value)
             around = self.with_room.get(before) or self.empty(value, room)
-            made = self.written(around, v, value, room)
+            written = self.written(around, v, value, room)
         self.at = None
-        self.lies(value, made)
+        self.lies(value, written)
 
     def shard_map(self, op: Op, call: ShardMap) -> None:
         (body,) = op.regions
@@ -327,8 +327,8 @@ class _Partition(Parts):
     def of(self, value: Value) -> Value:
         """Return the local value for one that is used inside a shard_map: defined in it, or a 0-d
         value from around it."""
-        found = self.local.get(value)
-        return self.need(value, home(value)) if found is None else found
+        local = self.local.get(value)
+        return self.need(value, home(value)) if local is None else local
 
     def copy(self, op: Op) -> None:
         """Add an op from inside a shard_map; it is local already."""

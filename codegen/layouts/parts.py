@@ -41,49 +41,49 @@ class Parts(Builder):
 
     # ---- building --------------------------------------------------------------------------------
 
-    def emit(self, what: Kind, operands: Sequence[Value] = ()) -> Value:
-        if isinstance(what, (Slice, Reshape)):
-            what, operands = self.through(what, operands)
-            if isinstance(what, Reshape) and operands[0].type.shape == what.shape:
+    def emit(self, kind: Kind, operands: Sequence[Value] = ()) -> Value:
+        if isinstance(kind, (Slice, Reshape)):
+            kind, operands = self.through(kind, operands)
+            if isinstance(kind, Reshape) and operands[0].type.shape == kind.shape:
                 return operands[0]
         names = [v.name for v in (*(self.at.results if self.at else ()), *operands)]
         by = self.at or self.wants
         self.name = names[0] if names else ""
         self.place = self.asked or (by.place if by else None)
-        result = super().emit(what, operands)
+        result = super().emit(kind, operands)
         self.made[result] = self.ops[-1]
-        if isinstance(what, Exchange):
+        if isinstance(kind, Exchange):
             whose = self.fetching or (self.at.results[0] if self.at and self.at.results else None)
             if whose is not None:
                 self.origins[result] = whose
         return result
 
     def through(
-        self, what: Slice | Reshape, operands: Sequence[Value]
+        self, kind: Slice | Reshape, operands: Sequence[Value]
     ) -> tuple[Slice | Reshape, Sequence[Value]]:
         """Return one op for two: a slice of a slice as a slice of the first operand, a reshape of a
         reshape as one reshape; other ops as they are."""
         op = self.made.get(operands[0])
         below = op.what if op else None
-        if op is None or type(below) is not type(what):
-            return what, operands
-        if isinstance(what, Slice) and isinstance(below, Slice):
+        if op is None or type(below) is not type(kind):
+            return kind, operands
+        if isinstance(kind, Slice) and isinstance(below, Slice):
             inner = zip(below.start, below.step, strict=True)
-            outer = zip(what.start, what.step, strict=True)
+            outer = zip(kind.start, kind.step, strict=True)
             start, step = [], []
             for (a, k), (b, m) in zip(inner, outer, strict=True):
                 start.append(a + k * b)
                 step.append(k * m)
-            what = what.but(start=tuple(start), step=tuple(step))
-        return what, op.operands
+            kind = kind.but(start=tuple(start), step=tuple(step))
+        return kind, op.operands
 
     def integer(self, e: Expr) -> Value:
         """Return a symbolic integer as a value, made once in a region."""
         key = ("integer", e)
-        found = self.known(key)
-        if found is None:
-            found = self.parts[-1][key] = super().integer(e)
-        return found
+        value = self.known(key)
+        if value is None:
+            value = self.parts[-1][key] = super().integer(e)
+        return value
 
     def known(self, key: Any) -> Value | None:
         return next((scope[key] for scope in reversed(self.parts) if key in scope), None)
@@ -96,22 +96,22 @@ class Parts(Builder):
     def need(self, value: Value, window: Window) -> Value:
         """Return the part of a global value, made now if it is a view."""
         key = (value, window)
-        found = self.known(key)
-        if found is not None:
-            return found
+        known = self.known(key)
+        if known is not None:
+            return known
         op = self.demands.defs.get(value)
         if op is not None and self.demands.is_view(op):
-            made = self.make(op, window)
+            part = self.make(op, window)
         else:
             parts = self.demands.of[value]
             serves = parts.of.get(window)
             held = None if serves is None else self.known((value, serves))
             if serves is not None and held is not None:
-                made = self.rules.part(held, serves, window, self)
+                part = self.rules.part(held, serves, window, self)
             else:
-                made = self.fetch(value, window)
-        self.parts[-1][key] = made
-        return made
+                part = self.fetch(value, window)
+        self.parts[-1][key] = part
+        return part
 
     def make(self, op: Op, window: Window) -> Value:
         """Return a part of the result of an op, of the parts of its operands."""
@@ -122,11 +122,11 @@ class Parts(Builder):
         ]
         self.wants = wants
         outer, self.at = self.at, op
-        made = self.rules.make(op, window, operands, self)
+        part = self.rules.make(op, window, operands, self)
         self.at = outer
         if self.checks:
-            self.starts[made] = cuts.lows(self.mesh, window)
-        return made
+            self.starts[part] = cuts.lows(self.mesh, window)
+        return part
 
     def have(self, value: Value, local: Value) -> None:
         """Note that a rank holds its blocks of a value, and fetch what else is wanted of it."""

@@ -71,7 +71,7 @@ class _Relaid(Builder):
     ) -> Region:
         """Return a region with its ops rewritten. args: the types of its arguments now. ends: it
         yields arrays with their layouts."""
-        given = tuple(self.argument(v, t) for v, t in zip(region.args, args, strict=True))
+        arguments = tuple(self.argument(v, t) for v, t in zip(region.args, args, strict=True))
         outer, self.known = self.known, {}
         with self.inside() as ops:
             for op in region.ops:
@@ -80,9 +80,9 @@ class _Relaid(Builder):
             if ends:
                 results = tuple(self.laid(v, layout_of(t)) for v, t in zip(results, ends))
         self.known = outer
-        if given == region.args and results == region.results:
+        if arguments == region.args and results == region.results:
             return region.with_ops(ops)
-        return Region(given, tuple(ops), results)
+        return Region(arguments, tuple(ops), results)
 
     def argument(self, value: Value, t: ArrayType) -> Value:
         if value.type == t:
@@ -119,34 +119,34 @@ class _Relaid(Builder):
 
     def again(self, op: Op, inside: Inside) -> None:
         """Emit an op again, on the values that now stand for its operands."""
-        what, self.place = op.what, op.place
+        kind, self.place = op.what, op.place
         operands = [self.now.get(v, v) for v in op.operands]
-        if isinstance(what, Relayout) and (
-            inside is Inside.WHOLE or (self.within and inside is Inside.FOLLOWS and not what.asked)
+        if isinstance(kind, Relayout) and (
+            inside is Inside.WHOLE or (self.within and inside is Inside.FOLLOWS and not kind.asked)
         ):
             self.now[op.result] = operands[0]
             return
-        if isinstance(what, ShardMap):
+        if isinstance(kind, ShardMap):
             same = operands == list(op.operands)
             self.ops.append(op if same else replace(op, operands=tuple(operands)))
             return
         regions = op.regions
-        if isinstance(what, Loop):
+        if isinstance(kind, Loop):
             types, regions = self.loop(op, operands, inside)
             self.place = op.place
             operands = [self.laid(v, layout_of(t)) for v, t in zip(operands, types)]
-        elif isinstance(what, Branch):
-            types, regions = self.branch(op, what, inside)
-            what = what.but(types=tuple(types))
-        if operands == list(op.operands) and regions == op.regions and what == op.what:
+        elif isinstance(kind, Branch):
+            types, regions = self.branch(op, kind, inside)
+            kind = kind.but(types=tuple(types))
+        if operands == list(op.operands) and regions == op.regions and kind == op.what:
             self.ops.append(op)
             return
-        self.place, given = op.place, [v.type for v in operands]
-        made = [laid_out(what, given, t) for t in what.infer(given)]
+        self.place, types_now = op.place, [v.type for v in operands]
+        types_after = [laid_out(kind, types_now, t) for t in kind.infer(types_now)]
         results = tuple(v if v.type == t else Value(v.name, t)
-                        for v, t in zip(op.results, made, strict=True))
+                        for v, t in zip(op.results, types_after, strict=True))
         self.now.update((a, b) for a, b in zip(op.results, results) if a is not b)
-        self.add(what, operands, results, regions)
+        self.add(kind, operands, results, regions)
 
     def loop(
         self, op: Op, operands: Sequence[Value], inside: Inside
@@ -171,9 +171,9 @@ class _Relaid(Builder):
             types, self.now = follow, before
 
     def branch(
-        self, op: Op, what: Branch, inside: Inside
+        self, op: Op, kind: Branch, inside: Inside
     ) -> tuple[list[ArrayType], tuple[Region, ...]]:
-        types = list(what.types)
+        types = list(kind.types)
         if inside is Inside.WHOLE:
             types = [_whole(t) for t in types]
         while True:
@@ -192,8 +192,8 @@ class _Relaid(Builder):
             return value
         if (value, layout) not in self.known:
             t = replace(value.type, layout=layout, free=False)
-            what = Relayout(layout, because=because, wanted=True)
-            self.known[value, layout] = self.add(what, (value,), (Value(value.name, t),)).result
+            kind = Relayout(layout, because=because, wanted=True)
+            self.known[value, layout] = self.add(kind, (value,), (Value(value.name, t),)).result
         return self.known[value, layout]
 
 

@@ -1,22 +1,22 @@
 """Layout of FFT-like chains: a reshaped array stays split along one range of its row-major index.
 
-Goes in: a Split (a Graph with its Demands and Program). Comes out: the same, or the Split of a
-Graph where chains of reshapes, transposes and products with small matrices (Stockham's FFT) are
-split along a range of index digits that many ops leave intact, so that ranks exchange rarely.
-Always holds: the values are the same; all sizes are known; the cost model says that it pays.
+Goes in: a Split (a Graph with its Demands and Program). Comes out: a form of the Graph where chains
+of reshapes, transposes and products with small matrices (Stockham's FFT) are split along a range of
+index digits that many ops leave intact, so that ranks exchange rarely.
+Always holds: the values are the same; all sizes are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt, prod
 
 from codegen.graph.builder import Builder
 from codegen.graph.layout_propagation import laid_out
 from codegen.ir.graph import DefUse, Module, Op, Region, Shape, Value
-from codegen.layouts.costs import Costs, a_few_and_many
 from codegen.layouts.demands import Split
+from codegen.layouts.search import Candidate, LayoutSearch
 from codegen.library_routines import LETTERS
 from codegen.mesh import Layout, LayoutEntry
 from codegen.ops import (
@@ -33,31 +33,21 @@ from codegen.ops import (
     Update,
 )
 from codegen.ops.kind import layout_of
-from codegen.pipeline import estimated
 from codegen.symbolic import expr
 
 ELEMENTS = 1 << 12  # of smaller arrays exchanges take little time
 LEAST_RANGE = 16  # so many parts of an array can be apart, at least
 PRODUCTS = 2  # with fewer there is nothing to keep apart
 MOST_FACTORS = 16  # elements of a small matrix
-FACTOR = 1.5  # how many times as fast exchanges must be
 
 
-def reshape_chains(split: Split, again: Callable[[Module], Split]) -> Split:
-    """Return the Split with such chains rewritten, or the given Split if there are none or the
-    estimates say that it does not pay. `again` partitions a Graph anew."""
-    demands, program = split
-    if demands.graph.checks:  # what is checked is checked where the user computes it
-        return split
-    graph = _Rewrite(demands.graph).run()
-    if graph is demands.graph:
-        return split
-    found = again(graph)
-    meshes = a_few_and_many(program.mesh)
-    before, after = ([Costs(p, sizes).total for sizes in meshes] for p in (program, found[1]))
-    estimated(before[0], after[0])
-    pays = all(b > FACTOR * a for b, a in zip(before, after, strict=True))
-    return found if pays else split
+def reshape_chains(split: Split, search: LayoutSearch) -> Iterator[Candidate]:
+    """Offer the Graph with such chains rewritten, if it has some."""
+    demands, _ = split
+    if not demands.graph.checks:  # what is checked is checked where the user computes it
+        graph = _Rewrite(demands.graph).run()
+        if graph is not demands.graph:
+            yield Candidate(graph)
 
 
 # ---- chains of ops, and the ranges of an index that stay in them ---------------------------------
@@ -96,13 +86,13 @@ class _Range:
         """Return the digit's range in the result of an op whose operand is `x`, or None if the op
         breaks it up."""
         if isinstance(op.what, Transpose | MatMul):
-            at = self.inside(_numbers(x.type.shape))
-            if at is None or (isinstance(op.what, MatMul) and at[0] != 1):
+            place = self.inside(_numbers(x.type.shape))
+            if place is None or (isinstance(op.what, MatMul) and place[0] != 1):
                 return None
             if isinstance(op.what, Transpose):
-                d = op.what.perm.index(at[0])
+                d = op.what.perm.index(place[0])
                 beside = prod(_numbers(op.result.type.shape)[d + 1:])
-                return replace(self, stride=beside * at[1])
+                return replace(self, stride=beside * place[1])
         return self
 
 
@@ -120,11 +110,11 @@ class _Chain:
     """A chain of ops, each of which is the only reader of the one before it. `given` are the arrays
     that the ops work on, one for each."""
 
-    def __init__(self, ops: Sequence[Op], given: Sequence[Value]) -> None:
-        self.ops, self.given = ops, given
-        self.size = prod(_numbers(given[0].type.shape))
-        found = {s for v in given for s in _strides(_numbers(v.type.shape))} | {self.size}
-        self.ranges = [_Range(a, b // a) for a in sorted(found) for b in sorted(found)
+    def __init__(self, ops: Sequence[Op], arrays: Sequence[Value]) -> None:
+        self.ops, self.given = ops, arrays
+        self.size = prod(_numbers(arrays[0].type.shape))
+        strides = {s for v in arrays for s in _strides(_numbers(v.type.shape))} | {self.size}
+        self.ranges = [_Range(a, b // a) for a in sorted(strides) for b in sorted(strides)
                        if b >= LEAST_RANGE * a and b % a == 0 and b // a < self.size]
 
     def sections(self) -> list[_Section]:
@@ -133,43 +123,43 @@ class _Chain:
         best: list[_Section] = []
         least = isqrt(self.size)
         while least >= LEAST_RANGE:
-            found = self.longest(least)
-            if found and (not best or len(found) < len(best)):
-                best = found
+            sections = self.longest(least)
+            if sections and (not best or len(sections) < len(best)):
+                best = sections
             least //= 2
         return best
 
     def longest(self, least: int) -> list[_Section]:
         """Cover the chain greedily with sections as long as possible, each with a range of at least
         `least` elements. Empty if the chain cannot be covered."""
-        found: list[_Section] = []
-        at = 0
-        while at < len(self.ops):
+        sections: list[_Section] = []
+        first = 0
+        while first < len(self.ops):
             ranges = [r for r in self.ranges if r.extent >= least
-                      and (not found or r.is_apart(found[-1].ends))]
-            ways = [self.stays(at, r) for r in ranges]
+                      and (not sections or r.is_apart(sections[-1].ends))]
+            ways = [self.stays(first, r) for r in ranges]
             if not ways:
                 return []
             way = max(ways, key=lambda w: (w.last, w.begins.extent))
-            if way.last == at:
+            if way.last == first:
                 return []
-            found.append(way)
-            at = way.last
-        return found
+            sections.append(way)
+            first = way.last
+        return sections
 
-    def stays(self, at: int, begins: _Range) -> _Section:
-        now, k = begins, at
+    def stays(self, first: int, begins: _Range) -> _Section:
+        now, k = begins, first
         while k < len(self.ops):
             after = now.after(self.ops[k], self.given[k])
             if after is None:
                 break
             now, k = after, k + 1
-        return _Section(at, k, begins, now)
+        return _Section(first, k, begins, now)
 
 
 def _found(region: Region, known: DefUse) -> list[_Chain]:
     """Return the chains of a region that begin with an array whose leading dim is split."""
-    found: list[_Chain] = []
+    chains: list[_Chain] = []
     taken: set[Op] = set()
     for op in region.ops:
         if op in taken or not isinstance(op.what, Reshape):
@@ -178,14 +168,14 @@ def _found(region: Region, known: DefUse) -> list[_Chain]:
         entries = layout_of(x.type)
         if not entries or not entries[0] or any(entries[1:]) or not _is_long(x.type.shape):
             continue
-        ops, given = [op], [x]
+        ops, arrays = [op], [x]
         while (step := _next(ops[-1].result, region, known)) is not None:
-            given.append(ops[-1].result)
+            arrays.append(ops[-1].result)
             ops.append(step)
         if sum(isinstance(o.what, MatMul) for o in ops) >= PRODUCTS:
             taken.update(ops)
-            found.append(_Chain(ops, given))
-    return found
+            chains.append(_Chain(ops, arrays))
+    return chains
 
 
 def _next(value: Value, region: Region, known: DefUse) -> Op | None:
@@ -194,15 +184,15 @@ def _next(value: Value, region: Region, known: DefUse) -> Op | None:
     op = uses[0].op if len(uses) == 1 and uses[0].region is region else None
     if op is None:
         return None
-    what, others = op.what, [v for v in op.operands if v is not value]
-    if isinstance(what, Reshape | Transpose):
+    kind, others = op.what, [v for v in op.operands if v is not value]
+    if isinstance(kind, Reshape | Transpose):
         return op
-    if isinstance(what, Relayout):
-        return None if what.asked else op
-    if isinstance(what, Map):
+    if isinstance(kind, Relayout):
+        return None if kind.asked else op
+    if isinstance(kind, Map):
         whole = all(v.type.ndim and not any(layout_of(v.type)) for v in others)
         return op if whole and len(others) == len(op.operands) - 1 else None
-    if isinstance(what, MatMul) and len(others) == 1 and op.operands[1] is value:
+    if isinstance(kind, MatMul) and len(others) == 1 and op.operands[1] is value:
         factors = known.defs.get(others[0])
         rows, columns = _numbers(others[0].type.shape)[-2:]
         small = rows == columns and rows * columns <= MOST_FACTORS and value.type.ndim == 2
@@ -351,15 +341,15 @@ class _Apart(Builder):
     def op(self, op: Op, shape: Sequence[int]) -> None:
         """Append the op of a chain, rewritten for the current dims. `shape` is the shape of its
         operand in the Graph."""
-        what = op.what
-        if isinstance(what, Map):
+        kind = op.what
+        if isinstance(kind, Map):
             chained = self.chain.given[self.chain.ops.index(op)]
-            self.now = self.made(what, *(self.now if v is chained else self.like(v)
+            self.now = self.made(kind, *(self.now if v is chained else self.like(v)
                                          for v in op.operands))
             self.fresh = False
-        elif isinstance(what, Transpose):
-            self.transpose(what, shape)
-        elif isinstance(what, MatMul):
+        elif isinstance(kind, Transpose):
+            self.transpose(kind, shape)
+        elif isinstance(kind, MatMul):
             self.multiply(op, shape)
 
     def like(self, value: Value) -> Value:
@@ -377,13 +367,13 @@ class _Apart(Builder):
                 return self.made(Broadcast(tuple(kept), shape), small)
         return self.made(Reshape(shape), value)
 
-    def transpose(self, what: Transpose, shape: Sequence[int]) -> None:
+    def transpose(self, kind: Transpose, shape: Sequence[int]) -> None:
         beside = _strides(shape)
         self.apart(self.range.strides() | set(beside))
         parts = _parts(tuple(map(expr.const, shape)), self.now.type.shape)
         if not parts:
             raise _Cannot
-        perm = tuple(k for d in what.perm for k in parts[d])
+        perm = tuple(k for d in kind.perm for k in parts[d])
         self.now = self.made(Transpose(perm), self.now)
         self.strides = set(_strides(_numbers(self.now.type.shape))) - {1}
         self.fresh = False
@@ -402,7 +392,7 @@ class _Apart(Builder):
         dtype = op.result.type.dtype
         lines = [self.made(Slice((expr.const(k), *zeros), steps, (row, *rest)), self.now)
                  for k in range(rows)]
-        made = self.made(Full(0, dtype, self.now.type.shape, blank=True))
+        product = self.made(Full(0, dtype, self.now.type.shape, blank=True))
         for j in range(rows):
             total: Value | None = None
             for k, line in enumerate(lines):
@@ -411,10 +401,10 @@ class _Apart(Builder):
                 term = self.made(Map("mul"), factor, line)
                 total = term if total is None else self.made(Map("add"), total, term)
             assert total is not None
-            made = self.made(Update((expr.const(j), *zeros), steps), made, total)
-        self.now = made
+            product = self.made(Update((expr.const(j), *zeros), steps), product, total)
+        self.now = product
         self.split(self.range)
 
-    def made(self, what: Kind, *operands: Value) -> Value:
-        t = laid_out(what, [v.type for v in operands], self.typed(what, operands))
-        return self.add(what, operands, (Value(self.name, t),)).result
+    def made(self, kind: Kind, *operands: Value) -> Value:
+        t = laid_out(kind, [v.type for v in operands], self.typed(kind, operands))
+        return self.add(kind, operands, (Value(self.name, t),)).result

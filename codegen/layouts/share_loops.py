@@ -1,54 +1,37 @@
 """Automatic layouts of carried arrays: ranks share a loop over arrays without a stated layout.
 
-Goes in: a Split (a Graph with its Demands and Program) and a function that partitions a Graph.
-Comes out: the same, or the Split of a Graph where the arrays that such loops carry, and all that
-follows from them, are split over the mesh.
-Always holds: sizes and turns are known; nothing in the loop is split already; estimates favour it.
+Goes in: a Split (a Graph with its Demands and Program), and the layout search. Comes out: a form of
+the Graph where the arrays that such loops carry, and all that follows from them, are split over the
+mesh. Always holds: sizes and turns are known; nothing in the loop is split already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import prod
+from collections.abc import Iterator
 
 from codegen.graph.builder import bytes_of
-from codegen.ir.graph import Module, Op, Region, Value, layout_text, walk
-from codegen.layouts.costs import Costs, a_few_and_many
+from codegen.ir.graph import Op, Region, Value, layout_text, walk
 from codegen.layouts.demands import Split
 from codegen.layouts.relayout import Inside, Laid, relaid
+from codegen.layouts.search import Candidate, LayoutSearch
 from codegen.mesh import Layout, Mesh
 from codegen.ops import Feeding, Kernel, Loop, Save, ShardMap
-from codegen.pipeline import estimated
-from codegen.symbolic.expr import Sym
-
-FACTOR = 1.2  # so much faster must a program be for it
-GAIN = 0.5e-3  # seconds: for less no array is split
+from codegen.target import TARGET
 
 
-def share_loops(split: Split, again: Callable[[Module], Split]) -> Split:
-    """Return the Split with such loops shared by the ranks if that pays, else the given one.
-    `again` partitions a Graph anew."""
+def share_loops(split: Split, search: LayoutSearch) -> Iterator[Candidate]:
+    """Offer the Graph with such loops shared by the ranks, if it has some that take long enough."""
     demands, program = split
     graph = demands.graph
-    found = {c: v for body in graph.bodies for op in body.ops
-             if (c := op.what.counts()) and (v := _carried(op))}
-    if not found or any(isinstance(op.what, ShardMap | Kernel) for op in walk(graph.body)):
-        return split
-    meshes = a_few_and_many(graph.mesh)
-    before = [Costs(program, sizes, found) for sizes in meshes]
-    if any(c not in before[0].loops for c in found) or before[0].total < 2 * GAIN:
-        return split
-    choices = {c: _spread(graph.mesh, values) for c, values in found.items()}
-    new = again(relaid(graph, choices, Inside.FOLLOWS))
-    after = [Costs(new[1], sizes, found) for sizes in meshes]
-    estimated(before[0].total, after[0].total)
-    pays = all(b.total > FACTOR * a.total for b, a in zip(before, after, strict=True))
-    if not pays or before[0].total - after[0].total < GAIN:
-        return split
-    return again(relaid(graph, {
-        c: Laid(choice.before, choice.inside, _words(choice, c, before[0], after[0], meshes[0]))
-        for c, choice in choices.items()
-    }, Inside.FOLLOWS))
+    carried = {c: v for body in graph.bodies for op in body.ops
+               if (c := op.what.counts()) and (v := _carried(op))}
+    if not carried or any(isinstance(op.what, ShardMap | Kernel) for op in walk(graph.body)):
+        return
+    few, _ = search.costs(program, carried)
+    # two ranks save half of the time, at most
+    if few.loops.keys() >= carried.keys() and few.total > 2 * TARGET.least_gain:
+        choices = {c: _spread(graph.mesh, values) for c, values in carried.items()}
+        yield Candidate(relaid(graph, choices, Inside.FOLLOWS), loops=frozenset(carried))
 
 
 def _carried(op: Op) -> list[Value]:
@@ -71,12 +54,6 @@ def _spread(mesh: Mesh, values: list[Value]) -> Laid:
     order."""
     ndim = values[0].type.ndim
     layout: Layout = (*((a,) for a in mesh.names[:ndim]), *(((),) * (ndim - len(mesh.names))))
-    return Laid(tuple((v, layout) for v in values), Inside.FOLLOWS)
-
-
-def _words(choice: Laid, counter: Sym, before: Costs, after: Costs, sizes: dict[str, int]) -> str:
-    (_, layout), *_ = choice.before
-    old, new = before.loops[counter].seconds * 1e3, after.loops[counter].seconds * 1e3
-    return (f"ranks share this loop: what it carries is made in the program and lies nowhere in "
-            f"particular, so it is laid out {layout_text(layout)}: about {new:.1f} ms instead of "
-            f"{old:.1f} ms on {prod(sizes.values())} ranks")
+    because = ("ranks share this loop: what it carries is made in the program and lies nowhere in "
+               f"particular, so it is laid out {layout_text(layout)}:")
+    return Laid(tuple((v, layout) for v in values), Inside.FOLLOWS, because)

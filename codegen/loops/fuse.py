@@ -32,9 +32,9 @@ from codegen.ir.plan import (
 from codegen.ops import Kind, Update
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
+from codegen.target import TARGET
 
 LARGEST = 200  # functions in one nest: compilers take more than linear time for a loop
-WIDEST = 16  # arrays that a nest reads: caches keep few streams apart
 NEAREST = 6  # nests that a loop may join: programs are long where Python's loops unroll them
 
 _Part = LocalValue[Value] | Store[Value] | Reduce[Value]
@@ -119,7 +119,7 @@ class _Nest:
             return None
         if outer and most > 1 and any(m.how == "rows" and outer[-1] in m.kept for m in members):
             return None  # turns that are taken together write one row of results, not several
-        if len({v for m in members for v in m.reads} - self.makers.keys()) > WIDEST:
+        if len({v for m in members for v in m.reads} - self.makers.keys()) > TARGET.streams:
             return None
         if member.how == "fold" and self.outer not in (None, member.kept):
             return None

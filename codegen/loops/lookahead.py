@@ -1,6 +1,6 @@
 """Loop distribution: elements at positions that data decides are read by a loop of their own.
 
-Goes in: a Sweep of a Plan. Comes out: the same, which reads them ahead, for PIECE iterations each.
+Goes in: a Sweep of a Plan. Comes out: the same, which reads them ahead, for some iterations each.
 Always holds: the same points in the same order. The loops of positions and of results vectorise; a
 compiler does not vectorise a loop that also looks elements up.
 """
@@ -14,9 +14,7 @@ from codegen.ir.indexing import leaves, rewritten
 from codegen.ir.plan import Apply, Load, LocalRead, LocalValue, Node, Reduce, Store, Sweep
 from codegen.symbolic.expr import Sym
 
-SHORT = 16  # turns of a loop that is not worth it
 WORTH = 3  # functions: a loop that only copies is as fast without vectors
-PIECE = 256  # turns: what is read ahead stays in the nearest cache
 
 
 def is_legal(sweep: Sweep) -> bool:

@@ -16,8 +16,10 @@ from codegen.ir.plan import Store, Sweep, Var
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Call, Expr, Sym
 from codegen.symbolic.terms import linear_in
+from codegen.target import TARGET
 
-SHORT = 8  # turns: a run of fewer costs more than the divisions
+# Turns of a run: of fewer, its loop costs more than the divisions, each of which costs two turns.
+SHORT = TARGET.short_loop // 2
 _Looped = TypeVar("_Looped", Store, Sweep)
 
 

@@ -16,8 +16,6 @@ from codegen.ir.plan import Literal, LocalRead, Nest, Store, Var
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Sym
 
-TILE = 2**17  # bytes of a row that are read again and again: a cache of a core holds more
-
 
 def is_legal(nest: Nest) -> bool:
     """Return whether a nest is one loop of reductions over one row, each of which is then stored;

@@ -43,8 +43,7 @@ from codegen.ir.steps import mapped_steps
 from codegen.loops import lookahead, quotient_runs, row_tiles, strip_mine, unroll_and_jam
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Sym
-
-_LANES = 256  # bytes of all totals of a sweep: registers hold them
+from codegen.target import TARGET
 
 _Looped = TypeVar("_Looped", Store, Sweep)
 
@@ -97,7 +96,7 @@ def _simple(work: Simple) -> Iterator[Work]:
         room = waiting_room(extents, work.buffer.dtype) if work.rows > 1 else expr.const(0)
         yield replace(work, room=room, line=ravel(positions(inner), extents))
     elif isinstance(work, Store) and _drops_most_points(work):
-        yield replace(work, sift=lookahead.PIECE)
+        yield replace(work, sift=TARGET.lookahead)
     elif isinstance(work, Store):
         yield _ahead(_runs(_strips(work)))
     elif isinstance(work, Lane):
@@ -182,7 +181,7 @@ def _strips(work: Store) -> Store:
         steps = read.linear[1] if read.linear is not None else ()
         along = [v for v, step in zip(read.loops, steps) if step in (1, -1)]
         if along:
-            width = strip_mine.LINE // read.buffer.dtype.size
+            width = TARGET.line // read.buffer.dtype.size
             is_along_result = write.linear is not None and write.linear[1][-1] == 1
             return strip_mine.strip_mine(work, along[-1], width) if is_along_result else work
     return work
@@ -210,7 +209,7 @@ def _ahead(work: Store) -> Store | Nest:
 def _sweep_ahead(sweep: Sweep) -> Sweep:
     """Read indirect operands of a sweep ahead, if its innermost loop is long and computes so much
     that it gains by vectors: a loop that only copies does not."""
-    if not lookahead.is_legal(sweep) or expr.nonneg(lookahead.SHORT - sweep.long[-1].extent):
+    if not lookahead.is_legal(sweep) or expr.nonneg(TARGET.short_loop - sweep.long[-1].extent):
         return sweep
     pays = sum(_functions(p.value) for p in sweep.parts) >= lookahead.WORTH
     return lookahead.read_ahead(sweep) if pays else sweep
@@ -224,7 +223,7 @@ def _drops_most_points(work: Store) -> bool:
     """Return whether all ranks go over the same points and each stores only those that fall into
     its part, as in a scatter to a split array."""
     last = long_loops(work.loops)[-1:]
-    if not last or expr.nonneg(lookahead.SHORT - last[0].extent):
+    if not last or expr.nonneg(TARGET.short_loop - last[0].extent):
         return False
     read, added = set[Sym](), set[Sym]()
     for node in (leaf for b in work.bounds for leaf in leaves(b.node)):
@@ -249,7 +248,7 @@ def _row_tiles(nest: Nest) -> tuple[list[Store], Nest]:
     ):
         return [], nest
     each = sum(a.buffer.dtype.size for a in in_row)
-    width = 2 ** ((row_tiles.TILE // each).bit_length() - 1)
+    width = 2 ** ((TARGET.reused // each).bit_length() - 1)
     fits = expr.nonneg(width - row.extent)
     return ([], nest) if fits else row_tiles.tile_rows(nest, width)
 
@@ -270,14 +269,14 @@ def _unrolled(nest: Nest) -> Iterator[Nest]:
 def _folds_long_rows(sweep: Sweep) -> bool:
     row = sweep.long[-1].extent if sweep.long else expr.const(1)
     return row.is_const and any(
-        row.value * f.dtype.size >= unroll_and_jam._LONG_ROW for f in sweep.folds)
+        row.value * f.dtype.size >= TARGET.l1 // 2 for f in sweep.folds)
 
 
 def _reordering_pays(sweep: Sweep) -> bool:
     """Return whether vectors make the reductions of a sweep faster. C compilers reorder those of
     integers themselves."""
     last = sweep.long[-1].extent
-    short = last.is_const and last.value < lookahead.SHORT
+    short = last.is_const and last.value < TARGET.short_loop
     return not short and any(f.dtype.kind in "fc" for f in sweep.folds)
 
 
@@ -292,7 +291,7 @@ def _lanes(sweep: Sweep) -> int:
     if all(f.dtype.kind == "c" for f in sweep.folds):
         return 8 if len(sweep.folds) == 1 else 0
     size = sum(f.total.size for f in sweep.folds if f.total is not None)
-    lanes: int = 1 << (_LANES // size).bit_length() - 1
+    lanes: int = 1 << (TARGET.accumulators // size).bit_length() - 1
     few = last.extent.is_const and last.extent.value < 16 * lanes
     return lanes if lanes >= 16 and not few else 0
 
@@ -300,7 +299,7 @@ def _lanes(sweep: Sweep) -> int:
 def _extremes(lane: Lane) -> int:
     """Return how many elements an argmin or argmax compares at a time; 0 for one at a time, as for
     complex numbers, which no instruction compares, and indirect reads."""
-    lanes = _LANES // max(8, 2 * lane.dtype.size)
+    lanes = TARGET.accumulators // max(8, 2 * lane.dtype.size)
     assert lane.value is not None
     if expr.nonneg(4 * lanes - lane.along.extent) or lane.dtype.kind == "c":
         return 0

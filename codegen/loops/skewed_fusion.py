@@ -43,11 +43,9 @@ from codegen.loops.join_rows import side_by_side
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.extents import most
+from codegen.target import TARGET
 
 MOST_WORKS = 24  # works that go together
-FAR_CACHE = 2**18  # bytes: what all of the arrays take beyond it is not in the cache any more
-NEAR_CACHE = 2**17  # bytes: the rows that go together must fit
-SHORT = 32  # elements of a row that is not worth a turn
 LONGEST = 2**13  # characters of the formulas for the first turn and the last
 NEAREST = 4  # elements between those that follow each other in a row
 FEW = 8  # rows that a work has where it is no part of most turns
@@ -140,7 +138,7 @@ class _Rows:
         works = [w for w in phase.work if isinstance(w, Store | Nest)]
         touched = {id(b): b for w in works for b in work_buffers(w)}
         return len(works) > 1 and sum(
-            most(b.capacity) * b.dtype.size for b in touched.values()) > FAR_CACHE
+            most(b.capacity) * b.dtype.size for b in touched.values()) > TARGET.l2
 
     def member(self, work: Work) -> _Member | None:
         if not isinstance(work, Store | Nest):
@@ -179,10 +177,11 @@ class _Rows:
                 longest = max(longest, row)
                 rows[number] = max(rows.get(number, 0), row * size)
                 every[number] = max(every.get(number, 0), most(last + 1) * size)
-            if longest >= SHORT and most(m.outer.extent) > FEW:
+            # A turn has a loop for each work, so that a row must be worth two.
+            if longest >= 2 * TARGET.short_loop and most(m.outer.extent) > FEW:
                 wide.append(k)
         meets = any(group[k].after[n] is not None for k in wide for n in wide if n < k)
-        return meets and sum(every.values()) > FAR_CACHE and 3 * sum(rows.values()) < NEAR_CACHE
+        return meets and sum(every.values()) > TARGET.l2 and 3 * sum(rows.values()) < TARGET.reused
 
     # ---- memory that is needed for some rows only ------------------------------------------------
 

@@ -36,8 +36,7 @@ from codegen.ops import (
 )
 from codegen.ops.sources import Source
 from codegen.ops.views import View
-
-DEEPEST = 40  # ops in one expression: unrolled loops chain without end, compilers recurse
+from codegen.target import TARGET
 
 
 def stored_values(program: Module) -> frozenset[Value]:
@@ -71,7 +70,8 @@ class _Storing:
             ):
                 self.dear.update(op.results)
             for value in op.results:
-                if value not in self.stored and (below >= DEEPEST or self.shared(op, value)):
+                deep = below >= TARGET.deepest_expression
+                if value not in self.stored and (deep or self.shared(op, value)):
                     self.stored.add(value)
                 depth[value] = 0 if value in self.stored else below + 1
             self.dear.difference_update(self.stored.intersection(op.results))

@@ -15,9 +15,9 @@ from codegen.ir.plan import Store, Var
 from codegen.loops.collapse import substituted
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Sym
+from codegen.target import TARGET
 
-LINE = 64  # bytes of a line of the cache
-NEAR = 8  # elements: what lies so far apart is in the same lines
+NEAR = TARGET.line // 8  # elements of 8 bytes: what lies so far apart is in the same lines
 
 
 def is_legal(work: Store) -> bool:

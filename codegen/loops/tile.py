@@ -20,10 +20,8 @@ from codegen.ir.steps import walk_works
 from codegen.symbolic import expr
 from codegen.symbolic.estimate import lower_bound, upper_bound
 from codegen.symbolic.expr import Expr, Sym
+from codegen.target import TARGET
 
-LINE = 64  # bytes of a line of the cache
-NEAR_CACHE = 2**15  # bytes that the cache next to a core holds, at least
-LARGE_POINT = 2**17  # bytes that all turns touch at one point: of more, a cache holds few points
 MOST_POINTS = 1024  # points of a tile
 
 _Most = Callable[[Expr], int]
@@ -50,9 +48,9 @@ def tile(loop: WorkLoop, name: str, most: _Most) -> WorkLoop | None:
 def _paying_width(each: int, points: int) -> int | None:
     """Return the number of points of a tile that half of the nearest cache holds, where a point
     takes `each` bytes; None if the cache holds all points, or a point is too large for tiles."""
-    if each * points <= NEAR_CACHE or each > LARGE_POINT:
+    if each * points <= TARGET.l1 or each > TARGET.reused:
         return None
-    width = max(1, min(MOST_POINTS, NEAR_CACHE // 2 // each))
+    width = max(1, min(MOST_POINTS, TARGET.l1 // 2 // each))
     return int(2 ** (width.bit_length() - 1))
 
 
@@ -118,7 +116,7 @@ def _bytes(touched: Iterable[MemoryAccess[Buffer]], most: _Most) -> int:
         stride = a.stride(point)
         if stride == 0 and not inner:
             continue
-        size, some = a.buffer.dtype.size, LINE
+        size, some = a.buffer.dtype.size, TARGET.line
         if inner:
             some = prod(most(v.extent) for v in inner) * size
         if stride is not None and stride.is_const and stride != 0:

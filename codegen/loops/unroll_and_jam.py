@@ -31,7 +31,6 @@ from codegen.symbolic.expr import Expr, Sym
 
 _Change = Mapping[Sym, Expr]
 _Part = LocalValue | Store | Reduce
-_LONG_ROW = 1 << 14  # bytes of a row from which on several rows are read faster than one by one
 
 
 def is_legal(nest: Nest) -> bool:

@@ -37,9 +37,8 @@ from codegen.ops.rules import (
 from codegen.ops.views import Broadcast
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
+from codegen.target import TARGET
 
-# Bytes of rows of windows that wait for one product: they stay in a core's own cache.
-_ROOM = 1 << 17
 _ROWS_LEAST = 8  # of a wide window
 MOST_DIMS = 3  # that a window moves along
 
@@ -290,7 +289,7 @@ class Convolve(Kind):
         x, window, y = ((*ones, *(of[name].type.shape[d] for d in self.along)) for name in "xwy")
         deep = c * expr.product(window)
         lanes = c == 1 == f and group != 1
-        most = expr.const(_ROOM // dtype.size)
+        most = expr.const(TARGET.reused // dtype.size)  # of rows that wait for one product
         room = group * deep if lanes else expr.most(most, _ROWS_LEAST * deep)
         numbers = (
             batch, group, c, f, *window, *x, *y, *(expr.const(0),) * few, *self.start,

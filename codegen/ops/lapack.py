@@ -24,9 +24,9 @@ from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
 from codegen.ops.rules import BatchBuilder, GraphBuilder, LoopBuilder, Shards, Values
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
+from codegen.target import TARGET
 
 INFO = dtypes.BY_NAME["int32"]
-COLUMNS_LEAST = 32  # right sides: with fewer, sharing them among ranks is not worth an exchange
 
 
 class Factor(Kind):
@@ -225,7 +225,7 @@ class LuSolve(Factor):
         """Return the result's layout: whole columns for a rank, where many columns lie in parts on
         several ranks."""
         columns, within = layout_of(operands[2])[-2:]
-        many = all(e.is_const and e.value >= COLUMNS_LEAST for e in result.shape[-2:])
+        many = all(e.is_const and e.value >= TARGET.shared_columns for e in result.shape[-2:])
         split = columns or (within if many else ())
         return (*super().layout(operands, result)[:-2], split, ())
 

@@ -35,6 +35,7 @@ from codegen.ops.sources import Full, Iota
 from codegen.ops.views import Broadcast, Transpose, Update
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
+from codegen.target import TARGET
 
 
 @dataclass(frozen=True)
@@ -324,7 +325,6 @@ class Gather(Kind):
 
 
 _ELEMENTS_A_POINT = 4  # of the result: with more for each point, points are few
-_USUAL_RANKS = 16  # ranks along an axis, where the number of points depends on that
 
 
 @dataclass(frozen=True)
@@ -462,7 +462,7 @@ class Scatter(Kind):
         points are few, each rank takes all of them and combines those that fall into its part."""
         x, v, *index = op.operands
         spare = expr.product(x.type.shape) - _ELEMENTS_A_POINT * expr.product(v.type.shape)
-        usual = {s: expr.const(_USUAL_RANKS) for s in spare.symbols() if s.kind == "size"}
+        usual = {s: expr.const(TARGET.many_ranks[0]) for s in spare.symbols() if s.kind == "size"}
         few = expr.nonneg(spare.subst(usual))
         if self.fn == "set" or few or self._counted_dims(op, window, shards):
             return None

@@ -30,6 +30,7 @@ from codegen.ops.rules import (
     Values,
 )
 from codegen.symbolic.expr import const
+from codegen.target import TARGET
 
 # Functions that give a number for numbers, and a finite one for finite ones.
 _SAFE = frozenset(
@@ -42,8 +43,6 @@ _PARTS = frozenset("conj real imag with_real with_imag".split())
 # Functions that are computed again rather than stored.
 _CHEAP = frozenset("add sub mul neg cast eq ne lt le gt ge select logical_and logical_or".split())
 
-_PLAIN_STEPS = const(4)  # operations that another function takes for an element
-_HEADER_STEPS = const(40)  # and one that needs a header, as exp does
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,8 @@ class Map(Kind):
         return [ArrayType(fn.result_dtype(types[0].dtype), shape)]
 
     def work(self, op: Op) -> Iterable[Shape]:
-        steps = _HEADER_STEPS if FUNCTIONS[self.fn].header else _PLAIN_STEPS
+        by_header = FUNCTIONS[self.fn].header
+        steps = const(TARGET.header_function_steps if by_header else TARGET.function_steps)
         return [op.result.type.shape if self.fn in _CHEAP else (*op.result.type.shape, steps)]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:

@@ -30,14 +30,8 @@ from codegen.ops.rules import (
 from codegen.ops.views import Broadcast, Transpose
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
+from codegen.target import TARGET
 
-# A product whose summed extent and one other are at most this is written as loops: calling BLAS
-# takes longer than computing it.
-_LOOPS_MOST = 12
-_ROWS_AT_ONCE = 4  # of a matrix, in loops over products with vectors: a vector is read once for all
-# A matrix by its own transpose: syrk computes half of it and the other half is copied. With fewer
-# terms in each sum than this, the copy takes longer than that half.
-_GRAM_LEAST = 64
 # A product is computed as sums on each rank, added by a second exchange, only if the exchange that
 # is saved would move this many times the bytes.
 _TIMES_FEWER = 2
@@ -234,7 +228,7 @@ class MatMul(Kind):
             x, m = wide, m * batch[-1].extent
             result = replace(result, offset=result.offset.subst({batch[-1].sym: 0}))
             batch = batch[:-1]
-        small = [e.is_const and e.value <= _LOOPS_MOST for e in (m, n, k)]
+        small = [e.is_const and e.value <= TARGET.looped_product for e in (m, n, k)]
         short = small[2] and any(small[:2])
         lies = x.lies(m, k), y.lies(k, n)
         if short or 1 in (m, n) or None in lies or dtype.name not in LETTERS:
@@ -243,7 +237,7 @@ class MatMul(Kind):
         (turned_x, lead_x), (turned_y, lead_y) = lies  # type: ignore[misc]
         name, numbers = "gemm", (m, n, k, lead_x, lead_y, n)
         if (self.gram or x == (y.buffer, y.offset, y.column, y.row)) and not (
-            k.is_const and k.value < _GRAM_LEAST
+            k.is_const and k.value < TARGET.gram_terms
         ):
             name = "gram"
         builder.call(_caller(name, dtype, (turned_x, turned_y)), batch, (*numbers, unit, zero),
@@ -258,7 +252,7 @@ class MatMul(Kind):
         *batch, i, j, k = range(len(extents))
         across, along = (j, i) if extents[j] == 1 else (i, j)
         rows = rows and extents[k] != 1
-        few = extents[along].is_const and extents[along].value <= _LOOPS_MOST
+        few = extents[along].is_const and extents[along].value <= TARGET.looped_product
         order = [*batch, across, k, along] if rows else [*batch, across, along, k]
         named = sorted(order, key=lambda d: extents[d] == 1)
         loops = dict(zip(named, loop_vars(tuple(extents[d] for d in named))))
@@ -271,7 +265,7 @@ class MatMul(Kind):
             ravel((*lead, row, column), result.shape),
             plan.Apply("mul", wide, factors, wide), fn, result.dtype, op.place,
             None if result.dtype.size == 2 else result.dtype,  # as libraries have it
-            _ROWS_AT_ONCE if rows or (extents[across] == 1 and not few) else 1,
+            TARGET.jammed_rows if rows or (extents[across] == 1 and not few) else 1,
         ))
 
 

@@ -35,8 +35,8 @@ from codegen.ops.sources import Iota
 from codegen.ops.views import Broadcast, Slice
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
+from codegen.target import TARGET
 
-_SORT_STEPS = expr.const(512)  # steps for an element that is sorted, say
 _TOTALS = ("add", "mul")  # what may leave the range of a type
 
 
@@ -245,7 +245,7 @@ class Lane(Kind):
         return [batch.emit(self.but(dim=self.dim + 1), *batch.every(op, stacked))]
 
     def work(self, op: Op) -> Iterable[Shape]:
-        return [(*op.operands[0].type.shape, _SORT_STEPS)]
+        return [(*op.operands[0].type.shape, expr.const(TARGET.sort_steps))]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         entries = enumerate(layout_of(operands[0]))

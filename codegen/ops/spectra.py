@@ -19,8 +19,7 @@ from codegen.ops.kind import Array
 from codegen.ops.lapack import INFO, Factor, Members
 from codegen.ops.rules import LoopBuilder
 from codegen.symbolic import expr
-
-_BLOCK = 64  # columns that LAPACK takes at once: more workspace makes it no faster
+from codegen.target import TARGET
 
 
 def complex_of(dtype: DType) -> DType:
@@ -50,7 +49,7 @@ class Qr(Factor):
     def steps(self, op: Op, builder: LoopBuilder) -> None:
         m, (n, rows) = Members(self, op, builder), op.operands[0].type.shape[-2:]
         columns = expr.maximum(n, rows) if self.mode == "complete" else n  # at most
-        room = columns * expr.minimum(expr.minimum(n, rows), _BLOCK)
+        room = columns * expr.minimum(expr.minimum(n, rows), TARGET.lapack_block)
         parameters = "int64_t n, int64_t m, int64_t room, <T> *h, <T> *tau, int32_t *info, "
         text = "*info = m && n ? <geqrf>(SPMD_BY_COLUMNS, m, n, h, m, tau, work, room) : 0;"
         numbers = [n, rows, room]
@@ -98,9 +97,9 @@ class Svd(Factor):
         # what LAPACK asks for; and more, where that is little beside the matrices
         room = small * small * (1 if is_complex else 4) + small * 7
         if self.vectors == "N":
-            room = small * (10 + 3 * _BLOCK) + large
+            room = small * (10 + 3 * TARGET.lapack_block) + large
         elif self.vectors == "A":
-            room += large * _BLOCK
+            room += large * TARGET.lapack_block
         u, v = ("u", "v") if has else ("a", "a")  # what is not asked for is not touched
         parts = [m.copied(*op.operands), *m.results(), m.spare("work", m.dtype, room),
                  m.spare("numbers", INFO, small * 8)]
@@ -144,7 +143,7 @@ class Eigh(Factor):
         m, n = Members(self, op, builder), op.operands[0].type.shape[-1]
         is_complex = m.dtype.kind == "c"
         square = n * n if self.vectors else expr.const(0)
-        room = square * (1 if is_complex else 2) + n * (6 + _BLOCK) + 1
+        room = square * (1 if is_complex else 2) + n * (6 + TARGET.lapack_block) + 1
         rooms, ints = square * 2 + n * 5 + 1, n * 5 + 3
         copy = m.copied(op.operands[0], op.results[2] if self.vectors else None)
         parts = [copy, *m.results()[:2], m.spare("work", m.dtype, room),
@@ -185,7 +184,8 @@ class Eig(Factor):
 
     def steps(self, op: Op, builder: LoopBuilder) -> None:
         m, n = Members(self, op, builder), op.operands[0].type.shape[-1]
-        is_complex, room, job = m.dtype.kind == "c", n * (8 + _BLOCK), "NV"[self.vectors]
+        is_complex, job = m.dtype.kind == "c", "NV"[self.vectors]
+        room = n * (8 + TARGET.lapack_block)
         vectors = f"{complex_of(m.dtype).c} *v, " if self.vectors else ""
         parts = [m.copied(*op.operands), *m.results(), m.spare("work", m.dtype, room),
                  m.spare("reals", real_of(m.dtype), n * 2)]

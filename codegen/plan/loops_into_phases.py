@@ -36,8 +36,8 @@ from codegen.loops.tile import tile
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.extents import most
+from codegen.target import TARGET
 
-FEW_POINTS = 16  # points of a work for which what is around it counts
 LONGEST = 2**27  # points of a phase: it takes a fraction of a second
 MOST_WORKS = 64  # works in one function: compilers take more than linear time for it
 
@@ -64,7 +64,7 @@ class _Enclosing:
     def step(self, step: Step) -> Step:
         if isinstance(step, Loop):
             near = 0 < self.points(step, LONGEST) <= LONGEST and 0 < _works(step) <= MOST_WORKS
-            if near and self.points(step, FEW_POINTS):
+            if near and self.points(step, TARGET.short_loop):
                 return self.phase(step)
             if near and (tiled := self.tiled(step)):
                 return tiled

@@ -13,8 +13,9 @@ from codegen.ir.plan import Exchange, Loop
 from codegen.ir.steps import walk_steps
 from codegen.layouts import replicate_loops
 from codegen.oracle.interpret import run
+from tests.codegen.test_replicate_loops import assume
 
-N = 200
+N = 800
 
 
 def picked(a, b, turns=range):
@@ -82,7 +83,7 @@ def test_elements_that_a_loop_only_reads_are_fetched_before_it():
 def test_what_several_loops_read_is_fetched_once_and_solved_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(replicate_loops, "GAIN", 0.0)
+    assume(monkeypatch, least_gain=0.0)
     levels = lower(points.graph({}))
     gathered = [op for op in levels.program.body.ops if op.what.called == "all_gather"]
     assert not any(in_loops(levels)) and len(gathered) == 1
@@ -107,6 +108,6 @@ def of_what_is_gathered(n: int = 400):
 def test_what_is_made_of_a_gathered_array_is_gathered_as_it_lies_then(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(replicate_loops._Search, "better_whole", lambda *_: True)
-    monkeypatch.setattr(replicate_loops, "GAIN", -1.0)
+    monkeypatch.setattr(replicate_loops, "_gathered", lambda *_: -1.0)
+    assume(monkeypatch, least_gain=-1.0)
     lower(of_what_is_gathered.graph({}, ()))

@@ -25,7 +25,7 @@ from codegen.ir.plan import (
     Store,
 )
 from codegen.ir.steps import walk_steps
-from codegen.loops.stored_values import DEEPEST
+from codegen.target import TARGET
 from tests.codegen import sample_programs
 
 
@@ -142,7 +142,8 @@ def test_chains_without_end_are_cut():
     plan = lower(unrolled.capture(n=600)).plan
     parts = [p for w in work_of(plan) if isinstance(w, Nest) for p in w.parts]
     kept = [p for p in parts if type(p) is LocalValue]
-    assert 2 * 600 / DEEPEST - 1 <= len(kept) <= 2 * 600 / DEEPEST + 5
+    least = 2 * 600 / TARGET.deepest_expression - 1
+    assert least <= len(kept) <= least + 6
     assert len(lower(unrolled.capture(n=10)).plan.steps) == 2  # the default, and one loop
 
 

@@ -13,17 +13,26 @@ from codegen.compile import Levels, lower, split
 from codegen.explain.reasons import tables
 from codegen.ir.plan import Exchange, Loop
 from codegen.ir.steps import walk_steps
-from codegen.layouts import replicate_loops
+from codegen.layouts import gather_before_loop, replicate_loops, search, share_loops
 from codegen.layouts.loop_dims import across
+from codegen.layouts.owner_computes import rows_on_owners
 from codegen.layouts.relayout import Inside, Laid, relaid
 from codegen.oracle.interpret import run
+from codegen.target import TARGET
 from tests.programs import global_flow as flow
 from tests.programs import global_recipes as recipes
-from tests.programs.test_global import CHOICE, RANKS, expected_of, same, search
+from tests.programs.test_global import CHOICE, RANKS, expected_of, same
+from tests.programs.test_global import search as search_for
 
 N = 40
 COUNT = 25  # random programs, which begin with one of the loops
 LOOPS = flow.looped, flow.versions, flow.rows, flow.scanned
+
+
+def assume(monkeypatch: pytest.MonkeyPatch, **fields: float) -> None:
+    """Let the layout search assume another machine, or another rule of what pays."""
+    for module in (search, gather_before_loop, replicate_loops, share_loops):
+        monkeypatch.setattr(module, "TARGET", replace(TARGET, **fields))
 
 
 def factored(a, turns=range):
@@ -180,9 +189,7 @@ def test_results_are_numpys_on_any_number_of_ranks():
 
 def test_random_programs_with_every_loop_computed_whole(monkeypatch: pytest.MonkeyPatch):
     """They give the same results if the estimates favour it for all loops with exchanges."""
-    monkeypatch.setattr(replicate_loops, "GAIN", -1.0)
-    for name in ("FACTOR", "EXCHANGES_OVER_SAVED"):
-        monkeypatch.setattr(replicate_loops, name, 0.0)
+    assume(monkeypatch, least_gain=-1.0, least_speedup=0.0)
     changed = []
 
     def compared(recipe: Any, ranks: int, choice: int) -> None:
@@ -191,15 +198,15 @@ def test_random_programs_with_every_loop_computed_whole(monkeypatch: pytest.Monk
         program = recipes.program_of(recipe)
         expected = expected_of(program)
         graph = program.capture()
-        before = split(graph)
-        demands, lowered = replicate_loops.replicate_loops(before, split)
-        changed.append(demands is not before[0])
+        layouts = search.LayoutSearch(split, rows_on_owners)
+        demands, lowered = layouts.best(graph, [replicate_loops.replicate_loops])
+        changed.append(demands is not layouts.split(graph)[0])
         mesh = recipes.sizes(ranks, recipe.axes, choice)
         inputs = {i.name: expected[f"r0_{k}"] for k, i in enumerate(graph.inputs)}
         same(run(lowered, mesh, inputs), expected, f"the Program over {mesh}")
         same(run(demands.graph, mesh), expected, "the Graph")
 
-    search(7, COUNT, compared, recipes.recipes(4), RANKS, CHOICE)
+    search_for(7, COUNT, compared, recipes.recipes(4), RANKS, CHOICE)
     assert any(changed)
 
 

@@ -10,9 +10,11 @@ import pytest
 import spmd
 from codegen.compile import lower, split
 from codegen.explain.reasons import tables
-from codegen.layouts import share_loops
+from codegen.layouts.owner_computes import rows_on_owners
+from codegen.layouts.search import LayoutSearch
+from codegen.layouts.share_loops import share_loops
 from codegen.oracle.interpret import run
-from tests.codegen.test_replicate_loops import exchanges_in_loops
+from tests.codegen.test_replicate_loops import assume, exchanges_in_loops
 
 
 def escaped(n: int, turns: int, counted=range):
@@ -105,10 +107,8 @@ def nested(n: int = 7):
 def test_a_program_of_which_all_follows(monkeypatch: pytest.MonkeyPatch):
     """If the estimates favour every loop, all of a program is laid out, and its results stay the
     same."""
-    monkeypatch.setattr(share_loops, "GAIN", -1e9)
-    monkeypatch.setattr(share_loops, "FACTOR", 0.0)
-    before = split(nested.graph({}))
-    demands, program = share_loops.share_loops(before, split)
+    assume(monkeypatch, least_gain=-1e9, least_speedup=0.0)
+    demands, program = LayoutSearch(split, rows_on_owners).best(nested.graph({}), [share_loops])
     assert {o.name: o.layout for o in demands.graph.outputs} == {
         "a": (("r",), ()), "b": (("r",),), "sum": (("r",), ()), "total": ()}
     expected = nested.eager()

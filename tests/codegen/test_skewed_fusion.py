@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from codegen.compile import lower
 from codegen.ir.plan import Nest, Phase, WorkLoop
 from codegen.ir.steps import walk_steps, walk_works
 from codegen.loops import skewed_fusion
+from codegen.target import TARGET
 
 pytestmark = pytest.mark.usefixtures("vectors_cc")
 
@@ -116,8 +119,7 @@ def test_results_are_the_same_to_the_bit(program, monkeypatch):
         plain = spmd.build(program, n=n, m=m)
         with monkeypatch.context() as patch:
             patch.setenv("SPMD_CACHE", "off")  # kept images know nothing of what is patched
-            patch.setattr(skewed_fusion, "FAR_CACHE", 0)
-            patch.setattr(skewed_fusion, "SHORT", 1)
+            patch.setattr(skewed_fusion, "TARGET", replace(TARGET, l2=0, short_loop=0))
             patch.setattr(skewed_fusion, "FEW", 1)
             assert any(isinstance(w, WorkLoop) for w in works(program, n=n, m=m))
             rows = spmd.build(program, n=n, m=m)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from codegen.ir.plan import LibraryCall, Phase
 from codegen.layouts.partition import partition
 from codegen.ops import Exchange, spectra
 from codegen.oracle import interpret
+from codegen.target import TARGET
 from codegen.trace import blocked_linalg, namespace
 
 KINDS = ("float32", "float64", "complex64", "complex128")
@@ -162,7 +164,7 @@ def test_numbers_that_are_no_ints_of_c() -> None:
 
 
 def test_what_lapack_does_not_take_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spectra, "_BLOCK", 0)  # no workspace
+    monkeypatch.setattr(spectra, "TARGET", replace(TARGET, lapack_block=0))  # no workspace
     image = spmd.build(factored(lambda x: np.linalg.qr(x).R, 5, 3))
     with pytest.raises(CheckError, match="geqrf or orgqr does not take .*: it returned -8"):
         image.run(x=drawn("float64", 5, 3))

@@ -88,3 +88,19 @@ def schroedinger(psi, steps, dt=0.01):
         psi = half * np.fft.ifft(kinetic * np.fft.fft(half * psi))
     density = np.abs(psi) ** 2
     return psi, density / density.sum(), np.sum(x * density) / density.sum()
+
+
+@case(6, 16, lambda n, r: dict(x=r(2**n) + 1j * r(2**n)))
+def stockham(x):
+    """A Fourier transform of a power of two in stages, without bit reversal."""
+    n = len(x)
+    butterfly = np.array([[1.0, 1.0], [1.0, -1.0]])
+    y = x.copy()
+    for stage in range(n.bit_length() - 1):
+        blocks = 2**stage
+        v = np.transpose(np.reshape(y, (blocks, 2, n // (2 * blocks))), (1, 0, 2))
+        turn = np.exp(-1j * np.pi * np.arange(2)[:, None] * np.arange(blocks) / blocks)
+        factors = np.repeat(np.reshape(turn, (2, blocks, 1)), n // (2 * blocks), axis=2)
+        v = np.reshape(v, (n,)) * np.reshape(factors, (n,))
+        y[:] = np.reshape(butterfly @ np.reshape(v, (2, n // 2)), (n,))
+    return y

@@ -183,3 +183,15 @@ def gaussian_process(x, x_new, y, length=0.5, noise=0.1):
     v = np.linalg.solve(low, cross.T)
     likelihood = -0.5 * y @ alpha - np.log(np.diag(low)).sum() - len(x) / 2 * np.log(2 * np.pi)
     return cross @ alpha, 1 - np.sum(v**2, axis=0), likelihood
+
+
+@case(5, 64, lambda n, r: dict(designs=r(n, 2 * n, n) / n, targets=r(n, 2 * n), steps=4))
+def models_of_stations(designs, targets, steps, rate=0.5):
+    """Least squares of every station by itself, by gradient descent from zero."""
+    weights = np.zeros_like(designs[:, 0, :])
+    for s in spmd.range(len(designs)):
+        w = weights[s]
+        for _ in spmd.range(steps):
+            w = w - rate * (designs[s].T @ (designs[s] @ w - targets[s]))
+        weights[s] = w
+    return weights

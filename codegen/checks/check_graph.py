@@ -44,7 +44,7 @@ def _expect(condition: bool, op: Op | None, rule: str, *about: object) -> None:
     if not condition:
         raise InternalError.of_rule(
             rule.format(*map(_text, about)), op.place if op else None,
-            f"op {op.what.called}" if op else "",
+            f"op {op.kind.called}" if op else "",
         )
 
 
@@ -66,24 +66,24 @@ def _region(module: Module, region: Region, outer: set[Value]) -> None:
 
 def _op(module: Module, op: Op, scope: set[Value]) -> None:
     """Check an op with its operands, results, result types, regions and level."""
-    _expect(isinstance(op.what, Kind), op, "what an op does is a Kind")
+    _expect(isinstance(op.kind, Kind), op, "what an op does is a Kind")
     for value in op.operands:
         _expect(value in scope, op, "operand {} is defined before its use", value)
     for value in op.results:
         _expect(value not in scope, op, "{} is defined once", value)
-    inferred = op.what.infer([v.type for v in op.operands])
+    inferred = op.kind.infer([v.type for v in op.operands])
     stated = [v.type for v in op.results]
     follows = "results follow from the rule: {} against {}"
     _expect(_same_types(inferred, stated), op, follows, inferred, stated)
     for inner in op.regions:
         _region(module, inner, scope)
-    if isinstance(op.what, Fold):
+    if isinstance(op.kind, Fold):
         stored = op.operands[0].type.dtype
         _expect(dtypes.folded_in(stored) == stored, op, "ranks fold no {}", stored)
     _level(module, op)
-    if isinstance(op.what, Loop):
-        _loop(op, op.what)
-    elif isinstance(op.what, Branch):
+    if isinstance(op.kind, Loop):
+        _loop(op, op.kind)
+    elif isinstance(op.kind, Branch):
         for inner in op.regions:
             _expect(
                 _same_types([v.type for v in inner.results], [v.type for v in op.results]),
@@ -94,7 +94,7 @@ def _op(module: Module, op: Op, scope: set[Value]) -> None:
 
 def _level(module: Module, op: Op) -> None:
     if module.level == "program":
-        _expect(not isinstance(op.what, ShardMap), op, "a Program holds no shard_map")
+        _expect(not isinstance(op.kind, ShardMap), op, "a Program holds no shard_map")
         for value in op.results:
             _expect(value.type.layout is None, op, "a Program holds local arrays only")
 

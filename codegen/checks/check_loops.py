@@ -36,10 +36,10 @@ def _region(region: Region, outer: set[Value], constants: Collection[Value]) -> 
     for op in region.ops:
         _rule(defined.issuperset(op.operands), op, "a value is defined before it is read")
         _rule(defined.isdisjoint(op.results), op, "a value is defined once")
-        if isinstance(op.what, Do):
-            _do(op, op.what, constants)
+        if isinstance(op.kind, Do):
+            _do(op, op.kind, constants)
         else:
-            _rule(isinstance(op.what, Loop | Let | Branch), op, "no other ops are left")
+            _rule(isinstance(op.kind, Loop | Let | Branch), op, "no other ops are left")
         for inner in op.regions:
             _region(inner, defined, constants)
         defined.update(op.results)

@@ -136,21 +136,21 @@ class _Check:
         holds, items = _Holds(outer), _Items(steps)
         for op in region.ops:
             self.place = op.place or self.place
-            if not isinstance(op.what, Do):
+            if not isinstance(op.kind, Do):
                 self.copies(items, holds)
             if (stretch := self.placed.arms.stretches.get(op, 1)) > 1:
                 holds.own |= dict.fromkeys(self.lies_over(stretch), _NONE)
-            if isinstance(op.what, Do):
-                self.do(op, op.what, items, holds)
+            if isinstance(op.kind, Do):
+                self.do(op, op.kind, items, holds)
                 continue
             step = items.left.pop() if items.left else None
-            if isinstance(op.what, LetOp):
-                self.rule(isinstance(step, Let) and step.counter is op.what.counter
+            if isinstance(op.kind, LetOp):
+                self.rule(isinstance(step, Let) and step.counter is op.kind.counter
                           and step.value.buffer.number == self.number[op.operands[0]],
                           "a let is a step")
                 self.read(op.operands[0], holds)
-            elif isinstance(op.what, BranchOp):
-                self.branch(op, op.what, step, holds)
+            elif isinstance(op.kind, BranchOp):
+                self.branch(op, op.kind, step, holds)
             else:
                 self.loop(op, step, holds)
         self.copies(items, holds)
@@ -184,7 +184,7 @@ class _Check:
                       f"{v.name} begins with {x.name}")
         written = set[Value]()
         left = _NONE
-        if do.of is not None and isinstance(do.of.what, Update) and do.of.what.apart:
+        if do.of is not None and isinstance(do.of.kind, Update) and do.of.kind.apart:
             under = (self.under.get(x, _NONE) for x, _ in begins)
             left = holds[self.number[op.result]].union(*under)
             self.under[op.result] = left

@@ -43,11 +43,11 @@ class Claims:
     def of(self, op: Op, facts: Facts) -> None:
         """Begin with the claims of this op: what is claimed from now on is claimed of it."""
         self.op, self.facts = op, facts
-        if isinstance(op.what, Exchange):
-            self.axes = axes = op.what.axes
+        if isinstance(op.kind, Exchange):
+            self.axes = axes = op.kind.axes
             if not axes or len(set(axes)) < len(axes) or not set(axes) <= set(self.mesh.names):
                 self.broken("an exchange goes along different axes of the mesh", repr(axes))
-        op.what.claims(op, self)
+        op.kind.claims(op, self)
 
     # ---- proved, or tried ------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ class Claims:
                 self.broken(rule, f"{found()} ({where(failure)})")
 
     def broken(self, rule: str, found: str) -> NoReturn:
-        found = f"op {self.op.what.called}: {found}"
+        found = f"op {self.op.kind.called}: {found}"
         raise InternalError.of_rule(rule, self.op.place, found)
 
     def require(self, holds: Expr, why: str) -> None:
@@ -198,7 +198,7 @@ class Claims:
     def shapes(self, expected: Shape, received: Expr | None = None) -> None:
         """Claim that the result has the extents of what is received, where something is."""
         shape = self.op.result.type.shape
-        rule = f"the result of {self.op.what.called} has the extents of what is received"
+        rule = f"the result of {self.op.kind.called} has the extents of what is received"
         if len(shape) != len(expected):
             self.broken(rule, f"{len(shape)} dims for {len(expected)}")
         if received is not None and not received.is_const:
@@ -224,7 +224,7 @@ class Claims:
         low, high = (first, last) if step > 0 else (last, first)
         self.hold([("nonneg", m)], "an extent is not negative", lambda: f"extent {m}")
         self.hold([("nonneg", low), ("nonneg", e - 1 - high)],
-                  f"the box of {self.op.what.name} lies in bounds",
+                  f"the box of {self.op.kind.name} lies in bounds",
                   lambda: f"elements {first} to {last} of an extent of {e}", part)
 
 

@@ -72,11 +72,11 @@ class _Compare:
     def region(self, region: Region) -> Region:
         out: list[Op] = []
         for op in region.ops:
-            if isinstance(op.what, ShardMap):
-                out.append(self.shard_map(op, op.what))
+            if isinstance(op.kind, ShardMap):
+                out.append(self.shard_map(op, op.kind))
                 continue
             out.append(op.mapped(self.region))
-            if isinstance(op.what, Loop):
+            if isinstance(op.kind, Loop):
                 for v in op.results:
                     out += self.whole(v, f'"{v.name}", which a loop carries,', op.place)
         return region.with_ops(out)
@@ -121,23 +121,23 @@ class _Compare:
         for op in region.ops:
             axes = self.met(op.regions)
             op = op.mapped(lambda r: r.with_ops(self.local(r, known)))
-            if isinstance(op.what, Send):
-                for value, layout in zip(op.operands, op.what.layouts, strict=True):
+            if isinstance(op.kind, Send):
+                for value, layout in zip(op.operands, op.kind.layouts, strict=True):
                     unknown = known.varies(value) - {a for entry in layout for a in entry}
                     if alike := tuple(a for a in self.long if a in unknown):
                         yield from self.same(value, alike, "what is sent back", op.place)
-            if axes and isinstance(op.what, Loop) and len(op.regions) == 2:
+            if axes and isinstance(op.kind, Loop) and len(op.regions) == 2:
                 test, body = op.regions
                 same = self.same(test.results[0], axes, "the condition of this loop", op.place)
                 op = replace(op, regions=(test.with_ops((*test.ops, *same)), body))
-            if axes and isinstance(op.what, Branch) and op.what.on is None:
+            if axes and isinstance(op.kind, Branch) and op.kind.on is None:
                 yield from self.same(op.operands[0], axes, "the condition of this branch", op.place)
             yield op
 
     def met(self, regions: Sequence[Region]) -> Axes:
         """Return the axes along which ranks exchange in some regions."""
         axes = {a for r in regions for op in walk(r)
-                 if isinstance(op.what, Exchange) for a in op.what.axes}
+                 if isinstance(op.kind, Exchange) for a in op.kind.axes}
         return tuple(a for a in self.long if a in axes)
 
     def same(self, value: Value, axes: Axes, name: str, place: Place | None) -> list[Op]:

@@ -90,13 +90,13 @@ class Instrument(Builder):
 
     def finite(self, op: Op, value: Value) -> None:
         """Add the check that a result is finite wherever its operands are."""
-        holds = None if self.is_later(value) else op.what.finite(op, value, self)
+        holds = None if self.is_later(value) else op.kind.finite(op, value, self)
         if holds is not None:
-            chosen = isinstance(op.what, Map) and op.what.fn != "select"
+            chosen = isinstance(op.kind, Map) and op.kind.fn != "select"
             part = chosen and any(map(self.is_later, op.operands))
             self.expect(
                 "nan", value, holds,
-                f"{'this expression' if part else op.what.title()} makes a NaN or an infinity "
+                f"{'this expression' if part else op.kind.title()} makes a NaN or an infinity "
                 "where there was none",
                 "np.where(condition, value, other) where it is not wanted; "
                 "run --check=bounds,equal looks for no NaN",
@@ -109,15 +109,15 @@ class Instrument(Builder):
             op, uses = self.defs.get(value), self.uses.get(value, ())
             self.optional[value] = False  # of what follows from itself
             self.optional[value] = (
-                bool(uses) and op is not None and isinstance(op.what, Map)
+                bool(uses) and op is not None and isinstance(op.kind, Map)
                 and all(map(self.is_choice, uses))
             )
         return self.optional[value]
 
     def is_choice(self, use: Use) -> bool:
-        if use.op is None or not isinstance(use.op.what, Map):
+        if use.op is None or not isinstance(use.op.kind, Map):
             return False
-        fn, result = use.op.what.fn, use.op.result
+        fn, result = use.op.kind.fn, use.op.result
         return ((fn == "select" and use.operand > 0) or self.is_optional(result)
                 or (fn in _BOTH and result.type.dtype.kind == "b"))
 
@@ -130,19 +130,19 @@ class Instrument(Builder):
         if value.type.dtype.kind not in "fc" or op is None or len(uses) != 1:
             return False
         use, k = uses[0].op, uses[0].operand
-        if use is None or not isinstance(op.what, Map) or not isinstance(use.what, Map):
+        if use is None or not isinstance(op.kind, Map) or not isinstance(use.kind, Map):
             return False
-        if op.what.fn == "of_order_key":  # what was sorted, a NaN perhaps
+        if op.kind.fn == "of_order_key":  # what was sorted, a NaN perhaps
             return False
         same_line = op.place and use.place and use.place.line == op.place.line
-        return bool(same_line) and (use.what.fn, k) in _SPREAD
+        return bool(same_line) and (use.kind.fn, k) in _SPREAD
 
     def sources(self, op: Op) -> list[Value]:
         """Return the floating-point values that the result of a map follows from and that have
         checks of their own."""
         values: dict[Value, None] = {}
-        assert isinstance(op.what, Map)
-        for v in op.operands[op.what.fn == "select" :]:
+        assert isinstance(op.kind, Map)
+        for v in op.operands[op.kind.fn == "select" :]:
             if self.is_later(v):
                 values.update(dict.fromkeys(self.sources(self.defs[v])))
             elif v.type.dtype.kind in "fc":
@@ -154,7 +154,7 @@ class Instrument(Builder):
     def exact(self, op: Op, value: Value) -> None:
         """Add checks that an integer result did not wrap around, by comparing it with the same
         computation in float64, and that no integer is divided by zero."""
-        op_kind, kind = op.what, value.type.dtype.kind
+        op_kind, kind = op.kind, value.type.dtype.kind
         if kind not in "iu":
             return
         if isinstance(op_kind, Map) and op_kind.fn in ("floordiv", "mod", "fmod"):

@@ -51,7 +51,7 @@ def _region(claims: Claims, region: Region, facts: Facts) -> None:
 def _fact(op: Op, k: int) -> Expr:
     """Return a condition that holds in region k of an op: the loop makes a turn, or the branch
     takes this arm. It is 1 if nothing is known, 0 if the region never runs."""
-    kind, last = op.what, len(op.regions) - 1
+    kind, last = op.kind, len(op.regions) - 1
     if isinstance(kind, Loop):
         if k < last or kind.stop is None or not kind.step.is_const:
             return const(1)

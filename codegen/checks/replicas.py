@@ -19,10 +19,10 @@ def check_replicas(graph: Module) -> Module:
     """Return the Graph unchanged. Raises MatchingError, with the line and with what makes the ranks
     differ."""
     for op in walk(graph.body):
-        if isinstance(op.what, ShardMap):
-            results = _Results(graph, op, op.what)
+        if isinstance(op.kind, ShardMap):
+            results = _Results(graph, op, op.kind)
             results.check_sent()
-            if not op.what.sure:
+            if not op.kind.sure:
                 results.check()
     return graph
 
@@ -42,10 +42,10 @@ class _Results:
 
     def check_sent(self) -> None:
         for op in walk(self.body):
-            if isinstance(op.what, Send):
-                for value, layout in zip(op.operands, op.what.layouts, strict=True):
+            if isinstance(op.kind, Send):
+                for value, layout in zip(op.operands, op.kind.layouts, strict=True):
                     if axis := self.differs(value, layout):
-                        raise self.refused_send(op, op.what, value, axis)
+                        raise self.refused_send(op, op.kind, value, axis)
 
     def differs(self, value: Value, layout: Layout) -> str:
         """Return an axis that the layout does not name and along which the value surely varies, or

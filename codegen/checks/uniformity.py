@@ -46,12 +46,12 @@ class _Check:
 
     def region(self, region: Region, around: tuple[_Around, ...]) -> None:
         for op in region.ops:
-            if isinstance(op.what, Exchange):
-                self.exchange(op, op.what, around)
-            elif isinstance(op.what, Feeding):
-                self.met(op, f'feed "{op.what.feed}"', frozenset(self.mesh.names), around)
-            elif isinstance(op.what, Save):
-                self.met(op, f'save "{op.what.series}"', frozenset(self.mesh.names), around)
+            if isinstance(op.kind, Exchange):
+                self.exchange(op, op.kind, around)
+            elif isinstance(op.kind, Feeding):
+                self.met(op, f'feed "{op.kind.feed}"', frozenset(self.mesh.names), around)
+            elif isinstance(op.kind, Save):
+                self.met(op, f'save "{op.kind.series}"', frozenset(self.mesh.names), around)
             for inner in op.regions:
                 self.region(inner, (*around, _Around(op, self.variance.passing(op))))
 
@@ -83,13 +83,13 @@ class _Check:
         self, op: Op, called: str, outer: Op, apart: tuple[str, ...]
     ) -> MatchingError:
         along = axes_text(apart)
-        if isinstance(outer.what, Loop):
+        if isinstance(outer.kind, Loop):
             where = f"inside a loop whose number of turns may differ between ranks along {along}"
             title = "the number of turns differs:"
         else:
             where = f"inside a branch that only some ranks along {along} may take"
             title = "the branch is taken by some ranks only:"
-        fed = isinstance(op.what, Feeding)
+        fed = isinstance(op.kind, Feeding)
         why = ": a batch is of all ranks, each takes its part of it" if fed else ""
         cause, remedy = self.cause(outer, apart, "take the batch" if fed else "compute the value")
         also: tuple[tuple[str, Place], ...] = ((title, outer.place),) if outer.place else ()
@@ -105,7 +105,7 @@ class _Check:
     def cause(self, outer: Op, apart: tuple[str, ...], do: str) -> tuple[str, str]:
         """Return why ranks part at a branch or loop, and the remedy, which says where to `do`
         something."""
-        kind = outer.what
+        kind = outer.kind
         if isinstance(kind, Branch) and kind.on is not None:
             return (user_text(self.mesh, kind.on),
                     f"{do} on every rank and choose with np.where")

@@ -37,7 +37,7 @@ def unrolled(graph: Module) -> tuple[Place, int] | None:
     """Return the place in a line that stands most often in a Graph that takes long to build, and
     how often: fewer times than its operations of one kind, of which it may have several."""
     library = frozenset(graph.library_calls)
-    copies = Counter((op.place, type(op.what), where)
+    copies = Counter((op.place, type(op.kind), where)
                      for op, where in _by_users(graph.body, library) if op.place)
     often = [(n, place) for (place, *_), n in copies.most_common() if n >= OFTEN]
     if sum(1 for _ in walk(graph.body)) < LONG_PROGRAM or not often:
@@ -53,7 +53,7 @@ def _by_users(region: Region, library: frozenset[Place], inside: bool = False
     repeats what users have written, and they cannot change how often."""
     for op in region.ops:
         called = op.place in library
-        if not called or (isinstance(op.what, Loop) and not inside):
+        if not called or (isinstance(op.kind, Loop) and not inside):
             yield op, id(region) * inside
         for inner in op.regions:
             yield from _by_users(inner, library, inside or called)
@@ -80,16 +80,16 @@ def remedy(
 ) -> str | None:
     """Return a text that says what to try; None where the exchange is what was asked for."""
     by = demands.by_place.get(op.place, [])  # what the exchange is made for
-    kernels = [o.what.kernel.name for o in by
-               if isinstance(o.what, Kernel) and value in o.operands]
-    if any(o.what.lays_out for o in by) and not kernels:
+    kernels = [o.kind.kernel.name for o in by
+               if isinstance(o.kind, Kernel) and value in o.operands]
+    if any(o.kind.lays_out for o in by) and not kernels:
         return None
     if kernels:
         return (
             f"halo= in the call of {kernels[0]} for dims along which it works point by point or in "
             f"windows, or signature= where the kernel is made: each rank then gets its part"
         )
-    if any(isinstance(o.what, Fourier) for o in by):
+    if any(isinstance(o.kind, Fourier) for o in by):
         return (f"a length with two factors of at least {FACTOR}, of {FOUR_STEPS} elements on: "
                 "it is transformed in four steps, which gather nothing")
     layout = layout_of(value)
@@ -98,7 +98,7 @@ def remedy(
     wanted = demands.wanted.get(value, {})
     if value in demands.inputs and not any(w[d].axes for w in wanted for d in gathered):
         return reads_all  # nobody wants it in parts
-    products = [o for o in by if isinstance(o.what, MatMul)]
+    products = [o for o in by if isinstance(o.kind, MatMul)]
     for o in products:
         if sums := _partial_sums(o, value, gathered):
             return sums

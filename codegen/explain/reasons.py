@@ -76,7 +76,7 @@ class Explained:
         self.before: dict[Value, Value] = {}
         self.ops = list(global_ops(graph.body))
         feeds = {f.name: f for f in graph.feeds}
-        self.fields = {v: feeds[op.what.feed] for op in self.ops if isinstance(op.what, Take)
+        self.fields = {v: feeds[op.kind.feed] for op in self.ops if isinstance(op.kind, Take)
                        for v in op.results}
         seen = {(feed.name, v.name) for v, feed in self.fields.items()}
         self.fields |= {Value(name, t): feed for feed in graph.feeds for name, t in feed.fields
@@ -85,8 +85,8 @@ class Explained:
             carried = [*op.operands, *(v for inner in op.regions for v in inner.results)]
             definitions = [self.demands.defs.get(v) for v in carried if op.regions]
             self.before |= {d.result: d.operands[0] for d in definitions
-                            if d and isinstance(d.what, Relayout) and d.place == op.place}
-            if isinstance(op.what, Loop):
+                            if d and isinstance(d.kind, Relayout) and d.place == op.place}
+            if isinstance(op.kind, Loop):
                 for inner in op.regions:
                     self.before.update(zip(inner.args, op.operands, strict=True))
         self.states = {graph.inputs[s.input].value for s in graph.states}
@@ -112,7 +112,7 @@ class Explained:
                 if not op.place or not v.type.ndim or v.name != target.name:
                     continue
                 # what u[k] = … writes is no u
-                if not target.part or op.what.in_place:
+                if not target.part or op.kind.in_place:
                     last[v.name, op.place.file, op.place.line] = v
         return names | {v: v.name for v in last.values()}
 
@@ -147,7 +147,7 @@ class Explained:
         why, because = self.why(value)
         demand = self.demands.of.get(value)
         size = expr.product(map(self.meter.cut, self.held(value))) * value.type.dtype.size
-        if op is not None and op.what.is_view:
+        if op is not None and op.kind.is_view:
             size = expr.const(0)
             because += "; no memory: made where it is used"
         elif demand is not None and not demand.made:
@@ -168,9 +168,9 @@ class Explained:
         """Return rows about what the compiler does before loops, and why: arrays laid out
         otherwise, products. They say what to try where it gathers arrays, or products are large;
         and where loops are unrolled, by it or by Python's range in a long program."""
-        rows = [_chosen(op.what.because, op.place, self.instead(op),
+        rows = [_chosen(op.kind.because, op.place, self.instead(op),
                         self.copied(op) > TARGET.large_copy)
-                for op in self.ops if isinstance(op.what, Relayout | MatMul) and op.what.because]
+                for op in self.ops if isinstance(op.kind, Relayout | MatMul) and op.kind.because]
         rows += [_chosen(advice.UNROLLED, p, advice.ONE_EXTENT) for p in self.graph.unrolled]
         if repeated := advice.unrolled(self.graph):
             place, often = repeated
@@ -181,9 +181,9 @@ class Explained:
     def instead(self, op: Op) -> str:
         """Return what to try where the compiler copies arrays before a loop, or makes a large
         product there; "" where nothing is to be done."""
-        if isinstance(op.what, MatMul):
+        if isinstance(op.kind, MatMul):
             return advice.EACH_ITS_OWN if self.copied(op) > TARGET.large_copy else ""
-        if any(op.what.to):  # type: ignore[attr-defined]
+        if any(op.kind.to):  # type: ignore[attr-defined]
             return ""
         name, _ = self.called(op.operands[0])
         return advice.AS_IT_IS.format(name, layout_text(layout_of(op.operands[0])))
@@ -191,9 +191,9 @@ class Explained:
     def copied(self, op: Op) -> int:
         """Return the bytes of what an op makes before a loop; of arrays that are copied there, of
         all of them."""
-        alike = [op] if isinstance(op.what, MatMul) else [
-            o for o in self.ops if isinstance(o.what, Relayout) and o.place == op.place
-            and not any(o.what.to)]
+        alike = [op] if isinstance(op.kind, MatMul) else [
+            o for o in self.ops if isinstance(o.kind, Relayout) and o.place == op.place
+            and not any(o.kind.to)]
         return sum(bytes_of(o.result) or 0 for o in alike)
 
     # ---- why -----------------------------------------------------------------------------------
@@ -208,9 +208,9 @@ class Explained:
         if value in self.fields:
             return "given", f"given at {_at(self.fields[value].place)}"
         op = self.demands.defs[value]
-        if isinstance(op.what, Relayout) and op.what.because:
+        if isinstance(op.kind, Relayout) and op.kind.because:
             return "chosen", f"chosen for the loop at {_at(op.place)}"
-        if isinstance(op.what, Relayout | ShardMap):
+        if isinstance(op.kind, Relayout | ShardMap):
             return "given", f"given at {_at(op.place)}"
         source = self._decides(op, value)
         if source is None:
@@ -234,9 +234,9 @@ class Explained:
     def _is_anything_given(self) -> bool:
         """Return whether the program names a layout that splits an array."""
         named = [i for i in self.inputs.values() if i.origin in ("given", "rules")]
-        ops = (op for op in self.demands.defs.values() if isinstance(op.what, Relayout | ShardMap))
+        ops = (op for op in self.demands.defs.values() if isinstance(op.kind, Relayout | ShardMap))
         return any(any(i.layout) for i in named) or bool(self.fields) or any(
-            not (isinstance(op.what, Relayout) and op.what.because) for op in ops)
+            not (isinstance(op.kind, Relayout) and op.kind.because) for op in ops)
 
     def _first(self, value: Value) -> Value:
         """Return the value that an argument of a loop is before the loop, as it lay then."""
@@ -246,7 +246,7 @@ class Explained:
 
     def _decides(self, op: Op, value: Value) -> Value | None:
         """Return the operand that a result's layout comes from; None where there is none."""
-        if isinstance(op.what, Loop | Branch):
+        if isinstance(op.kind, Loop | Branch):
             return self._carried(op, op.results.index(value))
         if parts := [v for v in self._parts(value) if not v.type.free]:
             return next((v for v in parts if layout_of(v) == layout_of(value)), parts[0])
@@ -257,7 +257,7 @@ class Explained:
         for k, v in arrays:
             without = replace(v.type, layout=((),) * v.type.ndim)
             types = [*operands[:k], without, *operands[k + 1 :]]
-            if layout_propagation.laid_out(op.what, types, plain) != value.type:
+            if layout_propagation.laid_out(op.kind, types, plain) != value.type:
                 return v
         return arrays[0][1] if arrays else None
 
@@ -265,17 +265,17 @@ class Explained:
         """Return the values from which an array is written, part by part; none if it is not."""
         out = []
         op = self.demands.defs.get(value)
-        while op is not None and isinstance(op.what, Update):
+        while op is not None and isinstance(op.kind, Update):
             out.append(op.operands[1])
             op = self.demands.defs.get(op.operands[0])
-        blank = op is not None and isinstance(op.what, Full) and op.what.blank
+        blank = op is not None and isinstance(op.kind, Full) and op.kind.blank
         return out if blank else []
 
     def _carried(self, op: Op, k: int) -> Value:
         """Return the value that gives a loop's or branch's result its layout: before it, or at the
         end of a region."""
         ends = [*op.operands[k : k + 1], *(inner.results[k] for inner in op.regions[-1:])]
-        if isinstance(op.what, Branch):
+        if isinstance(op.kind, Branch):
             ends = [inner.results[k] for inner in op.regions]
         wanted = layout_of(op.results[k])
         values = [self._first(v) for v in ends]
@@ -294,7 +294,7 @@ class Explained:
                 self._called[value] = self.names[value], place
                 break
             source = self._decides(op, value) if op is not None else None
-            if source is None or op is None or isinstance(op.what, ShardMap | Relayout):
+            if source is None or op is None or isinstance(op.kind, ShardMap | Relayout):
                 self._called[value] = "what is computed", op.place if op else None
                 break
             value = source
@@ -305,10 +305,10 @@ class Explained:
     # ---- exchanges -----------------------------------------------------------------------------
 
     def exchange_row(self, site: ExchangeSite) -> dict[str, Any]:
-        op, kind = site.op, site.op.what
+        op, kind = site.op, site.op.kind
         assert isinstance(kind, Exchange)
         traffic = self.meter.of(op)
-        asked = any(isinstance(o.what, Relayout) for o in self.demands.by_place.get(op.place, ()))
+        asked = any(isinstance(o.kind, Relayout) for o in self.demands.by_place.get(op.place, ()))
         words = f"change of layout, {traffic.words}" if asked else traffic.words
         return {
             "kind": traffic.kind, "words": words, "axes": list(kind.axes),
@@ -351,8 +351,8 @@ class Explained:
         """Return in words how often an exchange happens."""
         entries = self.program.entry_branch
         around = [op for op in site.around if op is not entries]
-        loops = [str(op.place.line) for op in around if isinstance(op.what, Loop) and op.place]
-        branches = [op.place.line for op in around if isinstance(op.what, Branch) and op.place]
+        loops = [str(op.place.line) for op in around if isinstance(op.kind, Loop) and op.place]
+        branches = [op.place.line for op in around if isinstance(op.kind, Branch) and op.place]
         text = "once"
         if loops:
             several = "s" if len(loops) > 1 else ""
@@ -388,7 +388,7 @@ _NEW: dict[str, Any] = {"what": []}
 
 def _exchanges(region: Region, around: tuple[Op, ...]) -> Iterator[ExchangeSite]:
     for op in region.ops:
-        if isinstance(op.what, Exchange) and op.results:
+        if isinstance(op.kind, Exchange) and op.results:
             yield ExchangeSite(op, around)
         for inner in op.regions:
             yield from _exchanges(inner, (*around, op))

@@ -63,8 +63,8 @@ class Meter:
 
     def of(self, op: Op) -> Traffic:
         """Return the traffic of an exchange that has a result."""
-        assert isinstance(op.what, Exchange)
-        return op.what.traffic(op, self)
+        assert isinstance(op.kind, Exchange)
+        return op.kind.traffic(op, self)
 
     def result(self, op: Op) -> Expr:
         result = op.result.type

@@ -58,7 +58,7 @@ class _Rows:
 class _BlockedSubstitution(Rewriter):
     def __init__(self, graph: Module) -> None:
         super().__init__(graph, shard_maps=False)
-        counters = [c for op in graph.def_use.order if (c := op.what.counts()) is not None]
+        counters = [c for op in graph.def_use.order if (c := op.kind.counts()) is not None]
         self.fresh = Fresh([*(c.name for c in counters), *(s.name for s in graph.scalars)])
 
     def op(self, op: Op) -> None:
@@ -117,11 +117,11 @@ def _is_row(kind: Slice | Update, shape: Shape, i: Sym) -> bool:
 
 def _writes_row(op: Op, arg: Value, i: Sym, n: int) -> bool:
     """Return whether an op writes exactly row i of a carried array whose sizes are known."""
-    if not isinstance(op.what, Update) or op.operands[0] is not arg:
+    if not isinstance(op.kind, Update) or op.operands[0] is not arg:
         return False
     shape, entries = arg.type.shape, layout_of(arg)
-    whole = all(e == 0 for e in op.what.start[1:]) and op.operands[1].type.shape[1:] == shape[1:]
-    return (whole and _is_row(op.what, op.operands[1].type.shape, i) and shape[0] == n
+    whole = all(e == 0 for e in op.kind.start[1:]) and op.operands[1].type.shape[1:] == shape[1:]
+    return (whole and _is_row(op.kind, op.operands[1].type.shape, i) and shape[0] == n
             and all(e.is_const for e in shape) and not any(entries[1:])
             and arg.type.dtype.name in LETTERS)
 
@@ -131,7 +131,7 @@ def _reads_own_row(body: Region, end: Value, i: Sym) -> bool:
     written."""
     readers = [o for o in body.ops if end in o.operands]
     return Counter(used_values(body))[end] == len(readers) + 1 and all(
-        isinstance(o.what, Slice) and _is_row(o.what, o.what.shape, i) for o in readers)
+        isinstance(o.kind, Slice) and _is_row(o.kind, o.kind.shape, i) for o in readers)
 
 
 def _product(
@@ -142,21 +142,21 @@ def _product(
     array but its own row."""
     body, defs, i = loop.body, loop.defs, loop.counter
     uses = Counter(used_values(body))
-    readers = [o for o in body.ops if arg in o.operands and not isinstance(o.what, Update)]
+    readers = [o for o in body.ops if arg in o.operands and not isinstance(o.kind, Update)]
     if uses[arg] != len(readers) + 1:  # and it is updated
         return None
-    rows = [o for o in readers if isinstance(o.what, Slice)
-            and not _is_row(o.what, o.what.shape, i)]
-    if len(rows) != 1 or not all(isinstance(o.what, Slice) for o in readers):
+    rows = [o for o in readers if isinstance(o.kind, Slice)
+            and not _is_row(o.kind, o.kind.shape, i)]
+    if len(rows) != 1 or not all(isinstance(o.kind, Slice) for o in readers):
         return None
     here = expr.from_atom(i)
     low, count = (ZERO, here) if forward else (here + 1, arg.type.shape[0] - 1 - here)
     rest = arg.type.shape[1:]
 
     def is_box(op: Op, start: Shape, shape: Shape) -> bool:
-        return isinstance(op.what, Slice) and (op.what.start, op.what.shape) == (start, shape)
+        return isinstance(op.kind, Slice) and (op.kind.start, op.kind.shape) == (start, shape)
 
-    product = next((o for o in body.ops if isinstance(o.what, MatMul)
+    product = next((o for o in body.ops if isinstance(o.kind, MatMul)
                     and rows[0] in _views(o.operands[1], defs)), None)
     if product is None or not is_box(rows[0], (low, *(ZERO for _ in rest)), (count, *rest)):
         return None
@@ -182,10 +182,10 @@ def _views(value: Value, defs: Mapping[Value, Op]) -> list[Op]:
     """Return the reshapes that lead from a slice to a value, and the slice; an empty list if the
     value is not a reshaped slice."""
     reshapes = []
-    while (op := defs.get(value)) is not None and isinstance(op.what, Reshape):
+    while (op := defs.get(value)) is not None and isinstance(op.kind, Reshape):
         reshapes.append(op)
         (value,) = op.operands
-    return [*reshapes, op] if op is not None and isinstance(op.what, Slice) else []
+    return [*reshapes, op] if op is not None and isinstance(op.kind, Slice) else []
 
 
 # ---- the loop in blocks --------------------------------------------------------------------------
@@ -196,8 +196,8 @@ class _Blocks:
     row within its block, and `where` replaces the old counter by first + at."""
 
     def __init__(self, to: _BlockedSubstitution, op: Op, rows: _Rows) -> None:
-        assert isinstance(op.what, Loop) and op.what.counter is not None
-        self.to, self.op, self.rows, self.i = to, op, rows, op.what.counter
+        assert isinstance(op.kind, Loop) and op.kind.counter is not None
+        self.to, self.op, self.rows, self.i = to, op, rows, op.kind.counter
         (self.body,) = op.regions
         self.count = -(-rows.n // rows.size)
         k = Sym(to.fresh.name("block"), "counter", ZERO, expr.const(self.count - 1))
@@ -281,11 +281,11 @@ class _Blocks:
             old = to.box(parts, (self.at, ZERO), (ONE, self.columns))
             to.add(Map("add"), (old, new), o.results)
         elif o is rows.update:
-            to.add(o.what.but(start=(self.at, *zeros)), (x, o.operands[1]), (x_written,))
+            to.add(o.kind.but(start=(self.at, *zeros)), (x, o.operands[1]), (x_written,))
         elif o not in rows.dropped and (arg in o.operands or rows.update.result in o.operands):
             if uses[o.result]:
-                assert isinstance(o.what, Slice)
-                to.add(o.what.but(start=(self.at, *o.what.start[1:])),
+                assert isinstance(o.kind, Slice)
+                to.add(o.kind.but(start=(self.at, *o.kind.start[1:])),
                        (x if arg in o.operands else x_written,), o.results)
         elif o not in rows.dropped:
             self.other(o)
@@ -293,7 +293,7 @@ class _Blocks:
     def other(self, o: Op) -> None:
         """Emit an op that does not touch x. If it reads row i of a split array, it reads that row
         of the block's rows, which are gathered once per block."""
-        kind = o.what
+        kind = o.kind
         if isinstance(kind, Slice) and o.operands[0] not in self.own:
             array, entries = o.operands[0], layout_of(o.operands[0])
             here, dims = expr.from_atom(self.i), range(1, array.type.ndim)
@@ -314,7 +314,7 @@ class _Blocks:
                 return
         if any(self.i in e.symbols() for e in kind.exprs()):
             kind = said_with(kind, self.where)
-        self.to.keep(replace(o, what=kind))
+        self.to.keep(replace(o, kind=kind))
 
     def added(self, x: Value, sums: Value) -> Value:
         """Return the sums of products, with the products of a finished block added to all rows

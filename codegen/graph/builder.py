@@ -74,7 +74,7 @@ class Builder:
 def global_ops(region: Region) -> Iterator[Op]:
     """Yield ops on global arrays, those in loops and branches before the loop or branch itself."""
     for op in region.ops:
-        if not isinstance(op.what, ShardMap):
+        if not isinstance(op.kind, ShardMap):
             for inner in op.regions:
                 yield from global_ops(inner)
         yield op

@@ -37,8 +37,8 @@ class _Numbering:
     def op(self, op: Op) -> Op:
         if op.place in self.library:
             return op
-        if isinstance(op.what, ShardMap):
-            args = zip(op.regions[0].args, op.what.in_layouts, strict=True)
+        if isinstance(op.kind, ShardMap):
+            args = zip(op.regions[0].args, op.kind.in_layouts, strict=True)
             self.ranks = Variance(self.mesh, {v: chain(*layout) for v, layout in args})
             self.ranks.region(op.regions[0])
             op = op.mapped(self.region)
@@ -46,15 +46,15 @@ class _Numbering:
             return op
         if self.ranks and self.ranks.passing(op):
             return op
-        if isinstance(op.what, Branch):
+        if isinstance(op.kind, Branch):
             return op.mapped(self.region)
-        return self.loop(op, op.what) if isinstance(op.what, Loop) and op.operands else op
+        return self.loop(op, op.kind) if isinstance(op.kind, Loop) and op.operands else op
 
     def loop(self, op: Op, kind: Loop) -> Op:
         """Return a loop with a point. Raises UnsupportedError if a turn answers an earlier turn's
         batch."""
         body = op.regions[-1]
-        for feed in {o.what.feed for o in walk(body) if isinstance(o.what, Send)}:
+        for feed in {o.kind.feed for o in walk(body) if isinstance(o.kind, Send)}:
             late, _ = unanswerable(feed, body)
             if late is not None:
                 raise _of_an_earlier_turn(feed, late)

@@ -37,17 +37,17 @@ class Copier:
 
     def chosen(self, ops: Iterable[Op]) -> Iterator[Op]:
         """Yield the ops that are not left out."""
-        return (op for op in ops if not isinstance(op.what, self.without))
+        return (op for op in ops if not isinstance(op.kind, self.without))
 
     def op(self, op: Op) -> Op:
         operands = tuple(map(self.of, op.operands))
-        counter = op.what.counts()
+        counter = op.kind.counts()
         if counter is not None:
             low, high = (None if e is None else e.subst(self.symbols)
                          for e in (counter.lo, counter.hi))
             own = Sym(self.fresh(counter.name), counter.kind, low, high, counter.divides)
             self.symbols[counter] = expr.symbol(own)
-        kind = said_with(op.what, self.symbols, own if counter is not None else None)
+        kind = said_with(op.kind, self.symbols, own if counter is not None else None)
         regions = tuple(map(self.region, op.regions))
         results = tuple(map(self.value, op.results))
         return Op(kind, operands, results, regions, op.place)

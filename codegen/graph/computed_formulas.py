@@ -35,8 +35,8 @@ def let_formulas(module: Module) -> dict[Sym, Expr]:
     work = Formulas({v: op for op in ops for v in op.results}.get)
     formulas: dict[Sym, Expr] = {}
     for op in ops:
-        if isinstance(op.what, Let) and (e := work.of(op.operands[0])) is not None:
-            formulas[op.what.counter] = e.subst(formulas)
+        if isinstance(op.kind, Let) and (e := work.of(op.operands[0])) is not None:
+            formulas[op.kind.counter] = e.subst(formulas)
     return formulas
 
 
@@ -87,7 +87,7 @@ class Formulas:
         return self.known[value]
 
     def _op(self, op: Op) -> Expr | None:
-        kind = op.what
+        kind = op.kind
         if isinstance(kind, Symbolic):
             return kind.value
         if isinstance(kind, Full):
@@ -104,7 +104,7 @@ class Formulas:
     def _element(self, value: Value, index: list[Expr]) -> Expr | None:
         """Return the formula of an element; None where it has none."""
         op = self.definition(value)
-        kind = None if op is None else op.what
+        kind = None if op is None else op.kind
         if isinstance(kind, Const):
             return looked_up(kind.data, index)
         if op is not None and isinstance(kind, Slice):

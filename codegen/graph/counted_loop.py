@@ -46,16 +46,16 @@ class LoopBody:
     @cached_property
     def computed(self) -> set[Sym]:
         """The symbols that ops in the body define."""
-        return {s for op in walk(self.body) if (s := op.what.counts()) is not None}
+        return {s for op in walk(self.body) if (s := op.kind.counts()) is not None}
 
     @cached_property
     def varying(self) -> set[Value]:
         """The values of a turn that another turn may compute differently, or not at all."""
-        symbols = {*self.computed, self.op.what.counts()}
+        symbols = {*self.computed, self.op.kind.counts()}
         varying = {v for region in self.op.regions for v in region.args
                    if region is not self.body or self.carried[v][1] is not v}
         for op in self.body.ops:
-            exprs = [*op.what.exprs(), *(e for v in op.results for e in v.type.shape)]
+            exprs = [*op.kind.exprs(), *(e for v in op.results for e in v.type.shape)]
             if not is_pure(op) or not varying.isdisjoint(op.operands) or any(
                     not symbols.isdisjoint(e.symbols()) for e in exprs):
                 varying.update(op.results)
@@ -98,7 +98,7 @@ class CountedLoop(LoopBody):
     def of(cls, op: Op, typical: Mapping[str, int]) -> CountedLoop | None:
         """Return an op as a counted loop, or None if it is none or may have a negative number of
         turns."""
-        loop = op.what
+        loop = op.kind
         if not isinstance(loop, Loop) or loop.counter is None or len(op.regions) > 1:
             return None
         count = loop.turns()

@@ -70,12 +70,12 @@ class _Cse(Rewriter):
 
     def op(self, op: Op) -> None:
         known = self.known[-1]
-        if not isinstance(op.what, (*TAKES_LONG, *FOLLOWS, Map)):
+        if not isinstance(op.kind, (*TAKES_LONG, *FOLLOWS, Map)):
             self.keep(op)
             return
         # a compiler of C sees functions that are computed twice in one loop
-        costly = isinstance(op.what, TAKES_LONG) or not known.costly.isdisjoint(op.operands)
-        if costly and op.what.inline:
+        costly = isinstance(op.kind, TAKES_LONG) or not known.costly.isdisjoint(op.operands)
+        if costly and op.kind.inline:
             known.costly.add(op.result)
         other = known.by_key.setdefault(_key(op, known.first), op.result)
         known.first[op.result] = other
@@ -88,8 +88,8 @@ class _Cse(Rewriter):
         """Return whether no op updates these values in place or passes them to a region."""
         uses = [use for v in values for use in self.uses.get(v, ())]
         return all(
-            use.op is not None and not use.op.regions and not isinstance(use.op.what, Kernel)
-            and not (use.op.what.in_place and use.operand == 0)
+            use.op is not None and not use.op.regions and not isinstance(use.op.kind, Kernel)
+            and not (use.op.kind.in_place and use.operand == 0)
             for use in uses
         )
 
@@ -97,5 +97,5 @@ class _Cse(Rewriter):
 def _key(op: Op, first: Mapping[Value, Value]) -> Hashable:
     """Return a key that is equal for ops that compute the same. A Full is keyed by its text, since
     0.0, -0.0 and 0 are equal in Python but fill differently."""
-    kind = repr(op.what) if isinstance(op.what, Full) else op.what
+    kind = repr(op.kind) if isinstance(op.kind, Full) else op.kind
     return kind, tuple(first.get(v, v) for v in op.operands), op.result.type

@@ -13,9 +13,9 @@ def unanswerable(feed: str, region: Region, before: bool = False) -> tuple[Op | 
     """Return the first send that can never have a batch, or None; and whether there may be a batch
     without answer behind the region. before: whether there may be one before it."""
     for op in region.ops:
-        if isinstance(op.what, Take) and op.what.feed == feed:
+        if isinstance(op.kind, Take) and op.kind.feed == feed:
             before = True
-        elif isinstance(op.what, Send) and op.what.feed == feed:
+        elif isinstance(op.kind, Send) and op.kind.feed == feed:
             if not before:
                 return op, False
             before = False
@@ -28,16 +28,16 @@ def unanswerable(feed: str, region: Region, before: bool = False) -> tuple[Op | 
 
 def _inside(feed: str, op: Op, before: bool) -> tuple[Op | None, bool]:
     behind = before
-    if isinstance(op.what, Loop):  # a turn may begin with what the turn before it has left
-        taken = [o for inner in op.regions for o in walk(inner) if isinstance(o.what, Take)]
-        behind = before or any(o.what.feed == feed for o in taken)  # type: ignore[attr-defined]
+    if isinstance(op.kind, Loop):  # a turn may begin with what the turn before it has left
+        taken = [o for inner in op.regions for o in walk(inner) if isinstance(o.kind, Take)]
+        behind = before or any(o.kind.feed == feed for o in taken)  # type: ignore[attr-defined]
     arms = []
     for inner in op.regions:
-        wrong, left = unanswerable(feed, inner, before if isinstance(op.what, Branch) else behind)
+        wrong, left = unanswerable(feed, inner, before if isinstance(op.kind, Branch) else behind)
         if wrong:
             return wrong, False
         arms.append(left)
         behind = left
-    if isinstance(op.what, Branch):
+    if isinstance(op.kind, Branch):
         return None, any(arms)
-    return None, before or behind if isinstance(op.what, Loop) else behind
+    return None, before or behind if isinstance(op.kind, Loop) else behind

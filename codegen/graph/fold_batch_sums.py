@@ -23,17 +23,17 @@ def product_over_batch(op: Op, rewriter: Rewriter) -> bool:
     """Replace a sum of matrix products over the last dims of their batch by one product. The left
     operand must be a transposed view of rows in memory: only then do the rows of all members form
     one matrix."""
-    kind, defs = op.what, rewriter.defs
+    kind, defs = op.kind, rewriter.defs
     if not isinstance(kind, Reduce) or kind.fn != "add":
         return False
     product = defs.get(op.operands[0])
-    if product is None or not isinstance(product.what, MatMul):
+    if product is None or not isinstance(product.kind, MatMul):
         return False
     left, y = product.operands
     n, transposed = product.result.type.ndim, defs.get(left)
     batch = tuple(range(n - 2 - len(kind.dims), n - 2))
-    if transposed is None or not isinstance(transposed.what, Transpose) or (
-            not transposed.what.turns_matrices or tuple(kind.dims) != batch
+    if transposed is None or not isinstance(transposed.kind, Transpose) or (
+            not transposed.kind.turns_matrices or tuple(kind.dims) != batch
             or len(rewriter.uses[product.result]) != 1):
         return False
     rewriter.place = product.place

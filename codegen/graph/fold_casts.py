@@ -24,10 +24,10 @@ def fold_casts(graph: Module) -> Module:
 def folded_cast(op: Op, rewriter: Rewriter) -> bool:
     """Replace the cast of a constant that only rounds by a constant."""
     constant = rewriter.defs.get(op.operands[0]) if op.operands else None
-    if not isinstance(op.what, Map) or op.what.fn != "cast" or constant is None or not isinstance(
-            constant.what, Const):
+    if not isinstance(op.kind, Map) or op.kind.fn != "cast" or constant is None or not isinstance(
+            constant.kind, Const):
         return False
-    before, dtype = constant.what.data, op.result.type.dtype
+    before, dtype = constant.kind.data, op.result.type.dtype
     with np.errstate(all="ignore"):
         after = before.astype(numpy_dtype(dtype))
     if only_rounds(before, after, dtype):

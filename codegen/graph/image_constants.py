@@ -25,16 +25,16 @@ def image_constants(program: Module) -> Iterator[Value]:
 
 def lies_in_image(op: Op) -> bool:
     """Return whether an op is an array in the image. A single element is a number in the code."""
-    return isinstance(op.what, Const) and op.what.data.size != 1
+    return isinstance(op.kind, Const) and op.kind.data.size != 1
 
 
 def needs_buffer(use: Use) -> bool:
     """Return whether a use of an array needs it in a buffer: it is returned, carried by a loop or a
     branch, written over, or read by other ranks."""
     op = use.op
-    if op is None or isinstance(op.what, Control):
+    if op is None or isinstance(op.kind, Control):
         return True
-    return op.what.from_buffers or (op.what.in_place and use.operand == 0)
+    return op.kind.from_buffers or (op.kind.in_place and use.operand == 0)
 
 
 def constant_places(plan: Plan) -> Iterator[tuple[Buffer, int]]:

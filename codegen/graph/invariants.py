@@ -30,14 +30,14 @@ class Invariant:
     @property
     def in_memory(self) -> bool:
         """Return whether an array on the way is made in memory, and not where it is read."""
-        return any(v.type.ndim for op in self.ops if not op.what.inline for v in op.results)
+        return any(v.type.ndim for op in self.ops if not op.kind.inline for v in op.results)
 
     def steps(self, loop: LoopBody) -> int | None:
         """Return how many elements of one operation a turn computes for it; None if not known."""
         steps = 0
         for op in self.ops:
-            if not op.what.is_view and not isinstance(op.what, Source):
-                work = [loop.volume(extents) for extents in op.what.work(op)]
+            if not op.kind.is_view and not isinstance(op.kind, Source):
+                work = [loop.volume(extents) for extents in op.kind.work(op)]
                 if None in work:
                     return None
                 steps += max((n for n in work if n is not None), default=0)
@@ -63,8 +63,8 @@ class _Invariants:
         self.loop = loop
         self.from_tables: set[Value] = set()
         for op in loop.body.ops:
-            into = loop.defs.get(op.operands[0]) if op.what.in_place else None
-            if (_is_table(op) or (into is not None and isinstance(into.what, Full))
+            into = loop.defs.get(op.operands[0]) if op.kind.in_place else None
+            if (_is_table(op) or (into is not None and isinstance(into.kind, Full))
                     or not self.from_tables.isdisjoint(op.operands)):
                 self.from_tables.update(op.results)
 
@@ -78,8 +78,8 @@ class _Invariants:
                 or any(v in self.loop.varying or v not in self.loop.defs for v in use.op.results)]
         return bool(uses) and all(
             use.op is not None and not use.op.regions
-            and not (use.op.what.in_place and use.operand == 0)
-            and not (use.operand == 0 and isinstance(use.op.what, Slice | DynamicSlice | Gather))
+            and not (use.op.kind.in_place and use.operand == 0)
+            and not (use.operand == 0 and isinstance(use.op.kind, Slice | DynamicSlice | Gather))
             for use in uses)
 
     def part(self, value: Value) -> Invariant:
@@ -97,4 +97,4 @@ class _Invariants:
 
 def _is_table(op: Op) -> bool:
     """Return whether an op makes several elements that differ, of nothing."""
-    return isinstance(op.what, Const | Iota) and any(e != 1 for e in op.result.type.shape)
+    return isinstance(op.kind, Const | Iota) and any(e != 1 for e in op.result.type.shape)

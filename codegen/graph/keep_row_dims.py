@@ -27,7 +27,7 @@ class _KeepRowDims(Rewriter):
 
     def op(self, op: Op) -> None:
         self.place = op.place
-        if isinstance(op.what, Update) and self.drops_rows(op):
+        if isinstance(op.kind, Update) and self.drops_rows(op):
             array, rows = op.operands
             op = replace(op, operands=(array, self.with_dims(rows, rows.type.shape)))
         self.keep(op)
@@ -39,12 +39,12 @@ class _KeepRowDims(Rewriter):
         op, split = self.defs.get(value), zip(layout_of(array), value.type.shape)
         if not any(axes and e == 1 for axes, e in split):
             return False
-        if op is None or not isinstance(op.what, Reshape) or len(self.uses[value]) != 1:
+        if op is None or not isinstance(op.kind, Reshape) or len(self.uses[value]) != 1:
             return False
         row, regions = op.operands[0], self.module.def_use.regions
         alike = _long(row.type.shape) == _long(value.type.shape)
         by = self.defs.get(row)
-        copied = by is not None and isinstance(by.what, Reshape)  # p[-1, :] = p[-2, :]
+        copied = by is not None and isinstance(by.kind, Reshape)  # p[-1, :] = p[-2, :]
         computed = regions.get(row) is regions[update.result] and self.expands(row, 1)
         return alike and (copied or computed) and self.has_row(row, value.type.shape,
                                                                    TARGET.deepest_expression)
@@ -53,7 +53,7 @@ class _KeepRowDims(Rewriter):
         """Return whether an elementwise op has one use, so that computing it in another shape
         repeats no work."""
         op = self.defs.get(value)
-        return (depth > 0 and op is not None and isinstance(op.what, Map)
+        return (depth > 0 and op is not None and isinstance(op.kind, Map)
                 and len(self.uses[value]) == 1)
 
     def has_row(self, value: Value, shape: Shape, depth: int) -> bool:
@@ -64,8 +64,8 @@ class _KeepRowDims(Rewriter):
             return False
         if self.expands(value, depth):
             return any(self.has_row(v, shape, depth - 1) for v in op.operands)
-        row = self.defs.get(op.operands[0]) if isinstance(op.what, Reshape) else None
-        return (row is not None and isinstance(row.what, Slice)
+        row = self.defs.get(op.operands[0]) if isinstance(op.kind, Reshape) else None
+        return (row is not None and isinstance(row.kind, Slice)
                 and row.result.type.shape == shape)
 
     def with_dims(
@@ -74,16 +74,16 @@ class _KeepRowDims(Rewriter):
         """Return an expression's value in another shape with the same elements, its operands
         reshaped first."""
         op = self.defs.get(value)
-        while op is not None and isinstance(op.what, Reshape):
+        while op is not None and isinstance(op.kind, Reshape):
             (value,) = op.operands
             op = self.defs.get(value)
         if value.type.shape == shape:
             return value
         if op is not None and self.expands(value, depth):
             operands = tuple(self.with_dims(v, shape, depth - 1) for v in op.operands)
-            return self.emit(op.what, operands, value.name)
-        if op is not None and isinstance(op.what, Full):
-            return self.emit(op.what.but(shape=shape), (), value.name)
+            return self.emit(op.kind, operands, value.name)
+        if op is not None and isinstance(op.kind, Full):
+            return self.emit(op.kind.but(shape=shape), (), value.name)
         return self.emit(Reshape(shape), (value,), value.name)
 
 

@@ -41,7 +41,7 @@ class _LoopMotion(Rewriter):
             self.typical |= typical_counters(region)
 
     def op(self, op: Op) -> None:
-        if isinstance(op.what, Loop):
+        if isinstance(op.kind, Loop):
             op = self.without_invariants(LoopBody(op, self.typical))
             if (loop := CountedLoop.of(op, self.typical)) is not None:
                 op = self.without_products(loop)

@@ -30,9 +30,9 @@ def lower_expects(program: Module) -> Module:
 
 def expect_of_scalars(op: Op, rewriter: Rewriter) -> bool:
     """Replace an `expect` of arrays by one of the elements at the first place where it fails."""
-    if not isinstance(op.what, Expect) or not op.operands[0].type.ndim:
+    if not isinstance(op.kind, Expect) or not op.operands[0].type.ndim:
         return False
-    for new in _Places(op, op.what).ops:
+    for new in _Places(op, op.kind).ops:
         rewriter.keep(new)
     return True
 
@@ -46,10 +46,10 @@ class _LowerExpects(Rewriter):
         ops: list[Op] = []
         late: list[Op] = []
         for op in region.ops:
-            if isinstance(op.what, Expect) and op.what.check in _LATE:
+            if isinstance(op.kind, Expect) and op.kind.check in _LATE:
                 late.append(op)
                 continue
-            if op.regions or isinstance(op.what, (Control, Effect, Exchange)):
+            if op.regions or isinstance(op.kind, (Control, Effect, Exchange)):
                 ops += late
                 late = []
             ops.append(op)

@@ -34,7 +34,7 @@ def _is_copied(uses: tuple[Use, ...], home: Region) -> bool:
 
 
 def _owns(use: Use) -> bool:
-    return needs_buffer(use) and not (use.op is not None and use.op.what.from_buffers)
+    return needs_buffer(use) and not (use.op is not None and use.op.kind.from_buffers)
 
 
 class _Materialize(Rewriter):

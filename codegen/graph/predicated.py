@@ -145,20 +145,20 @@ class _Needs:
             self.op(op)
 
     def op(self, op: Op) -> None:
-        control = self.in_exprs([*op.what.exprs(), *(e for v in op.results for e in v.type.shape)])
-        if isinstance(op.what, Loop):
-            self.loop(op, op.what, control)
+        control = self.in_exprs([*op.kind.exprs(), *(e for v in op.results for e in v.type.shape)])
+        if isinstance(op.kind, Loop):
+            self.loop(op, op.kind, control)
         elif op.regions:
             self.regions(op, control)
         else:
             self.runs[op] = control | self.of(*op.operands)
             self.values.update(dict.fromkeys(op.results, self.runs[op]))
-            if isinstance(op.what, Let):
-                self.symbols[op.what.counter] = self.runs[op]
+            if isinstance(op.kind, Let):
+                self.symbols[op.kind.counter] = self.runs[op]
 
     def regions(self, op: Op, control: Symbols) -> None:
         """Find the needs of a branch, or of an op whose region is given its last operands."""
-        if isinstance(op.what, Branch) and op.what.on is None:
+        if isinstance(op.kind, Branch) and op.kind.on is None:
             control |= self.of(op.operands[0])
         for region in op.regions:
             operands = op.operands[len(op.operands) - len(region.args):]
@@ -194,9 +194,9 @@ class _Needs:
 
 
 def _is_effect(op: Op) -> bool:
-    if op.regions or isinstance(op.what, Let):
+    if op.regions or isinstance(op.kind, Let):
         return False
-    return not op.results or isinstance(op.what, (Feeding, Barrier))
+    return not op.results or isinstance(op.kind, (Feeding, Barrier))
 
 
 def _has_effect(op: Op) -> bool:
@@ -217,8 +217,8 @@ def _served(graph: Module) -> dict[Op, Symbols | None]:
         values.setdefault(o.value, set()).add(o.wanted)
     served_by: dict[Op, Symbols | None] = {}
     for op in reversed(graph.body.ops):
-        is_source = op.what.inline and not op.operands  # of no work of its own
-        always = isinstance(op.what, Let) or is_source or _has_effect(op)
+        is_source = op.kind.inline and not op.operands  # of no work of its own
+        always = isinstance(op.kind, Let) or is_source or _has_effect(op)
         served: set[Sym | None] = {None} if always else set()
         served = served.union(*(values.get(v, set()) for v in op.results))
         for v in _used(op):
@@ -243,7 +243,7 @@ class _Predicating:
     ) -> None:
         self.needs, self.serves = needs, serves
         self.blank = "equal" not in graph.checks  # else ranks would compare what nobody wrote
-        self.counts = {v for op in walk(graph.body) if isinstance(op.what, Let)
+        self.counts = {v for op in walk(graph.body) if isinstance(op.kind, Let)
                        for v in op.operands}
 
     def region(self, region: Region, held: Symbols, outermost: bool = False) -> Region:
@@ -252,7 +252,7 @@ class _Predicating:
         for op in region.ops:
             runs = self.needs.runs[op]
             wanted = self.serves.get(op) if outermost else None
-            if isinstance(op.what, Let):  # its symbol is known from here on, whoever needs it
+            if isinstance(op.kind, Let):  # its symbol is known from here on, whoever needs it
                 runs = held
             predicates.append(Predicate(runs - held, wanted))
             ops.append(op.mapped(partial(self.region, held=held | runs)))
@@ -338,13 +338,13 @@ def _before(ops: Sequence[Op]) -> Iterator[set[int]]:
         before = {makers[v] for v in _used(op) if v in makers}
         if symbols:
             exprs = (e for inner in _all(op) for e in
-                     (*inner.what.exprs(), *(n for v in inner.results for n in v.type.shape)))
+                     (*inner.kind.exprs(), *(n for v in inner.results for n in v.type.shape)))
             before |= {symbols[s] for e in exprs for s in e.symbols() if s in symbols}
         if _has_effect(op):
             before |= set() if effect is None else {effect}
             effect = k
-        if isinstance(op.what, Let):
-            symbols[op.what.counter] = k
+        if isinstance(op.kind, Let):
+            symbols[op.kind.counter] = k
         makers.update(dict.fromkeys(op.results, k))
         yield before
 

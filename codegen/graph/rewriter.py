@@ -124,7 +124,7 @@ class Rewriter(Builder):
         operands = self.now(op.operands)
         if operands != op.operands:
             op = replace(op, operands=operands)
-        if not isinstance(op.what, ShardMap):
+        if not isinstance(op.kind, ShardMap):
             return op.mapped(self.region)
         if self.shard_maps:
             outside, self.is_global = self.is_global, False
@@ -150,5 +150,5 @@ class Rewriter(Builder):
 def is_pure(op: Op) -> bool:
     """Return whether an op does nothing but compute its results from its operands, on each rank or
     on all of them."""
-    return isinstance(op.what, Relayout) or bool(op.results) and not op.regions and not isinstance(
-        op.what, Control | Effect | Exchange | Feeding | Kernel | Point | Save)
+    return isinstance(op.kind, Relayout) or bool(op.results) and not op.regions and not isinstance(
+        op.kind, Control | Effect | Exchange | Feeding | Kernel | Point | Save)

@@ -25,7 +25,7 @@ def row_products(loop: CountedLoop) -> Iterator[tuple[Op, Iterator[Product]]]:
     that may legally be computed before the loop in its place."""
     views = Views(loop)
     for op in loop.body.ops:
-        if isinstance(op.what, MatMul) and op.result.type.dtype.name in LETTERS:
+        if isinstance(op.kind, MatMul) and op.result.type.dtype.name in LETTERS:
             yield op, Product.of(op, views)
 
 
@@ -109,9 +109,9 @@ class Views:
         array at the end of a turn."""
         while after is not box.array:
             op = self.loop.defs.get(after)
-            if op is None or not isinstance(op.what, Update):
+            if op is None or not isinstance(op.kind, Update):
                 return False
-            if any(self.loop.computed & e.symbols() for e in op.what.exprs()) or not any(
+            if any(self.loop.computed & e.symbols() for e in op.kind.exprs()) or not any(
                 self.is_disjoint(box, op, d) for d in range(after.type.ndim)
             ):
                 return False
@@ -121,9 +121,9 @@ class Views:
     def is_disjoint(self, box: ArrayBox, update: Op, dim: int) -> bool:
         """Return whether all writes of earlier turns lie before or behind what a turn reads along a
         dim."""
-        assert isinstance(update.what, Update)
+        assert isinstance(update.kind, Update)
         first, step, extent = (
-            update.what.start[dim], update.what.step[dim], update.operands[1].type.shape[dim])
+            update.kind.start[dim], update.kind.step[dim], update.operands[1].type.shape[dim])
         start, end = first, first + step * (extent - 1) + 1
         low, high = self.loop.slope(start), self.loop.slope(end)
         if low is None or high is None or min(step, box.step[dim]) < 1:
@@ -146,15 +146,15 @@ class Views:
         if value in self.loop.carried or not self.loop.is_inside(value):
             return ArrayBox(value, (expr.const(0),) * n, (1,) * n, shape, tuple(range(n)))
         op = self.loop.defs.get(value)
-        if op is None or not isinstance(op.what, Slice | Transpose | Reshape):
+        if op is None or not isinstance(op.kind, Slice | Transpose | Reshape):
             return None
         under, before = self.box_of(op.operands[0]), op.operands[0].type.shape
-        if under is None or any(self.loop.computed & e.symbols() for e in op.what.exprs()):
+        if under is None or any(self.loop.computed & e.symbols() for e in op.kind.exprs()):
             return None
-        if isinstance(op.what, Slice):
-            return under.sliced(op.what)
-        if isinstance(op.what, Transpose):
-            return replace(under, dims=tuple(under.dims[d] for d in op.what.perm))
+        if isinstance(op.kind, Slice):
+            return under.sliced(op.kind)
+        if isinstance(op.kind, Transpose):
+            return replace(under, dims=tuple(under.dims[d] for d in op.kind.perm))
         if [e for e in before if e != 1] != [e for e in shape if e != 1]:
             return None
         kept = iter([d for d, e in zip(under.dims, before) if e != 1])

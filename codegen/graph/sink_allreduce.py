@@ -64,16 +64,16 @@ class _SinkAllReduce(Rewriter):
         return analysed(self.module)
 
     def op(self, op: Op) -> None:
-        if isinstance(op.what, Loop):
-            self.loop(op, op.what)
+        if isinstance(op.kind, Loop):
+            self.loop(op, op.kind)
         else:
             self.keep(op)
 
     def is_zero(self, value: Value) -> bool:
         """Return whether a value is an array of zeros."""
         op = self.defs.get(value)
-        return (op is not None and isinstance(op.what, Full) and op.what.value == 0
-                and not op.what.blank)
+        return (op is not None and isinstance(op.kind, Full) and op.kind.value == 0
+                and not op.kind.blank)
 
     def loop(self, op: Op, kind: Loop) -> None:
         """Emit a loop, and behind it the sums over ranks of what it accumulates."""
@@ -119,7 +119,7 @@ class _SinkAllReduce(Rewriter):
 
     def is_sum(self, op: Op) -> bool:
         """Return whether an op is a sum over ranks that the partitioner made."""
-        kind = op.what
+        kind = op.kind
         return (isinstance(kind, Fold) and kind.fn == "add" and kind.flow == "all"
                 and not kind.want and op.result in self.origins)
 
@@ -137,7 +137,7 @@ class _Accumulation:
         """Return the ops that read a value, without views that nobody reads. None in the list
         stands for the next turn, or for a read outside of the body."""
         readers = [u.op for u in self.every.get(value, ())]
-        return [op for op in readers if op is None or not isinstance(op.what, (Slice, Reshape))
+        return [op for op in readers if op is None or not isinstance(op.kind, (Slice, Reshape))
                 or self.uses(op.result)]
 
     def added(self, k: int) -> _Added | None:
@@ -168,7 +168,7 @@ class _Accumulation:
         if len(users) == 1 and users[0] is not None:
             sums = self.plus(users[0], value)
             return None if sums is None else (users[0].result, sums)
-        updates = [op for op in users if op is not None and isinstance(op.what, Update)]
+        updates = [op for op in users if op is not None and isinstance(op.kind, Update)]
         if len(users) != 2 or len(updates) != 1 or updates[0].operands[0] is not value:
             return None
         (update,), (shown,) = updates, [op for op in users if op not in updates]
@@ -183,7 +183,7 @@ class _Accumulation:
 
     def same_box(self, update: Op, shown: Op) -> bool:
         """Return whether a slice reads exactly the box that an update replaces."""
-        part, box = shown.what, update.what
+        part, box = shown.kind, update.kind
         return (isinstance(part, Slice) and isinstance(box, Update)
                 and part.start == box.start and part.step == box.step
                 and part.shape == update.operands[1].type.shape)
@@ -192,14 +192,14 @@ class _Accumulation:
         """Return the op that computes a value, looking through reshapes, or None if another op
         reads it too."""
         op = self.defs.get(value)
-        while op is not None and len(self.uses(op.result)) == 1 and isinstance(op.what, Reshape):
+        while op is not None and len(self.uses(op.result)) == 1 and isinstance(op.kind, Reshape):
             op = self.defs.get(op.operands[0])
         return op if op is not None and len(self.uses(op.result)) == 1 else None
 
     def plus(self, op: Op, value: Value) -> list[Op] | None:
         """Return the sums over ranks that an op adds to a value, or None if it does anything
         else."""
-        kind = op.what
+        kind = op.kind
         if not isinstance(kind, Map) or kind.fn not in ("add", "sub"):
             return None
         a, b = op.operands
@@ -212,11 +212,11 @@ class _Accumulation:
         does not follow from its parts of these, or another op reads them. `users` ops must read the
         value."""
         op = self.defs.get(value)
-        if op is not None and isinstance(op.what, Full) and (op.what.value == 0 or op.what.blank):
+        if op is not None and isinstance(op.kind, Full) and (op.kind.value == 0 or op.kind.blank):
             return []
         if op is None or len(self.uses(value)) != users:
             return None
-        kind = op.what
+        kind = op.kind
         if self.rewriter.is_sum(op):
             return [op]
         if isinstance(kind, _MOVES):
@@ -261,23 +261,23 @@ class _Accumulation:
         and not 0. With any other factor, partial sums may be NaN where the whole sum is
         infinite."""
         op = self.defs.get(value) if self.is_alike(value, sums) else None
-        while op is not None and (isinstance(op.what, _MOVES) or _is_cast(op)):
+        while op is not None and (isinstance(op.kind, _MOVES) or _is_cast(op)):
             op = self.defs.get(op.operands[0])
         if op is None:
             return False
-        if isinstance(op.what, Full):
-            return op.what.value != 0 and math.isfinite(abs(op.what.value))
-        e = op.what.value if isinstance(op.what, Symbolic) else expr.const(0)
+        if isinstance(op.kind, Full):
+            return op.kind.value != 0 and math.isfinite(abs(op.kind.value))
+        e = op.kind.value if isinstance(op.kind, Symbolic) else expr.const(0)
         return expr.nonneg(e - 1) or expr.nonneg(-e - 1)
 
 
 def _axes(op: Op) -> LayoutEntry:
-    assert isinstance(op.what, Fold)
-    return op.what.axes
+    assert isinstance(op.kind, Fold)
+    return op.kind.axes
 
 
 def _is_cast(op: Op) -> bool:
-    return isinstance(op.what, Map) and op.what.fn == "cast"
+    return isinstance(op.kind, Map) and op.kind.fn == "cast"
 
 
 def _without(body: Region, gone: dict[Value, Value]) -> Region:

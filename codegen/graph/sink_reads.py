@@ -20,7 +20,7 @@ from codegen.symbolic import expr
 
 def sink_reads(program: Module) -> Module:
     """Return the Program with updates in front of what they do not touch."""
-    if not any(isinstance(op.what, Update) for region in program.regions for op in walk(region)):
+    if not any(isinstance(op.kind, Update) for region in program.regions for op in walk(region)):
         return program
     return _SinkReads(program).run()
 
@@ -31,16 +31,16 @@ class _SinkReads(Rewriter):
     def rewritten(self, region: Region, shown: Sequence[Value]) -> tuple[Region, tuple[Value, ...]]:
         parts: dict[Value, list[Op]] = defaultdict(list)
         for op in region.ops:
-            if isinstance(op.what, Slice):
+            if isinstance(op.kind, Slice):
                 parts[op.operands[0]].append(op)
-        if any(isinstance(op.what, Update) and op.operands[0] in parts for op in region.ops):
+        if any(isinstance(op.kind, Update) and op.operands[0] in parts for op in region.ops):
             region = region.with_ops(self.delayed(region, parts))
         return super().rewritten(region, shown)
 
     def delayed(self, region: Region, parts: dict[Value, list[Op]]) -> list[Op]:
         """Return the ops of a region in another order. parts: of each array, the slices of it."""
         ops = list(region.ops)
-        for update in [op for op in ops if isinstance(op.what, Update)]:
+        for update in [op for op in ops if isinstance(op.kind, Update)]:
             x, y = update.operands[0], update.result
             beside = [s for s in parts.get(x, ()) if _are_disjoint(s, update)]
             if not beside:
@@ -69,7 +69,7 @@ class _SinkReads(Rewriter):
         early.update(ops[:k + 1])
         late: set[Op] = set()
         for op in reversed(ops[:k]):
-            if op.what.inline and not op.regions and all(
+            if op.kind.inline and not op.regions and all(
                 use.op not in early or use.op in late
                 for v in op.results for use in self.uses.get(v, ())
             ):
@@ -80,7 +80,7 @@ class _SinkReads(Rewriter):
 def _are_disjoint(part: Op, update: Op) -> bool:
     """Return whether a slice has no element that an update of the same array writes: along one dim,
     it ends before that begins, or begins behind its end."""
-    read, write = part.what, update.what
+    read, write = part.kind, update.kind
     assert isinstance(read, Slice) and isinstance(write, Update)
     extents = update.operands[1].type.shape
     return any(

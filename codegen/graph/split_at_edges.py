@@ -65,10 +65,10 @@ class _SplitAtEdges(Rewriter):
         pieces = None
         before = self.pieces.get(op.operands[0]) if op.operands else None
         box = _box_of(op)
-        if isinstance(op.what, Map):
+        if isinstance(op.kind, Map):
             pieces = self.mapped(op)
         elif before is not None and box in before.of:
-            if isinstance(op.what, Slice):
+            if isinstance(op.kind, Slice):
                 self.instead[op.result] = before.of[box]
                 return
             pieces = replace(before, of={**before.of, box: op.operands[1]})
@@ -88,11 +88,11 @@ class _SplitAtEdges(Rewriter):
     def begun(self, op: Op) -> _Pieces | None:
         """Return the pieces of an op's result if one update replaces all but thin edges of it, and
         all other reads are slices of exactly the box that it replaces; else None."""
-        filled = self.filled(op.result) if isinstance(op.what, Full | Relayout) else None
-        if filled is None and not isinstance(op.what, Map):
+        filled = self.filled(op.result) if isinstance(op.kind, Full | Relayout) else None
+        if filled is None and not isinstance(op.kind, Map):
             return None
         value = op.result
-        by = [r for r in self.readers(value) if isinstance(r.what, Update)]
+        by = [r for r in self.readers(value) if isinstance(r.kind, Update)]
         if len(by) != 1 or value.type.layout is None or (filled and filled.blank):
             return None
         box, size = _box_of(by[0]), self.size(value)
@@ -121,9 +121,9 @@ class _SplitAtEdges(Rewriter):
         readers = self.readers(value)
         if len(self.uses.get(value, ())) != len(readers):
             return False
-        if len(readers) == 1 and isinstance(readers[0].what, Map):
+        if len(readers) == 1 and isinstance(readers[0].kind, Map):
             return True
-        updates = [r for r in readers if isinstance(r.what, Update)]
+        updates = [r for r in readers if isinstance(r.kind, Update)]
         return len(updates) == 1 and updates[0].operands[0] is value and all(
             _box_of(r) in pieces.of for r in readers)
 
@@ -146,14 +146,14 @@ class _SplitAtEdges(Rewriter):
     def filled(self, value: Value) -> Full | None:
         """Return the Full that an array is, perhaps in another layout, or None."""
         op = self.defs.get(value)
-        while op and isinstance(op.what, Relayout):
+        while op and isinstance(op.kind, Relayout):
             op = self.defs.get(op.operands[0])
-        return op.what if op and isinstance(op.what, Full) else None
+        return op.kind if op and isinstance(op.kind, Full) else None
 
     def size(self, value: Value) -> int:
         """Return how many elementwise ops must be repeated to compute a part of a value."""
         op = self.defs.get(value)
-        if op is None or not isinstance(op.what, Map) or value in self.pieces:
+        if op is None or not isinstance(op.kind, Map) or value in self.pieces:
             return 0
         return 1 + sum(self.size(v) for v in op.operands if self.is_read_once(v))
 
@@ -162,7 +162,7 @@ class _SplitAtEdges(Rewriter):
         once, but in pieces it would be reduced for each."""
         alone = [v for v in op.operands if self.is_read_once(v) and v not in self.pieces]
         ops = [self.defs.get(v) for v in alone]
-        return isinstance(op.what, Reduce | MatMul) or isinstance(op.what, Map) and any(
+        return isinstance(op.kind, Reduce | MatMul) or isinstance(op.kind, Map) and any(
             d is not None and self.has_sums(d) for d in ops)
 
     def part(self, value: Value, box: _Box, whole: bool = False) -> Value:
@@ -173,13 +173,13 @@ class _SplitAtEdges(Rewriter):
         op, filled = self.defs.get(value), self.filled(value)
         if filled:
             return self.piece(filled.but(shape=box.shape), (), value)
-        if op is not None and isinstance(op.what, Map) and (whole or self.is_read_once(value)):
+        if op is not None and isinstance(op.kind, Map) and (whole or self.is_read_once(value)):
             return self.again(op, box)
         return self.piece(Slice(box.start, (1,) * len(box.start), box.shape), (value,), value)
 
     def again(self, op: Op, box: _Box) -> Value:
         operands = tuple(self.part(v, box) for v in op.operands)
-        return self.piece(op.what, operands, op.result)
+        return self.piece(op.kind, operands, op.result)
 
     def piece(self, kind: Kind, operands: tuple[Value, ...], like: Value) -> Value:
         self.place = self.place_of(like)
@@ -192,7 +192,7 @@ class _SplitAtEdges(Rewriter):
 def _box_of(op: Op) -> _Box | None:
     """Return the contiguous box that a slice reads or an update writes, or None for any other
     op."""
-    kind = op.what
+    kind = op.kind
     if not isinstance(kind, Slice | Update) or any(k != 1 for k in kind.step):
         return None
     shape = (op.operands[1] if isinstance(kind, Update) else op.result).type.shape

@@ -30,16 +30,16 @@ def transpose_before_exchange(program: Module) -> Module:
 def exchange_of_transposed(op: Op, rewriter: Rewriter) -> bool:
     """Replace an exchange and the transpose of its result by the exchange of a transposed view, if
     each member gets its own part and only loops read the transposed result."""
-    move = op.what
+    move = op.kind
     if not isinstance(move, Move) or move.room or move.wraps or move.flow != "all" or (
             not move.differs()):
         return False
     after = rewriter.only_reader(op.result)
-    if after is None or not isinstance(after.what, Transpose) or not all(
-            use.op is None or isinstance(use.op.what, Map | Loop)
+    if after is None or not isinstance(after.kind, Transpose) or not all(
+            use.op is None or isinstance(use.op.kind, Map | Loop)
             for use in rewriter.uses[after.result]):
         return False
-    perm, (x,), (t,) = after.what.perm, op.operands, move.types
+    perm, (x,), (t,) = after.kind.perm, op.operands, move.types
     rewriter.name = x.name
     view = rewriter.emit(Transpose(perm), (x,))
     have, want = (

@@ -38,7 +38,7 @@ class Variance:
             self.op(op)
 
     def op(self, op: Op) -> None:
-        kind = op.what
+        kind = op.kind
         if isinstance(kind, Loop):
             self.loop(op, kind)
         elif isinstance(kind, Branch):
@@ -82,9 +82,9 @@ class Variance:
     def passing(self, op: Op) -> Axes:
         """Return the axes along which ranks may come through a loop or a branch in different
         ways."""
-        if isinstance(op.what, Loop):
+        if isinstance(op.kind, Loop):
             return self.trips[op]
-        return self.on(op, op.what) if isinstance(op.what, Branch) else NONE
+        return self.on(op, op.kind) if isinstance(op.kind, Branch) else NONE
 
     def exchanged(self, kind: Exchange, axes_in: Axes) -> Axes:
         """Return the axes over which an exchange's result varies, whose operand varies over the
@@ -206,7 +206,7 @@ class InBody:
         self.made = DefUse.of(body).defs
         self._ends = {
             arg: (loop.operands[k], region.results[k] if region is loop.regions[-1] else arg)
-            for loop in walk(body) if isinstance(loop.what, Loop)
+            for loop in walk(body) if isinstance(loop.kind, Loop)
             for region in loop.regions for k, arg in enumerate(region.args)
         }
 
@@ -234,9 +234,9 @@ class InBody:
                 return f'argument "{value.name}", which is split over "{axis}", goes in', place
             before = self._ends.get(value, ()) if op is None else tuple(self._before(op, value))
             place = op.place if op else place
-            if op is not None and isinstance(op.what, Take):
-                return (f'field "{op.what.fields[op.results.index(value)]}" of feed '
-                        f'"{op.what.feed}", which is split over "{axis}", goes in'), place
+            if op is not None and isinstance(op.kind, Take):
+                return (f'field "{op.kind.fields[op.results.index(value)]}" of feed '
+                        f'"{op.kind.feed}", which is split over "{axis}", goes in'), place
             if op is not None and not any(axis in self.varies(v) for v in before):
                 break
             left += before
@@ -245,7 +245,7 @@ class InBody:
     def _before(self, op: Op, value: Value) -> Iterator[Value]:
         """Yield the values that a result follows from."""
         k = op.results.index(value)
-        if isinstance(op.what, Loop):
+        if isinstance(op.kind, Loop):
             yield op.regions[-1].results[k]
             yield from (v for test in op.regions[:-1] for v in test.results)
         else:
@@ -255,9 +255,9 @@ class InBody:
 
 def layouts_of(op: Op) -> tuple[Layout, ...]:
     """Return the layouts of the fields that a Take makes."""
-    assert isinstance(op.what, Take)
-    if op.what.homes:
-        return tuple(layout for _, layout in op.what.homes)
+    assert isinstance(op.kind, Take)
+    if op.kind.homes:
+        return tuple(layout for _, layout in op.kind.homes)
     return tuple(layout_of(v.type) for v in op.results)
 
 
@@ -279,7 +279,7 @@ def turns_apart(program: Module) -> dict[Value, Axes]:
     def within(region: Region, around: Axes) -> None:
         for op in region.ops:
             axes = around | variance.passing(op)
-            if isinstance(op.what, Loop):
+            if isinstance(op.kind, Loop):
                 apart.update(dict.fromkeys(op.results, axes))
             for inner in op.regions:
                 within(inner, axes)

@@ -3,7 +3,7 @@
     Module  = name, level, mesh, parameters, scalars, inputs, feeds, body: Region, outputs,
               conditions, routes
     Region  = (args) ops -> results            ops may use values of enclosing regions
-    Op      = results := what(operands) {regions}          what: of a class in codegen/ops; at place
+    Op      = results := kind(operands) {regions}          kind: of a class in codegen/ops; at place
     Value   = name : dtype[shape]              defined once, compared by identity
 
 A Graph holds global arrays and `shard_map` ops whose region is one rank's view. A Program holds one
@@ -98,7 +98,7 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    what: Kind
+    kind: Kind
     operands: tuple[Value, ...]
     results: tuple[Value, ...]
     regions: tuple[Region, ...] = ()
@@ -377,7 +377,7 @@ class DefUse:
                 order.append(op)
                 for k, v in enumerate(op.operands):
                     uses.setdefault(v, []).append(Use(op, k, time, region))
-                if (counter := op.what.counts()) is not None:
+                if (counter := op.kind.counts()) is not None:
                     begins[counter] = time
                 defs.update(dict.fromkeys(op.results, op))
                 regions.update(dict.fromkeys(op.results, region))
@@ -432,8 +432,8 @@ def free_counters(region: Region) -> list[Sym]:
     """Return counters of loops, and integers that are computed, which a region uses and which stand
     outside of it, in order of first use."""
     ops = list(walk(region))
-    own = {op.what.counts() for op in ops}
-    exprs = [e for op in ops for e in op.what.exprs()]
+    own = {op.kind.counts() for op in ops}
+    exprs = [e for op in ops for e in op.kind.exprs()]
     exprs += [e for op in ops for v in op.results for e in v.type.shape]
     counters = ([s for s in e.symbols() if s.kind == "counter" and s not in own] for e in exprs)
     return list(dict.fromkeys(s for of in counters for s in sorted(of, key=lambda s: s.name)))

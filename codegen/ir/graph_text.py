@@ -55,7 +55,7 @@ _REDUCTIONS = {
 
 def exchange_text(op: Op) -> str:
     """Return an exchange as its user knows it: psum over "x"."""
-    kind = op.what
+    kind = op.kind
     assert isinstance(kind, Exchange)
     name = _CALLS.get(kind.called, kind.called)
     if isinstance(kind, Fold):
@@ -100,12 +100,12 @@ _IN_TYPE = ("shape", "dtype", "types", "cut", "near", "homes")
 
 def _op_text(op: Op, name: ValueNames) -> str:
     results = ", ".join(f"{name(v)}: {name.type(v.type)}" for v in op.results)
-    fields = {k: v for k, v in op.what.attributes().items() if k not in _IN_TYPE}
+    fields = {k: v for k, v in op.kind.attributes().items() if k not in _IN_TYPE}
     fn = f".{fields.pop('fn')}" if "fn" in fields else ""
     says = ", ".join(f"{k}={attr_text(v, name.expr)}" for k, v in fields.items())
     operands = ", ".join(name(v) for v in op.operands)
     inside = "; ".join(part for part in (operands, says) if part)
-    call = f"{op.what.called}{fn}({inside})"
+    call = f"{op.kind.called}{fn}({inside})"
     return f"{results} = {call}" if results else call
 
 
@@ -169,7 +169,7 @@ def _all_exprs(module: Module) -> Iterator[Expr]:
         for op in walk(region):
             for value in op.results:
                 yield from value.type.shape
-            yield from op.what.exprs()
+            yield from op.kind.exprs()
 
 
 def module_text(module: Module) -> str:

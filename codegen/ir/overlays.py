@@ -73,8 +73,8 @@ class Arms:
         """Look at a program stretch by stretch; return whether there are several."""
         stretches: list[list[Op]] = []
         for op in module.body.ops:
-            alone = isinstance(op.what, LoopOp)
-            if alone or not stretches or isinstance(stretches[-1][-1].what, LoopOp):
+            alone = isinstance(op.kind, LoopOp)
+            if alone or not stretches or isinstance(stretches[-1][-1].kind, LoopOp):
                 stretches.append([])
             stretches[-1].append(op)
         if len(stretches) < 2:
@@ -108,7 +108,7 @@ class Arms:
             self.of.update(dict.fromkeys(op.results, arm))
             for inner in op.regions:
                 own = arm
-                if isinstance(op.what, Branch):
+                if isinstance(op.kind, Branch):
                     self.around.append(arm)
                     own = self.number[inner] = len(self.around)
                 self._look(inner, own)

@@ -95,11 +95,11 @@ def loops_text(loops: Loops) -> str:
     def region(r: Region, indent: str) -> Iterator[str]:
         for op in r.ops:
             yield f"{indent}{head(op)}" + (f"  # line {op.place.line}" if op.place else "")
-            if isinstance(op.what, Do):
+            if isinstance(op.kind, Do):
                 yield from (f"{indent}  {of(v).name} begins as {of(x).name}"
-                            for x, v in op.what.begins)
-                yield from (f"{indent}  meanwhile {called(v)}" for v in op.what.scratch)
-                for act in op.what.acts:
+                            for x, v in op.kind.begins)
+                yield from (f"{indent}  meanwhile {called(v)}" for v in op.kind.scratch)
+                for act in op.kind.acts:
                     if isinstance(act, Exchange | Print | Expect | Point | Take | More | Send
                                   | Save):
                         yield from _steps([moved(act, of)], f"{indent}  ")
@@ -114,7 +114,7 @@ def loops_text(loops: Loops) -> str:
         results = ", ".join(map(called, op.results))
         operands = ", ".join(of(v).name for v in op.operands)
         source = f"from {operands}" if operands else ""
-        return " ".join(filter(None, (op.what.name, results, source)))
+        return " ".join(filter(None, (op.kind.name, results, source)))
 
     def body() -> Iterator[str]:
         if module.entry_branch is None:

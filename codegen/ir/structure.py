@@ -79,14 +79,14 @@ def size(level: Any) -> dict[str, int]:
     if isinstance(level, BufferAssignment):
         return {**size(level.loops), "buffers": len(level.buffers)}
     if isinstance(level, Loops):
-        dos = [op.what for region in level.module.regions for op in walk(region)
-               if isinstance(op.what, Do)]
+        dos = [op.kind for region in level.module.regions for op in walk(region)
+               if isinstance(op.kind, Do)]
         return {**size(level.module), "exchanges": sum(
             isinstance(act, PlanExchange) for do in dos for act in do.acts),
             "acts": sum(len(do.acts) for do in dos)}
     if isinstance(level, Module):
         ops = [op for region in level.regions for op in walk(region)]
-        return {"ops": len(ops), "exchanges": sum(isinstance(op.what, Exchange) for op in ops)}
+        return {"ops": len(ops), "exchanges": sum(isinstance(op.kind, Exchange) for op in ops)}
     if isinstance(level, Plan):
         steps = list(walk_steps(level.steps))
         return {"steps": len(steps), "exchanges": sum(isinstance(s, PlanExchange) for s in steps),

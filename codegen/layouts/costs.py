@@ -72,7 +72,7 @@ class Costs:
         self.samples = 1
         looked_at = tuple(
             op for op in program.body.ops if any(
-                isinstance(o.what, Exchange) or (o.regions and o.what.counts() in others)
+                isinstance(o.kind, Exchange) or (o.regions and o.kind.counts() in others)
                 for o in walk(Region((), (op,), ())))
         )
         extents = {s.name: s.at_most for s in program.scalars if s.at_most is not None}
@@ -84,17 +84,17 @@ class Costs:
         other."""
         spent = [0.0] * len(ranks)
         for op in region.ops:
-            if isinstance(op.what, Loop):
-                more = self.loop(op, op.what, ranks)
-            elif isinstance(op.what, Branch):
+            if isinstance(op.kind, Loop):
+                more = self.loop(op, op.kind, ranks)
+            elif isinstance(op.kind, Branch):
                 outer, self.often = self.often, self.often / len(op.regions)
                 arms = [self.region(inner, ranks) for inner in op.regions]
                 more = [sum(times) / len(arms) for times in zip(*arms, strict=True)]
                 self.often = outer
-            elif isinstance(op.what, Exchange):
+            elif isinstance(op.kind, Exchange):
                 spent = [max(spent)] * len(ranks)
-                more = [self.exchange(op, op.what, ranks)] * len(ranks)
-            elif op.what.is_view:
+                more = [self.exchange(op, op.kind, ranks)] * len(ranks)
+            elif op.kind.is_view:
                 continue
             else:
                 more = [TARGET.op_seconds + TARGET.element_seconds * steps
@@ -105,7 +105,7 @@ class Costs:
     def steps(self, op: Op, ranks: Sequence[Mapping[str, int]]) -> list[int]:
         """Return how many elements of one operation each of these ranks computes."""
         if op not in self.work:
-            self.work[op] = _AtRank(_longest, tuple(map(tuple, op.what.work(op))))
+            self.work[op] = _AtRank(_longest, tuple(map(tuple, op.kind.work(op))))
         return list(map(self.work[op], ranks))
 
     def exchange(self, op: Op, kind: Exchange, ranks: Sequence[Mapping[str, int]]) -> float:

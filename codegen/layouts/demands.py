@@ -58,7 +58,7 @@ class Demands:
         self.in_entry: list[dict[Value, Demand]] = []  # by entry: what it demands of the inputs
         for op in global_ops(graph.body):
             self.rules.define(op)
-            if isinstance(op.what, Roll) and not self.rules.goes_on(op.operands[0], op.what.dim):
+            if isinstance(op.kind, Roll) and not self.rules.goes_on(op.operands[0], op.kind.dim):
                 self.cut_short.add(op.operands[0])
         for o in graph.outputs:
             source = self.defs.get(o.value)
@@ -79,7 +79,7 @@ class Demands:
     @cached_property
     def counters(self) -> set[Sym]:
         """Return the counters of loops that come to every number between the first and the last."""
-        loops = (op.what for op in self.graph.def_use.order if isinstance(op.what, Loop))
+        loops = (op.kind for op in self.graph.def_use.order if isinstance(op.kind, Loop))
         return {w.counter for w in loops if w.counter is not None and w.step in (1, -1)}
 
     @cached_property
@@ -87,7 +87,7 @@ class Demands:
         """The ops on global arrays that are no views, by their places in the source."""
         places: dict[Place | None, list[Op]] = {}
         for op in self.defs.values():
-            if not op.what.is_view:
+            if not op.kind.is_view:
                 places.setdefault(op.place, []).append(op)
         return places
 
@@ -142,12 +142,12 @@ class Demands:
         if not cuts.inside(tuple(wide), home(value)):
             return tuple(wide)
         op = self.defs.get(value)  # what is laid out anew is so in one exchange, ghost cells too
-        return home(value) if op and isinstance(op.what, Relayout) and not op.what.held else None
+        return home(value) if op and isinstance(op.kind, Relayout) and not op.kind.held else None
 
     def is_view(self, op: Op) -> bool:
         """Return whether an op is a view, or gives a layout to a constant: it is computed again
         wherever a part of it is needed."""
-        anew = op.what.is_view or self.rules.is_laid_out(op)
+        anew = op.kind.is_view or self.rules.is_laid_out(op)
         return anew and op.result not in self.cut_short
 
     def shown(self, value: Value) -> Value:
@@ -171,7 +171,7 @@ class Demands:
             return
         for value in op.results:
             self.settle(value, op)
-        kind = op.what
+        kind = op.kind
         if isinstance(kind, ShardMap):
             for operand, layout in zip(op.operands, kind.in_layouts, strict=True):
                 self.want(operand, cuts.blocks(operand.type.shape, layout), op.place)
@@ -219,7 +219,7 @@ class Demands:
         """Sums that are added to each other are added first and reduced once."""
         axes: dict[Value, tuple[str, ...]] = {}
         for op in region.ops:
-            kind = op.what
+            kind = op.kind
             if isinstance(kind, Loop | Branch):
                 for inner in op.regions:
                     self.sums(inner)
@@ -239,7 +239,7 @@ class Demands:
         else uses it; else None."""
         while len(self.uses[value]) == 1:
             op = self.defs.get(value)
-            if op is None or not isinstance(op.what, Transpose):
+            if op is None or not isinstance(op.kind, Transpose):
                 return value
             value = op.operands[0]
         return None
@@ -252,7 +252,7 @@ class Demands:
         wanted = self.wanted.get(value, {})
         blocks = home(value)
         demand = self.of[value] = Demand()
-        held = (op is None or op.what.held or self.laborious(op, wanted)
+        held = (op is None or op.kind.held or self.laborious(op, wanted)
                 or not all(self.goes_on(op, w) for w in wanted)
                 or (len(op.results) == 1 and moves_less(self, op, wanted)))
         if not held and not wanted and value not in self.from_home:
@@ -290,7 +290,7 @@ class Demands:
         """Return whether ghost cells of an op's result are fetched, since computing them again is
         more work: where the rest lies in balanced blocks."""
         value, wanted = op.result, list(wanted)
-        if not op.what.laborious or not wanted:
+        if not op.kind.laborious or not wanted:
             return False
         blocks = home(value)
         return all(self.rules.natural(value, d) == b for d, b in enumerate(blocks)) and all(
@@ -302,7 +302,7 @@ class Demands:
         the rest is."""
         around = [d for d, c in enumerate(window) if c.period is not None]
         return not around or (
-            isinstance(op.what, Map)
+            isinstance(op.kind, Map)
             and all(self.rules.goes_on(v, d) for v in op.operands for d in around)
         )
 
@@ -310,7 +310,7 @@ class Demands:
 def _in_one(op: Op | None) -> bool:
     """Return whether one part that has all that is wanted is made at no more cost for each
     element."""
-    return op is not None and isinstance(op.what, Map | Relayout)
+    return op is not None and isinstance(op.kind, Map | Relayout)
 
 
 Split = tuple[Demands, Module]  # what ranks hold of a Graph's values, and the Program of it

@@ -69,7 +69,7 @@ class _Moved:
     def of_operands(self, op: Op, window: Window) -> int | None:
         """Return the bytes that a rank lacks of the parts of the operands from which it computes a
         part of a result; None if that is not known."""
-        self.labours |= not (op.what.inline or op.what.is_view)
+        self.labours |= not (op.kind.inline or op.kind.is_view)
         parts = [self.of(v, w) for v, w in
                  zip(op.operands, self.rules.needs(op, window), strict=True)]
         return None if None in parts else sum(p for p in parts if p is not None)
@@ -91,7 +91,7 @@ class _Moved:
         if any(c.period is not None for c in window):  # it goes on beyond the ends of a dim
             return None
         fetched = self.missing(value, window)
-        if fetched == 0 or op is None or op.what.held or isinstance(op.what, Loop | Branch) or (
+        if fetched == 0 or op is None or op.kind.held or isinstance(op.kind, Loop | Branch) or (
                 len(op.results) != 1):
             return fetched
         recomputed = self.of_operands(op, window)

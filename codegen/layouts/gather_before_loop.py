@@ -43,7 +43,7 @@ class _Rewrite(Builder):
     def __init__(self, demands: Demands) -> None:
         super().__init__()
         self.demands, graph = demands, demands.graph
-        counters = [c for op in walk(graph.body) if (c := op.what.counts()) is not None]
+        counters = [c for op in walk(graph.body) if (c := op.kind.counts()) is not None]
         self.fresh = Fresh([*(c.name for c in counters), *(s.name for s in graph.scalars)])
         self.loops: set[Sym] = set()
 
@@ -51,14 +51,14 @@ class _Rewrite(Builder):
         """Return a region with its loops rewritten. `times` estimates how often the region runs."""
         with self.inside() as ops:
             for op in region.ops:
-                if isinstance(op.what, ShardMap):
+                if isinstance(op.kind, ShardMap):
                     ops.append(op)
                     continue
-                turns = _turns(op.what) if isinstance(op.what, Loop) else 1
+                turns = _turns(op.kind) if isinstance(op.kind, Loop) else 1
                 op = replace(op, regions=tuple(self.region(r, times * turns) for r in op.regions))
-                if isinstance(op.what, Loop) and len(op.regions) == 1 and turns > 1 and (
-                        not op.what.over):
-                    op = self.loop(op, op.what, turns, times)
+                if isinstance(op.kind, Loop) and len(op.regions) == 1 and turns > 1 and (
+                        not op.kind.over):
+                    op = self.loop(op, op.kind, turns, times)
                 ops.append(op)
         return region.with_ops(ops)
 
@@ -66,20 +66,20 @@ class _Rewrite(Builder):
         """Return a loop whose turns read the elements that were gathered before it."""
         (body,) = op.regions
         inside = {*body.args, *(v for o in body.ops for v in o.results)}
-        computed = {o.what.counts() for o in body.ops}
+        computed = {o.kind.counts() for o in body.ops}
         all_parts: dict[tuple[Value, Slice], tuple[Value, int]] = {}
         new = []
         for o in body.ops:
-            if isinstance(o.what, Slice) and o.operands[0] not in inside:
-                key = o.operands[0], o.what
-                dim = all_parts[key][1] if key in all_parts else self.along(o, o.what, kind)
-                if (dim is not None and not any(_symbols(o.what) & {c} for c in computed if c)
+            if isinstance(o.kind, Slice) and o.operands[0] not in inside:
+                key = o.operands[0], o.kind
+                dim = all_parts[key][1] if key in all_parts else self.along(o, o.kind, kind)
+                if (dim is not None and not any(_symbols(o.kind) & {c} for c in computed if c)
                         and self.pays(o, dim, turns, times)):
                     if key not in all_parts:
-                        all_parts[key] = self.parts(o, o.what, kind, dim), dim
-                    start = [expr.const(0)] * len(o.what.start)
-                    start[dim] = o.what.start[dim]
-                    o = replace(o, what=Slice(tuple(start), (1,) * len(start), o.what.shape),
+                        all_parts[key] = self.parts(o, o.kind, kind, dim), dim
+                    start = [expr.const(0)] * len(o.kind.start)
+                    start[dim] = o.kind.start[dim]
+                    o = replace(o, kind=Slice(tuple(start), (1,) * len(start), o.kind.shape),
                                 operands=(all_parts[key][0],))
             new.append(o)
         if not all_parts:

@@ -65,13 +65,13 @@ class Rooms:
 
     def region(self, region: Region) -> None:
         for op in region.ops:
-            if isinstance(op.what, Update):
+            if isinstance(op.kind, Update):
                 self.join(op.result, op.operands[0])
-            if isinstance(op.what, Point):
+            if isinstance(op.kind, Point):
                 self.point(op)
-            if isinstance(op.what, Loop):
+            if isinstance(op.kind, Loop):
                 self.loop(op)
-            if isinstance(op.what, Loop | Branch):
+            if isinstance(op.kind, Loop | Branch):
                 for inner in op.regions:
                     self.region(inner)
             elif self.makes(op):
@@ -86,7 +86,7 @@ class Rooms:
 
     def loop(self, op: Op) -> None:
         body = op.regions[-1]
-        first = body.ops[0] if body.ops and isinstance(body.ops[0].what, Point) else None
+        first = body.ops[0] if body.ops and isinstance(body.ops[0].kind, Point) else None
         begins = dict(zip(first.operands, first.results, strict=True)) if first else {}
         reads = _Reads(body)
         for x, arg, y, result in zip(op.operands, body.args, body.results, op.results, strict=True):
@@ -98,13 +98,13 @@ class Rooms:
             source = self.demands.defs.get(y)
             once = reads.returned[y] == 1 and y not in reads.arguments
             computed = source is not None and source in reads.place
-            if once and source is not None and computed and isinstance(source.what, Map):
+            if once and source is not None and computed and isinstance(source.kind, Map):
                 begin = begins.get(arg, arg)
                 if reads.last(begin) <= reads.place[source]:
                     self.in_place[y] = begin
 
     def makes(self, op: Op) -> bool:
-        if len(op.results) != 1 or not op.what.has_room or self.demands.is_view(op):
+        if len(op.results) != 1 or not op.kind.has_room or self.demands.is_view(op):
             return False
         demand = self.demands.of.get(op.result)
         return demand is not None and demand.made == [home(op.result)]
@@ -188,7 +188,7 @@ class _Reads:
         for k, op in enumerate(body.ops):
             inner = (v for region in op.regions for v in used_values(region))
             self._last.update(dict.fromkeys((*op.operands, *inner), k))
-            if op.what.is_view:
+            if op.kind.is_view:
                 for v in dict.fromkeys(op.operands):
                     self._views.setdefault(v, []).extend(op.results)
         self._last.update(dict.fromkeys(body.results, len(body.ops)))

@@ -88,8 +88,8 @@ class _Dependences:
         for op in walk(self.graph.body):
             self.rules.define(op)
         for op in walk(region):
-            if isinstance(op.what, Print | Save | Point | Feeding):
-                raise _DependenceError(f"has a {op.what.name} for each call", op.place)
+            if isinstance(op.kind, Print | Save | Point | Feeding):
+                raise _DependenceError(f"has a {op.kind.name} for each call", op.place)
         outputs = self.graph.outputs
         if entry is None:
             results = [(o, o.value) for o in outputs]
@@ -160,7 +160,7 @@ class _Dependences:
 
     def op(self, op: Op) -> None:
         """Note what the parts of an op's results that are wanted depend on."""
-        kind = op.what
+        kind = op.kind
         if isinstance(kind, Let):
             self.whole(op.operands[0], op)
             return
@@ -190,7 +190,7 @@ class _Dependences:
         rows of several calls, as of np.all, holds for those of each."""
         holds, *shown = op.operands
         source = self.rules.defs.get(holds)
-        if source is not None and isinstance(source.what, Reduce) and source.what.fn == "and":
+        if source is not None and isinstance(source.kind, Reduce) and source.kind.fn == "and":
             (holds,) = source.operands
         for value in (holds, *shown):
             self.want(value, self.along_rows(value.type.shape), op.place)
@@ -216,7 +216,7 @@ class _Dependences:
     def check_fields(self, op: Op) -> None:
         """Raise _DependenceError where an op says something that follows from the number of rows,
         beside the extents of its results."""
-        for name, field in op.what.attributes().items():
+        for name, field in op.kind.attributes().items():
             if name not in EXTENTS and any(self.sym in e.symbols() for e in exprs_in(field)):
                 raise _DependenceError(f"depends on how many rows {self.dim} has", op.place)
 
@@ -227,14 +227,14 @@ class _Dependences:
         read = [set(filter(self.is_cut, part or ())) for part in parts]
         if not rows.issuperset(set().union(*read)):
             raise _DependenceError(f"reads other rows of {self.dim}", op.place)
-        if not rows <= (read[1] if op.what.in_place else set().union(*read)):
+        if not rows <= (read[1] if op.kind.in_place else set().union(*read)):
             raise _DependenceError(f"depends on where in {self.dim} a row stands", op.place)
 
     # ---- control flow --------------------------------------------------------------------------
 
     def with_regions(self, op: Op) -> None:
         """Note what loops and branches depend on; of other ops with regions, all that they read."""
-        kind = op.what
+        kind = op.kind
         if isinstance(kind, Loop):
             self.loop(op)
             return

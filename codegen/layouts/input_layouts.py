@@ -23,7 +23,7 @@ def choose(graph: Module, auto: Sequence[str]) -> dict[str, Layout]:
 
     What a shard_map takes stays as it was, whole: its function sees the difference.
     """
-    taken = {v for op in walk(graph.body) if isinstance(op.what, ShardMap) for v in op.operands}
+    taken = {v for op in walk(graph.body) if isinstance(op.kind, ShardMap) for v in op.operands}
     free = [i for i in graph.inputs if i.name in auto and i.value not in taken]
     if not free:
         return {}

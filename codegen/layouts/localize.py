@@ -52,11 +52,11 @@ class Localizer:
     def needs(self, op: Op, window: Window) -> list[Window]:
         """Return the part of each operand for this part of the result. Window () for 0-d
         operands."""
-        return op.what.needs(op, window, self)
+        return op.kind.needs(op, window, self)
 
     def make(self, op: Op, window: Window, operands: Sequence[Value], build: GraphBuilder) -> Value:
         """Return the part of the result, of the operands' parts that `needs` named."""
-        return op.what.localize(op, window, list(operands), build, self)
+        return op.kind.localize(op, window, list(operands), build, self)
 
     # ---- where a value lies by itself ------------------------------------------------------------
 
@@ -71,10 +71,10 @@ class Localizer:
             self.defs[value] = op
             for dim in range(value.type.ndim):
                 if entry := self.entry(value, dim):
-                    cut = op.what.lies(op, dim, self)
+                    cut = op.kind.lies(op, dim, self)
                     if cut is not None and cut.axes == entry:
                         self.lies.setdefault(value, {})[dim] = cut
-        if (op.what.is_view or isinstance(op.what, Relayout)) and (
+        if (op.kind.is_view or isinstance(op.kind, Relayout)) and (
             self.everywhere.issuperset(op.operands)
         ):
             self.everywhere.update(op.results)
@@ -82,7 +82,7 @@ class Localizer:
     def is_laid_out(self, op: Op) -> bool:
         """Return whether an op only gives a layout to a constant; every rank has all of a
         constant."""
-        return isinstance(op.what, Relayout) and op.result in self.everywhere
+        return isinstance(op.kind, Relayout) and op.result in self.everywhere
 
     def goes_on(self, value: Value, dim: int) -> bool:
         """Return whether the part of a value beyond the ends of a periodic dim can be had from such
@@ -90,7 +90,7 @@ class Localizer:
         op = self.defs.get(value)
         if op is not None and self.is_laid_out(op):
             return self.goes_on(op.operands[0], dim)
-        return op is None or op.what.goes_on(op, dim, self)
+        return op is None or op.kind.goes_on(op, dim, self)
 
     # ---- parts -----------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class Localizer:
     def summed(self, op: Op, window: Window) -> tuple[str, ...]:
         """Return the axes over which a sum is still to be reduced when each rank has its own part;
         () for other ops, and where the result is wanted in parts."""
-        inner = op.what.summed(op, window, self)
+        inner = op.kind.summed(op, window, self)
         if inner is None:
             return self.partial.get(op.result, ())
         return self.axes_of(inner) if self.computed(op, window, inner) == window else ()

@@ -28,7 +28,7 @@ def across(loop: Op) -> dict[Sym, Laid]:
     layouts: dict[Sym, Laid] = {}
     walks = False
     for op in inner:
-        counter = op.what.counts()
+        counter = op.kind.counts()
         dims = _walked(op)
         before = tuple((v, layout) for v, d in dims.items() if (layout := _other(v, d, *axes)))
         if counter is not None and before:
@@ -38,7 +38,7 @@ def across(loop: Op) -> dict[Sym, Laid]:
 
 
 def _counts(op: Op) -> bool:
-    return isinstance(op.what, Loop) and op.what.counter is not None
+    return isinstance(op.kind, Loop) and op.kind.counter is not None
 
 
 def _given(loop: Op) -> list[Value]:
@@ -57,7 +57,7 @@ def _other(value: Value, walked: set[int], axes: LayoutEntry) -> Layout | None:
 def _walked(loop: Op) -> dict[Value, set[int]]:
     """Return, for each array that a loop is given, the dims that its turns index by the loop's
     counter."""
-    counter = loop.what.counts()
+    counter = loop.kind.counts()
     whose = {v: v for v in _given(loop)}
     whose |= {a: v for r in loop.regions for a, v in zip(r.args, loop.operands)}
     dims: dict[Value, set[int]] = {v: set() for v in whose.values()}
@@ -72,10 +72,10 @@ def _follow(
 ) -> None:
     for op in region.ops:
         source = whose.get(op.operands[0]) if op.operands else None
-        if source is not None and isinstance(op.what, Slice | Update):
-            taken = op.operands[-1] if isinstance(op.what, Update) else op.result
-            dims[source].update(_moving(counter, op.what.start, taken.type.shape))
-            if isinstance(op.what, Update):
+        if source is not None and isinstance(op.kind, Slice | Update):
+            taken = op.operands[-1] if isinstance(op.kind, Update) else op.result
+            dims[source].update(_moving(counter, op.kind.start, taken.type.shape))
+            if isinstance(op.kind, Update):
                 whose[op.result] = source
         for inner in op.regions:
             _follow(inner, counter, whose, dims)

@@ -60,12 +60,12 @@ def rows_on_owners(split: Split) -> bool:
     """Return whether ranks can run a Split: spread loops go along rows that lie as they did when
     the loops were spread, and no turn exchanges anything along the axes that split these rows."""
     graph, program = split[0].graph, split[1]
-    spread = [op for op in _loops(graph.body) if isinstance(op.what, Loop) and op.what.over]
+    spread = [op for op in _loops(graph.body) if isinstance(op.kind, Loop) and op.kind.over]
     for op in spread:
         rows = _rows(op, graph)
-        if rows is None or rows.axes != op.what.over:  # type: ignore[attr-defined]
+        if rows is None or rows.axes != op.kind.over:  # type: ignore[attr-defined]
             return False
-    axes = {op.what.counter: op.what.over for op in spread}  # type: ignore[attr-defined]
+    axes = {op.kind.counter: op.kind.over for op in spread}  # type: ignore[attr-defined]
     return not _exchanged(program, axes)
 
 
@@ -90,9 +90,9 @@ class _Rows:
 def _loops(region: Region) -> Iterator[Op]:
     """Yield the loops over global arrays: those outside of a shard_map."""
     for op in region.ops:
-        if isinstance(op.what, ShardMap):
+        if isinstance(op.kind, ShardMap):
             continue
-        if isinstance(op.what, Loop):
+        if isinstance(op.kind, Loop):
             yield op
         for inner in op.regions:
             yield from _loops(inner)
@@ -100,19 +100,19 @@ def _loops(region: Region) -> Iterator[Op]:
 
 def _rows(op: Op, graph: Module) -> _Rows | None:
     """Return the rows that a loop goes along if each turn touches its own one only, else None."""
-    kind = op.what
+    kind = op.kind
     assert isinstance(kind, Loop)
     if kind.counter is None or kind.stop is None or len(op.regions) != 1 or not op.operands:
         return None
     (body,) = op.regions
-    if kind.step not in (1, -1) or any(isinstance(o.what, _SEEN) for o in walk(body)):
+    if kind.step not in (1, -1) or any(isinstance(o.kind, _SEEN) for o in walk(body)):
         return None
     counter = expr.symbol(kind.counter)
-    updated = next((o for o in walk(body) if isinstance(o.what, Update)
-                    and o.what.start and counter in o.what.start), None)
+    updated = next((o for o in walk(body) if isinstance(o.kind, Update)
+                    and o.kind.start and counter in o.kind.start), None)
     if updated is None:
         return None
-    d = updated.what.start.index(counter)  # type: ignore[attr-defined]
+    d = updated.kind.start.index(counter)  # type: ignore[attr-defined]
     rows = _Rows(updated.operands[0].type.shape[d], layout_of(updated.operands[0])[d])
     low, high = (kind.start, kind.stop - 1) if kind.step == 1 else (kind.stop + 1, kind.start)
     inside = expr.nonneg(low) and expr.nonneg(rows.extent - 1 - high)
@@ -146,7 +146,7 @@ class _Turn:
     def _op(self, op: Op) -> bool:
         """Return whether an op of a turn touches only the turn's own row; record what it
         updates."""
-        kind, whole = op.what, self.whole
+        kind, whole = op.kind, self.whole
         if isinstance(kind, Update) and op.operands[0] in whole:
             into, part = op.operands
             if part in whole or not self.rows.is_row_of(
@@ -164,7 +164,7 @@ class _Turn:
     def _control(self, op: Op) -> bool:
         """Return whether a loop or branch in a turn passes whole arrays on only as whole arrays,
         and touches only the turn's own row of them."""
-        carried = isinstance(op.what, Loop)
+        carried = isinstance(op.kind, Loop)
         for region in op.regions if carried else ():
             self.whole.update(arg for arg, v in zip(region.args, op.operands, strict=True)
                               if v in self.whole)
@@ -197,10 +197,10 @@ class _Spreading:
         return region.with_ops(map(self.op, region.ops))
 
     def op(self, op: Op) -> Op:
-        if isinstance(op.what, ShardMap):
+        if isinstance(op.kind, ShardMap):
             return op
         new = op.mapped(self.region)
-        return self.loop(op, new, op.what) if isinstance(op.what, Loop) and op in self.rows else new
+        return self.loop(op, new, op.kind) if isinstance(op.kind, Loop) and op in self.rows else new
 
     def loop(self, old: Op, op: Op, kind: Loop) -> Op:
         """Return a loop over the rows of the rank's block, in increasing order, as no turn depends
@@ -215,7 +215,7 @@ class _Spreading:
         copier = Copier(lambda name: name, {}, {counter: expr.symbol(own)})
         body = copier.region(op.regions[0])
         kind = kind.but(counter=own, start=low, stop=end, step=expr.const(1), over=rows.axes)
-        return replace(op, what=kind, regions=(body,))
+        return replace(op, kind=kind, regions=(body,))
 
 
 def _exchanged(program: Module, axes: Mapping[Sym, LayoutEntry]) -> list[Sym]:
@@ -223,9 +223,9 @@ def _exchanged(program: Module, axes: Mapping[Sym, LayoutEntry]) -> list[Sym]:
     axes: other ranks make other turns, and do not take part."""
     counters: list[Sym] = []
     for op in (o for region in program.regions for o in walk(region)):
-        counter = op.what.counts()
-        own = set(axes.get(counter, ())) if isinstance(op.what, Loop) and counter else set()
-        if counter and own and any(isinstance(o.what, Exchange) and own.intersection(o.what.axes)
+        counter = op.kind.counts()
+        own = set(axes.get(counter, ())) if isinstance(op.kind, Loop) and counter else set()
+        if counter and own and any(isinstance(o.kind, Exchange) and own.intersection(o.kind.axes)
                                    for o in walk(op.regions[0])):
             counters.append(counter)
     return counters

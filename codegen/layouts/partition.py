@@ -81,7 +81,7 @@ class _Partition(Parts):
         """Emit the local ops of one op of the Graph."""
         if self.demands.is_view(op):
             return
-        kind = op.what
+        kind = op.kind
         if isinstance(kind, ShardMap):
             self.shard_map(op, kind)
         elif isinstance(kind, Loop | Branch):
@@ -152,7 +152,7 @@ class _Partition(Parts):
         operands = tuple(self.need(v, w) for v, w in zip(op.operands, windows, strict=True))
         results = tuple(Value(v.name, self.local_type(v)) for v in op.results)
         self.place = op.place
-        self.add(op.what, operands, results)
+        self.add(op.kind, operands, results)
         for value, local in zip(op.results, results, strict=True):
             self.have(value, local)
 
@@ -188,7 +188,7 @@ class _Partition(Parts):
         """Add a loop or branch. Carried values lie in balanced blocks, or in an array with memory
         for the ghost cells around them."""
         rooms: list[Window | None] = [None] * max(len(op.operands), len(op.results))
-        if isinstance(op.what, Loop):
+        if isinstance(op.kind, Loop):
             rooms = [self.rooms.of.get(v) for v in op.regions[-1].args]
         operands = tuple(
             self.need(v, home(v)) if room is None else self.roomy(v, room)
@@ -214,7 +214,7 @@ class _Partition(Parts):
             self.local_type(v) if room is None else self.room_type(v, room)
             for v, room in zip(op.results, rooms)
         ]
-        kind = op.what.but(types=tuple(types)) if isinstance(op.what, Branch) else op.what
+        kind = op.kind.but(types=tuple(types)) if isinstance(op.kind, Branch) else op.kind
         if isinstance(kind, Loop) and kind.over:
             assert kind.counter is not None and kind.counter.lo and kind.counter.hi
             kind = kind.but(start=kind.counter.lo, stop=kind.counter.hi + 1, over=())
@@ -293,10 +293,10 @@ class _Partition(Parts):
         that it updates or replaces if that has one, else into a new one."""
         (value,) = op.results
         room = self.rooms.of[value]
-        kind = op.what
+        kind = op.kind
         under = op.operands[0] if isinstance(kind, Update) else value
         made_of = self.demands.defs.get(under)
-        full = made_of.what if made_of else None
+        full = made_of.kind if made_of else None
         if isinstance(kind, Update) and (under in self.with_room or isinstance(full, Full)):
             part = self.rules.needs(op, home(value))[1]
             v = self.need(op.operands[1], part)
@@ -342,7 +342,7 @@ class _Partition(Parts):
                 ends = tuple(self.of(v) for v in inner.results)
             regions.append(Region(args, tuple(ops), ends))
         self.place = op.place
-        self.add(op.what, operands, tuple(map(self.define, op.results)), regions)
+        self.add(op.kind, operands, tuple(map(self.define, op.results)), regions)
 
     def define(self, value: Value) -> Value:
         self.local[value] = Value(value.name, value.type)

@@ -64,7 +64,7 @@ class Parts(Builder):
         """Return one op for two: a slice of a slice as a slice of the first operand, a reshape of a
         reshape as one reshape; other ops as they are."""
         op = self.made.get(operands[0])
-        below = op.what if op else None
+        below = op.kind if op else None
         if op is None or type(below) is not type(kind):
             return kind, operands
         if isinstance(kind, Slice) and isinstance(below, Slice):

@@ -92,8 +92,8 @@ class _Relaid(Builder):
         return self.now[value]
 
     def op(self, op: Op, inside: Inside) -> None:
-        counter = op.what.counts()
-        choice = self.choices.get(counter) if counter and isinstance(op.what, Loop) else None
+        counter = op.kind.counts()
+        choice = self.choices.get(counter) if counter and isinstance(op.kind, Loop) else None
         if choice is None:
             self.again(op, inside)
             return
@@ -119,7 +119,7 @@ class _Relaid(Builder):
 
     def again(self, op: Op, inside: Inside) -> None:
         """Emit an op again, on the values that now stand for its operands."""
-        kind, self.place = op.what, op.place
+        kind, self.place = op.kind, op.place
         operands = [self.now.get(v, v) for v in op.operands]
         if isinstance(kind, Relayout) and (
             inside is Inside.WHOLE or (self.within and inside is Inside.FOLLOWS and not kind.asked)
@@ -138,7 +138,7 @@ class _Relaid(Builder):
         elif isinstance(kind, Branch):
             types, regions = self.branch(op, kind, inside)
             kind = kind.but(types=tuple(types))
-        if operands == list(op.operands) and regions == op.regions and kind == op.what:
+        if operands == list(op.operands) and regions == op.regions and kind == op.kind:
             self.ops.append(op)
             return
         self.place, types_now = op.place, [v.type for v in operands]

@@ -36,7 +36,7 @@ def replicate_loops(split: Split, search: LayoutSearch) -> Iterator[Candidate]:
     rank computes the loop; what the loop only reads is gathered before it; arrays are laid out
     otherwise in it."""
     demands, program = split
-    if not any(isinstance(o.what, Exchange) for op in program.body.ops for o in _inside(op)):
+    if not any(isinstance(o.kind, Exchange) for op in program.body.ops for o in _inside(op)):
         return
     if all(c.exchanging <= TARGET.least_gain for c in search.few(program).loops.values()):
         return
@@ -64,7 +64,7 @@ class _Proposals:
     def cost(self, op: Op) -> tuple[Sym, Cost] | None:
         """Return the counter and the cost of a loop that exchanges something and in which the user
         states nothing of how arrays lie; None for other ops."""
-        counter = op.what.counts() if isinstance(op.what, Loop) else None
+        counter = op.kind.counts() if isinstance(op.kind, Loop) else None
         if counter is None or counter not in self.few.loops or any(map(_as_asked, _inside(op))):
             return None
         return counter, self.few.loops[counter]
@@ -146,7 +146,7 @@ class _Proposals:
 
 
 def _outside_of_shard_maps(region: Region) -> list[Op]:
-    return [op for op in region.ops if not isinstance(op.what, ShardMap)]
+    return [op for op in region.ops if not isinstance(op.kind, ShardMap)]
 
 
 def _amount(size: int) -> str:
@@ -156,9 +156,9 @@ def _amount(size: int) -> str:
 
 def _as_asked(op: Op) -> bool:
     """Return whether the user states how arrays lie in an op."""
-    if isinstance(op.what, Relayout):
-        return op.what.asked
-    return isinstance(op.what, ShardMap | Kernel | Feeding | Save)
+    if isinstance(op.kind, Relayout):
+        return op.kind.asked
+    return isinstance(op.kind, ShardMap | Kernel | Feeding | Save)
 
 
 def _inside(loop: Op) -> Iterator[Op]:

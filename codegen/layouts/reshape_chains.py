@@ -85,12 +85,12 @@ class _Range:
     def after(self, op: Op, x: Value) -> _Range | None:
         """Return the digit's range in the result of an op whose operand is `x`, or None if the op
         breaks it up."""
-        if isinstance(op.what, Transpose | MatMul):
+        if isinstance(op.kind, Transpose | MatMul):
             place = self.inside(_numbers(x.type.shape))
-            if place is None or (isinstance(op.what, MatMul) and place[0] != 1):
+            if place is None or (isinstance(op.kind, MatMul) and place[0] != 1):
                 return None
-            if isinstance(op.what, Transpose):
-                d = op.what.perm.index(place[0])
+            if isinstance(op.kind, Transpose):
+                d = op.kind.perm.index(place[0])
                 beside = prod(_numbers(op.result.type.shape)[d + 1:])
                 return replace(self, stride=beside * place[1])
         return self
@@ -162,7 +162,7 @@ def _found(region: Region, known: DefUse) -> list[_Chain]:
     chains: list[_Chain] = []
     taken: set[Op] = set()
     for op in region.ops:
-        if op in taken or not isinstance(op.what, Reshape):
+        if op in taken or not isinstance(op.kind, Reshape):
             continue
         x = op.operands[0]
         entries = layout_of(x.type)
@@ -172,7 +172,7 @@ def _found(region: Region, known: DefUse) -> list[_Chain]:
         while (step := _next(ops[-1].result, region, known)) is not None:
             arrays.append(ops[-1].result)
             ops.append(step)
-        if sum(isinstance(o.what, MatMul) for o in ops) >= PRODUCTS:
+        if sum(isinstance(o.kind, MatMul) for o in ops) >= PRODUCTS:
             taken.update(ops)
             chains.append(_Chain(ops, arrays))
     return chains
@@ -184,7 +184,7 @@ def _next(value: Value, region: Region, known: DefUse) -> Op | None:
     op = uses[0].op if len(uses) == 1 and uses[0].region is region else None
     if op is None:
         return None
-    kind, others = op.what, [v for v in op.operands if v is not value]
+    kind, others = op.kind, [v for v in op.operands if v is not value]
     if isinstance(kind, Reshape | Transpose):
         return op
     if isinstance(kind, Relayout):
@@ -196,7 +196,7 @@ def _next(value: Value, region: Region, known: DefUse) -> Op | None:
         factors = known.defs.get(others[0])
         rows, columns = _numbers(others[0].type.shape)[-2:]
         small = rows == columns and rows * columns <= MOST_FACTORS and value.type.ndim == 2
-        known_numbers = factors is not None and isinstance(factors.what, Const)
+        known_numbers = factors is not None and isinstance(factors.kind, Const)
         return op if small and known_numbers and value.type.dtype.name in LETTERS else None
     return None
 
@@ -341,7 +341,7 @@ class _Apart(Builder):
     def op(self, op: Op, shape: Sequence[int]) -> None:
         """Append the op of a chain, rewritten for the current dims. `shape` is the shape of its
         operand in the Graph."""
-        kind = op.what
+        kind = op.kind
         if isinstance(kind, Map):
             chained = self.chain.given[self.chain.ops.index(op)]
             self.now = self.made(kind, *(self.now if v is chained else self.like(v)
@@ -354,15 +354,15 @@ class _Apart(Builder):
 
     def like(self, value: Value) -> Value:
         """Return an unsplit operand, reshaped or broadcast to the shape of the current array."""
-        while (op := self.known.defs.get(value)) is not None and isinstance(op.what, Reshape):
+        while (op := self.known.defs.get(value)) is not None and isinstance(op.kind, Reshape):
             (value,) = op.operands
         shape = self.now.type.shape
         if value.type.shape == shape:
             return value
-        if op is not None and isinstance(op.what, Broadcast):
+        if op is not None and isinstance(op.kind, Broadcast):
             (small,), parts = op.operands, _parts(value.type.shape, shape)
-            kept = [k for d in op.what.dims for k in parts[d]] if parts else []
-            if parts and small.type.shape == tuple(value.type.shape[d] for d in op.what.dims):
+            kept = [k for d in op.kind.dims for k in parts[d]] if parts else []
+            if parts and small.type.shape == tuple(value.type.shape[d] for d in op.kind.dims):
                 small = self.made(Reshape(tuple(shape[k] for k in kept)), small)
                 return self.made(Broadcast(tuple(kept), shape), small)
         return self.made(Reshape(shape), value)
@@ -385,7 +385,7 @@ class _Apart(Builder):
         self.apart(self.range.strides() | {width})
         if self.dims()[0] != width:
             raise _Cannot
-        factors = self.known.defs[op.operands[0]].what
+        factors = self.known.defs[op.operands[0]].kind
         assert isinstance(factors, Const)
         rest = self.now.type.shape[1:]
         zeros, steps, row = (expr.const(0),) * len(rest), (1,) * (1 + len(rest)), expr.const(1)

@@ -149,9 +149,9 @@ class _Nests:
         faster, and for loops inside the others."""
         choices: list[Choices] = []
         for op in region.ops:
-            if isinstance(op.what, ShardMap):
+            if isinstance(op.kind, ShardMap):
                 continue
-            counter = op.what.counts() if isinstance(op.what, Loop) else None
+            counter = op.kind.counts() if isinstance(op.kind, Loop) else None
             best = self.of_loop(op, counter) if counter else {}
             choices += [best] if best else map(self.in_region, op.regions)
         return _all(choices)
@@ -160,7 +160,7 @@ class _Nests:
         """Return the best choice for a loop and those in it; empty if none pays."""
         if counter not in self.before[0].loops:
             return {}
-        inside = {counter, *(c for r in loop.regions for o in walk(r) if (c := o.what.counts()))}
+        inside = {counter, *(c for r in loop.regions for o in walk(r) if (c := o.kind.counts()))}
         before = [c.loops[counter].seconds for c in self.before]
         best: Choices = {}
         least = inf
@@ -216,14 +216,14 @@ def _explained(region: Region, times: Mapping[Sym, str], around: str) -> Region:
     ops: list[Op] = []
     saved = ""  # by the loop that comes next
     for op in reversed(region.ops):
-        counter = op.what.counts() if isinstance(op.what, Loop) else None
+        counter = op.kind.counts() if isinstance(op.kind, Loop) else None
         inner = times.get(counter, around) if counter else around
-        if isinstance(op.what, Loop):
+        if isinstance(op.kind, Loop):
             saved = inner
-        if op.regions and not isinstance(op.what, ShardMap):
+        if op.regions and not isinstance(op.kind, ShardMap):
             op = op.mapped(partial(_explained, times=times, around=inner))
-        elif isinstance(op.what, Relayout) and op.what.because.endswith(":"):
-            because = op.what.because + saved if saved else op.what.because[:-1]
-            op = replace(op, what=op.what.but(because=because))
+        elif isinstance(op.kind, Relayout) and op.kind.because.endswith(":"):
+            because = op.kind.because + saved if saved else op.kind.because[:-1]
+            op = replace(op, kind=op.kind.but(because=because))
         ops.append(op)
     return region.with_ops(ops[::-1])

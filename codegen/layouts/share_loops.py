@@ -24,8 +24,8 @@ def share_loops(split: Split, search: LayoutSearch) -> Iterator[Candidate]:
     demands, program = split
     graph = demands.graph
     carried = {c: v for body in graph.bodies for op in body.ops
-               if (c := op.what.counts()) and (v := _carried(op))}
-    if not carried or any(isinstance(op.what, ShardMap | Kernel) for op in walk(graph.body)):
+               if (c := op.kind.counts()) and (v := _carried(op))}
+    if not carried or any(isinstance(op.kind, ShardMap | Kernel) for op in walk(graph.body)):
         return
     few, _ = search.costs(program, carried)
     # two ranks save half of the time, at most
@@ -37,10 +37,10 @@ def share_loops(split: Split, search: LayoutSearch) -> Iterator[Candidate]:
 def _carried(op: Op) -> list[Value]:
     """Return the largest arrays of one shape that a loop carries, if no array in it has a stated
     layout; else an empty list."""
-    if not isinstance(op.what, Loop) or op.what.stop is None:
+    if not isinstance(op.kind, Loop) or op.kind.stop is None:
         return []
     region = Region((), (op,), ())
-    if any(isinstance(o.what, Feeding | Save) for o in walk(region)) or any(
+    if any(isinstance(o.kind, Feeding | Save) for o in walk(region)) or any(
         any(v.type.layout or ()) for o in walk(region) for v in (*o.operands, *o.results)
     ):
         return []

@@ -70,19 +70,19 @@ class Resolver:
         number, even where another op needs that array in memory."""
         node = self.node(value, index)
         op = self.defs.get(node.buffer) if isinstance(node, Load) and not node.bounds else None
-        return op.what.element(op, (), self) if op and isinstance(op.what, Full) else node
+        return op.kind.element(op, (), self) if op and isinstance(op.kind, Full) else node
 
     def computed(self, op: Op, index: Index) -> Element:
         """Return the scalar that an op computes at this index of its result, whether that is stored
         or not."""
-        return op.what.element(op, index, self)
+        return op.kind.element(op, index, self)
 
     def at_offset(self, value: Value, offset: Expr) -> Element:
         """Return the scalar at a row-major offset of a value."""
         if value in self.stored:
             return Load(value, offset)
         op = self.defs[value]
-        if isinstance(op.what, Reshape):
+        if isinstance(op.kind, Reshape):
             return self.at_offset(op.operands[0], offset)
         shape = value.type.shape
         long = [d for d, extent in enumerate(shape) if extent != 1]
@@ -114,7 +114,7 @@ class Resolver:
         dims of extent 1."""
         loops, shape = loop_vars(value.type.shape), value.type.shape
         index = positions(loops)
-        while value not in self.stored and isinstance(self.defs[value].what, Reshape):
+        while value not in self.stored and isinstance(self.defs[value].kind, Reshape):
             value = self.defs[value].operands[0]
             before = loop_vars(value.type.shape)
             matched = match_dims(positions(before), value.type.shape, shape)

@@ -48,7 +48,7 @@ class _Adding:
                     del ops[k]
                     op = fused
                     break
-            if isinstance(op.what, Do) and any(isinstance(x, LibraryCall) for x in op.what.acts):
+            if isinstance(op.kind, Do) and any(isinstance(x, LibraryCall) for x in op.kind.acts):
                 products.update(dict.fromkeys(op.results, op))
             ops.append(op)
         return region.with_ops(ops)
@@ -57,7 +57,7 @@ class _Adding:
         """Return an op that calls a library routine directly on elements of an array, in place of
         one that copies them out, calls the routine on the copy and stores the result back. The ops
         that this replaces are removed from `ops`. Any other op is returned as it is."""
-        do = op.what
+        do = op.kind
         if not isinstance(do, Do) or len(do.acts) != 1 or len(do.begins) != 1:
             return op
         (store,), ((base, into),) = do.acts, do.begins
@@ -86,22 +86,22 @@ class _Adding:
         ops[:] = [o for o in ops if o not in by]
         operands = (base, *(v for v in by[1].operands if v is not copy))
         act = replace(call, numbers=numbers, parts=parts)
-        return replace(op, what=replace(routine[1], acts=(act,), begins=do.begins),
+        return replace(op, kind=replace(routine[1], acts=(act,), begins=do.begins),
                        operands=operands)
 
     def only(self, value: Value, ops: Sequence[Op]) -> tuple[Op, Do] | None:
         """Return the op that makes a value by a single act, with its Do, or None unless exactly one
         op reads the value."""
         by = next((o for o in ops if value in o.results), None)
-        if by is None or not isinstance(by.what, Do) or len(by.what.acts) != 1:
+        if by is None or not isinstance(by.kind, Do) or len(by.kind.acts) != 1:
             return None
-        return (by, by.what) if len(self.uses[value]) == 1 else None
+        return (by, by.kind) if len(self.uses[value]) == 1 else None
 
     def added(self, op: Op, product: Op, load: Load[Value], between: Sequence[Op]) -> Op | None:
         """Return an op that lets a library call accumulate into what `op` stores to, so that the
         product needs no temporary; None if that is not legal. `between` are the ops between the
         two."""
-        do, by = op.what, product.what
+        do, by = op.kind, product.kind
         if not (isinstance(do, Do) and isinstance(by, Do)) or len(self.uses[load.buffer]) != 1:
             return None
         (store,), (call, *more) = do.acts, by.acts
@@ -126,7 +126,7 @@ class _Adding:
         if not do.begins and any(_fusible(u.op) for u in self.uses.get(into, ())):
             return None
         read = {x.buffer for x in (*call.parts[:2],)}
-        if any(not isinstance(o.what, Do) or read & {x for x, _ in o.what.begins}
+        if any(not isinstance(o.kind, Do) or read & {x for x, _ in o.kind.begins}
                for o in between):
             return None
         if base is not None and any(
@@ -146,7 +146,7 @@ class _Adding:
         memory |= dict.fromkeys(v for act in acts for v in memory_read(act))
         operands = tuple(v for v in memory if v not in self.loops.constants and v is not into)
         scratch = (*by.scratch, *do.scratch)
-        return replace(op, what=Do(acts, begins, scratch, by.of),
+        return replace(op, kind=Do(acts, begins, scratch, by.of),
                        operands=operands)
 
 
@@ -187,20 +187,20 @@ def _row_of(call: Act, result: Value) -> int | None:
 
 def _fusible(op: Op | None) -> bool:
     """Return whether an op that reads a sum may be fused with it."""
-    of = op.what.of if op is not None and isinstance(op.what, Do) else None
-    return of is not None and of.what.fuses
+    of = op.kind.of if op is not None and isinstance(op.kind, Do) else None
+    return of is not None and of.kind.fuses
 
 
 def _sums(op: Op) -> list[Load[Value]]:
     """Return the loads that an elementwise op adds or subtracts to make what it stores; none for
     any other op."""
-    if not isinstance(op.what, Do) or len(op.what.acts) != 1:
+    if not isinstance(op.kind, Do) or len(op.kind.acts) != 1:
         return []
-    (store,) = op.what.acts
+    (store,) = op.kind.acts
     if not _is_plain_store(store) or not isinstance(store.value, Apply):
         return []
-    of = op.what.of
-    if of is None or getattr(of.what, "apart", False):
+    of = op.kind.of
+    if of is None or getattr(of.kind, "apart", False):
         return []
     return list(_terms(store.value))
 

@@ -98,7 +98,7 @@ class _Liveness:
         # blank arrays that one update begins with need no memory of their own
         self.blank = {
             v for v, op in def_use.defs.items()
-            if isinstance(op.what, Do) and not op.what.acts and self.uses.get(v) == 1
+            if isinstance(op.kind, Do) and not op.kind.acts and self.uses.get(v) == 1
         }
         self.sparse = {v for v, op in def_use.defs.items() if _is_sparse(op)}
         ends = [(i.value, i.layout) for i in module.inputs]
@@ -150,9 +150,9 @@ class _Liveness:
     def find_fields(self, op: Op) -> None:
         """Record which field of which feed's batch an op's results are; a reshaped field stays that
         field."""
-        if not isinstance(op.what, Do):
+        if not isinstance(op.kind, Do):
             return
-        acts = op.what.acts
+        acts = op.kind.acts
         takes = [act for act in acts if isinstance(act, Take)]
         fields = {v: (act.feed, k) for act in takes for k, v in enumerate(act.into)}
         source = _reshaped(acts[0]) if len(acts) == 1 else None
@@ -202,13 +202,13 @@ class _Liveness:
         live = set(live)
         self.find_chains(region)
         for op in reversed(region.ops):
-            if isinstance(op.what, Loop):
+            if isinstance(op.kind, Loop):
                 live = self.loop(op, live, depth)
-            elif isinstance(op.what, Branch):
+            elif isinstance(op.kind, Branch):
                 live = self.branch(op, live, depth)
             elif (nest := _nest(op)) is not None:
                 live = self.nest(op, nest, live, depth)
-            elif isinstance(op.what, Do) and any(isinstance(a, PointStep) for a in op.what.acts):
+            elif isinstance(op.kind, Do) and any(isinstance(a, PointStep) for a in op.kind.acts):
                 live = self.point(op, live, depth)
             elif self.blank.isdisjoint(op.results):
                 live = self.op(op, live, depth)
@@ -216,11 +216,11 @@ class _Liveness:
 
     def op(self, op: Op, live: set[Value], depth: int) -> set[Value]:
         reads, reusable = self.reads(op), set[Value]()
-        begins = op.what.begins if isinstance(op.what, Do) else ()
+        begins = op.kind.begins if isinstance(op.kind, Do) else ()
         self.forced += [(x, v) for x, v in begins if x in self.blank]
         if (write := _alone(op)) is not None:
             reusable = self.reusable(write)
-        for act in op.what.acts if isinstance(op.what, Do) else ():
+        for act in op.kind.acts if isinstance(op.kind, Do) else ():
             if isinstance(act, LibraryCall):  # it writes over what it begins with
                 reusable |= {x for x, _ in begins} - {p.buffer for p in act.parts}
             if isinstance(act, Exchange):
@@ -238,9 +238,9 @@ class _Liveness:
 
     def point(self, op: Op, live: set[Value], depth: int) -> set[Value]:
         """Define a point's results: every carried array keeps its buffer."""
-        assert isinstance(op.what, Do)
+        assert isinstance(op.kind, Do)
         reads = self.reads(op)
-        for x, v in op.what.begins:
+        for x, v in op.kind.begins:
             self.define(v, live | (reads - {x}) | set(op.results))
             self.wish(depth + 3, {x}, v, over=False)
         return (live - set(op.results)) | reads
@@ -285,9 +285,9 @@ class _Liveness:
         """Return the values live before a nest. Its parts run in order at each point, but share
         loops: a part computes a later point after the next part has computed an earlier one. An
         updated array lies in its new memory, or is copied there, before the first part runs."""
-        assert isinstance(op.what, Do)
-        bases = {v: x for x, v in op.what.begins}
-        chains = _chains(op.what.begins)
+        assert isinstance(op.kind, Do)
+        bases = {v: x for x, v in op.kind.begins}
+        chains = _chains(op.kind.begins)
         writes = list(_writes(nest, bases))
         read: dict[Value, list[MemoryAccess[Value]]] = {old: [] for old, _ in chains.values()}
         for a in accesses(nest):
@@ -511,18 +511,18 @@ def _alone(op: Op) -> _Write | None:
     """Return the write of an op that is one store. A store of a single element reads everything
     before it writes, so it may overwrite any operand."""
     write = _write_alone(op)
-    if write is None or not isinstance(op.what, Do):
+    if write is None or not isinstance(op.kind, Do):
         return None
-    (act,) = op.what.acts
+    (act,) = op.kind.acts
     is_element = isinstance(act, Store) and not act.bounds and all(v.extent == 1 for v in act.loops)
     return replace(write, others=frozenset()) if is_element else write
 
 
 def _write_alone(op: Op) -> _Write | None:
     """Return what an op writes that is one store, perhaps of what arrives; None for any other."""
-    if not isinstance(op.what, Do) or len(op.what.acts) != 1:
+    if not isinstance(op.kind, Do) or len(op.kind.acts) != 1:
         return None
-    (act,), bases = op.what.acts, [x for x, _ in op.what.begins]
+    (act,), bases = op.kind.acts, [x for x, _ in op.kind.begins]
     take = act.take if isinstance(act, Exchange) else None
     store = take or act
     if not isinstance(store, Store):
@@ -542,18 +542,18 @@ def _reshaped(act: Act) -> Value | None:
 
 
 def _nest(op: Op) -> Nest[Value] | None:
-    act = op.what.acts[0] if isinstance(op.what, Do) and op.what.acts else None
+    act = op.kind.acts[0] if isinstance(op.kind, Do) and op.kind.acts else None
     return act if isinstance(act, Nest) else None
 
 
 def _writes_disjoint_part(op: Op) -> bool:
-    of = op.what.of if isinstance(op.what, Do) else None
-    return of is not None and isinstance(of.what, Update) and of.what.apart
+    of = op.kind.of if isinstance(op.kind, Do) else None
+    return of is not None and isinstance(of.kind, Update) and of.kind.apart
 
 
 def _is_sparse(op: Op) -> bool:
-    of = op.what.of if isinstance(op.what, Do) else None
-    return of is not None and isinstance(of.what, Full) and of.what.sparse
+    of = op.kind.of if isinstance(op.kind, Do) else None
+    return of is not None and isinstance(of.kind, Full) and of.kind.sparse
 
 
 def _fits(a: Value, b: Value) -> bool:

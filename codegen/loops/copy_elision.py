@@ -132,13 +132,13 @@ class _Placing:
         while left:
             symbols |= left
             left = {s for x in left if x in self.named for s in self.named[x].symbols()} - symbols
-        return all(not isinstance(op.what, Let) or op.what.counter not in symbols
+        return all(not isinstance(op.kind, Let) or op.kind.counter not in symbols
                    for op in between)
 
     def may_write(self, op: Op, array: _Array, copy: _Write) -> bool:
         """Return whether an op may write the value into the array: it reads no element of it that
         it has written before."""
-        do = op.what
+        do = op.kind
         assert copy.range is not None and copy.value is not None
         if not isinstance(do, Do) or len(do.acts) != 1:
             return False
@@ -193,13 +193,13 @@ class _Line:
         return self._readers.get(value, [])
 
     def begins(self, k: int) -> tuple[tuple[Value, Value], ...]:
-        do = self.ops[k].what
+        do = self.ops[k].kind
         return do.begins if isinstance(do, Do) else ()
 
     def is_plain(self, k: int) -> bool:
         """Return whether all that an op reads is read element by element, or by a routine that is
         told where it lies."""
-        do = self.ops[k].what if k < len(self.ops) else None
+        do = self.ops[k].kind if k < len(self.ops) else None
         return isinstance(do, Do) and all(is_loop_nest(act) for act in do.acts)
 
     def touching(self, array: _Array) -> list[tuple[int, list[MemoryAccess[Value]] | None]]:
@@ -208,7 +208,7 @@ class _Line:
         if array.reads is None:
             array.reads = []
             for k in sorted({k for name in array.names for k in self.readers(name)}):
-                do = self.ops[k].what if self.is_plain(k) else None
+                do = self.ops[k].kind if self.is_plain(k) else None
                 array.reads.append((k, None if not isinstance(do, Do) else [
                     a for act in do.acts if is_loop_nest(act) for a in accesses(act)
                     if a.buffer in array.names and not a.writes]))
@@ -227,9 +227,9 @@ class _Rewriting:
 
     def ops(self) -> Iterator[Op]:
         for k, op in enumerate(self.line.ops):
-            if not isinstance(op.what, Do):
+            if not isinstance(op.kind, Do):
                 yield op
-            elif (new := self.op(k, op, op.what)) is not None:
+            elif (new := self.op(k, op, op.kind)) is not None:
                 yield new
 
     def op(self, k: int, op: Op, do: Do) -> Op | None:
@@ -268,7 +268,7 @@ class _Rewriting:
         own_values = {*results, *do.scratch}
         operands = tuple(v for v in read if v not in self.constants and v not in own_values)
         do = replace(do, acts=acts, begins=tuple(begins))
-        return replace(op, what=do, operands=operands, results=results)
+        return replace(op, kind=do, operands=operands, results=results)
 
     def left(self, k: int, acts: tuple[Act, ...]) -> tuple[Act, ...] | None:
         """Return the acts of an op without the copies that others make; None: nothing is left."""
@@ -295,7 +295,7 @@ def _read(op: Op) -> Iterator[Value]:
 
 def _copies(op: Op) -> bool:
     """Return whether an op may copy something into a part of an array."""
-    do = op.what
+    do = op.kind
     if not isinstance(do, Do) or not do.begins or len(do.acts) != 1:
         return False
     (act,) = do.acts
@@ -305,10 +305,10 @@ def _copies(op: Op) -> bool:
 
 def _write_of(op: Op, k: int, into: Value) -> _Write:
     """Return how op number k writes into an array, which is `into` behind it."""
-    do = op.what
+    do = op.kind
     assert isinstance(do, Do)
     unknown = _Write(k, into, None)
-    if len(do.acts) != 1 or (do.of is not None and getattr(do.of.what, "apart", False)):
+    if len(do.acts) != 1 or (do.of is not None and getattr(do.of.kind, "apart", False)):
         return unknown
     (act,) = do.acts
     store = _store_of(act, into) if is_loop_nest(act) else None

@@ -30,7 +30,7 @@ class _Wish:
 def double_buffering(placed: BufferAssignment) -> BufferAssignment:
     """Return the assignment with the buffer cycles of every loop that has some."""
     module, of, diverging = placed.loops.module, placed.of, placed.loops.diverging
-    loops = [op for region in module.regions for op in walk(region) if isinstance(op.what, Loop)]
+    loops = [op for region in module.regions for op in walk(region) if isinstance(op.kind, Loop)]
     wishes = [_Wish(op, cycle, diverging[op.results[0]])
               for op in loops for cycle in _cycles(op, placed)]
     replaced = _replaced(placed)

@@ -187,9 +187,9 @@ def _hinders(a: _Member, b: _Member, value: Value) -> bool:
 def _are_disjoint(a: Op | None, b: Op | None) -> bool:
     """Return whether two updates of an array provably write no element in common."""
     assert a is not None and b is not None
-    assert isinstance(a.what, Update) and isinstance(b.what, Update)
-    for d, (p, q) in enumerate(zip(a.what.start, b.what.start, strict=True)):
-        s, t = a.what.step[d], b.what.step[d]
+    assert isinstance(a.kind, Update) and isinstance(b.kind, Update)
+    for d, (p, q) in enumerate(zip(a.kind.start, b.kind.start, strict=True)):
+        s, t = a.kind.step[d], b.kind.step[d]
         p_end, q_end = (
             start + step * (op.operands[1].type.shape[d] - 1)
             for op, start, step in ((a, p, s), (b, q, t))
@@ -210,12 +210,12 @@ def fuse(loops: Loops) -> Loops:
 
 def _of(op: Op) -> Op | None:
     """Return the op of the Program from which a Do was made, or None."""
-    return op.what.of if isinstance(op.what, Do) else None
+    return op.kind.of if isinstance(op.kind, Do) else None
 
 
 def _kind(op: Op) -> Kind:
     of = _of(op)
-    return of.what if of is not None else op.what
+    return of.kind if of is not None else op.kind
 
 
 class _Fusing:
@@ -273,12 +273,12 @@ class _Fusing:
     def member(self, op: Op) -> _Member | None:
         """Return an op as a candidate for fusion with its loops and reads, or None if it cannot be
         fused."""
-        if not isinstance(op.what, Do) or not _kind(op).fuses or len(op.what.acts) != 1:
+        if not isinstance(op.kind, Do) or not _kind(op).fuses or len(op.kind.acts) != 1:
             return None
-        (work,) = op.what.acts
+        (work,) = op.kind.acts
         if not isinstance(work, Store | Reduce):
             return None
-        base = op.what.begins[0][0] if op.what.begins else None
+        base = op.kind.begins[0][0] if op.kind.begins else None
         inner = work.inner if isinstance(work, Reduce) else ()
         loops = long_loops(in_order((*work.loops, *inner)))
         kept = long_loops(work.loops)
@@ -415,8 +415,8 @@ class _Fusing:
 
 def _fills(op: Op) -> bool:
     """Return whether an op fills an array with one number, or makes a blank one."""
-    return isinstance(op.what, Do) and not op.operands and all(
-        isinstance(act, Store) and isinstance(act.value, Literal) for act in op.what.acts
+    return isinstance(op.kind, Do) and not op.operands and all(
+        isinstance(act, Store) and isinstance(act.value, Literal) for act in op.kind.acts
     )
 
 

@@ -63,7 +63,7 @@ class _Arrivals:
     def joined(self, exchange: Op, op: Op) -> Op | None:
         """Return an exchange that also does the work of an op that reads its result, or None if
         fusing them is not legal."""
-        do, by, arrived = op.what, exchange.what, exchange.result
+        do, by, arrived = op.kind, exchange.kind, exchange.result
         if not isinstance(do, Do) or len(do.acts) != 1 or do.begins or do.scratch:
             return None
         assert isinstance(by, Do)
@@ -99,9 +99,9 @@ class _Arrivals:
 def _brings(op: Op) -> bool:
     """Return whether an op is one exchange in which members only pull, and each element comes from
     exactly one member."""
-    if not isinstance(op.what, Do) or len(op.what.acts) != 1 or op.what.begins:
+    if not isinstance(op.kind, Do) or len(op.kind.acts) != 1 or op.kind.begins:
         return False
-    (x,) = op.what.acts
+    (x,) = op.kind.acts
     if not isinstance(x, Exchange) or x.pull_into is None or x.fn or x.dest is not None:
         return False
     return x.differs and x.flow == "all" and x.give_into is None and x.wraps == 1

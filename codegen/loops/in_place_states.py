@@ -58,14 +58,14 @@ def _begins(value: Value, known: DefUse, passed: set[Value]) -> Value | None:
     passed.add(value)
     while (op := known.defs.get(value)) is not None:
         base: Value | None = value
-        if isinstance(op.what, Do):
-            base = _stored_over(op.what, value)
-        elif isinstance(op.what, Loop):
+        if isinstance(op.kind, Do):
+            base = _stored_over(op.kind, value)
+        elif isinstance(op.kind, Loop):
             k, body = op.results.index(value), op.regions[-1]
             if _begins(body.results[k], known, passed) is not body.args[k]:
                 return None
             base = op.operands[k]
-        elif isinstance(op.what, Branch):
+        elif isinstance(op.kind, Branch):
             k = op.results.index(value)
             bases = {_begins(arm.results[k], known, passed) for arm in op.regions}
             base = bases.pop() if len(bases) == 1 else None

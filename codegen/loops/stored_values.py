@@ -62,11 +62,11 @@ class _Storing:
             self.demand(op)
         depth: dict[Value, int] = {}  # of the expression that stands for a value not stored
         for op in self.order:
-            if not op.what.inline:
+            if not op.kind.inline:
                 continue
             below = max((depth.get(x, 0) for x in op.operands), default=0)
             if not self.dear.isdisjoint(op.operands) or (
-                isinstance(op.what, Map) and not op.what.is_cheap()
+                isinstance(op.kind, Map) and not op.kind.is_cheap()
             ):
                 self.dear.update(op.results)
             for value in op.results:
@@ -76,11 +76,11 @@ class _Storing:
                 depth[value] = 0 if value in self.stored else below + 1
             self.dear.difference_update(self.stored.intersection(op.results))
         for op in self.order:
-            is_loop = isinstance(op.what, Loop)
-            for x in op.operands if is_loop else op.operands[: 1 if op.what.in_place else 0]:
+            is_loop = isinstance(op.kind, Loop)
+            for x in op.operands if is_loop else op.operands[: 1 if op.kind.in_place else 0]:
                 self.keep_old_views(op, x)
         for op in self.order:
-            if op.what.in_place and len(op.operands) > 1:
+            if op.kind.in_place and len(op.operands) > 1:
                 self.separate(op)
         return self.stored
 
@@ -90,25 +90,25 @@ class _Storing:
         """Store what regions take and give, and what is not computed where it is read."""
         self.stored.update(region.args, region.results)
         for op in region.ops:
-            if not op.what.inline:
+            if not op.kind.inline:
                 self.stored.update(op.results)
             for inner in op.regions:
                 self.keep(inner)
 
     def demand(self, op: Op) -> None:
         """Store operands that must lie in memory for an op to work on them."""
-        if isinstance(op.what, Branch):
+        if isinstance(op.kind, Branch):
             self.stored.update(op.operands)
-        elif op.what.reads == "points" and op.what.in_place:
+        elif op.kind.reads == "points" and op.kind.in_place:
             self.stored.add(op.operands[0])
-        elif op.what.inline or op.what.reads == "points":
+        elif op.kind.inline or op.kind.reads == "points":
             return
-        elif op.what.reads == "boxes":
-            wanted = [self.once(v) if isinstance(op.what, MatMul) else v for v in op.operands]
+        elif op.kind.reads == "boxes":
+            wanted = [self.once(v) if isinstance(op.kind, MatMul) else v for v in op.operands]
             self.stored.update(
-                v for v in wanted if not self.is_plain_view(v, image=not op.what.from_buffers))
-        elif isinstance(op.what, Kernel):  # what its results begin as is computed into them
-            read = {x for how, x in op.what.args if how == "in"}
+                v for v in wanted if not self.is_plain_view(v, image=not op.kind.from_buffers))
+        elif isinstance(op.kind, Kernel):  # what its results begin as is computed into them
+            read = {x for how, x in op.kind.args if how == "in"}
             self.stored.update(v for k, v in enumerate(op.operands)
                                if k in read and v.type.shape and not self.is_in_a_row(v))
         else:
@@ -119,8 +119,8 @@ class _Storing:
         many times, and either way."""
         op = self.defs.get(value)
         while value not in self.stored and op is not None and (
-            (isinstance(op.what, Broadcast) and op.what.leading(op))
-            or (isinstance(op.what, Transpose) and op.what.turns_matrices)
+            (isinstance(op.kind, Broadcast) and op.kind.leading(op))
+            or (isinstance(op.kind, Transpose) and op.kind.turns_matrices)
         ):
             (value,) = op.operands
             op = self.defs.get(value)
@@ -134,15 +134,15 @@ class _Storing:
             if value in self.image:
                 return image
             op = self.defs[value]
-            if isinstance(op.what, Reshape):
+            if isinstance(op.kind, Reshape):
                 small = [e for e in op.result.type.shape if e != 1]
                 under = [e for e in op.operands[0].type.shape if e != 1]
                 if small != under and len(under) > 1:
                     return self.is_whole(op.operands[0], image)
-            elif isinstance(op.what, Map) and self.leaves(value):
+            elif isinstance(op.kind, Map) and self.leaves(value):
                 self.stored.add(value)
                 return True
-            elif not isinstance(op.what, (Slice, Transpose)):
+            elif not isinstance(op.kind, (Slice, Transpose)):
                 return False
             value = op.operands[0]
         return True
@@ -150,7 +150,7 @@ class _Storing:
     def is_whole(self, value: Value, image: bool) -> bool:
         """Return whether a value is, in any shape, all of a stored one, or with `image` of a
         constant there."""
-        while value not in self.stored and isinstance(self.defs[value].what, Reshape):
+        while value not in self.stored and isinstance(self.defs[value].kind, Reshape):
             value = self.defs[value].operands[0]
         return value in self.stored or (image and value in self.image)
 
@@ -159,7 +159,7 @@ class _Storing:
         base = value
         while base not in self.image:
             op = self.defs.get(base)
-            if base in self.stored or op is None or not isinstance(op.what, (Reshape, Slice)):
+            if base in self.stored or op is None or not isinstance(op.kind, (Reshape, Slice)):
                 return False
             (base,) = op.operands
         shape = value.type.shape
@@ -172,7 +172,7 @@ class _Storing:
         """Yield the uses that really read a value: through views, to whoever is stored."""
         for use in self.uses.get(value, ()):
             op = use.op
-            if op is not None and isinstance(op.what, View) and op.result not in self.stored:
+            if op is not None and isinstance(op.kind, View) and op.result not in self.stored:
                 yield from self.consumers(op.result)
             else:
                 yield use
@@ -180,12 +180,12 @@ class _Storing:
     def shared(self, op: Op, value: Value) -> bool:
         """Return whether an element-wise value is stored: it is read more than once, in another
         region, or stretched."""
-        if isinstance(op.what, (View, Source)):
+        if isinstance(op.kind, (View, Source)):
             return False
         uses = list(self.consumers(value))
-        cheap = isinstance(op.what, Map) and value not in self.dear
+        cheap = isinstance(op.kind, Map) and value not in self.dear
         if cheap and value.type.ndim == 0 and all(
-            isinstance(self.defs[v].what, Source) for v in op.operands if v in self.defs
+            isinstance(self.defs[v].kind, Source) for v in op.operands if v in self.defs
         ) and all(v in self.defs for v in op.operands):
             return False
         if self.leaves(value):
@@ -203,9 +203,9 @@ class _Storing:
         """Return whether an op combines stretched arrays only, as x[:, None] - x: its result is
         larger than they are."""
         makers = [self.defs.get(v) for v in op.operands]
-        return all(m and isinstance(m.what, (Broadcast, Source)) for m in makers) and any(
+        return all(m and isinstance(m.kind, (Broadcast, Source)) for m in makers) and any(
             m.operands[0].type.shape != m.result.type.shape
-            for m in makers if m and isinstance(m.what, Broadcast)
+            for m in makers if m and isinstance(m.kind, Broadcast)
         )
 
     def stretched(self, value: Value) -> bool:
@@ -213,8 +213,8 @@ class _Storing:
         ops = [u.op for u in self.uses.get(value, ()) if u.op is not None]
         return any(
             op.result.type.shape != value.type.shape
-            if op.what.rereads
-            else isinstance(op.what, View) and self.stretched(op.result)
+            if op.kind.rereads
+            else isinstance(op.kind, View) and self.stretched(op.result)
             for op in ops
         )
 
@@ -224,7 +224,7 @@ class _Storing:
         """Store a view made before x is overwritten and read afterwards, as a copy of the part."""
         positions = self.uses_position(op)
         for use in self.uses.get(x, ()):
-            if use.op is None or use.op is op or not use.op.what.inline:
+            if use.op is None or use.op is op or not use.op.kind.inline:
                 continue
             value = use.op.result
             if value in self.stored or use.position > positions:
@@ -237,7 +237,7 @@ class _Storing:
 
     def read_positions(self, value: Value) -> Iterator[int]:
         for use in self.uses.get(value, ()):
-            if use.op is not None and use.op.what.inline and use.op.result not in self.stored:
+            if use.op is not None and use.op.kind.inline and use.op.result not in self.stored:
                 yield from self.read_positions(use.op.result)
             else:
                 yield use.position
@@ -250,11 +250,11 @@ class _Storing:
         resolver = Resolver(self.program, self.stored)
         index = positions(loop_vars(v.type.shape))
         node = resolver.node(v, index)
-        if isinstance(op.what, Update):
+        if isinstance(op.kind, Update):
             if all(e == 1 for e in v.type.shape):  # one element is read before it is written
                 return
-            target = ravel(resolver.within(op.what, index), x.type.shape)
-            kept = rows_kept(node, x, target, x.type.shape, op.what.step)
+            target = ravel(resolver.within(op.kind, index), x.type.shape)
+            kept = rows_kept(node, x, target, x.type.shape, op.kind.step)
             if kept == 0 or (kept and not self.reshaped(v, x)):
                 return
         if any(load.buffer is x for load in loads(node)):
@@ -266,7 +266,7 @@ class _Storing:
         if v is x:
             return below
         op = self.defs.get(v)
-        if op is None or v in self.stored or not op.what.inline:
+        if op is None or v in self.stored or not op.kind.inline:
             return False
-        below = below or isinstance(op.what, Reshape)
+        below = below or isinstance(op.kind, Reshape)
         return any(self.reshaped(under, x, below) for under in op.operands)

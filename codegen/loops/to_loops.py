@@ -57,20 +57,20 @@ class Maker(Resolver):
         self.scratch: list[Value] = []
 
     def region(self, region: Region) -> Region:
-        ops = (self.op(op) for op in region.ops if not op.what.inline or op.result in self.stored)
+        ops = (self.op(op) for op in region.ops if not op.kind.inline or op.result in self.stored)
         return Region(region.args, tuple(ops), region.results)
 
     def op(self, op: Op) -> Op:
-        if isinstance(op.what, ops.Control):
+        if isinstance(op.kind, ops.Control):
             return op.mapped(self.region)
         self.acts, self.begins, self.scratch = [], [], []
-        op.what.steps(op, self)
+        op.kind.steps(op, self)
         read = dict.fromkeys(x for x, _ in self.begins)
         read |= dict.fromkeys(v for act in self.acts for v in memory_read(act))
         for v in read:
             maker = self.defs.get(v)
-            if maker is not None and v not in self.stored and isinstance(maker.what, ops.Const):
-                self.constant(v, maker.what.data)
+            if maker is not None and v not in self.stored and isinstance(maker.kind, ops.Const):
+                self.constant(v, maker.kind.data)
         do = Do(tuple(self.acts), tuple(self.begins), tuple(self.scratch), op)
         operands = tuple(v for v in read if v not in self.constants and v not in op.results)
         return Op(do, operands, op.results, (), op.place)

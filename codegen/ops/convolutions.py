@@ -324,7 +324,7 @@ class _Memory(NamedTuple):
         if address is not None:
             assert isinstance(node, Load)
             apart = tuple(b if e == 1 else a for e, a, b in zip(shape, address[1], plain))
-            is_x = value is op.operands[0] and op.what.gives != "x"  # type: ignore[attr-defined]
+            is_x = value is op.operands[0] and op.kind.gives != "x"  # type: ignore[attr-defined]
             if apart == plain or (is_x and apart[-1] == 1):
                 return cls(node.buffer, address[0], apart)
         into = builder.spare(f"{value.name}_copy", value.type.dtype, *shape)

@@ -46,7 +46,7 @@ def _along(value: Value, defs: Defs) -> int | None:
     op = defs.get(value)
     if op is None:
         return None
-    kind = op.what
+    kind = op.kind
     if isinstance(kind, Iota):
         return kind.dim
     if isinstance(kind, Const):
@@ -72,8 +72,8 @@ def _along(value: Value, defs: Defs) -> int | None:
 def _as_it_was(op: Op, defs: Defs) -> Value | None:
     """Return the operand that an op leaves unchanged if its numbers count: max(x, 0), min(x, last),
     and the wrap of negative x to x from the end; else None."""
-    assert isinstance(op.what, Map)
-    fn, operands = op.what.fn, op.operands
+    assert isinstance(op.kind, Map)
+    fn, operands = op.kind.fn, op.operands
     if fn == "maximum" and _number(operands[1], defs) == 0:
         return operands[0]
     if fn == "minimum":
@@ -82,7 +82,7 @@ def _as_it_was(op: Op, defs: Defs) -> Value | None:
         return operands[0] if fits else None
     if fn == "select":
         test = defs.get(operands[0])
-        negative = (test is not None and test.what == Map("lt") and test.operands[0] == operands[2]
+        negative = (test is not None and test.kind == Map("lt") and test.operands[0] == operands[2]
                     and _number(test.operands[1], defs) == 0)
         return operands[2] if negative else None
     return None
@@ -93,10 +93,10 @@ def _number(value: Value, defs: Defs) -> Expr | None:
     op = defs.get(value)
     if op is None:
         return None
-    if isinstance(op.what, (Broadcast, Reshape, Relayout)):
+    if isinstance(op.kind, (Broadcast, Reshape, Relayout)):
         return _number(op.operands[0], defs)
-    if isinstance(op.what, Symbolic):
-        return op.what.value
-    if isinstance(op.what, Full) and isinstance(op.what.value, int):
-        return expr.const(int(op.what.value))
+    if isinstance(op.kind, Symbolic):
+        return op.kind.value
+    if isinstance(op.kind, Full) and isinstance(op.kind.value, int):
+        return expr.const(int(op.kind.value))
     return None

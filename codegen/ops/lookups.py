@@ -479,9 +479,9 @@ class Scatter(Kind):
     def summed(self, op: Op, window: Window, shards: Shards) -> list[Cut] | None:
         """Return the points over which a sum goes, where they are added to zeros."""
         into = shards.defs.get(op.operands[0])
-        while into is not None and isinstance(into.what, Relayout):
+        while into is not None and isinstance(into.kind, Relayout):
             into = shards.defs.get(into.operands[0])
-        if self.fn != "add" or into is None or not isinstance(into.what, Full) or into.what.value:
+        if self.fn != "add" or into is None or not isinstance(into.kind, Full) or into.kind.value:
             return None
         points = self.spread(op, window, shards)
         return None if points is None else list(points)
@@ -575,5 +575,5 @@ def _places_in(dims: Sequence[int]) -> list[int]:
 def still(start: Value, moved: Expr, extent: Expr, shards: Shards) -> bool:
     """Return whether a dim of a dynamic box is the whole dim, in place."""
     op = shards.defs.get(start)
-    is_zero = op is not None and isinstance(op.what, Full) and op.what.value == 0
+    is_zero = op is not None and isinstance(op.kind, Full) and op.kind.value == 0
     return is_zero and moved == extent

@@ -208,7 +208,7 @@ class MatMul(Kind):
         *batch, row, column = range(len(held))
         for x, y in (op.operands, reversed(op.operands)):
             by = shards.defs.get(x)
-            if by is not None and by.what == Transpose((*batch, column, row)):
+            if by is not None and by.kind == Transpose((*batch, column, row)):
                 return by.operands[0] is y
         return False
 
@@ -335,7 +335,7 @@ def shared(op: Op, window: Window, shards: Shards, of_first: int, of_second: int
         """Return how many elements move: where a batch repeats one matrix, only those of that
         one."""
         by = shards.defs.get(x)
-        repeated = by is not None and isinstance(by.what, Broadcast)
+        repeated = by is not None and isinstance(by.kind, Broadcast)
         return _size(by.operands[0] if by is not None and repeated else x)
 
     return next((c for c, x, y in split

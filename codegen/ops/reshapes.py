@@ -75,7 +75,7 @@ class Reshape(View):
         """Copy the elements in the loops of the operand, which need no division: its memory has the
         same order."""
         (x,) = op.operands
-        while x not in builder.stored and isinstance(builder.defs[x].what, Reshape):
+        while x not in builder.stored and isinstance(builder.defs[x].kind, Reshape):
             (x,) = builder.defs[x].operands
         loops = loop_vars(x.type.shape)
         index = positions(loops)

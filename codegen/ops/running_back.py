@@ -17,7 +17,7 @@ from codegen.symbolic import expr
 def back(op: Op, g: Value, builder: GradientBuilder) -> Value:
     """Return the cotangent of the operand of a Cumulative; raise UnsupportedError where there is no
     derivative."""
-    kind: Any = op.what
+    kind: Any = op.kind
     if kind.fn == "add":
         return _from_end(op, g, builder)
     if kind.fn == "mul":
@@ -29,7 +29,7 @@ def back(op: Op, g: Value, builder: GradientBuilder) -> Value:
 
 def _from_end(op: Op, g: Value, builder: GradientBuilder) -> Value:
     """Return the running sums of g from the last element on."""
-    kind: Any = op.what
+    kind: Any = op.kind
     turned = _turned(g.type.shape, kind.dim)
     return builder.emit(turned, builder.emit(kind.but(fn="add"), builder.emit(turned, g)))
 
@@ -44,7 +44,7 @@ def _turned(shape: Shape, dim: int) -> Slice:
 def _of_products(op: Op, g: Value, builder: GradientBuilder) -> Value:
     """Return the cotangent for running products. Up to the first 0 of a lane they are divided by
     the element; at the first 0, 1 stands in its place; elements beyond it change nothing."""
-    kind: Any = op.what
+    kind: Any = op.kind
     x, out = builder.emit(OnceAtZero(op.result.type.shape), op.operands[0]), op.result
     zero, ones = builder.map("eq", x, builder.full(0, x)), builder.full(1, x)
     so_far = builder.emit(kind.but(fn="add"), builder.cast(zero, dtypes.INT64))
@@ -61,7 +61,7 @@ def _of_products(op: Op, g: Value, builder: GradientBuilder) -> Value:
 def _of_extremes(op: Op, g: Value, builder: GradientBuilder) -> Value:
     """Return the cotangent for running extremes: each result's goes to the last element so far that
     equals it."""
-    kind: Any = op.what
+    kind: Any = op.kind
     (x,), out, shape = op.operands, op.result, op.result.type.shape
     line = builder.emit(Iota(kind.dim, dtypes.INT64, shape))
     place = builder.map("select", builder.map("eq", x, out), line, builder.full(0, line))

@@ -314,8 +314,8 @@ class World(Common):
         taken: the layouts of its arguments; ndims: of its results."""
         here = user_place()
         try:
-            calls = [(op.place, op.what) for op in walk(self.graph().body)
-                     if isinstance(op.what, ShardMap)]
+            calls = [(op.place, op.kind) for op in walk(self.graph().body)
+                     if isinstance(op.kind, ShardMap)]
         except LayoutError:
             raise
         except SpmdError as error:

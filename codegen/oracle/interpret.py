@@ -136,7 +136,7 @@ class _Rank:
         self.values.update(zip(region.args, args, strict=True))
         for op in region.ops:
             operands = [self.values[v] for v in op.operands]
-            if not isinstance(op.what, _APART):
+            if not isinstance(op.kind, _APART):
                 results = self.compute(op, operands)
             else:
                 results = yield from self.op(op, operands)
@@ -148,13 +148,13 @@ class _Rank:
         shape = extents(value.type.shape, self.eval)
         dtype = dtypes.numpy_dtype(value.type.dtype)
         if array.shape != shape or array.dtype != dtype:
-            raise InternalError(f"{op.what.name} gives another type than it states, at {self.env}",
+            raise InternalError(f"{op.kind.name} gives another type than it states, at {self.env}",
                                 place=op.place, expected=f"{value!r}, that is {dtype}{list(shape)}",
                                 found=f"{array.dtype}{list(array.shape)}")
         return array
 
     def op(self, op: Op, operands: list[Array]) -> Running:
-        kind = op.what
+        kind = op.kind
         if isinstance(kind, Loop):
             return (yield from self.loop(op, kind, operands))
         if isinstance(kind, Branch):
@@ -180,13 +180,13 @@ class _Rank:
     def compute(self, op: Op, operands: list[Array]) -> list[Array]:
         """Return the results of an op that is no exchange."""
         try:
-            return op.what.reference(operands, self.eval)
+            return op.kind.reference(operands, self.eval)
         except InternalError as error:
             error.place = error.place or op.place
             raise
         except (ValueError, TypeError, IndexError, OverflowError) as error:
             shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in operands)
-            raise InternalError(f"{op.what.name} cannot be computed: {error}", place=op.place,
+            raise InternalError(f"{op.kind.name} cannot be computed: {error}", place=op.place,
                                 found=f"operands {shapes}") from error
 
     def loop(self, op: Op, kind: Loop, carried: list[Array]) -> Running:
@@ -487,8 +487,8 @@ class _World:
 def _waits(rank: _Rank) -> tuple[Op, Exchange]:
     assert rank.waits is not None
     op = rank.waits[0]
-    assert isinstance(op.what, Exchange)
-    return op, op.what
+    assert isinstance(op.kind, Exchange)
+    return op, op.kind
 
 
 def _deadlock(first: _Rank, members: Sequence[_Rank]) -> MatchingError:
@@ -499,7 +499,7 @@ def _deadlock(first: _Rank, members: Sequence[_Rank]) -> MatchingError:
     if other.waits is None:
         where = "has ended"
     else:
-        where = f"waits in {other.waits[0].what.called} at {other.waits[0].place}"
+        where = f"waits in {other.waits[0].kind.called} at {other.waits[0].place}"
     return MatchingError(
         f"rank {first.index} waits in {kind.called} at {op.place}, and rank {other.index} {where}",
         place=op.place, expected="all ranks of a group at the same exchange",

@@ -174,7 +174,7 @@ class _Scheduler:
         self.arm = self.placed.arms.number.get(region, self.arm)
         for op in region.ops:
             self.here = op.place or self.here
-            _RULES[type(op.what)](self, op)
+            _RULES[type(op.kind)](self, op)
         self.copies(copies)
         self.flush()
         done = tuple(self.steps)
@@ -194,11 +194,11 @@ class _Scheduler:
 
     def do(self, op: Op) -> None:
         """Emit the steps of one op: copies that it begins with, then its acts."""
-        assert isinstance(op.what, Do)
-        self.copies([(self.of[x], x, self.of[v]) for x, v in op.what.begins])
-        for v in op.what.scratch:
+        assert isinstance(op.kind, Do)
+        self.copies([(self.of[x], x, self.of[v]) for x, v in op.kind.begins])
+        for v in op.kind.scratch:
             self.spare[v] = self.new_buffer(v.name, v.type.dtype, capacity(v))
-        for act in op.what.acts:
+        for act in op.kind.acts:
             if isinstance(act, Exchange):
                 self.flush()
                 last = op in self.placed.last
@@ -232,7 +232,7 @@ class _Scheduler:
                 self.add(work)
 
     def loop(self, op: Op) -> None:
-        kind = op.what
+        kind = op.kind
         assert isinstance(kind, ops.Loop)
         body = op.regions[-1]
         self.copies(self.moves(op.operands, body.args))
@@ -258,20 +258,20 @@ class _Scheduler:
                 raise InternalError(f"loop result {r} left its buffer", place=op.place)
 
     def let(self, op: Op) -> None:
-        assert isinstance(op.what, ops.Let)
+        assert isinstance(op.kind, ops.Let)
         self.flush()
         value = Load(self.of[op.operands[0]], expr.const(0))
         slot = self.counters
-        if op.what.key == POSITION:  # all of them have one slot
+        if op.kind.key == POSITION:  # all of them have one slot
             slot = self.position = slot if self.position is None else self.position
-        self.steps.append(Let(op.what.counter, slot, value, op.place))
+        self.steps.append(Let(op.kind.counter, slot, value, op.place))
         self.counters += slot == self.counters
 
     def branch(self, op: Op) -> None:
-        assert isinstance(op.what, ops.Branch)
+        assert isinstance(op.kind, ops.Branch)
         self.flush()
         arms = tuple(self.region(a, self.moves(a.results, op.results)) for a in op.regions)
-        on: Expr | Load | None = op.what.on
+        on: Expr | Load | None = op.kind.on
         if on is None:
             on = Load(self.of[op.operands[0]], expr.const(0))
         self.steps.append(Branch(on, arms, op.place))

@@ -404,10 +404,10 @@ class _Recording:
     def with_uses(self, entry: Entry, arm: Region) -> Entry:
         """Return the entry with the states, feeds and saves that are found in its arm."""
         every, used = list(walk(arm)), set(used_values(arm))
-        feeds = {op.what.feed for op in every if isinstance(op.what, ops.Feeding)}
+        feeds = {op.kind.feed for op in every if isinstance(op.kind, ops.Feeding)}
         return replace(
             entry, feeds=tuple(name for name in self.context.feeds if name in feeds),
-            saves=tuple(op.what.series for op in every if isinstance(op.what, ops.Save)),
+            saves=tuple(op.kind.series for op in every if isinstance(op.kind, ops.Save)),
             reads=tuple(n for n, kept in enumerate(self.states.values())
                         if kept.input.value in used))
 

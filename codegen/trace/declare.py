@@ -318,9 +318,8 @@ def input_(
         return held_inputs.taken(
             context.held[name], name, types, lambda x: (x.type.dtype.name, x.extents),
             lambda x: wrap(context, x.read(), scalar=False))
-    if {name, *leaves} != {name, *named.of_tree(name, context.inputs)} or (
-        name in leaves and name not in context.inputs
-    ):
+    known = {name, *named.of_tree(name, context.inputs)}
+    if {name, *leaves} != known or (name in leaves and name not in context.inputs):
         _check_name(context, name, "input")
     defaults = {leaf: part.default for leaf, part in leaves.items()}
     if default is not None:
@@ -457,7 +456,7 @@ def _uniform(context: Context, default: Any, extents: Shape) -> Any:
                          found=elementwise.shape_text(default.extents))
     value = default.read()
     op = next((op for b in context.blocks for op in b.ops if value in op.results), None)
-    return op.what.value if op is not None and isinstance(op.what, Full) else default
+    return op.kind.value if op is not None and isinstance(op.kind, Full) else default
 
 
 def _from_function(

@@ -220,18 +220,18 @@ def captured_feed(stream: Stream, code: Code) -> Iterator[Any]:
 def check_feeds(module: Module) -> Module:
     """Return the module unchanged. Raise ProgramError for a feed from which nothing is taken, and
     for one that is sent different values in two places."""
-    taken = {op.what.feed for op in walk(module.body) if isinstance(op.what, Take)}
+    taken = {op.kind.feed for op in walk(module.body) if isinstance(op.kind, Take)}
     sent: dict[str, tuple[Op, str]] = {}
     for op in walk(module.body):
-        if not isinstance(op.what, Send):
+        if not isinstance(op.kind, Send):
             continue
-        shapes = [shape for shape, _ in op.what.homes] or [v.type.shape for v in op.operands]
+        shapes = [shape for shape, _ in op.kind.homes] or [v.type.shape for v in op.operands]
         sent_types = ", ".join(f"{name}: {v.type.dtype}{shape_text(shape)}" for name, v, shape in
-                               zip(op.what.fields, op.operands, shapes, strict=True))
-        first, expected = sent.setdefault(op.what.feed, (op, sent_types))
+                               zip(op.kind.fields, op.operands, shapes, strict=True))
+        first, expected = sent.setdefault(op.kind.feed, (op, sent_types))
         if sent_types != expected:
             raise ProgramError(
-                f'feed "{op.what.feed}" is sent different values in two places', place=op.place,
+                f'feed "{op.kind.feed}" is sent different values in two places', place=op.place,
                 also=(("the other one:", first.place),) if first.place else (), expected=expected,
                 found=sent_types, remedy="the same names, dtypes and shapes: those who make "
                 "batches read one kind of answer")

@@ -154,9 +154,9 @@ class _Call:
 def _is_zeros(context: Context, value: Value) -> bool:
     defining_ops = (op for block in context.blocks for op in block.ops if value in op.results)
     op = next(defining_ops, None)
-    if op is not None and isinstance(op.what, Relayout):
+    if op is not None and isinstance(op.kind, Relayout):
         return _is_zeros(context, op.operands[0])
-    return op is not None and isinstance(op.what, Full) and bool(op.what.value == 0)
+    return op is not None and isinstance(op.kind, Full) and bool(op.kind.value == 0)
 
 
 def _pad(x: Array, widths: list[tuple[int, int]], mode: str, **more: Any) -> Array:

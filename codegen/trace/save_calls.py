@@ -70,9 +70,9 @@ def check_saves(module: Module) -> Module:
                    for e in module.entries for k in e.outputs}
     first: dict[str, Op] = {}
     for op in walk(module.body):
-        if not isinstance(op.what, Save):
+        if not isinstance(op.kind, Save):
             continue
-        name = op.what.series
+        name = op.kind.series
         if name in first or name in outputs:
             other = first[name].place if name in first else None
             raise ProgramError(

@@ -428,12 +428,12 @@ class UserOp(Kind):
             arrays = [wrap(context, v, scalar=False) for v in operands]
             type_ = ArrayType(self.type.dtype, shards.shape(window))
             made = self.operation._part(context, arrays, type_, shards.lows(window))
-        refused = next((o for o in context.blocks[0].ops if isinstance(o.what, Exchange)), None)
+        refused = next((o for o in context.blocks[0].ops if isinstance(o.kind, Exchange)), None)
         if refused is not None:
             raise UnsupportedError(
                 f"{self.title()}: compute exchanges data between ranks", place=op.place,
                 expected="arithmetic and kernels on a rank's own parts",
-                found=refused.what.called, remedy="say in the rule needs what other ranks have")
+                found=refused.kind.called, remedy="say in the rule needs what other ranks have")
         if context.conditions:
             raise UnsupportedError(
                 f"{self.title()}: compute asks something of launches", place=op.place,

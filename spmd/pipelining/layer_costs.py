@@ -71,7 +71,7 @@ def operations(ops: Iterable[Op], counters: Mapping[Any, int]) -> int:
 
 
 def _operations_of(op: Op, counters: Mapping[Any, int]) -> int:
-    kind = op.what
+    kind = op.kind
     if isinstance(kind, Loop):
         turns, inner = 1, dict(counters)
         if kind.counter is not None:

@@ -202,10 +202,10 @@ class SplitAxes:
 
         for op in region.ops:
             op = op.mapped(self._uniform_region)
-            meet = any(isinstance(o.what, Exchange) for r in op.regions for o in walk(r))
-            if meet and isinstance(op.what, Branch) and op.what.on is None:
+            meet = any(isinstance(o.kind, Exchange) for r in op.regions for o in walk(r))
+            if meet and isinstance(op.kind, Branch) and op.kind.on is None:
                 op = replace(op, operands=tuple(map(agreed, op.operands)))
-            elif meet and isinstance(op.what, Loop) and len(op.regions) > 1:
+            elif meet and isinstance(op.kind, Loop) and len(op.regions) > 1:
                 test, body = op.regions
                 with work.inside() as ops:
                     work.ops += test.ops

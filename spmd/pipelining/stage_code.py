@@ -209,7 +209,7 @@ def _check_index(context: Context, axis: str, ops: Sequence[Op]) -> None:
     """Raise UnsupportedError where a layer reads the index of its rank along the axis of stages."""
     index = next(a.coord_sym for a in context.mesh.axes if a.name == axis)
     for op in walk(Region((), tuple(ops), ())):
-        if any(index in e.symbols() for e in op.what.exprs()):
+        if any(index in e.symbols() for e in op.kind.exprs()):
             raise UnsupportedError(
                 f'a layer of a pipeline reads the index of its rank along "{axis}"', place=op.place,
                 expected="layers whose results are the same on any number of ranks",

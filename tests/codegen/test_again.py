@@ -140,7 +140,7 @@ def _whole(module) -> tuple[str, list[bytes]]:
     arrays = [
         value.tobytes()
         for op in module.body.ops
-        for value in op.what.attributes().values()
+        for value in op.kind.attributes().values()
         if isinstance(value, np.ndarray)
     ]
     return module_text(module), arrays

@@ -85,7 +85,7 @@ def test_what_several_loops_read_is_fetched_once_and_solved_in_parts(
 ):
     assume(monkeypatch, least_gain=0.0)
     levels = lower(points.graph({}))
-    gathered = [op for op in levels.program.body.ops if op.what.called == "all_gather"]
+    gathered = [op for op in levels.program.body.ops if op.kind.called == "all_gather"]
     assert not any(in_loops(levels)) and len(gathered) == 1
     assert [o.layout for o in levels.graph.outputs] == [((), ("r",))]
     h, y = np.random.default_rng(4).normal(size=(3, 40, 40)), np.ones((40, 48))

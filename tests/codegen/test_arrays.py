@@ -464,7 +464,7 @@ def test_blank_and_uniform_arrays_and_grids_are_no_data():
         return a[:2, :2], np.arange(1 << 20)[k]
 
     module = capture(f).capture()
-    assert "const" not in {op.what.name for op in walk(module.body)}
+    assert "const" not in {op.kind.name for op in walk(module.body)}
 
 
 KEPT: dict[int, Any] = {}

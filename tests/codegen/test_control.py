@@ -36,7 +36,7 @@ def graph(f: Callable[..., Any], out: Any = ("r", None)) -> Module:
 
 
 def kinds(module: Module) -> list[str]:
-    return [op.what.name for op in walk(module.body)]
+    return [op.kind.name for op in walk(module.body)]
 
 
 def agree(f: Callable[..., Any], out: Any = ("r", None), steps: Any = (0, 1, 4)) -> Module:

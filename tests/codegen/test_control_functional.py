@@ -101,7 +101,7 @@ def test_scan_backwards() -> None:
 
 def test_arms_are_regions() -> None:
     module = graph(switches)
-    regions = [len(op.regions) for op in _ops(module) if op.what.name == "branch"]
+    regions = [len(op.regions) for op in _ops(module) if op.kind.name == "branch"]
     assert regions == [3, 2, 3]
 
 

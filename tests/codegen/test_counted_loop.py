@@ -32,7 +32,7 @@ def body(turns: Any) -> Module:
 
 
 def loop_of(graph: Module) -> Op:
-    return next(op for op in walk(graph.body) if isinstance(op.what, Loop))
+    return next(op for op in walk(graph.body) if isinstance(op.kind, Loop))
 
 
 @pytest.mark.parametrize("ends", [(N,), (2, N), (N - 1, -1, -1), (1, N, 3), (N, 0, -4)], ids=str)
@@ -51,7 +51,7 @@ def test_a_counted_loop_knows_its_counters_values(ends: tuple[int, ...]):
 
 def test_what_a_turn_computes_alike_is_told_from_what_it_changes():
     loop = LoopBody(loop_of(body(lambda: spmd.range(N))), {})
-    named = {op.what.fn: op.result for op in loop.body.ops if hasattr(op.what, "fn")}
+    named = {op.kind.fn: op.result for op in loop.body.ops if hasattr(op.kind, "fn")}
     assert named["sqrt"] not in loop.varying
     assert {named["add"], named["mul"]} <= loop.varying
     assert loop.is_inside(named["sqrt"]) and not loop.is_inside(loop.op.operands[0])

@@ -41,7 +41,7 @@ def case(rows: str = "r") -> Any:
 
 def test_what_takes_long_is_computed_once() -> None:
     levels = lower(case.graph({}, ()))
-    ops = [op.what for op in walk(levels.graph.body)]
+    ops = [op.kind for op in walk(levels.graph.body)]
     found = Counter(f"{what.called}.{getattr(what, 'fn', '')}" for what in ops)
     # min and max of one histogram and of abs; sums: two of signs, two in the loop, x before, last
     assert found["reduce.min"] == 1 and found["reduce.max"] == 2 and found["reduce.add"] == 6

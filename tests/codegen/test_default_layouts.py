@@ -78,7 +78,7 @@ def both():
 
 
 def test_results_lie_as_the_layouts_that_one_would_write():
-    maps = [op.what.out_layouts for op in both.capture().body.ops if op.what.name == "shard_map"]
+    maps = [op.kind.out_layouts for op in both.capture().body.ops if op.kind.name == "shard_map"]
     maps = maps[: 2 * len(FOLLOW)]
     assert maps[::2] == maps[1::2]
     image = spmd.build(both)

@@ -293,7 +293,7 @@ def test_a_loop_keeps_only_what_its_way_back_reads():
             u = spmd.input("u", (40,), np.float64, layout=("r",))
             return derivative(f)(u)
 
-        return [op for op in walk(made.capture().body) if isinstance(op.what, Loop)]
+        return [op for op in walk(made.capture().body) if isinstance(op.kind, Loop)]
 
     def linear(u):
         for _ in spmd.range(7):

@@ -255,8 +255,8 @@ def test_second_derivatives():
 
 
 def exchanges(program):
-    return [(op.what.called, *op.what.axes) for op in walk(program.capture().body)
-            if isinstance(op.what, Exchange)]
+    return [(op.kind.called, *op.kind.axes) for op in walk(program.capture().body)
+            if isinstance(op.kind, Exchange)]
 
 
 def normed(x, g):

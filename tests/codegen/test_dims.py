@@ -141,6 +141,6 @@ def test_layouts_and_exchanges_are_those_of_the_most():
 
         program = lower(net.graph({})).program
         return ([i.layout for i in program.inputs], [o.layout for o in program.outputs],
-                [type(op.what) for op in walk(program.body) if isinstance(op.what, Exchange)])
+                [type(op.kind) for op in walk(program.body) if isinstance(op.kind, Exchange)])
 
     assert layouts(spmd.Dim("batch", at_most=256)) == layouts(spmd.Dim("batch", 256))

@@ -229,7 +229,7 @@ def test_what_nobody_reads_after_a_loop_is_not_carried():
             x = x + part
         return x
 
-    loops = [op for op in capture(f).capture().body.ops if op.what.name == "loop"]
+    loops = [op for op in capture(f).capture().body.ops if op.kind.name == "loop"]
     assert [len(op.operands) for op in loops] == [1, 1]
 
 

@@ -439,7 +439,7 @@ def test_what_eager_runs_refuse_in_what_is_differentiated():
 def test_ranks_come_to_a_feed_together():
     """Takes under a condition that differs between ranks are refused in a Program."""
     program = lower(fed.capture()).program
-    take = next(op for op in program.body.ops if isinstance(op.what, ops.Take))
+    take = next(op for op in program.body.ops if isinstance(op.kind, ops.Take))
     index = expr.symbol(program.mesh.axes[0].coord_sym)
     apart = Op(ops.Branch(index, ()), (), (), (Region((), (), ()), Region((), (take,), ())),
                take.place)
@@ -453,8 +453,8 @@ def test_what_is_done_with_feeds_keeps_its_number_and_order():
     for program in (fed, two_feeds):
         levels = lower(checkpoint_locations(program.capture()))
         def said(module):
-            return [(type(op.what).__name__, op.what.feed) for op in walk(module.body)
-                    if isinstance(op.what, ops.Feeding)]
+            return [(type(op.kind).__name__, op.kind.feed) for op in walk(module.body)
+                    if isinstance(op.kind, ops.Feeding)]
 
         assert len(said(levels.graph)) > 4
         assert said(levels.program) == said(levels.graph)

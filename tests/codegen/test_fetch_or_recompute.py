@@ -73,7 +73,7 @@ def given(p):
 def exchanged(program):
     """Return the arrays of which parts go to other ranks."""
     levels = lower(program.graph({}))
-    found = [o for o in walk(levels.program.body) if isinstance(o.what, Exchange)]
+    found = [o for o in walk(levels.program.body) if isinstance(o.kind, Exchange)]
     return [levels.program.origins[o.result] for o in found]
 
 
@@ -110,5 +110,5 @@ def test_one_operand_is_shifted_as_before() -> None:
 
     (origin,) = exchanged(program)
     levels = lower(program.graph({}))
-    assert all(not isinstance(op.what, Map) or origin.name not in {v.name for v in op.results}
+    assert all(not isinstance(op.kind, Map) or origin.name not in {v.name for v in op.results}
                for op in walk(levels.graph.body))

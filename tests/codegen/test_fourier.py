@@ -108,7 +108,7 @@ def solved() -> Any:
 
 def _exchanges(program: Any, **parameters: Any) -> list[str]:
     ops = walk(lower(program.capture(**parameters)).program.body)
-    return [op.what.called for op in ops if isinstance(op.what, Exchange)]
+    return [op.kind.called for op in ops if isinstance(op.kind, Exchange)]
 
 
 def test_poisson_takes_one_exchange_each_way() -> None:
@@ -132,8 +132,8 @@ def pencils() -> Any:
 
 def test_a_mesh_of_two_axes_exchanges_along_one_at_a_time() -> None:
     graph = pencils.capture()
-    ops = [op for op in walk(lower(graph).program.body) if isinstance(op.what, Exchange)]
-    assert [op.what.axes for op in ops] == [("y",), ("x",)]
+    ops = [op for op in walk(lower(graph).program.body) if isinstance(op.kind, Exchange)]
+    assert [op.kind.axes for op in ops] == [("y",), ("x",)]
     a = _complex(6, 7, 8)
     _same(interpret.run(lower(graph).program, {"x": 3, "y": 2}, {"a": a}), {"out": F.fftn(a)}, "")
 

@@ -115,7 +115,7 @@ def test_kept_arrays_go_through_slots_into_a_branch():
 
 
 def products(ops: tuple[Op, ...]) -> int:
-    return sum(isinstance(op.what, MatMul) for op in ops)
+    return sum(isinstance(op.kind, MatMul) for op in ops)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -180,7 +180,7 @@ def test_a_loop_goes_back_once_and_its_gradients_of_weights_cross():
         types = types_of((w, x))
         made = capture_halves(require_context("a test"), recurrent, types[0], types[1:], (True,))
         parts = backward_parts(made)
-        loops = [[isinstance(op.what, Loop) for op in ops] for ops in (parts.sooner, parts.later)]
+        loops = [[isinstance(op.kind, Loop) for op in ops] for ops in (parts.sooner, parts.later)]
         assert any(loops[0]) and not any(loops[1])
         out, kept = made.forward(w, x)
         found, crossing = parts.of_arguments(w, kept, [np.ones_like(out)])

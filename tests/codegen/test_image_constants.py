@@ -69,7 +69,7 @@ def test_a_rank_reads_its_part_of_a_constant() -> None:
     (kernel,) = (w for w in works(plan) if isinstance(w, KernelCall))
     (call,) = (w for w in works(plan) if isinstance(w, LibraryCall))
     rows, stack = kernel.arguments[1], call.parts[1]
-    assert rows.what.data is not None and rows.offset != 0
+    assert rows.value.data is not None and rows.offset != 0
     assert stack.buffer.data is not None and stack.offset != 0
     assert copies(plan) == []
 

@@ -132,11 +132,11 @@ def test_each_row_picks_among_its_own() -> None:
         found = interpret.run(lowered, sizes, {"x": x, "k": k}).values()
         for got, part in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(got, part, str(sizes))
-    kinds = {op.what.called for op in walk(lowered.body) if isinstance(op.what, Exchange)}
+    kinds = {op.kind.called for op in walk(lowered.body) if isinstance(op.kind, Exchange)}
     assert "all_gather" not in kinds
     other = partition(spmd.program(mesh=("r", "c"))(turned).capture())
     found = interpret.run(other, {"r": 3, "c": 2}, {"x": x}).values()
     for got, part in zip(found, (x[rows[::-1], k], want[::2]), strict=True):
         np.testing.assert_array_equal(got, part)
-    assert "all_gather" in {op.what.called for op in walk(other.body)
-                            if isinstance(op.what, Exchange)}
+    assert "all_gather" in {op.kind.called for op in walk(other.body)
+                            if isinstance(op.kind, Exchange)}

@@ -121,7 +121,7 @@ def test_a_row_of_much_that_is_computed():
         return {"a": a}
 
     program = lower(written.graph({})).program
-    assert sum(op.what.name == "update" for op in program.body.ops) == 2
+    assert sum(op.kind.name == "update" for op in program.body.ops) == 2
 
 
 def test_a_build_tries_meshes_that_meet_the_conditions():

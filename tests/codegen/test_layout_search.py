@@ -41,9 +41,9 @@ class Counting:
 
 def with_copies(graph: Module) -> tuple[Module, Any]:
     """Return the Graph in which every rank computes the loop, and the choice for it."""
-    (loop,) = [op for op in graph.body.ops if isinstance(op.what, Loop)]
+    (loop,) = [op for op in graph.body.ops if isinstance(op.kind, Loop)]
     before = tuple((v, ((),) * v.type.ndim) for v in loop.operands)
-    choices = {loop.what.counts(): Laid(before, Inside.WHOLE, "copies:")}
+    choices = {loop.kind.counts(): Laid(before, Inside.WHOLE, "copies:")}
     return relaid(graph, choices), choices
 
 
@@ -55,12 +55,12 @@ def as_nest(current: Split, search: LayoutSearch) -> Iterator[Candidate]:
 
 def as_whole(current: Split, search: LayoutSearch) -> Iterator[Candidate]:
     yield Candidate(with_copies(current[0].graph)[0], loops=frozenset(
-        c for op in walk(current[0].graph.body) if (c := op.what.counts())))
+        c for op in walk(current[0].graph.body) if (c := op.kind.counts())))
 
 
 def in_loops(program: Module) -> int:
-    loops = [op for op in program.body.ops if isinstance(op.what, Loop)]
-    return sum(isinstance(o.what, Exchange) for op in loops for r in op.regions for o in walk(r))
+    loops = [op for op in program.body.ops if isinstance(op.kind, Loop)]
+    return sum(isinstance(o.kind, Exchange) for op in loops for r in op.regions for o in walk(r))
 
 
 @pytest.mark.parametrize("propose", [as_nest, as_whole])
@@ -68,8 +68,8 @@ def test_a_form_that_is_faster_is_taken_and_says_by_how_much(propose):
     found = LayoutSearch(split, rows_on_owners)
     demands, program = found.best(chained.graph({}), [propose])
     assert in_loops(found.split(chained.graph({}))[1]) > 0 == in_loops(program)
-    (because,) = [op.what.because for op in walk(demands.graph.body)
-                  if isinstance(op.what, Relayout) and op.what.because]
+    (because,) = [op.kind.because for op in walk(demands.graph.body)
+                  if isinstance(op.kind, Relayout) and op.kind.because]
     assert because.startswith("copies: about ") and because.endswith(" on 2 ranks")
     a = np.random.default_rng(2).random((60, 3))
     wanted = chained.eager(a=a.copy(), turns=3000)

@@ -86,8 +86,8 @@ def program(body: Any, layout: Any = ("r",)) -> Any:
 
 def matrices_in_loops(graph: Module) -> list[str]:
     """Return the names of ops that compute an N by N matrix in the body of an innermost loop."""
-    bodies = [op.regions[-1] for op in walk(graph.body) if isinstance(op.what, Loop)]
-    return [o.what.name for body in bodies for o in body.ops if not o.regions
+    bodies = [op.regions[-1] for op in walk(graph.body) if isinstance(op.kind, Loop)]
+    return [o.kind.name for body in bodies for o in body.ops if not o.regions
             for v in o.results if [str(e) for e in v.type.shape] == [str(N), str(N)]]
 
 
@@ -101,12 +101,12 @@ def test_no_turn_makes_a_matrix_that_is_the_same_in_all_turns(body: Any):
 def test_a_matrix_moves_as_far_as_it_stays_the_same():
     """What depends on the outer counter stands in the outer loop, and the rest before both."""
     graph = loop_motion(program(nested).graph({}))
-    (outer,) = [op for op in graph.body.ops if isinstance(op.what, Loop)]
-    (inner,) = [op for op in outer.regions[0].ops if isinstance(op.what, Loop)]
-    scatters = [op for op in walk(graph.body) if op.what.name == "scatter"]
+    (outer,) = [op for op in graph.body.ops if isinstance(op.kind, Loop)]
+    (inner,) = [op for op in outer.regions[0].ops if isinstance(op.kind, Loop)]
+    scatters = [op for op in walk(graph.body) if op.kind.name == "scatter"]
     assert len(scatters) == 1 and scatters[0] in graph.body.ops
-    assert [op.what.name for op in inner.regions[0].ops
-            if op.results and op.result.type.ndim == 2 and op.what.name == "scatter"] == []
+    assert [op.kind.name for op in inner.regions[0].ops
+            if op.results and op.result.type.ndim == 2 and op.kind.name == "scatter"] == []
     assert matrices_in_loops(replaced_body(graph, inner)) == []
 
 

@@ -36,12 +36,12 @@ def with_another_operand(op):
 
 
 def without_a_result(op):
-    return op.results and op.what.acts and replace(op, results=op.results[:-1])
+    return op.results and op.kind.acts and replace(op, results=op.results[:-1])
 
 
 def with_another_result(op):
     v = Value("v", op.operands[0].type) if op.operands else None
-    return v and op.what.acts and replace(op, results=(*op.results, v))
+    return v and op.kind.acts and replace(op, results=(*op.results, v))
 
 
 def without(kind, op):
@@ -50,9 +50,9 @@ def without(kind, op):
     def left(sweep):
         return Sweep(sweep.loops, tuple(p for p in sweep.parts if not isinstance(p, kind)))
 
-    nests = [a for a in op.what.acts if isinstance(a, Nest)]
+    nests = [a for a in op.kind.acts if isinstance(a, Nest)]
     acts = tuple(replace(n, sweeps=tuple(map(left, n.sweeps))) for n in nests)
-    return nests and replace(op, what=replace(op.what, acts=acts))
+    return nests and replace(op, kind=replace(op.kind, acts=acts))
 
 
 def nothing_stored(op):
@@ -64,7 +64,7 @@ def nothing_kept(op):
 
 
 def as_in_the_program(op):
-    return op.results and replace(op, what=Map("neg"))
+    return op.results and replace(op, kind=Map("neg"))
 
 
 MUTATIONS = (
@@ -82,7 +82,7 @@ def mutants(loops, mutation):
 
     module = loops.module
     for op in walk(module.body):
-        if isinstance(op.what, Do) and (new := mutation(op)):
+        if isinstance(op.kind, Do) and (new := mutation(op)):
             yield replace(loops, module=replace(module, body=swapped(module.body, op, new)))
 
 
@@ -103,8 +103,8 @@ def test_the_checker_notices(all_loops, mutation):
 def test_an_op_of_loops_says_what_it_touches(all_loops):
     """Operands are what it reads, results what it writes: no one has to look into its loops."""
     found = [op for loops in all_loops for op in walk(loops.module.body)]
-    nests = [(op, act) for op in found if isinstance(op.what, Do)
-             for act in op.what.acts if isinstance(act, Nest)]
+    nests = [(op, act) for op in found if isinstance(op.kind, Do)
+             for act in op.kind.acts if isinstance(act, Nest)]
     assert nests
     for op, nest in nests:
         assert set(memory_read(nest)) - set(op.results) <= set(op.operands)

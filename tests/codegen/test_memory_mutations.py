@@ -180,7 +180,7 @@ def shared(region: Region) -> Any:
     """Values made while another one, which is read later, is there; both are read."""
     ops = region.ops
     for k, op in enumerate(ops):
-        if not isinstance(op.what, Do) or not op.what.acts or op.what.begins:
+        if not isinstance(op.kind, Do) or not op.kind.acts or op.kind.begins:
             continue
         later = [v for o in ops[k + 1 :] for v in o.operands] + list(region.results)
         before = {v for o in ops[:k] for v in o.results} | set(region.args)

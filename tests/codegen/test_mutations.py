@@ -126,7 +126,7 @@ def rewritten(program, target, new):
 
 
 def with_attrs(op, **changed):
-    return [replace(op, what=op.what.but(**changed))]
+    return [replace(op, kind=op.kind.but(**changed))]
 
 
 def with_extent(op, dim, extent):
@@ -134,9 +134,9 @@ def with_extent(op, dim, extent):
     shape = list(op.result.type.shape)
     shape[dim] = extent
     t = ArrayType(op.result.type.dtype, tuple(shape))
-    stated = op.what.attributes()
+    stated = op.kind.attributes()
     said = {name: x for name, x in (("types", (t,)), ("shape", t.shape)) if name in stated}
-    return replace(op, what=op.what.but(**said), results=(Value(op.result.name, t),))
+    return replace(op, kind=op.kind.but(**said), results=(Value(op.result.name, t),))
 
 
 def renamed(program, old, new):
@@ -161,23 +161,23 @@ def renamed(program, old, new):
 
 
 def _size(op, program):
-    return program.mesh.size(op.what.axes)
+    return program.mesh.size(op.kind.axes)
 
 
 def _var(op):
-    return expr.symbol(op.what.var)
+    return expr.symbol(op.kind.var)
 
 
 def to_the_next(op, program):
-    return with_attrs(op, to=op.what.to + 1)
+    return with_attrs(op, to=op.kind.to + 1)
 
 
 def to_the_next_wrapped(op, program):
-    return _solved(op) and with_attrs(op, to=(op.what.to + 1) % _size(op, program))
+    return _solved(op) and with_attrs(op, to=(op.kind.to + 1) % _size(op, program))
 
 
 def to_reversed(op, program):
-    return _solved(op) and with_attrs(op, to=_size(op, program) - 1 - op.what.to)
+    return _solved(op) and with_attrs(op, to=_size(op, program) - 1 - op.kind.to)
 
 
 def to_the_first(op, program):
@@ -185,16 +185,16 @@ def to_the_first(op, program):
 
 
 def to_by_own_index(op, program):
-    own = program.mesh.position(op.what.axes)
-    return with_attrs(op, to=op.what.to.subst({op.what.var: own}))
+    own = program.mesh.position(op.kind.axes)
+    return with_attrs(op, to=op.kind.to.subst({op.kind.var: own}))
 
 
 def to_doubled(op, program):
-    return with_attrs(op, to=2 * op.what.to % _size(op, program))
+    return with_attrs(op, to=2 * op.kind.to % _size(op, program))
 
 
 def sends_always(op, program):
-    return None if op.what.sends == 1 else with_attrs(op, sends=const(1))
+    return None if op.kind.sends == 1 else with_attrs(op, sends=const(1))
 
 
 def sends_never(op, program):
@@ -203,17 +203,17 @@ def sends_never(op, program):
 
 def sends_but_the_first(op, program):
     guard = expr.ge(_var(op), 1)
-    if op.what.sends == guard or not _solved(op):
+    if op.kind.sends == guard or not _solved(op):
         return None
-    return with_attrs(op, sends=op.what.sends * guard)
+    return with_attrs(op, sends=op.kind.sends * guard)
 
 
 def sends_but_the_second(op, program):
-    return _solved(op) and with_attrs(op, sends=op.what.sends * expr.ne(_var(op), 1))
+    return _solved(op) and with_attrs(op, sends=op.kind.sends * expr.ne(_var(op), 1))
 
 
 def source_next(op, program):
-    return _solved(op) and with_attrs(op, source=(op.what.source + 1) % _size(op, program))
+    return _solved(op) and with_attrs(op, source=(op.kind.source + 1) % _size(op, program))
 
 
 def source_none_such(op, program):
@@ -227,13 +227,13 @@ def source_itself(op, program):
 def source_forgotten(op, program):
     """Without a solved source, all must send one shape."""
     shape = op.operands[0].type.shape
-    own = {s for a in op.what.axes for s in [program.mesh.axis(a).coord_sym]}
+    own = {s for a in op.kind.axes for s in [program.mesh.axis(a).coord_sym]}
     varies = any(e.symbols() & own for e in shape)
     return with_attrs(op, source=None, receives=None) if _solved(op) and varies else None
 
 
 def receives_always(op, program):
-    return _solved(op) and op.what.receives != 1 and with_attrs(op, receives=const(1))
+    return _solved(op) and op.kind.receives != 1 and with_attrs(op, receives=const(1))
 
 
 def receives_never(op, program):
@@ -242,13 +242,13 @@ def receives_never(op, program):
 
 def receives_but_the_last(op, program):
     last = expr.lt(_var(op), _size(op, program) - 1)
-    if not _solved(op) or op.what.receives == last:
+    if not _solved(op) or op.kind.receives == last:
         return None
-    return with_attrs(op, receives=op.what.receives * last)
+    return with_attrs(op, receives=op.kind.receives * last)
 
 
 def _solved(op):
-    return op.what.source is not None
+    return op.kind.source is not None
 
 
 PERMUTE = [
@@ -261,7 +261,7 @@ PERMUTE = [
 
 def _spans(op, change):
     """The op with other parts of the dim that members hold, or want, in parts."""
-    bounds = {name: getattr(op.what, name, ()) for name in ("have", "want")}
+    bounds = {name: getattr(op.kind, name, ()) for name in ("have", "want")}
     said = {name: tuple(span and change(*span, d) for d, span in enumerate(spans))
             for name, spans in bounds.items() if spans}
     return with_attrs(op, **said)
@@ -273,7 +273,7 @@ def parts_later(op, program):
 
 def parts_even(op, program):
     """They begin as if all of them were equal."""
-    n, k = _size(op, program), program.mesh.position(op.what.axes)
+    n, k = _size(op, program), program.mesh.position(op.kind.axes)
 
     def even(low, high, d):
         whole = max((v.type.shape[d] for v in (*op.operands, op.result)),
@@ -288,18 +288,18 @@ def parts_all_first(op, program):
 
 
 def parts_of_the_next(op, program):
-    own = program.mesh.axis(op.what.axes[-1])
+    own = program.mesh.axis(op.kind.axes[-1])
     after = {own.coord_sym: (own.coord + 1) % own.size}
     return _spans(op, lambda low, high, d: (low.subst(after), high.subst(after)))
 
 
 def parts_of_the_other_dim(op, program):
-    return with_attrs(op, **{name: getattr(op.what, name)[::-1] for name in ("have", "want")
-                             if getattr(op.what, name, ())})
+    return with_attrs(op, **{name: getattr(op.kind, name)[::-1] for name in ("have", "want")
+                             if getattr(op.kind, name, ())})
 
 
 def parts_exchanged(op, program):
-    return with_attrs(op, have=op.what.want, want=op.what.have)
+    return with_attrs(op, have=op.kind.want, want=op.kind.have)
 
 
 PARTS = [parts_later, parts_even, parts_all_first, parts_of_the_next, parts_of_the_other_dim]
@@ -307,7 +307,7 @@ PARTS = [parts_later, parts_even, parts_all_first, parts_of_the_next, parts_of_t
 
 def root_forgotten(op, program):
     """Return the op as if all members gave what only the root gives."""
-    return None if op.what.called == "reduce_to" else with_attrs(op, root=None, flow="all")
+    return None if op.kind.called == "reduce_to" else with_attrs(op, root=None, flow="all")
 
 
 def root_beyond(op, program):
@@ -319,7 +319,7 @@ def root_before(op, program):
 
 
 def root_own(op, program):
-    return with_attrs(op, root=program.mesh.position(op.what.axes))
+    return with_attrs(op, root=program.mesh.position(op.kind.axes))
 
 
 ROOT = [root_beyond, root_before, root_own, root_forgotten]
@@ -330,15 +330,15 @@ def axes_unknown(op, program):
 
 
 def axes_twice(op, program):
-    return with_attrs(op, axes=op.what.axes * 2)
+    return with_attrs(op, axes=op.kind.axes * 2)
 
 
 def axes_other(op, program):
     """Along the other axis of the mesh; what is one for all may be reduced along any."""
-    combines = op.what.called in ("all_reduce", "reduce_to", "scan")
-    if len(program.mesh.axes) < 2 or len(op.what.axes) > 1 or combines:
+    combines = op.kind.called in ("all_reduce", "reduce_to", "scan")
+    if len(program.mesh.axes) < 2 or len(op.kind.axes) > 1 or combines:
         return None
-    return with_attrs(op, axes=tuple(a for a in program.mesh.names if a != op.what.axes[0]))
+    return with_attrs(op, axes=tuple(a for a in program.mesh.names if a != op.kind.axes[0]))
 
 
 def dropped(op, program):
@@ -360,7 +360,7 @@ def _parted(op, program, on, operands=(), before=()):
 
 
 def _own(op, program):
-    return program.mesh.axis(op.what.axes[0]).coord
+    return program.mesh.axis(op.kind.axes[0]).coord
 
 
 def into_a_branch_on_the_index(op, program):
@@ -406,8 +406,8 @@ EXCHANGE = [
 
 def _box(op, program):
     """Whether one rank alone has an element of the box, and knows so without counters."""
-    part = (op.operands[1] if op.what.name == "update" else op.result).type.shape
-    extents = (*part, *op.operands[0].type.shape, *map(expr.as_expr, op.what.start))
+    part = (op.operands[1] if op.kind.name == "update" else op.result).type.shape
+    extents = (*part, *op.operands[0].type.shape, *map(expr.as_expr, op.kind.start))
     alone = {s.name: v for a in program.mesh.axes for s, v in ((a.size_sym, 1), (a.coord_sym, 0))}
     if not {s.name for e in extents for s in e.symbols()} <= alone.keys():
         return None
@@ -416,30 +416,30 @@ def _box(op, program):
 
 
 def start_beyond(op, program):
-    start = (op.operands[0].type.shape[0], *op.what.start[1:])
+    start = (op.operands[0].type.shape[0], *op.kind.start[1:])
     return _box(op, program) and with_attrs(op, start=start)
 
 
 def start_one_too_far(op, program):
-    part = (op.operands[1] if op.what.name == "update" else op.result).type.shape
-    far = op.operands[0].type.shape[-1] - (part[-1] - 1) * abs(op.what.step[-1])
-    return _box(op, program) and with_attrs(op, start=(*op.what.start[:-1], far))
+    part = (op.operands[1] if op.kind.name == "update" else op.result).type.shape
+    far = op.operands[0].type.shape[-1] - (part[-1] - 1) * abs(op.kind.step[-1])
+    return _box(op, program) and with_attrs(op, start=(*op.kind.start[:-1], far))
 
 
 def start_negative(op, program):
-    return _box(op, program) and with_attrs(op, start=(const(-1), *op.what.start[1:]))
+    return _box(op, program) and with_attrs(op, start=(const(-1), *op.kind.start[1:]))
 
 
 def start_by_the_index(op, program):
     """Beyond the end on some ranks only."""
-    first = op.what.start[0] + program.mesh.axes[0].coord * op.operands[0].type.shape[0]
-    return _box(op, program) and with_attrs(op, start=(first, *op.what.start[1:]))
+    first = op.kind.start[0] + program.mesh.axes[0].coord * op.operands[0].type.shape[0]
+    return _box(op, program) and with_attrs(op, start=(first, *op.kind.start[1:]))
 
 
 def step_doubled(op, program):
     if not (box := _box(op, program)) or not any(2 * (m - 1) >= e for e, m in zip(*box)):
         return None
-    return with_attrs(op, step=tuple(2 * s for s in op.what.step))
+    return with_attrs(op, step=tuple(2 * s for s in op.kind.step))
 
 
 BOX = [start_beyond, start_one_too_far, start_negative, start_by_the_index, step_doubled]
@@ -463,7 +463,7 @@ MUTATIONS = {m.__name__: m for group in FITS.values() for m in group}
 
 def mutants(program, mutation):
     for op in walk(program.body):
-        if mutation in FITS.get(op.what.called, ()):
+        if mutation in FITS.get(op.kind.called, ()):
             new = mutation(op, program)
             if new is not None and new is not False:  # [] drops the op
                 yield op, rewritten(program, op, new)
@@ -483,7 +483,7 @@ def survivors(broken):
             checked(program)
         except (MatchingError, InternalError, LayoutError):
             continue
-        out.append(f"{op.what.called} at {op.place}: {op.what.attributes()}")
+        out.append(f"{op.kind.called} at {op.place}: {op.kind.attributes()}")
     return out
 
 
@@ -510,11 +510,11 @@ def test_extents_of_what_is_received(name, by):
     """Told to all its users, so that only the senders' extents can tell."""
     program = program_of(name)
     for op in walk(program.body):
-        if not isinstance(op.what, Exchange) or not op.results or not op.result.type.ndim:
+        if not isinstance(op.kind, Exchange) or not op.results or not op.result.type.ndim:
             continue
         for d, extent in enumerate(op.result.type.shape):
             other = op.operands[0].type.shape[d] if by is None else extent + by
-            if op.what.called == "all_reduce" or other == extent:
+            if op.kind.called == "all_reduce" or other == extent:
                 continue
             new = with_extent(op, d, other)
             broken = renamed(rewritten(program, op, [new]), op.result, new.result)
@@ -524,8 +524,8 @@ def test_extents_of_what_is_received(name, by):
 
 def test_a_condition_that_is_no_longer_reduced():
     program = program_of("settle")
-    reductions = [op for op in walk(program.body) if op.what.called == "all_reduce"]
-    deciding = [op for op in reductions if op.what.fn in ("max", "or")]
+    reductions = [op for op in walk(program.body) if op.kind.called == "all_reduce"]
+    deciding = [op for op in reductions if op.kind.fn in ("max", "or")]
     assert len(deciding) == 3
     for op in deciding:
         broken = renamed(program, op.result, op.operands[0])
@@ -535,20 +535,20 @@ def test_a_condition_that_is_no_longer_reduced():
 
 def test_a_branch_on_data_becomes_one_on_the_index():
     program = program_of("settle")
-    (branch,) = [op for op in walk(program.body) if op.what.name == "branch"]
+    (branch,) = [op for op in walk(program.body) if op.kind.name == "branch"]
     on = program.mesh.axes[0].coord
-    new = replace(branch, operands=(), what=branch.what.but(on=on))
+    new = replace(branch, operands=(), kind=branch.kind.but(on=on))
     with pytest.raises(MatchingError, match="inside a branch"):
         checked(rewritten(program, branch, [new]))
 
 
 def test_the_bounds_of_a_loop_differ_between_ranks():
     program = program_of("ring_allreduce")
-    loops = [op for op in walk(program.body) if op.what.name == "loop"]
+    loops = [op for op in walk(program.body) if op.kind.name == "loop"]
     for loop in loops:
         for name in ("start", "stop", "step"):
-            value = expr.as_expr(getattr(loop.what, name)) + program.mesh.axes[0].coord
-            new = replace(loop, what=loop.what.but(**{name: value}))
+            value = expr.as_expr(getattr(loop.kind, name)) + program.mesh.axes[0].coord
+            new = replace(loop, kind=loop.kind.but(**{name: value}))
             with pytest.raises(MatchingError, match="inside a loop"):
                 check_uniform(rewritten(program, loop, [new]))
 

@@ -247,8 +247,8 @@ def test_a_rank_needs_ghost_cells_of_it_only() -> None:
     """Ranks exchange only what the class of the op says it needs; what `Swapped` wants whole is
     gathered."""
     made = list(walk(lower(smoothed.capture()).program.body))
-    sent = [(op.what.called, op.place.source_line()) for op in made
-            if isinstance(op.what, Exchange) and op.place]
+    sent = [(op.kind.called, op.place.source_line()) for op in made
+            if isinstance(op.kind, Exchange) and op.place]
     gathered = [line for called, line in sent if called == "all_gather"]
     assert gathered and all("swapped" in line for line in gathered)
     assert {"redistribute", "halo"} & {called for called, _ in sent}

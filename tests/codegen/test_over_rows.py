@@ -131,7 +131,7 @@ def test_as_in_python(f: Any, compiled: int) -> None:
         return f(x)
 
     graph = Program(program, ("r",)).capture()
-    assert sum(isinstance(op.what, Loop) for op in walk(graph.body)) == compiled
+    assert sum(isinstance(op.kind, Loop) for op in walk(graph.body)) == compiled
     made = f(np.arange(1.0, 5.0))
     made = made if isinstance(made, tuple) else (made,)
     for found, expected in zip(interpret.run(graph, {"r": 3}).values(), made, strict=True):
@@ -199,7 +199,7 @@ def test_do_while_and_for_each() -> None:
             total = total * 0.5 + row
         return digits, total
 
-    loops = [op for op in walk(forms.capture().body) if isinstance(op.what, Loop)]
+    loops = [op for op in walk(forms.capture().body) if isinstance(op.kind, Loop)]
     assert len(loops) == 2
     image = spmd.build(forms)
     expected = np.zeros(4)

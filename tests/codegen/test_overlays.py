@@ -228,7 +228,7 @@ def test_memory_of_a_stretch_that_is_needed_behind_it_is_refused() -> None:
     check_memory(given, to_plan(given))
     stretches = list(given.arms.stretches.values())
     assert len({b.arm for b in given.buffers} & set(stretches)) >= 3
-    carried = {given.of[v] for op in given.loops.module.body.ops if isinstance(op.what, Loop)
+    carried = {given.of[v] for op in given.loops.module.body.ops if isinstance(op.kind, Loop)
                for v in op.operands if op is not given.loops.module.body.ops[-1]}
     assert len(carried) >= 3
     for buffer in carried:

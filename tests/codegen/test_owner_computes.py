@@ -119,12 +119,12 @@ LOCAL = [products, on_two_axes, in_ticks, of_layers, carried_in_place, gradients
 def spread(program):
     """Return the loops of a Program that go along a rank's rows: from an index-dependent start."""
     levels = lower(program.graph({}))
-    return [op for op in walk(levels.program.body) if isinstance(op.what, Loop)
-            and any(s.kind == "coord" for s in op.what.start.symbols())]
+    return [op for op in walk(levels.program.body) if isinstance(op.kind, Loop)
+            and any(s.kind == "coord" for s in op.kind.start.symbols())]
 
 
 def exchanges(op):
-    return [o for region in op.regions for o in walk(region) if isinstance(o.what, Exchange)]
+    return [o for region in op.regions for o in walk(region) if isinstance(o.kind, Exchange)]
 
 
 @pytest.mark.parametrize("program", LOCAL, ids=lambda p: p.name)
@@ -137,14 +137,14 @@ def test_no_turn_exchanges_anything(program) -> None:
 def test_only_what_other_axes_split_is_exchanged() -> None:
     (loop,) = spread(exchanged_along_data)
     found = exchanges(loop)
-    assert found and all(o.what.axes == ("data",) for o in found)
+    assert found and all(o.kind.axes == ("data",) for o in found)
 
 
 def test_a_tick_moves_the_rows_that_go_to_other_ranks() -> None:
     """`h[1:] = out[:-1]` moves one row of `out` between ranks, and not what the row is computed
     from."""
     levels = lower(in_ticks.graph({}))
-    found = [o for o in walk(levels.program.body) if isinstance(o.what, Exchange)]
+    found = [o for o in walk(levels.program.body) if isinstance(o.kind, Exchange)]
     assert len(found) == 2  # the row of x[t % p], and the last row of each rank's block of out
 
 

@@ -46,11 +46,11 @@ def received(op: Op, sizes: Mapping[str, int]) -> int:
     def elements(shape: Any, rank: dict[str, int]) -> int:
         return int(np.prod([e.evaluate(rank) for e in shape], dtype=int))
 
-    if op.what.called in ("redistribute", "halo"):
+    if op.kind.called in ("redistribute", "halo"):
         def own(rank: dict[str, int]) -> int:
             both = [
                 min(b.evaluate(rank), d.evaluate(rank)) - max(a.evaluate(rank), c.evaluate(rank))
-                for (a, b), (c, d) in zip(op.what.have, op.what.want)
+                for (a, b), (c, d) in zip(op.kind.have, op.kind.want)
             ]
             return int(np.prod([max(0, e) for e in both], dtype=int))
 
@@ -58,9 +58,9 @@ def received(op: Op, sizes: Mapping[str, int]) -> int:
         return size * max(i - own(rank) for i, rank in zip(inside, ranks))
     mine = [elements(op.operands[0].type.shape, rank) for rank in ranks]
     got = [elements(value.type.shape, rank) for rank in ranks]
-    if op.what.called in ("all_gather", "all_to_all"):
-        members = np.prod([sizes[a] for a in op.what.axes])
-        kept = mine if op.what.called == "all_gather" else [m // members for m in mine]
+    if op.kind.called in ("all_gather", "all_to_all"):
+        members = np.prod([sizes[a] for a in op.kind.axes])
+        kept = mine if op.kind.called == "all_gather" else [m // members for m in mine]
         return size * max(int(g - k) for g, k in zip(got, kept))
     return size * max(got)
 
@@ -68,13 +68,13 @@ def received(op: Op, sizes: Mapping[str, int]) -> int:
 def _inside(op: Op, rank: dict[str, int], sizes: Mapping[str, int]) -> int:
     """Elements wanted that some member holds."""
     total = 1
-    wraps = getattr(op.what, "wraps", None) or [None] * len(op.what.have)
-    for (a, b), (c, d), around in zip(op.what.have, op.what.want, wraps):
+    wraps = getattr(op.kind, "wraps", None) or [None] * len(op.kind.have)
+    for (a, b), (c, d), around in zip(op.kind.have, op.kind.want, wraps):
         if around:  # somebody holds whatever lies beyond the ends
             total *= d.evaluate(rank) - c.evaluate(rank)
             continue
-        last = {**rank, **{f"i_{x}": sizes[x] - 1 for x in op.what.axes}}
-        first = {**rank, **{f"i_{x}": 0 for x in op.what.axes}}
+        last = {**rank, **{f"i_{x}": sizes[x] - 1 for x in op.kind.axes}}
+        first = {**rank, **{f"i_{x}": 0 for x in op.kind.axes}}
         low = max(a.evaluate(first), c.evaluate(rank))
         total *= max(0, min(b.evaluate(last), d.evaluate(rank)) - low)
     return total
@@ -265,8 +265,8 @@ def test_exchanges(name: str) -> None:
     body, sizes, expected = CASES[name]
     program = program_of(body, tuple(sizes))
     found = [
-        (op.what.called, tuple(op.what.axes), received(op, sizes))
-        for op in walk(program.body) if isinstance(op.what, Exchange)
+        (op.kind.called, tuple(op.kind.axes), received(op, sizes))
+        for op in walk(program.body) if isinstance(op.kind, Exchange)
     ]
     assert found == expected
 
@@ -295,7 +295,7 @@ def test_two_layers(name: str) -> None:
         return {"w1": w1, "w2": w2}
 
     program = program_of(body, ("x", "y") if name == "both" else ("x",))
-    found = [op for op in walk(program.body) if isinstance(op.what, Exchange)]
-    assert [(op.what.called, "".join(op.what.axes)) for op in found] == [
+    found = [op for op in walk(program.body) if isinstance(op.kind, Exchange)]
+    assert [(op.kind.called, "".join(op.kind.axes)) for op in found] == [
         ("all_reduce", a) for a in expected
     ]

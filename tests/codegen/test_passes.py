@@ -88,8 +88,8 @@ def test_capacities_mention_sizes_and_scalars_only():
 @pytest.mark.parametrize("name", ["ring_allreduce", "branches", "halo"])
 def test_no_shard_map_is_left_in_a_program(name):
     levels = lower(getattr(sample_programs, name).capture())
-    assert any(op.what.name == "shard_map" for op in walk(levels.graph.body))
-    assert not any(op.what.name == "shard_map" for op in walk(levels.program.body))
+    assert any(op.kind.name == "shard_map" for op in walk(levels.graph.body))
+    assert not any(op.kind.name == "shard_map" for op in walk(levels.program.body))
 
 
 def test_the_checker_sees_a_use_before_its_definition():
@@ -103,8 +103,8 @@ def test_the_checker_sees_a_use_before_its_definition():
 def test_the_checker_sees_a_missing_attribute():
     program = lower(sample_programs.halo.capture()).program
     ops = list(program.body.ops)
-    k = next(k for k, op in enumerate(ops) if op.what.name == "permute")
-    ops[k] = dataclasses.replace(ops[k], what=ops[k].what.but(types=()))
+    k = next(k for k, op in enumerate(ops) if op.kind.name == "permute")
+    ops[k] = dataclasses.replace(ops[k], kind=ops[k].kind.but(types=()))
     with pytest.raises(InternalError):
         check(dataclasses.replace(program, body=dataclasses.replace(program.body, ops=tuple(ops))))
 
@@ -189,9 +189,9 @@ def test_def_use_says_what_makes_and_what_uses_a_value():
     for value, op, k in operands:
         (use,) = [u for u in found.uses[value] if u.op is op and u.operand == k]
         assert op in use.region.ops and found.begins.get(value, 0) < use.position
-    loop = next(op for op in every if isinstance(op.what, ops.Loop))
+    loop = next(op for op in every if isinstance(op.kind, ops.Loop))
     (carried,) = [arg for arg in loop.regions[-1].args if arg.name == "v"]
-    assert found.begins[loop.what.counter] < found.begins[carried]
+    assert found.begins[loop.kind.counter] < found.begins[carried]
     assert found.begins[carried] < min(found.begins[v] for v in loop.results)
     ends = [u for u in found.uses[program.outputs[0].value] if u.op is None]
     assert [u.region for u in ends] == [program.body]

@@ -65,7 +65,7 @@ def orders(n: int = 3):
     out += [k * ord(x) for k, x in enumerate(names)] + [ord(names.pop()), ord(names.pop())]
     out += [k for _, k in {("b", 2), ("a", 1)}]
     return np.array(out)
-print(orders.capture().body.ops[-1].what.data.tolist())
+print(orders.capture().body.ops[-1].kind.data.tolist())
 """
 
 

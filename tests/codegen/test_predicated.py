@@ -15,7 +15,7 @@ N = 6
 
 
 def branches(graph):
-    return [op for op in graph.body.ops if isinstance(op.what, Branch)]
+    return [op for op in graph.body.ops if isinstance(op.kind, Branch)]
 
 
 @spmd.program(mesh=("r",))
@@ -37,12 +37,12 @@ def shared():
 
 def test_ops_of_one_predicate_stand_in_one_branch():
     graph = check(shared.graph({}))
-    assert [str(op.what.on) for op in branches(graph)] == [
+    assert [str(op.kind.on) for op in branches(graph)] == [
         "given_x", "given_y", "given_x * given_y"]
-    (loop,) = [op for op in graph.body.ops if isinstance(op.what, Loop)]
-    assert [str(op.what.on) for op in walk(loop.regions[0]) if isinstance(op.what, Branch)] == [
+    (loop,) = [op for op in graph.body.ops if isinstance(op.kind, Loop)]
+    assert [str(op.kind.on) for op in walk(loop.regions[0]) if isinstance(op.kind, Branch)] == [
         "given_x"]
-    blank = [op.what for b in branches(graph) for op in b.regions[0].ops]
+    blank = [op.kind for b in branches(graph) for op in b.regions[0].ops]
     assert all(isinstance(what, Full) and what.blank for what in blank)
     assert {o.name: o.needs for o in graph.outputs} == {
         "a": ("x",), "c": (), "b": ("y",), "d": ("x", "y"), "e": ("x",), "u": ("x",), "v": ()}
@@ -58,7 +58,7 @@ def test_what_users_see_stays_in_its_order():
         return x
 
     graph = check(prints.graph({}))
-    said = [op.what.parts[0].split()[0] for op in walk(graph.body) if op.what.name == "print"]
+    said = [op.kind.parts[0].split()[0] for op in walk(graph.body) if op.kind.name == "print"]
     assert said == ["first", "second", "third"] and len(branches(graph)) == 2
 
 
@@ -84,4 +84,4 @@ def test_many_inputs_and_outputs_make_no_more_branches_than_predicates():
 
     graph = check(many.graph({}))
     assert len(branches(graph)) == 79  # of 39 totals, and of what is made of 40
-    assert all(len(str(op.what.on)) < 2000 for op in branches(graph))
+    assert all(len(str(op.kind.on)) < 2000 for op in branches(graph))

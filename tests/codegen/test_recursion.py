@@ -380,7 +380,7 @@ def test_a_tail_call_takes_no_row() -> None:
         return gcd(spmd.scalar("a", 6), spmd.scalar("b", 4))
 
     module = program_of(tail).capture()
-    assert not any(isinstance(op.what, DynamicUpdate) for op in walk(module.body))
+    assert not any(isinstance(op.kind, DynamicUpdate) for op in walk(module.body))
 
 
 def test_too_deep() -> None:

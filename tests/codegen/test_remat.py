@@ -128,7 +128,7 @@ def test_a_loop_keeps_what_its_policy_says(policy):
     products, beside = EXPECTED[policy]
     f = rematted(policy)
     graph = program_of(lambda w, x: spmd.grad(lambda w: scanned(f, w, x))(w)).graph({})
-    assert sum(isinstance(op.what, MatMul) for op in walk(graph.body)) == products
+    assert sum(isinstance(op.kind, MatMul) for op in walk(graph.body)) == products
     assert bytes_of(policy, 20) - bytes_of(policy, 10) == 10 * (ARRAY + beside)
     text = module_text(graph)
     each = ARRAY + beside

@@ -139,8 +139,8 @@ def test_arrays_are_laid_out_anew_before_loops_that_walk_along_split_dims():
     expected = a.copy()
     swept(expected, np.zeros_like(a), 2)
     few = split(sweeps.graph({"n": 12, "steps": 2}))
-    (outer,) = [op for op in few[0].graph.body.ops if op.what.counts()]
-    choices = {outer.what.counts(): Laid((), Inside.FOLLOWS), **across(outer)}
+    (outer,) = [op for op in few[0].graph.body.ops if op.kind.counts()]
+    choices = {outer.kind.counts(): Laid((), Inside.FOLLOWS), **across(outer)}
     graph = relaid(few[0].graph, choices)
     for ranks in (1, 2, 3, 5, 16):
         for level in (few[1], graph, split(graph)[1]):

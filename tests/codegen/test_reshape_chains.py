@@ -51,9 +51,9 @@ def mixed(r: int = 4):
 @pytest.mark.parametrize(("r", "k"), [(2, 16), (4, 8), (3, 10)])
 def test_stages_exchange_little_and_give_numpys_results(r: int, k: int):
     levels = lower(transform.graph({"r": r, "k": k}))
-    moves = [op for op in walk(levels.program.body) if isinstance(op.what, Move)]
+    moves = [op for op in walk(levels.program.body) if isinstance(op.kind, Move)]
     assert 3 <= len(moves) <= 5
-    constants = [op.what.data.size for op in levels.graph.body.ops if isinstance(op.what, Const)]
+    constants = [op.kind.data.size for op in levels.graph.body.ops if isinstance(op.kind, Const)]
     assert max(constants) == r**k and sum(constants) < 3 * r**k  # each factor once
     random = np.random.default_rng(5)
     x = random.normal(size=r**k) + 1j * random.normal(size=r**k)

@@ -19,7 +19,7 @@ N = 8
 
 def doubled(op: Op, rewriter: Rewriter) -> bool:
     """Replace x + x by 2 * x."""
-    if not isinstance(op.what, Map) or op.what.fn != "add" or op.operands[0] is not op.operands[1]:
+    if not isinstance(op.kind, Map) or op.kind.fn != "add" or op.operands[0] is not op.operands[1]:
         return False
     x = op.operands[0]
     two = rewriter.full(2.0, x.type.dtype, x.type.shape)
@@ -29,12 +29,12 @@ def doubled(op: Op, rewriter: Rewriter) -> bool:
 
 def without_zeros(op: Op, rewriter: Rewriter) -> bool:
     """Replace x + 0 by x for its readers."""
-    if not isinstance(op.what, Map) or op.what.fn != "add":
+    if not isinstance(op.kind, Map) or op.kind.fn != "add":
         return False
     zeros = rewriter.defs.get(op.operands[1])
-    while zeros is not None and zeros.what.is_view and zeros.operands:
+    while zeros is not None and zeros.kind.is_view and zeros.operands:
         zeros = rewriter.defs.get(zeros.operands[0])
-    if zeros is None or not isinstance(zeros.what, Full) or zeros.what.value != 0:
+    if zeros is None or not isinstance(zeros.kind, Full) or zeros.kind.value != 0:
         return False
     rewriter.instead[op.result] = op.operands[0]
     return True
@@ -53,7 +53,7 @@ def sums():
 
 
 def functions(module: Module) -> list[str]:
-    return sorted(op.what.fn for op in walk(module.body) if isinstance(op.what, Map))
+    return sorted(op.kind.fn for op in walk(module.body) if isinstance(op.kind, Map))
 
 
 def rewritten(*rules: Any, **options: Any) -> tuple[Module, Module]:
@@ -75,15 +75,15 @@ def test_rules_apply_in_loops_and_in_shard_maps_if_they_are_entered():
     assert before.count("add") - after.count("add") == 3
     graph, new = rewritten(doubled, shard_maps=False)
     assert functions(graph).count("add") - functions(new).count("add") == 2
-    inside = [op for op in walk(new.body) if isinstance(op.what, ShardMap)]
+    inside = [op for op in walk(new.body) if isinstance(op.kind, ShardMap)]
     assert inside and inside[0] in graph.body.ops
 
 
 def test_what_rules_emit_has_a_layout_in_the_graph_and_none_in_a_shard_map():
     _, new = rewritten(doubled)
-    products = [op for op in new.body.ops if isinstance(op.what, Map) and op.what.fn == "mul"]
+    products = [op for op in new.body.ops if isinstance(op.kind, Map) and op.kind.fn == "mul"]
     assert all(op.operands[1].type.layout is not None for op in products)
-    (inside,) = [op for op in new.body.ops if isinstance(op.what, ShardMap)]
+    (inside,) = [op for op in new.body.ops if isinstance(op.kind, ShardMap)]
     assert [op.result.type.layout for op in inside.regions[0].ops] == [None, None]
 
 
@@ -98,7 +98,7 @@ def test_readers_and_outputs_take_what_stands_for_a_value_and_dead_ops_go():
     assert functions(new).count("sqrt") == 1  # its product with 0 is read
     unread = spmd.program(mesh=("r",))(lambda: spmd.input("x", (N,), np.float64) + 0.0)
     emptied = Rewriter(unread.graph({}), without_zeros).run()
-    assert [op.what.name for op in emptied.body.ops] == []  # its zeros go with it
+    assert [op.kind.name for op in emptied.body.ops] == []  # its zeros go with it
 
 
 def test_the_first_rule_that_applies_counts():
@@ -106,7 +106,7 @@ def test_the_first_rule_that_applies_counts():
     seen: list[str] = []
 
     def first(op: Op, rewriter: Rewriter) -> bool:
-        seen.append(op.what.name)
+        seen.append(op.kind.name)
         return doubled(op, rewriter)
 
     new = Rewriter(graph, first, lambda op, rewriter: first(op, rewriter) and False).run()
@@ -125,7 +125,7 @@ def test_a_rule_can_be_used_by_itself():
     graph = cast.graph({})
     new = Rewriter(graph, folded_cast).run()
     assert functions(graph) == ["cast", "mul"] and functions(new) == ["mul"]
-    (table,) = [op.what.data for op in new.body.ops if isinstance(op.what, Const)]
+    (table,) = [op.kind.data for op in new.body.ops if isinstance(op.kind, Const)]
     assert table.dtype == np.float64 and [*table] == [1, 2, 3, 4]
 
 
@@ -149,5 +149,5 @@ def test_ops_that_others_see_are_not_pure():
         print("sum", x.sum())
         return np.sort(x)
 
-    pure = {op.what.name: is_pure(op) for op in walk(printed.graph({}).body)}
+    pure = {op.kind.name: is_pure(op) for op in walk(printed.graph({}).body)}
     assert pure["sort"] and pure["reduce"] and not pure["print"]

@@ -104,13 +104,13 @@ def few_are_enough(monkeypatch: pytest.MonkeyPatch):
 def products(ops: Iterable[Op]) -> list[Any]:
     """Rows, columns, and the extent that is summed."""
     return sorted((*(e.value for e in op.result.type.shape), op.operands[0].type.shape[1].value)
-                  for op in ops if isinstance(op.what, MatMul))
+                  for op in ops if isinstance(op.kind, MatMul))
 
 
 def in_loops(region: Region) -> Iterator[Op]:
     for op in walk(region):
-        if isinstance(op.what, Loop):
-            yield from (o for o in op.regions[-1].ops if isinstance(o.what, MatMul))
+        if isinstance(op.kind, Loop):
+            yield from (o for o in op.regions[-1].ops if isinstance(o.kind, MatMul))
 
 
 def test_no_turn_makes_a_product_of_arrays_that_are_only_read():

@@ -59,10 +59,10 @@ def exchanges(program: Any) -> tuple[list[str], list[str]]:
 
     def walk(region: Region, inside: bool) -> None:
         for op in region.ops:
-            if isinstance(op.what, Exchange):
-                within[not inside].append(op.what.called)
+            if isinstance(op.kind, Exchange):
+                within[not inside].append(op.kind.called)
             for r in op.regions:
-                walk(r, inside or isinstance(op.what, Loop))
+                walk(r, inside or isinstance(op.kind, Loop))
 
     made: Module = lower(program.graph({})).program
     walk(made.body, False)

@@ -51,8 +51,8 @@ def test_values_and_copies(change, copies):
     np.testing.assert_allclose(spmd.build(changed).run(ranks=1, x=x), expected)
     levels = lower(changed.capture())
     assert any(b.capacity == expr.const(N) for b in levels.plan.buffers) == copies
-    again = [op.what for region in sink_reads(levels.program).regions for op in walk(region)]
-    assert again == [op.what for region in levels.program.regions for op in walk(region)]
+    again = [op.kind for region in sink_reads(levels.program).regions for op in walk(region)]
+    assert again == [op.kind for region in levels.program.regions for op in walk(region)]
 
 
 @pytest.mark.parametrize("shape", [(30 * 40,), (30, 40), (30, 8, 5)])

@@ -209,7 +209,7 @@ def test_what_is_used_twice_is_looked_at_once():
 
 def test_no_op_is_left_over():
     graph = split_at_edges(program_of(leapfrog).capture())
-    (loop,) = [op for op in graph.body.ops if op.what.name == "loop"]
-    whole = [op for op in walk(loop.regions[0]) if op.what.name == "map"
+    (loop,) = [op for op in graph.body.ops if op.kind.name == "loop"]
+    whole = [op for op in walk(loop.regions[0]) if op.kind.name == "map"
              and op.result.type.shape == loop.results[0].type.shape]
     assert not whole

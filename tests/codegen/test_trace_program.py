@@ -61,8 +61,8 @@ def with_names(n: int = 4):
 
 
 def test_values_are_named_after_what_is_assigned():
-    maps = [op for op in with_names.capture().body.ops if op.what.name == "map"]
-    found = [(op.what.fn, op.result.name) for op in maps]
+    maps = [op for op in with_names.capture().body.ops if op.kind.name == "map"]
+    found = [(op.kind.fn, op.result.name) for op in maps]
     assert found == [("add", "sure"), ("sub", "low"), ("mul", "map"), ("add", "u"), ("div", "map")]
 
 
@@ -421,9 +421,9 @@ def test_kernel_calls():
         return f(u)
 
     module = build(body)
-    (op,) = [o for o in module.body.ops[0].regions[0].ops if o.what.name == "kernel"]
-    kinds = [kind for kind, _ in op.what.args]
-    assert kinds == ["in", "expr", "out"] and op.what.kernel is smooth
+    (op,) = [o for o in module.body.ops[0].regions[0].ops if o.kind.name == "kernel"]
+    kinds = [kind for kind, _ in op.kind.args]
+    assert kinds == ["in", "expr", "out"] and op.kind.kernel is smooth
     assert op.result.type == module.body.ops[0].regions[0].args[0].type
 
     def inside(call):

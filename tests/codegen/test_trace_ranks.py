@@ -462,7 +462,7 @@ def test_only_what_works_element_by_element_is_combined_in_blocks(op, exchanges)
         return spmd.preduce(x * 2, "r", lambda a, b: op(a, b, x), None)[0]
 
     module = on_shards(f, (7, 5), ("r", None), (None,)).capture()
-    kinds = [op.what.called for op in walk(module.body)]
+    kinds = [op.kind.called for op in walk(module.body)]
     assert [k for k in kinds if k in ("all_to_all", "all_gather", "broadcast_from")] == exchanges
 
 

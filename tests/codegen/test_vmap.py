@@ -191,7 +191,7 @@ def test_ranks_exchange_nothing_for_members_that_are_split() -> None:
 
     from codegen.layouts.partition import partition
 
-    ops = [op for op in walk(partition(rows.capture()).body) if isinstance(op.what, Exchange)]
+    ops = [op for op in walk(partition(rows.capture()).body) if isinstance(op.kind, Exchange)]
     assert all(op.operands[0].type.ndim == 0 for op in ops), ops  # whether a member goes on
 
 

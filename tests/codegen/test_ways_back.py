@@ -93,8 +93,8 @@ def test_what_a_function_does_is_kept_for_all_its_ways_back():
             u = u + back(u)[0] + back(2 * u)[0]
         return u
 
-    every = [op for op in walk(program.capture().body) if isinstance(op.what, Loop)]
-    assert sum(any(o.what.attributes().get("fn") == "sin" for o in op.regions[-1].ops)
+    every = [op for op in walk(program.capture().body) if isinstance(op.kind, Loop)]
+    assert sum(any(o.kind.attributes().get("fn") == "sin" for o in op.regions[-1].ops)
                for op in every) == 1
     assert [len(op.results) for op in every] == [2, 1, 1, 1, 1]
 

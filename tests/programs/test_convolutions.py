@@ -218,7 +218,7 @@ def test_layers_behind_each_other_fetch_their_ghost_rows() -> None:
 
     program = lower(layers.graph({}, ())).program
     rows = [op.result.type.shape[1].evaluate({"n_x": 4, "i_x": 1}) for op in walk(program.body)
-            if isinstance(op.what, Convolve) and op.what.gives != "w"]
+            if isinstance(op.kind, Convolve) and op.kind.gives != "w"]
     assert rows == [16] * 6
     random = np.random.default_rng(0)
     given = {"x": random.random((64, 5, 3)), "w": random.random((3, 3, 3, 3, 3)) / 20}

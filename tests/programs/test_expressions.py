@@ -259,7 +259,7 @@ def gathers(graph: Module, arrays: list[str]) -> bool:
 
 
 def exchanges(region: Region) -> list[Any]:
-    found = [op for op in region.ops if isinstance(op.what, Exchange)]
+    found = [op for op in region.ops if isinstance(op.kind, Exchange)]
     return found + [op for o in region.ops for inner in o.regions for op in exchanges(inner)]
 
 

@@ -341,7 +341,7 @@ def test_sums_of_half_types_are_reduced_once(dtype: str) -> None:
     draw, kind = np.random.default_rng(3), numpy_dtype(element_type(dtype))
     given = {"a": draw.random((40, 6)).astype(kind), "b": draw.random((6, 40)).astype(kind)}
     lowered = partition(halves.capture(dtype=dtype))
-    kinds = [op.what.called for op in lowered.body.ops
+    kinds = [op.kind.called for op in lowered.body.ops
              if op.place and "sums = " in op.place.source_line()]
     assert kinds.count("all_reduce") == 3  # each sum is rounded before it is added to others
     expected = halves.eager(dtype=dtype, **given)

@@ -228,7 +228,7 @@ def test_split_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = Meter(lowered.mesh)
     for op in walk(lowered.body):
         text = op.place.source_line() if op.place else ""
-        if not isinstance(op.what, Exchange) or "linalg" not in text:
+        if not isinstance(op.kind, Exchange) or "linalg" not in text:
             continue
         if (traffic := meter.of(op)).gathered:
             assert traffic.result.evaluate({"n_r": 4, "n_s": 1}) < 17 * 17 * 8, text
@@ -265,7 +265,7 @@ def test_the_table_says_what_stays_in_parts() -> None:
         lowered = partition(program.capture())
         meter, (rows, columns) = Meter(lowered.mesh), shape
         for op in walk(lowered.body):
-            if not isinstance(op.what, Exchange) or not op.results:
+            if not isinstance(op.kind, Exchange) or not op.results:
                 continue
             traffic = meter.of(op)
             if rows < 1024 and traffic.gathered:

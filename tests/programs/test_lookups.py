@@ -35,7 +35,7 @@ def looked_up() -> Any:
 
 def test_a_batch_is_looked_up_where_it_lies() -> None:
     assert not [op for op in walk(lower(looked_up.graph({}, ())).program.body)
-                if isinstance(op.what, Exchange)]
+                if isinstance(op.kind, Exchange)]
     random = np.random.default_rng(0)
     given = {"x": random.normal(size=(7, 3, 4, 2)).astype(np.float32),
              "at": random.integers(-3, 3, (7, 5)), "labels": random.integers(-3, 3, 7)}
@@ -70,7 +70,7 @@ def test_a_table_that_is_split_over_another_axis_is_summed_in_its_parts() -> Non
         return spmd.zeros((spmd.Dim("vocab", 12), 3)).at[ids].add(rows)
 
     total, = (op.result.type for op in walk(lower(table.graph({}, ())).program.body)
-              if isinstance(op.what, Exchange))
+              if isinstance(op.kind, Exchange))
     known = {"n_x": 2, "n_y": 3, "i_x": 0, "i_y": 0}
     assert [e.evaluate(known) for e in total.shape] == [4, 3]
     random = np.random.default_rng(0)
@@ -93,8 +93,8 @@ def test_a_table_that_is_looked_up_and_multiplied_with_has_one_sum_of_gradients(
 
         return spmd.grad(loss)(table), spmd.grad(loss)(table.astype(np.float16))
 
-    along = [op.what.axes for op in walk(lower(tied.graph({}, ())).program.body)
-             if isinstance(op.what, Exchange)]
+    along = [op.kind.axes for op in walk(lower(tied.graph({}, ())).program.body)
+             if isinstance(op.kind, Exchange)]
     assert along.count(("x",)) == 2  # of each table one
     random = np.random.default_rng(0)
     given = {"ids": random.integers(0, 12, (8, 5)), "table": random.random((12, 3))}

@@ -177,12 +177,12 @@ def test_no_rank_holds_a_split_dim() -> None:
 
     def walk(region: Any) -> None:
         for op in region.ops:
-            assert not isinstance(op.what, Move) or op.what.called == "redistribute"
-            names.append(op.what.name)
+            assert not isinstance(op.kind, Move) or op.kind.called == "redistribute"
+            names.append(op.kind.name)
             for v in op.results:
                 if v.name != "count" and v.type.ndim == 1:
                     sizes = {"n_r": 100, "i_r": 0}
-                    assert v.type.shape[0].evaluate(sizes) <= 256, (op.what.name, v.type)
+                    assert v.type.shape[0].evaluate(sizes) <= 256, (op.kind.name, v.type)
             for inner in op.regions:
                 walk(inner)
 

@@ -136,8 +136,8 @@ def test_no_rank_gets_a_split_row() -> None:
 
     def walk(region: Any) -> None:
         for op in region.ops:
-            for v in op.results if isinstance(op.what, Move) else ():
-                assert v.type.shape[-1].evaluate({"n_r": 100, "i_r": 0}) <= 300, (op.what, v.type)
+            for v in op.results if isinstance(op.kind, Move) else ():
+                assert v.type.shape[-1].evaluate({"n_r": 100, "i_r": 0}) <= 300, (op.kind, v.type)
             for inner in op.regions:
                 walk(inner)
 

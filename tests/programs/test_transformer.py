@@ -43,9 +43,9 @@ def exchanged(graph: Module, sizes: dict[str, int]) -> Counter[Any]:
     rank."""
     known = {f"n_{a}": n for a, n in sizes.items()} | {f"i_{a}": 0 for a in sizes}
     return Counter(
-        (op.what.called, "".join(op.what.axes),
+        (op.kind.called, "".join(op.kind.axes),
          expr.product(op.result.type.shape).evaluate(known) * op.result.type.dtype.size)
-        for op in walk(lower(graph).program.body) if isinstance(op.what, Exchange)
+        for op in walk(lower(graph).program.body) if isinstance(op.kind, Exchange)
     )
 
 
@@ -125,7 +125,7 @@ def test_gradients_of_a_repeated_matrix_are_one_product() -> None:
         return spmd.grad(lambda w: np.sum(np.sin(x @ w)))(w)
 
     program = lower(repeated.graph({}, ())).program
-    made = [op for op in walk(program.body) if isinstance(op.what, MatMul)]
+    made = [op for op in walk(program.body) if isinstance(op.kind, MatMul)]
     assert [op.result.type.ndim for op in made] == [3, 2]
     x = np.random.default_rng(0).random((6, 5, 16))
     w = np.random.default_rng(1).random((16, 14))

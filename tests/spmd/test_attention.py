@@ -52,8 +52,8 @@ def small_blocks(monkeypatch):
 
 def exchanges(program: Any) -> Counter[Any]:
     ops = walk(partition(program.capture()).body)
-    return Counter((op.what.called, "".join(op.what.axes)) for op in ops
-                   if isinstance(op.what, Exchange))
+    return Counter((op.kind.called, "".join(op.kind.axes)) for op in ops
+                   if isinstance(op.kind, Exchange))
 
 
 # ---- values and gradients ------------------------------------------------------------------------

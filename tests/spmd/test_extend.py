@@ -184,8 +184,8 @@ def test_ranks_fetch_what_the_rule_names() -> None:
         return largest(x)
 
     (sent,) = [op for op in walk(lower(one.capture()).program.body)
-               if isinstance(op.what, Exchange)]
-    assert sent.what.called in ("halo", "redistribute")
+               if isinstance(op.kind, Exchange)]
+    assert sent.kind.called in ("halo", "redistribute")
 
 
 def test_outside_of_programs_and_compiled() -> None:

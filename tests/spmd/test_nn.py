@@ -273,9 +273,9 @@ def test_recurrent_networks(kind, gates):
         return spmd.value_and_grad(loss, has_aux=True)(p)
 
     loops = [op for op in lower(network.graph({}, ())).program.body.ops
-             if isinstance(op.what, Loop)]
+             if isinstance(op.kind, Loop)]
     carried = [op for loop in loops for op in walk(loop.regions[0])
-               if isinstance(op.what, Exchange)]
+               if isinstance(op.kind, Exchange)]
     states = [expr.product(op.result.type.shape).evaluate({"n_x": 1, "i_x": 0}) for op in carried]
     assert len(loops) == 2 and {*states} == {2 * hidden}  # what travels has no gates
     wanted = steps_of(kind, p, x)

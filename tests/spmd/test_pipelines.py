@@ -372,7 +372,7 @@ def products(layers):
 def test_no_product_is_computed_twice(schedule):
     case = Case(3, 6, 4)
     module = case.program(6, optim.sgd(0.1), schedule=schedule).capture()
-    count = sum(isinstance(op.what, MatMul) for region in module.regions for op in walk(region))
+    count = sum(isinstance(op.kind, MatMul) for region in module.regions for op in walk(region))
     forward = products(case.layers)
     inputs = 2  # products of the first layer with x, which has no gradient
     assert count == forward + (2 * forward - inputs) + forward  # and evaluate, forward once more

@@ -155,7 +155,7 @@ def test_a_rank_does_and_holds_its_part(kind):
         return pipe.step(pipe.init(), x, x)[1]
 
     body = compiler.lower(train.capture()).program.body
-    assert not any(isinstance(op.what, Move) and "model" in op.what.axes for op in walk(body))
+    assert not any(isinstance(op.kind, Move) and "model" in op.kind.axes for op in walk(body))
     image = manifest.read(spmd.build(train).data)
     done, held, kept = [], [], []
     for ranks in (1, 2, 4):

@@ -61,7 +61,7 @@ class Batch:
                     self.context.blocks[-1].ops.append(op)
                     continue
                 stacked = [self.of.get(v) for v in op.operands]
-                for v, result in zip(op.results, op.what.batch(op, stacked, self)):
+                for v, result in zip(op.results, op.kind.batch(op, stacked, self)):
                     if result is not None:
                         self.of[v] = result
                         if v in self.context.varying:
@@ -74,8 +74,8 @@ class Batch:
             return True
         every = [op, *(inner for region in op.regions for inner in walk(region))]
         if self.active is None:
-            return any(isinstance(o.what, ops.Save) for o in every)
-        return any(isinstance(o.what, _EFFECTS) or (isinstance(o.what, ops.Loop)
+            return any(isinstance(o.kind, ops.Save) for o in every)
+        return any(isinstance(o.kind, _EFFECTS) or (isinstance(o.kind, ops.Loop)
                                                     and len(o.regions) == 2) for o in every)
 
     # ---- values of members ---------------------------------------------------------------------
@@ -250,11 +250,11 @@ class Batch:
             operands = [v if g is None else self.member(g, number)
                         for v, g in zip(op.operands, stacked)]
             if self.active is None or op.results:  # results of an idle member are never read
-                results = context.emit(op.what, operands)
+                results = context.emit(op.kind, operands)
             else:
                 results = ()
                 with self.block() as does:
-                    context.emit(op.what, operands)
+                    context.emit(op.kind, operands)
                 holds, arms = self.member(self.active, number), (Block().close(()), does.close(()))
                 context.emit(ops.Branch(None, ()), (holds,), arms)
             ends = []
@@ -267,7 +267,7 @@ class Batch:
         return list(context.emit(counter.loop, begins, [region], [a.name for a in args]))
 
     def none(self, op: Op, found: str = "", remedy: str = "") -> UnsupportedError:
-        called = op.what.title()
+        called = op.kind.title()
         return UnsupportedError(
             f"{called} cannot be done for all members at once", place=op.place,
             expected="in spmd.vmap: operations that each member does alone",

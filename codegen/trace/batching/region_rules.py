@@ -97,7 +97,7 @@ def _batched_body(batch: Batch, op: Op, own: set[int]) -> tuple[list[Region], se
             going, _ = _test(inner, copies, again.of(tests[0].results[0]))
             inner = inner.inside({}, going)
         inner.through(body.ops)
-        selects = apart and not op.what.guarded  # type: ignore[attr-defined]
+        selects = apart and not op.kind.guarded  # type: ignore[attr-defined]
         ends = []
         for k, (arg, end) in enumerate(zip(body.args, body.results, strict=True)):
             if end in inner.of or (selects and end is not arg):
@@ -132,7 +132,7 @@ def _test(inner: Batch, recorded: Sequence[Op], holds: Value) -> tuple[Value, bo
 
 
 def branch(batch: Batch, op: Op, stacked: Stacked) -> Sequence[Value | None]:
-    kind = op.what
+    kind = op.kind
     assert isinstance(kind, ops.Branch)
     if kind.on is None and stacked[0] is not None:
         return _selected(batch, op, stacked[0])
@@ -155,7 +155,7 @@ def branch(batch: Batch, op: Op, stacked: Stacked) -> Sequence[Value | None]:
         finally:
             batch.context.blocks.pop()
     types = tuple(r.type if k in own else t for k, (r, t) in enumerate(zip(results, kind.types)))
-    return _emit(batch, replace(op, what=kind.but(types=types)), op.operands, results, regions)
+    return _emit(batch, replace(op, kind=kind.but(types=types)), op.operands, results, regions)
 
 
 def _selected(batch: Batch, op: Op, on: Value) -> list[Value]:
@@ -184,7 +184,7 @@ def _selected(batch: Batch, op: Op, on: Value) -> list[Value]:
 
 
 def defined(batch: Batch, op: Op, stacked: Stacked) -> Sequence[Value | None]:
-    kind, (region,) = op.what, op.regions
+    kind, (region,) = op.kind, op.regions
     assert isinstance(kind, ops.Defined)
     with batch.block() as block:
         inner = batch.inside({})
@@ -194,7 +194,7 @@ def defined(batch: Batch, op: Op, stacked: Stacked) -> Sequence[Value | None]:
     types = tuple(batch.stacked(t) if k in own else t for k, t in enumerate(kind.types))
     back = kind.back and _MappedBack(batch, kind.back, [g is not None for g in stacked])
     operands = [v if g is None else g for v, g in zip(op.operands, stacked)]
-    return _emit(batch, replace(op, what=kind.but(back=back, types=types)), operands,
+    return _emit(batch, replace(op, kind=kind.but(back=back, types=types)), operands,
                  _results(batch, op, own), [body])
 
 
@@ -241,7 +241,7 @@ class _MappedBack:
 def shard_map(batch: Batch, op: Op, stacked: Stacked) -> Sequence[Value | None]:
     """Return the results of a shard_map for all members. They stay split over their axes if the
     function uses none of these axes; else each rank gets all members."""
-    kind, (region,), context = op.what, op.regions, batch.context
+    kind, (region,), context = op.kind, op.regions, batch.context
     assert isinstance(kind, ops.ShardMap)
     entry: LayoutEntry = batch.entry if _is_free(op, batch.entry) else ()
     n = local_extent(context.mesh, batch.n, entry)
@@ -267,20 +267,20 @@ def shard_map(batch: Batch, op: Op, stacked: Stacked) -> Sequence[Value | None]:
                if k in own else v for k, v in enumerate(op.results)]
     types = tuple(r.type if k in own else t for k, (r, t) in enumerate(zip(results, kind.types)))
     kind = kind.but(in_layouts=ins, out_layouts=outs, types=types)
-    return _emit(batch, replace(op, what=kind), operands, results, [body])
+    return _emit(batch, replace(op, kind=kind), operands, results, [body])
 
 
 def _is_free(op: Op, entry: LayoutEntry) -> bool:
     """Return whether a shard_map uses none of these axes: in layouts, exchanges or indices."""
-    outer, axes = op.what, set(entry)
+    outer, axes = op.kind, set(entry)
     assert isinstance(outer, ops.ShardMap)
     if any(axes & set(e) for layout in (*outer.in_layouts, *outer.out_layouts) for e in layout):
         return False
     names = {f"{kind}_{axis}" for axis in axes for kind in "in"}
     for inner in walk(op.regions[0]):
-        if isinstance(inner.what, Exchange) and axes & set(inner.what.axes):
+        if isinstance(inner.kind, Exchange) and axes & set(inner.kind.axes):
             return False
-        exprs = [*inner.what.exprs(), *(e for v in inner.results for e in v.type.shape)]
+        exprs = [*inner.kind.exprs(), *(e for v in inner.results for e in v.type.shape)]
         if any(s.name in names for e in exprs for s in e.symbols()):
             return False
     return True

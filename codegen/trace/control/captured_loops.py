@@ -66,8 +66,8 @@ def _constants(block: Block) -> _Constants:
     """Return the constants of a block, by the place in the source where they stand."""
     constants: _Constants = {}
     for op in walk(block.close(())):
-        if isinstance(op.what, (ops.Full, ops.Const)):
-            data = op.what.value if isinstance(op.what, ops.Full) else op.what.data
+        if isinstance(op.kind, (ops.Full, ops.Const)):
+            data = op.kind.value if isinstance(op.kind, ops.Full) else op.kind.data
             shown = str(data) if np.size(data) < 9 else hash(np.asarray(data).tobytes())
             constants.setdefault(op.place, []).append((op.result.type, shown))
     return constants
@@ -505,7 +505,7 @@ class Loop(Capture):
             if not isinstance(on, Value):
                 on = as_value(context, number(on, True), dtypes.BOOL)
             asked = context.blocks[-1].ops[first:]
-            if parts and any(isinstance(o.what, ops.Feeding) for o in walk(Region((), tuple(asked),
+            if parts and any(isinstance(o.kind, ops.Feeding) for o in walk(Region((), tuple(asked),
                                                                                   ()))):
                 del context.blocks[-1].ops[first:]
                 return self._guarded_test(parts, Region((), tuple(asked), (on,)))

@@ -91,7 +91,7 @@ def _let(context: Context, value: Value, power: bool) -> Sym:
         defining_op = next((op for block in reversed(context.blocks) for op in reversed(block.ops)
                             if value in op.results), None)
         # a value that no variable names is called after its op
-        unnamed = defining_op is not None and value.name == defining_op.what.called
+        unnamed = defining_op is not None and value.name == defining_op.kind.called
         name = "number" if unnamed else value.name
         divides = expr.POWERS if known.power else 0
         sizes = {a.size_name: a.size for a in context.mesh.axes}  # they may be better known by now
@@ -112,8 +112,8 @@ def bounds_of(module: Module) -> dict[str, Bounds]:
     work.region(module.body)
     out: dict[str, Bounds] = {}
     for op in work.lets:
-        assert isinstance(op.what, Let)
-        value, key = op.operands[0], op.what.key
+        assert isinstance(op.kind, Let)
+        value, key = op.operands[0], op.kind.key
         if key == POSITION:  # it stands in no formula
             continue
         new = work.of(value)
@@ -147,16 +147,16 @@ class _Induction:
         for op in region.ops:
             for k, value in enumerate(op.results):
                 self.definitions[value] = op, k
-            if isinstance(op.what, Let):
+            if isinstance(op.kind, Let):
                 self.lets.append(op)
-                self.named[op.what.counter] = op.operands[0]
+                self.named[op.kind.counter] = op.operands[0]
             for inner in op.regions:
-                if isinstance(op.what, Loop):
+                if isinstance(op.kind, Loop):
                     body = op.regions[-1]
                     for row in zip(inner.args, op.operands, body.results, strict=True):
                         self.carried[row[0]] = row[1:]
                 self.region(inner)
-            if isinstance(op.what, Loop) and len(op.regions) == 2:
+            if isinstance(op.kind, Loop) and len(op.regions) == 2:
                 self._note_test_bounds(*op.regions)
 
     def _note_test_bounds(self, test: Region, body: Region) -> None:
@@ -165,9 +165,9 @@ class _Induction:
         todo = list(test.results)
         while todo:
             op, _ = self.definitions.get(todo.pop(), (None, 0))
-            if op is None or not isinstance(op.what, Map):
+            if op is None or not isinstance(op.kind, Map):
                 continue
-            fn, operands = op.what.fn, op.operands
+            fn, operands = op.kind.fn, op.operands
             if fn == "logical_and":
                 todo += operands
             if fn in ("gt", "ge"):
@@ -182,9 +182,9 @@ class _Induction:
     def _formula(self, value: Value) -> Expr | None:
         """Return a value as a formula of sizes; None if it is none."""
         op, _ = self.definitions.get(value, (None, 0))
-        if op is None or not isinstance(op.what, (Symbolic, Full)):
+        if op is None or not isinstance(op.kind, (Symbolic, Full)):
             return None
-        e = op.what.value
+        e = op.kind.value
         if not isinstance(e, (int, Expr)) or isinstance(e, bool):
             return None
         e = expr.as_expr(e)
@@ -216,7 +216,7 @@ class _Induction:
         op, k = self.definitions.get(value, (None, 0))
         if op is None:
             return _NOTHING
-        kind = op.what
+        kind = op.kind
         if isinstance(kind, Loop):
             return self._carried(op.regions[-1].args[k])
         if isinstance(kind, Branch):

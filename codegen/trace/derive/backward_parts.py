@@ -80,7 +80,7 @@ def backward_parts(halves: Halves) -> BackwardParts:
     first_values = _ancestors(every, of_arguments or shared)
     of_microbatch = following(halves.later, [*halves.kept, *halves.cotangents])
     again, crossing = recomputed(halves.later, of_weights, lambda v: v in halves.cotangents or (
-        v in first_values and v in of_microbatch and not isinstance(every[v].what, VIEWS)))
+        v in first_values and v in of_microbatch and not isinstance(every[v].kind, VIEWS)))
     sooner = needed(halves.later, [*of_arguments, *crossing])
     later = needed([op for op in halves.later if op in again], of_weights)
     return BackwardParts(halves, tuple(sooner), tuple(later), tuple(crossing))

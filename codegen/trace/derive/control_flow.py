@@ -61,7 +61,7 @@ def _branch(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> Non
             inner.pull(ops)
             gradients = [laid_as(context, inner.of(v), v.type.layout) for v in around]
             arms.append(pruned(block.close(gradients)))
-    kind = op.what
+    kind = op.kind
     assert isinstance(kind, Branch)
     types = tuple(plain_type(v) for v in around)
     results = context.emit(replace(kind, types=types), op.operands, arms)
@@ -110,7 +110,7 @@ class _TripCount:
 
 
 def _trip_count(reverse: Reverse, op: Op) -> _TripCount:
-    loop = op.what
+    loop = op.kind
     assert isinstance(loop, Loop) and loop.counter is not None
     if not loop.step.is_const:
         raise UnsupportedError("the gradient of a loop whose step only the launch knows",
@@ -314,7 +314,7 @@ def _without_last_iterations(inner: Reverse, region: Region) -> Region:
         v for r in op.regions for v in free_values(r)))]
     used = {*read, *region.results}
     for op in region.ops:
-        kind = op.what
+        kind = op.kind
         if (isinstance(kind, Loop) and len(op.regions) == 1 and kind.stop is not None
                 and kind.start == 0 and kind.step == 1 and not kind.stop.is_const
                 and all(v in stacks for v in used.intersection(op.results))):
@@ -328,7 +328,7 @@ def _drop_last_iteration(reverse: Reverse, op: Op, stacks: Collection[Value]) ->
     """Return ops with the loop, but for its last iteration: each iteration keeps the carried values
     that the next one begins with. The loop stays as it is where it keeps other values, or may be
     too short."""
-    context, kind, body = reverse.context, op.what, op.regions[-1]
+    context, kind, body = reverse.context, op.kind, op.regions[-1]
     assert isinstance(kind, Loop) and kind.counter is not None and kind.stop is not None
     producers = {v: o for o in body.ops for v in o.results}
     begun: dict[int, tuple[int, Op]] = {}  # by stack: the carried value in it
@@ -358,7 +358,7 @@ def _drop_last_iteration(reverse: Reverse, op: Op, stacks: Collection[Value]) ->
         for k, (j, update) in begun.items():
             number = expr.symbol(counter) + 1
             ends[k] = _in_row(reverse, block.args[k], ends[j], number, update)
-    loop = replace(op, what=replace(kind, counter=counter, stop=kind.stop - 1),
+    loop = replace(op, kind=replace(kind, counter=counter, stop=kind.stop - 1),
                    operands=tuple(operands), regions=(block.close(ends),))
     return [*before.ops, loop]
 

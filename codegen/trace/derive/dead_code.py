@@ -33,15 +33,15 @@ def needed(ops: Sequence[Op], results: Iterable[Value]) -> list[Op]:
 
 
 def has_effect(op: Op) -> bool:
-    return isinstance(op.what, EFFECTS) or any(
+    return isinstance(op.kind, EFFECTS) or any(
         has_effect(inner) for region in op.regions for inner in region.ops
     )
 
 
 def _slim(op: Op, wanted: set[Value]) -> Op:
-    if isinstance(op.what, Loop):
+    if isinstance(op.kind, Loop):
         return _loop(op, wanted)
-    if isinstance(op.what, Branch):
+    if isinstance(op.kind, Branch):
         return _branch(op, wanted)
     return op.mapped(pruned)
 
@@ -51,8 +51,8 @@ def _branch(op: Op, wanted: set[Value]) -> Op:
     arms = tuple(
         pruned(replace(arm, results=tuple(arm.results[k] for k in kept))) for arm in op.regions
     )
-    kind = op.what.but(types=tuple(op.what.types[k] for k in kept))  # type: ignore[attr-defined]
-    return replace(op, what=kind, results=tuple(op.results[k] for k in kept), regions=arms)
+    kind = op.kind.but(types=tuple(op.kind.types[k] for k in kept))  # type: ignore[attr-defined]
+    return replace(op, kind=kind, results=tuple(op.results[k] for k in kept), regions=arms)
 
 
 def _loop(op: Op, wanted: set[Value]) -> Op:
@@ -107,7 +107,7 @@ def without_defined(region: Region) -> Region:
         for op in region.ops:
             op = replace(op, operands=tuple(instead.get(v, v) for v in op.operands))
             op = op.mapped(through)
-            if isinstance(op.what, Defined):
+            if isinstance(op.kind, Defined):
                 ops += op.regions[0].ops
                 instead.update(zip(op.results, op.regions[0].results))
             else:

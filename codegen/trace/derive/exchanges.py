@@ -40,8 +40,8 @@ class _Back:
 
     def __init__(self, reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
         (self.x,), (self.y,), (g,) = op.operands, op.results, cotangents
-        assert g is not None and isinstance(op.what, Exchange)
-        self.reverse, self.op, self.axes = reverse, op, op.what.axes
+        assert g is not None and isinstance(op.kind, Exchange)
+        self.reverse, self.op, self.axes = reverse, op, op.kind.axes
         self.mesh = reverse.context.mesh
         self.members: Axes = frozenset(self.axes) - reverse.shares.families.alone
         self.alike = self.members - reverse.shares.varies(self.x)
@@ -85,7 +85,7 @@ class _Back:
         reverse.add(self.x, part, self.beside)
 
     def none(self, expected: str, remedy: str) -> UnsupportedError:
-        return UnsupportedError(f"{self.op.what.called} has no derivative here",
+        return UnsupportedError(f"{self.op.kind.called} has no derivative here",
                                 place=self.op.place, expected=expected,
                                 found=f"{self.x.type} from {self.y.type}", remedy=remedy)
 
@@ -94,7 +94,7 @@ class _Back:
 
 
 def _fold(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
-    back, fold = _Back(reverse, op, cotangents), op.what
+    back, fold = _Back(reverse, op, cotangents), op.kind
     assert isinstance(fold, Fold)
     if fold.fn == "add" and fold.flow == "all":
         if fold.differs():
@@ -121,7 +121,7 @@ def _fold(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
 
 def _of_extreme(back: _Back, fold: Fold, g: Value) -> Value:
     """Return the operand's cotangent of a maximum or minimum; members with equal ones share it."""
-    reverse, every = back.reverse, back.y if back.op.what == fold else back.folded(fold, back.x)
+    reverse, every = back.reverse, back.y if back.op.kind == fold else back.folded(fold, back.x)
     same = reverse.cast(reverse.map("eq", back.x, every), g.type.dtype)
     count = back.folded(Fold(fold.axes, "add"), same)
     return reverse.map("div", reverse.map("mul", g, same), count)
@@ -169,7 +169,7 @@ def _from_last(back: _Back, fold: Fold, x: Value) -> Value:
 
 
 def _move(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
-    back, move = _Back(reverse, op, cotangents), op.what
+    back, move = _Back(reverse, op, cotangents), op.kind
     assert isinstance(move, Move)
     if move.flow == "to_root":
         scatter = Move(move.axes, want=move.have, types=(back.type(),), flow="from_root",
@@ -217,7 +217,7 @@ def _to_root(back: _Back, move: Move) -> Value:
 
 
 def _permute(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
-    back, permute = _Back(reverse, op, cotangents), op.what
+    back, permute = _Back(reverse, op, cotangents), op.kind
     assert isinstance(permute, Permute)
     if permute.source is None or permute.receives is None:
         raise back.none("a ppermute of which it is known who sends to whom",

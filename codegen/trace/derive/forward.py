@@ -26,9 +26,9 @@ def can(context: Context, recorded: Iterable[Op]) -> bool:
 
 
 def _exchanges(op: Op) -> bool:
-    if isinstance(op.what, Defined) and op.what.back is not None:
+    if isinstance(op.kind, Defined) and op.kind.back is not None:
         return False
-    return isinstance(op.what, (Exchange, ShardMap)) or any(
+    return isinstance(op.kind, (Exchange, ShardMap)) or any(
         _exchanges(inner) for region in op.regions for inner in region.ops)
 
 
@@ -50,17 +50,17 @@ class Forward:
         self.reverse.mark(recorded)
         self.wanted = set(outs)
         for op in reversed(recorded):
-            if not op.what.flat and self.wanted.intersection(op.results):
+            if not op.kind.flat and self.wanted.intersection(op.results):
                 self.wanted.update(read_by(op))
         for op in recorded:
             with self.context.standing_at(op.place):
-                if (op.what.flat or not self.wanted.intersection(op.results)
+                if (op.kind.flat or not self.wanted.intersection(op.results)
                         or not any(v in self.changes for v in read_by(op))):
                     self._add(op)
-                elif isinstance(op.what, Loop):
+                elif isinstance(op.kind, Loop):
                     self._loop(op)
-                elif isinstance(op.what, Branch) or (
-                    isinstance(op.what, Defined) and op.what.back is None
+                elif isinstance(op.kind, Branch) or (
+                    isinstance(op.kind, Defined) and op.kind.back is None
                 ):
                     self._grown(op)
                 else:
@@ -99,7 +99,7 @@ class Forward:
     def _grown(self, op: Op) -> None:
         """Emit a branch, or a function that recomputes for its derivative, with the tangents of its
         results as further results."""
-        context, kind = self.context, op.what
+        context, kind = self.context, op.kind
         own = len(op.results) - saved_by(op)  # what is kept for a way back stays last
         moving = [k for k, v in enumerate(op.results) if v in self.reverse.active]
         regions = []
@@ -116,7 +116,7 @@ class Forward:
         operands = (*op.operands, *read) if isinstance(kind, Defined) else op.operands
         assert isinstance(kind, (Branch, Defined))
         all_types = (*kind.types[:own], *types, *kind.types[own:])
-        self._add(replace(op, what=kind.but(types=all_types), operands=operands,
+        self._add(replace(op, kind=kind.but(types=all_types), operands=operands,
                           results=(*op.results[:own], *results, *op.results[own:]),
                           regions=tuple(regions)))
         self.changes.update(zip((op.results[k] for k in moving), results))

@@ -85,8 +85,8 @@ class Halves:
         block = self.context.blocks[-1]
         for op in copier.ops(ops):
             block.ops.append(op)
-            if isinstance(op.what, Full):
-                self.context.numbers[op.result] = op.what.value
+            if isinstance(op.kind, Full):
+                self.context.numbers[op.result] = op.kind.value
         return [copier.of(v) for v in results]
 
 
@@ -176,7 +176,7 @@ def reads_of(op: Op) -> list[Value]:
 
 def lets_of(ops: Iterable[Op]) -> dict[Sym, Op]:
     """Return the Let ops, which give a symbol to a computed integer, by their symbol."""
-    return {op.what.counter: op for op in ops if isinstance(op.what, Let)}
+    return {op.kind.counter: op for op in ops if isinstance(op.kind, Let)}
 
 
 def named_in(op: Op, lets: Mapping[Sym, Op]) -> list[Op]:
@@ -238,7 +238,7 @@ def _cut(
         if v not in producers:
             return v in of_arguments
         op = producers[v]
-        is_view = isinstance(op.what, VIEWS) and (v in moved or op.operands[0] not in moved)
+        is_view = isinstance(op.kind, VIEWS) and (v in moved or op.operands[0] not in moved)
         return not (v in behind or op not in first or is_view
                     or (v not in of_arguments and not _is_seen(op)))
 
@@ -258,7 +258,7 @@ def _moved(context: Context, ops: Sequence[Op]) -> set[Value]:
     unbalanced = {v for v, dims in rules.lies.items()
              if any(cut != home(v)[dim] for dim, cut in dims.items())}
     for op in ops:
-        if not isinstance(op.what, Reshape) and unbalanced.intersection(op.operands):
+        if not isinstance(op.kind, Reshape) and unbalanced.intersection(op.operands):
             unbalanced.update(v for v in op.results if any(layout_of(v)))
     return unbalanced
 
@@ -266,5 +266,5 @@ def _moved(context: Context, ops: Sequence[Op]) -> set[Value]:
 def _is_seen(op: Op) -> bool:
     """Return whether a second run of an op would be noticed: it prints, waits for other ranks, or
     takes from a feed, itself or in its regions."""
-    return isinstance(op.what, (Print, Barrier, Feeding)) or any(
+    return isinstance(op.kind, (Print, Barrier, Feeding)) or any(
         map(_is_seen, (inner for region in op.regions for inner in region.ops)))

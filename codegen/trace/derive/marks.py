@@ -43,8 +43,8 @@ class Policy:
         defs = {op.result: op for op in recorded if len(op.results) == 1}
         named: dict[Value, str] = {}
         for op in recorded:
-            if isinstance(op.what, ops.Named):
-                named[_reshaped_value(op.result, defs)] = op.what.label
+            if isinstance(op.kind, ops.Named):
+                named[_reshaped_value(op.result, defs)] = op.kind.label
         if missing := set(self.names) - set(named.values()):
             raise UsageError(
                 f"a policy keeps {_quoted(missing)}, and the function names no such value",
@@ -55,7 +55,7 @@ class Policy:
         return [v for v, op in defs.items() if self.keeps(op, named.get(v))]
 
     def keeps(self, op: Op, name: str | None) -> bool:
-        kind = op.what
+        kind = op.kind
         if name is not None and name in self.names:
             return True
         if self.but is not None:
@@ -67,12 +67,12 @@ class Policy:
 
 def _takes_time(op: Op) -> bool:
     """Return whether an op computes: it is no view, constant, loop or branch."""
-    return bool(op.operands) and not op.what.is_view and not op.regions
+    return bool(op.operands) and not op.kind.is_view and not op.regions
 
 
 def _reshaped_value(value: Value, defs: dict[Value, Op]) -> Value:
     """Return the value that `value` is a reshape of, as far as the ops in `defs` make it."""
-    while (op := defs.get(value)) is not None and isinstance(op.what, ops.Reshape):
+    while (op := defs.get(value)) is not None and isinstance(op.kind, ops.Reshape):
         if op.operands[0] not in defs:
             break
         value = op.operands[0]

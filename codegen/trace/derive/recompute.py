@@ -55,11 +55,11 @@ def closure(reverse: Reverse, op: Op) -> list[Value]:
 def saved_by(op: Op) -> int:
     """Return how many of an op's results are values that recomputation takes instead of running
     ops."""
-    return op.what.kept if isinstance(op.what, Defined) and op.what.back is None else 0
+    return op.kind.kept if isinstance(op.kind, Defined) and op.kind.back is None else 0
 
 
 def _defined(reverse: Reverse, op: Op, result_cotangents: Sequence[Value | None]) -> None:
-    context, kind = reverse.context, op.what
+    context, kind = reverse.context, op.kind
     assert isinstance(kind, Defined)
     if kind.back is None:
         _recompute(reverse, op, result_cotangents)

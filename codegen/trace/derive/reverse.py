@@ -56,11 +56,11 @@ class Reverse:
     def mark(self, recorded: Iterable[Op]) -> None:
         """Mark as active the results that depend on active values, and that have derivatives."""
         for op in recorded:
-            if isinstance(op.what, ops.Full):
-                self.numbers[op.result] = op.what.value
-            if op.what.flat or not any(v in self.active for v in read_by(op)):
+            if isinstance(op.kind, ops.Full):
+                self.numbers[op.result] = op.kind.value
+            if op.kind.flat or not any(v in self.active for v in read_by(op)):
                 continue
-            rule = ACTIVE.get(type(op.what))
+            rule = ACTIVE.get(type(op.kind))
             self.active.update(moving(op) if rule is None else rule(self, op))
         if self.shares.reached is not None:
             self.active &= self.shares.reached
@@ -94,8 +94,8 @@ class Reverse:
                 continue
             _refuse_feeds(op)
             with self.context.standing_at(op.place):
-                rule = RULES.get(type(op.what))
-                if not isinstance(op.what, ops.Exchange):
+                rule = RULES.get(type(op.kind))
+                if not isinstance(op.kind, ops.Exchange):
                     cotangents = [g and self.whole(v, g) for v, g in zip(op.results, cotangents)]
                 if rule is not None:
                     rule(self, op, cotangents)
@@ -104,7 +104,7 @@ class Reverse:
                     *(self.shares.reach(v) for v, g in zip(op.results, cotangents) if g))
                 cotangents = [g and self.shared(g, self.shares.reach(v), self.reach)
                          for v, g in zip(op.results, cotangents)]
-                for v, g in zip(op.operands, op.what.vjp(op, cotangents, self)):
+                for v, g in zip(op.operands, op.kind.vjp(op, cotangents, self)):
                     if g is not None and v in self.active:
                         self.add(v, g)
 
@@ -290,34 +290,34 @@ class Reverse:
         expect(self.context, holds, text)
 
     def none(self, op: Op) -> UnsupportedError:
-        called = op.what.title()
+        called = op.kind.title()
         return UnsupportedError(
             f"{called} has no derivative here", place=op.place,
             expected="operations whose derivatives are known",
             found=f"{called}, between what is differentiated and its argument",
-            remedy=op.what.without_vjp,
+            remedy=op.kind.without_vjp,
         )
 
 
 def _refuse_feeds(op: Op) -> None:
     """Raise UnsupportedError where a backward pass would save or take batches a second time."""
-    if isinstance(op.what, ops.Defined) and op.what.back is not None:
+    if isinstance(op.kind, ops.Defined) and op.kind.back is not None:
         return
     inside = [o for region in op.regions for o in walk(region)]
-    if (save := next((o for o in inside if isinstance(o.what, ops.Save)), None)) is not None:
-        assert isinstance(save.what, ops.Save)
+    if (save := next((o for o in inside if isinstance(o.kind, ops.Save)), None)) is not None:
+        assert isinstance(save.kind, ops.Save)
         raise UnsupportedError(
-            f"a loop with a save in it is differentiated: {save.what.series!r}",
+            f"a loop with a save in it is differentiated: {save.kind.series!r}",
             place=save.place or op.place, expected="frames that are written once: the way back "
             "would run the loop again", found="spmd.save in what is differentiated",
             remedy="save what the differentiated function returns")
-    if (on := next((o for o in inside if isinstance(o.what, ops.Feeding)), None)) is not None:
-        called = {ops.Loop: "a loop", ops.Branch: "a branch"}.get(type(op.what), "a function")
-        assert isinstance(on.what, ops.Feeding)
+    if (on := next((o for o in inside if isinstance(o.kind, ops.Feeding)), None)) is not None:
+        called = {ops.Loop: "a loop", ops.Branch: "a branch"}.get(type(op.kind), "a function")
+        assert isinstance(on.kind, ops.Feeding)
         raise UnsupportedError(
             f"{called} with a feed in it is differentiated", place=on.place or op.place,
             expected="batches that are taken before: the way back would take others",
-            found=f'feed "{on.what.feed}", in {called}',
+            found=f'feed "{on.kind.feed}", in {called}',
             remedy="take the batch first, then call spmd.grad with it: b = feed.next(); "
             "g = spmd.grad(loss)(w, b.x)")
 
@@ -332,7 +332,7 @@ def read_by(op: Op) -> Iterable[Value]:
 def moving(op: Op) -> Iterable[Value]:
     """Return the results of an op that depend continuously on its operands: floats, and the keys by
     which they are sorted."""
-    keys = not isinstance(op.what, ops.Map) or op.what.fn == "order_key"
+    keys = not isinstance(op.kind, ops.Map) or op.kind.fn == "order_key"
     return (v for v in op.results if keys or differentiable(v.type))
 
 

@@ -67,7 +67,7 @@ def _split(args: Sequence[Value], layouts: Iterable[Layout]) -> dict[Value, Axes
 
 
 def _shard_map(reverse: Reverse, op: Op, cotangents: Sequence[Value | None]) -> None:
-    context, kind, (body,) = reverse.context, op.what, op.regions
+    context, kind, (body,) = reverse.context, op.kind, op.regions
     assert isinstance(kind, ShardMap)
     around = closure(reverse, op)  # numbers: they are no operands
     read, args = [*op.operands, *around], [*body.args, *around]
@@ -122,14 +122,14 @@ def _without_exchanges(
 ) -> tuple[Region, list[Value]]:
     """Return the body of the second shard_map, which takes what ranks received in exchanges as
     arguments, so that it does not repeat them; and these values, results of the first one."""
-    context, kind, (body,), region = reverse.context, op.what, op.regions, pruned(region)
+    context, kind, (body,), region = reverse.context, op.kind, op.regions, pruned(region)
     assert isinstance(kind, ShardMap)
     known = list(dict.fromkeys(e for v in op.operands for e in v.type.shape))
     recomputed = {v for back in region.ops for v in back.results}
     args, kept_values, shown, ops, results, instead = [], [], [], [], list[Value](), {}
     for first in body.ops:
         again = [copies.of(v) for v in first.results]
-        if not isinstance(first.what, Exchange) or not recomputed.intersection(again):
+        if not isinstance(first.kind, Exchange) or not recomputed.intersection(again):
             continue
         (value,), (copy,) = first.results, again
         wide, whole = _as_result(value, families, context, known)
@@ -146,11 +146,11 @@ def _without_exchanges(
     if not instead:
         return region, []
     op = reverse.replacement_of(op)
-    kind, (body,), types = op.what, op.regions, [v.type for v in results]
+    kind, (body,), types = op.kind, op.regions, [v.type for v in results]
     assert isinstance(kind, ShardMap)
     grown = Region(body.args, (*body.ops, *ops), (*body.results, *shown))
     lie = (*kind.out_layouts, *map(layout_of, types))
-    reverse.replace(op, replace(op, what=kind.but(out_layouts=lie, types=(*kind.types, *types)),
+    reverse.replace(op, replace(op, kind=kind.but(out_layouts=lie, types=(*kind.types, *types)),
                            results=(*op.results, *results), regions=(grown,)))
     rest = [back for back in region.ops if not instead.keys() & set(back.results)]
     region = Region((*region.args, *args), (*instead.values(), *rest), region.results)

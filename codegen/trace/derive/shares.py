@@ -52,7 +52,7 @@ class _Flow:
             self.op(op, depth)
 
     def op(self, op: Op, depth: int) -> None:
-        kind = op.what
+        kind = op.kind
         inner = [r.results for r in op.regions]
         if isinstance(kind, Loop):
             body = op.regions[-1]

@@ -344,4 +344,4 @@ def _same_value(context: Context, a: Value, b: Value) -> bool:
 def _same_op(p: Op, q: Op) -> bool:
     """Return whether two ops have equal kinds, as many operands, and no regions."""
     simple = not p.regions and not q.regions and len(p.operands) == len(q.operands)
-    return simple and p.what == q.what
+    return simple and p.kind == q.kind

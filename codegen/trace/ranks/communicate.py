@@ -166,7 +166,7 @@ def _destination(context: Context, axes: Axes, p: Sym, to: Callable[..., Any]) -
         context.selecting = 0
     destination = maybe(as_symbol(result))
     emitted = [op for block, n in zip(context.blocks, before) for op in block.ops[n:]]
-    if any(isinstance(op.what, Symbolic) and p in op.what.value.symbols() for op in emitted):
+    if any(isinstance(op.kind, Symbolic) and p in op.kind.value.symbols() for op in emitted):
         raise _no_destination("an array that is computed of i")
     if destination is None:
         raise _no_destination(f"{type(result).__name__}: {result!r}"[:80])

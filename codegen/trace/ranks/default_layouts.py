@@ -41,7 +41,7 @@ def computed_layouts(
 
 def fields_in(body: Region) -> list[tuple[Shape, Layout]]:
     """Return shapes and layouts of the fields of batches that a rank takes."""
-    return [home for op in walk(body) if isinstance(op.what, Take) for home in op.what.homes]
+    return [home for op in walk(body) if isinstance(op.kind, Take) for home in op.kind.homes]
 
 
 class _Cuts:

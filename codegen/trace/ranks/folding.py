@@ -96,7 +96,7 @@ def _element_by_element(context: Context, called: Op, x: Array) -> Region | None
         mark.restore_storages()
         mark.forget_later(context, "loop", user_place())
         mark.restore_declared(context)
-    alone = all(isinstance(op.what, (Map, Full, Broadcast)) for op in region.ops)
+    alone = all(isinstance(op.kind, (Map, Full, Broadcast)) for op in region.ops)
     kept = any(storage in written for storage, *_ in mark.storages)
     return region if alone and not kept and not free_values(region) else None
 
@@ -106,10 +106,10 @@ def _again(context: Context, region: Region, a: Array, b: Array) -> Array:
     values = dict(zip(region.args, (a.read(), b.read())))
     for op in region.ops:
         operands = [values[v] for v in op.operands]
-        if isinstance(op.what, Map):
-            values[op.result] = context.emit(op.what, operands, place=op.place)[0]
-        elif isinstance(op.what, Full):
-            values[op.result] = full_value(context, op.what.value, op.what.dtype, a.extents)
+        if isinstance(op.kind, Map):
+            values[op.result] = context.emit(op.kind, operands, place=op.place)[0]
+        elif isinstance(op.kind, Full):
+            values[op.result] = full_value(context, op.kind.value, op.kind.dtype, a.extents)
         else:  # broadcast: of what has this shape already
             (values[op.result],) = operands
     return wrap(context, values[region.results[0]], scalar=False)

@@ -113,7 +113,7 @@ def check(context: Context, region: Region, argument_axes: Mapping[Value, Iterab
     variance = Families(context.mesh, argument_axes, context.varying)
     variance.region(region)
     for op in walk(region):
-        if not isinstance(op.what, Loop):
+        if not isinstance(op.kind, Loop):
             continue
         read = _read([Region((), (op,), ())])
         for arg in op.regions[-1].args:
@@ -137,13 +137,13 @@ def _read(regions: Iterable[Region]) -> set[Value]:
     read: set[Value] = set()
     for op in (op for region in regions for op in reversed(region.ops)):
         read |= _read(op.regions)
-        if not isinstance(op.what, Loop):
+        if not isinstance(op.kind, Loop):
             read.update(op.operands, *(inner.results for inner in op.regions))
             continue
         *tests, body = op.regions
         read.update(*(test.results for test in tests))
         read.update(v for a, v in zip(body.args, body.results) if v is not a)
-        count = op.what.turns()
+        count = op.kind.turns()
         sure = not tests and count is not None and expr.nonneg(count - 1)
         for k, v in enumerate(op.operands):
             same = [inner.args[k] for inner in op.regions] + ([] if sure else [op.results[k]])

@@ -78,8 +78,8 @@ End = Return | Jump | CallThen | Choose
 
 
 def has_calls(op: Op) -> bool:
-    return isinstance(op.what, RecursiveCall) or any(
-        isinstance(inner.what, RecursiveCall) for region in op.regions for inner in walk(region))
+    return isinstance(op.kind, RecursiveCall) or any(
+        isinstance(inner.kind, RecursiveCall) for region in op.regions for inner in walk(region))
 
 
 def blocks_of(function: object, region: Region) -> list[BasicBlock]:
@@ -114,14 +114,14 @@ class _Cutting:
             if not has_calls(op):
                 continue
             before, rest = list(ops[:k]), _useful(ops[k + 1 :], results)
-            if isinstance(op.what, RecursiveCall):
-                tail = op.what.function is self.function and leave is Return and not rest
+            if isinstance(op.kind, RecursiveCall):
+                tail = op.kind.function is self.function and leave is Return and not rest
                 if tail and tuple(results) == op.results:
                     return Stretch(before, CallThen(op, None))
                 after = self.block(op.results, True, rest, results, leave)
                 return Stretch(before, CallThen(op, after))
-            if not isinstance(op.what, Branch):
-                raise UnsupportedError(f"{op.what.called} with a recursive call inside it",
+            if not isinstance(op.kind, Branch):
+                raise UnsupportedError(f"{op.kind.called} with a recursive call inside it",
                                        place=op.place, expected="calls in expressions and branches")
             return Stretch(before, self.choose(op, rest, results, leave))
         return Stretch(list(ops), leave(results))
@@ -146,7 +146,7 @@ def _useful(ops: Sequence[Op], results: Sequence[Value]) -> list[Op]:
     """Return the ops that have an effect, or a result that is read later."""
     read, kept = set(results), list[Op]()
     for op in reversed(ops):
-        if op.what.fence or not op.results or not read.isdisjoint(op.results):
+        if op.kind.fence or not op.results or not read.isdisjoint(op.results):
             read.update(op.operands, *(used_values(r) for r in op.regions))
             kept.insert(0, op)
     return kept
@@ -157,7 +157,7 @@ def as_region(stretch: Stretch, args: Iterable[Value] = ()) -> Region:
     ops, end = list(stretch.ops), stretch.end
     if isinstance(end, Choose):
         arms = tuple(as_region(arm) for arm in end.arms)
-        ops.append(Op(end.op.what, end.op.operands, (), arms, end.op.place))
+        ops.append(Op(end.op.kind, end.op.operands, (), arms, end.op.place))
         return Region(tuple(args), tuple(ops), ())
     values = end.op.operands if isinstance(end, CallThen) else end.values
     return Region(tuple(args), tuple(ops), tuple(values))

@@ -75,8 +75,8 @@ class FunctionCode:
     def _define(self, stretch: Stretch) -> None:
         for op in stretch.ops:
             self.defined |= dict.fromkeys(op.results, op)
-            if isinstance(op.what, Let):
-                self.lets[op.what.counter] = op
+            if isinstance(op.kind, Let):
+                self.lets[op.kind.counter] = op
         if isinstance(stretch.end, Choose):
             for arm in stretch.end.arms:
                 self._define(arm)
@@ -98,9 +98,9 @@ class FunctionCode:
     def again(self, value: Value) -> Op | None:
         """Return the op of a value if it has no operands: each block then computes it again."""
         op = self.defined.get(value)
-        if op is None or op.operands or op.regions or op.what.fence:
+        if op is None or op.operands or op.regions or op.kind.fence:
             return None
-        computed = any(s in self.lets for e in op.what.exprs() for s in e.symbols())
+        computed = any(s in self.lets for e in op.kind.exprs() for s in e.symbols())
         return None if computed else op
 
 
@@ -279,7 +279,7 @@ class _Machine:
         end = stretch.end
         if isinstance(end, Choose):
             arms = [self._arm(f, arm, copier) for arm in end.arms]
-            kind = said_with(end.op.what, copier.symbols)
+            kind = said_with(end.op.kind, copier.symbols)
             self._choose(kind, tuple(map(copier.of, end.op.operands)), arms, state)
         elif isinstance(end, Jump):
             self._jump(f, end, list(map(copier.of, end.values)), state)
@@ -343,8 +343,8 @@ class _Machine:
     def _call(
         self, f: FunctionCode, end: CallThen, values: Sequence[Value], state: dict[Key, Value]
     ) -> None:
-        assert isinstance(end.op.what, RecursiveCall)
-        g = self.functions[end.op.what.function]
+        assert isinstance(end.op.kind, RecursiveCall)
+        g = self.functions[end.op.kind.function]
         for k, value in enumerate(values[g.count :]):
             self._put(state, ("memory", k), value)
         with self.context.standing_at(end.op.place):
@@ -387,7 +387,7 @@ class _Machine:
             for b in f.blocks:
                 for e in _ends(b.stretch):
                     if isinstance(e, CallThen) and e.after is block:
-                        return self.functions[e.op.what.function]  # type: ignore[attr-defined]
+                        return self.functions[e.op.kind.function]  # type: ignore[attr-defined]
         raise AssertionError("a block after a call has one")
 
     def _finds_memory(self, f: FunctionCode, block: BasicBlock) -> bool:
@@ -404,7 +404,7 @@ class _Machine:
 
     def _memory(self, f: FunctionCode, value: Value) -> int | None:
         """Return the memory that a value is, or was before it was written in place."""
-        while (op := f.defined.get(value)) is not None and op.what.in_place:
+        while (op := f.defined.get(value)) is not None and op.kind.in_place:
             value = op.operands[0]
         if value in f.memory:
             return f.memory[value]

@@ -123,7 +123,7 @@ def remat(f: Callable[..., Any], *, policy: Policy | None = None) -> Callable[..
     As jax.checkpoint.
 
     - policy: what is kept of it besides, one of `spmd.checkpoint_policies`. Where a loop calls f,
-    these values are kept for each iteration, beside those that it begins with.
+      these values are kept for each iteration, beside those that it begins with.
 
     UsageError where f writes into an array from around it, or policy is none of ours.
 

@@ -27,8 +27,8 @@ _LIST = rf"\s*{_DIMS}\s*(?:,\s*{_DIMS}\s*)*"
 
 class Parameter(NamedTuple):
     """The type of a kernel's parameter. loops: the loops that its leading dims follow; None: it is
-    passed as it is. apart: an empty part of this output is not computed. many: the length, where it
-    is a tuple of integers."""
+    passed as it is. apart: the kernel is not called where this output's part is empty. many: the
+    number of integers, if the parameter is a tuple of them; else 0."""
 
     dtype: DType
     ndim: int = 0

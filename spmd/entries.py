@@ -202,8 +202,8 @@ class OpenedEntity(Opened):
         self._in_all("load", os.fspath(state) if isinstance(state, os.PathLike) else state)
 
     def _in_all(self, kind: str, *details: Any) -> Any:
-        """Get, save or load the state, as `kind` says, once calls before it have ended; processes
-        that follow do it too."""
+        """Wait for earlier calls, then get, save or load the state, as `kind` says; the other
+        processes of the job do the same."""
         with self._turns.during(self._take_call_turn):
             self._check_open()
             self._group.agree(CALLS)

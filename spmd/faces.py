@@ -62,7 +62,7 @@ class Face:
         return joining
 
     def settable(self) -> list[str]:
-        """Return the names of the scalars that users set: without dims, which inputs say."""
+        """Return the names of the scalars that users set. Inputs determine the bounded dims."""
         dims = bounded_dims(self.manifest)
         return [name for name in self.scalars if name not in dims]
 
@@ -108,8 +108,8 @@ class Face:
         return [*states_of(self.manifest).values(), *self.inputs]
 
     def own(self, scalars: dict[str, Any]) -> dict[str, Any]:
-        """Return those of these scalars that a call of this face may set, and the one that says
-        which entry runs."""
+        """Return the scalars without those that belong to other entries; bounded dims and the
+        scalar that selects the entry stay."""
         others = self.others({}) if self.number is not None else {}
         dims = bounded_dims(self.manifest)
         return {k: v for k, v in scalars.items() if k not in others or k in dims or k == ENTRY}

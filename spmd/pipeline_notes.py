@@ -100,7 +100,7 @@ class PipelineNotes:
                           self.schedule.proof, "", self.schedule.text(self.kept)])
 
     def json(self) -> dict[str, Any]:
-        """Return the row of the image, with what a step sends."""
+        """Return the pipeline's row of the image as JSON values, and `sends`: what a step sends."""
         return {**self.row, "sends": self.sends}
 
 def idle_share(schedule: Schedule) -> float:

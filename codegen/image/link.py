@@ -202,8 +202,8 @@ def _not_started(name: str, error: OSError) -> EnvironmentFault:
 
 
 def trial(target: str) -> str:
-    """Build a small shared object in the way of images, and return the name that the compiler gives
-    itself."""
+    """Compile and link a small shared object as images are; return the first line of the
+    compiler's --version."""
     _linked({"trial.c": _TRIAL}, ["trial.c"], target)
     lines = commands.run([*compiler(), "--version"], limit_s=60).out.splitlines()
     return lines[0] if lines else compiler()[0]

@@ -161,6 +161,11 @@ def leaves(node: Node[M]) -> Iterator[Node[M]]:
             yield from leaves(bound.node)
 
 
+def count_calls(node: Node[M]) -> int:
+    """Return how many functions a node applies."""
+    return 1 + sum(map(count_calls, node.args)) if isinstance(node, Apply) else 0
+
+
 def placed(node: Node[M]) -> Iterator[Load[M] | Integer[M]]:
     """Return an iterator over every Load and Integer below a node."""
     return (n for n in leaves(node) if isinstance(n, Load | Integer))

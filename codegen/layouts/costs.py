@@ -29,8 +29,9 @@ Formulas = Sequence[Shape]
 
 @dataclass
 class Cost:
-    """The cost of a loop that is reached `often` times. The seconds are of all these times: in all,
-    those of its exchanges, and of those that fetch parts of a value of the Graph."""
+    """The estimated cost of the `often` executions of a loop. seconds: of all of them; exchanges:
+    their number; exchanging: the seconds in them; fetching: those seconds, by the value of the
+    Graph whose parts are fetched."""
 
     often: float = 0.0
     seconds: float = 0.0

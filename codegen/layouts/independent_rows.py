@@ -186,8 +186,8 @@ class _Dependences:
                 self.want(value, part, op.place)
 
     def expect(self, op: Op) -> None:
-        """Note what a condition depends on. Each element has to hold for itself; what holds for all
-        rows of several calls, as of np.all, holds for those of each."""
+        """Record the rows that an assertion reads. An `all` over rows is taken element by element:
+        if it holds for the joined rows of several calls, it holds for each call."""
         holds, *shown = op.operands
         source = self.rules.defs.get(holds)
         if source is not None and isinstance(source.kind, Reduce) and source.kind.fn == "and":

@@ -110,8 +110,8 @@ class Resolver:
         return load.buffer, linear[0]
 
     def plainest(self, value: Value) -> tuple[tuple[Var, ...], Index]:
-        """Return loops over all of a value, and its index, in the shape that it has without added
-        dims of extent 1."""
+        """Return loops over all elements of a value, and its index in terms of them. Reshapes are
+        undone, so that dims of extent 1 which they added get no loop."""
         loops, shape = loop_vars(value.type.shape), value.type.shape
         index = positions(loops)
         while value not in self.stored and isinstance(self.defs[value].kind, Reshape):

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from codegen.ir.accesses import MemoryAccess, accesses
 from codegen.ir.fresh import Fresh
 from codegen.ir.graph import Op, Region, Value, free_values
-from codegen.ir.indexing import in_order, long_loops, rewritten
+from codegen.ir.indexing import count_calls, in_order, long_loops, rewritten
 from codegen.ir.loops import Do, Loops
 from codegen.ir.plan import (
-    Apply,
     Literal,
     Load,
     LocalRead,
@@ -295,7 +294,8 @@ class _Fusing:
             if not a.writes and a.buffer not in self.constants:
                 reads.setdefault(a.buffer, []).append(a)
         is_only = base is not None and self.users[base] == {op}
-        member = _Member(op, work, how, loops, kept, base, reads, _size(work.value), is_only)
+        member = _Member(op, work, how, loops, kept, base, reads, count_calls(work.value),
+                         is_only)
         if base is not None and not (loops and member.reads_at_point(base, work.offset)):
             return None  # its rows wait for each other
         return member
@@ -430,7 +430,3 @@ def _filled(region: Region, ops: list[Op]) -> Iterator[Op]:
                 yield here.pop(x)
         yield op
     yield from here.values()
-
-
-def _size(node: Node[Value]) -> int:
-    return 1 + sum(_size(a) for a in node.args) if isinstance(node, Apply) else 0

@@ -16,7 +16,7 @@ from codegen.ir.loops import Do, Loops
 from codegen.ir.plan import Nest, Store
 from codegen.ops import Branch, Loop
 
-WorkBranch = tuple[int, int]  # number of an entry, and of a state that it writes into
+InPlaceChoice = tuple[int, int]  # number of an entry, and of a state that it writes into
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Written:
     new: Value
 
 
-def choices(loops: Loops) -> frozenset[WorkBranch]:
+def choices(loops: Loops) -> frozenset[InPlaceChoice]:
     """Return which entries may write into which states where they lie: those whose new array begins
     as the old one and gets other elements by stores."""
     module, defs = loops.module, loops.module.def_use
@@ -83,7 +83,7 @@ def _stored_over(do: Do, value: Value) -> Value | None:
 
 
 def written_in_place(
-    loops: Loops, chosen: Collection[WorkBranch]
+    loops: Loops, chosen: Collection[InPlaceChoice]
 ) -> tuple[Loops, Mapping[int, list[Written]]]:
     """Return the Loops in which these entries give these states no new array, and by entry what
     they write instead."""

@@ -17,7 +17,7 @@ from codegen.errors import Place
 from codegen.functions import OPENMP, neutral
 from codegen.ir.accesses import accesses
 from codegen.ir.exprs import exprs
-from codegen.ir.indexing import leaves, long_loops, positions, ravel, waiting_room
+from codegen.ir.indexing import count_calls, leaves, long_loops, positions, ravel, waiting_room
 from codegen.ir.plan import (
     Apply,
     Integer,
@@ -211,12 +211,8 @@ def _sweep_ahead(sweep: Sweep) -> Sweep:
     that it gains by vectors: a loop that only copies does not."""
     if not lookahead.is_legal(sweep) or expr.nonneg(TARGET.short_loop - sweep.long[-1].extent):
         return sweep
-    pays = sum(_functions(p.value) for p in sweep.parts) >= lookahead.WORTH
+    pays = sum(count_calls(p.value) for p in sweep.parts) >= lookahead.WORTH
     return lookahead.read_ahead(sweep) if pays else sweep
-
-
-def _functions(node: Node) -> int:
-    return 1 + sum(map(_functions, node.args)) if isinstance(node, Apply) else 0
 
 
 def _drops_most_points(work: Store) -> bool:

@@ -82,7 +82,8 @@ class Maker(Resolver):
         return analysed(self.program)
 
     def is_everywhere(self, value: Value) -> bool:
-        """Return whether all ranks have the same value, on every mesh with the same extents."""
+        """Return whether an array is equal on all ranks, and its shape depends on sizes that are
+        known at launch only."""
         return not self.variance.values([value]) and all(
             s.kind in LAUNCH for e in value.type.shape for s in e.symbols())
 

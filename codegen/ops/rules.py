@@ -263,7 +263,8 @@ class LoopBuilder(ElementResolver, Protocol):
 
     @property
     def begins(self) -> list[tuple[Value, Value]]:
-        """Return the pairs (operand, result) whose result begins with the operand's elements."""
+        """Return the pairs (operand, result) in which the result initially holds the operand's
+        elements, as an update in place does."""
 
     def add(self, act: Act) -> None:
         """Add an act to those of the op at hand."""

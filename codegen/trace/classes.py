@@ -139,8 +139,8 @@ class Entity(Program):
 
 
 class _NumberIsState(BaseException):
-    """Raised where an entry binds a number anew, or one of another type: the class is captured
-    again."""
+    """Raised where an entry assigns a number to an attribute, or changes its type: the class is
+    traced again with that attribute as state."""
 
     def __init__(self, path: str, type: LeafType | None) -> None:
         super().__init__(path)

@@ -182,8 +182,8 @@ class Number(NumberMethods):
 
 
 class DimNumber(Number):
-    """The extent of a named dim that only a run knows: the symbol of whichever capture asks, so
-    that an object may keep it from one capture to the next."""
+    """The extent of a named dim, known at run time only. Its formula is looked up in the current
+    trace, so that one object serves several traces."""
 
     __slots__ = ("at_most", "name")
 

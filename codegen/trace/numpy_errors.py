@@ -69,8 +69,8 @@ def _allowed_keywords(ours: Callable[..., Any], theirs: Any) -> frozenset[str]:
 
 
 def _of_numpy(ours: Any, theirs: Any, args: Any, kwargs: Any) -> ProgramError | None:
-    """Return the error that NumPy raises for the same call on arrays that stand in; None: it has
-    none."""
+    """Make the same call in NumPy on stand-in arrays; return its error as a ProgramError, or None
+    if it succeeds."""
     if theirs is None:
         return None
     try:

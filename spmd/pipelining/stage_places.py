@@ -45,8 +45,8 @@ class StageRow:
     axis: str
 
     def home(self, t: ArrayType) -> Layout:
-        """Return how an array lies that only the rank of this row has, if one of its dims is not
-        split otherwise; else its own layout."""
+        """Return the layout that splits the array's first unsplit dim over the axis of stages; its
+        own layout if every dim is split."""
         layout = list(t.layout or ((),) * t.ndim)
         if () in layout:
             layout[layout.index(())] = self.entry

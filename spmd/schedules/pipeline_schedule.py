@@ -89,9 +89,9 @@ class Schedule:
     def microbatches_at(self, kind: str) -> list[list[int | None]]:
         """Return a row for each tick of a cycle: the microbatch of each stage's action, or None.
 
-        A cycle is `period` ticks, or `length` where a step flushes. In tick t + n cycles, n = 0, 1,
-        …, the action is of n * microbatches more, and there is none while that is below 0. Of U
-        those are listed that may come; `accumulate` says which do.
+        A cycle is `period` ticks, or `length` where a step flushes. Cycle n runs the same actions
+        on microbatches whose numbers are n * microbatches higher; below 0 nothing runs. For U all
+        updates that are possible are listed; `accumulate` says which are made.
         """
         cycle = self.period or self.length
         rows: list[list[int | None]] = [[None] * self.stages for _ in range(cycle)]

@@ -193,8 +193,8 @@ class Shares:
             self._reach(new, old)
 
     def passing(self, new: Value, old: Value, shared: Axes) -> None:
-        """Note a value that varies as an old one, and whose cotangent is in shares along these
-        axes."""
+        """Record that `new` varies over the same axes as `old`, and that each rank along `shared`
+        holds a partial sum of its cotangent."""
         self.families.of[new] = self.varies(old)
         self.before[new], self.summed[new] = shared, NONE
         self._reach(new, old)

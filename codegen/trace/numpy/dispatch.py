@@ -129,7 +129,7 @@ _OF_SEQUENCES = frozenset(
 
 
 def _one(x: Any) -> Any:
-    """Return a list that holds arrays of the program as one of them."""
+    """Return one traced array for a list or tuple that holds traced arrays; else x itself."""
     return array.as_array(x) if isinstance(x, (list, tuple)) and _has_array(x) else x
 
 

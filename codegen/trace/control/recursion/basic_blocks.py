@@ -26,8 +26,8 @@ class Stretch:
 
 @dataclass
 class BasicBlock:
-    """A stretch that control jumps to. incoming: its arguments: the results of the call that has
-    returned, or of the branch whose arms join here."""
+    """A basic block: straight-line code that a jump enters. incoming: its arguments, the results of
+    the call after which it resumes, or of the branch whose arms join here."""
 
     incoming: tuple[Value, ...]
     returned: bool  # whether it follows a call

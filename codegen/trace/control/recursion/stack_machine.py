@@ -417,7 +417,7 @@ class _Machine:
 
 
 def _ends(stretch: Stretch) -> list[Any]:
-    """Return all that may follow a stretch, in its arms too."""
+    """Return the terminators of a stretch, those of each arm of a branch included."""
     if isinstance(stretch.end, Choose):
         return [e for arm in stretch.end.arms for e in _ends(arm)]
     return [stretch.end]

@@ -124,8 +124,8 @@ class _Hoisting:
         return replace(x, **changes)
 
     def boxes(self, name: str, *boxes: Box) -> list[Box]:
-        """Hoist the formulas of boxes that one function of the image evaluates, those bound to names
-        first; return the boxes with what stands for the formulas."""
+        """Hoist the formulas of boxes that one function of the image evaluates, bound names first;
+        return the boxes with what stands for the formulas."""
         names = {s: e for box in boxes for s, e in box.names}
         names = {s: self.once(e, s.name) for s, e in names.items()}
         hoisted = []

@@ -131,7 +131,7 @@ class CallQueue:
         self._took: dict[Hashable, float] = {}
         self._waiting: deque[Waiting] = deque()
         self.running = 0  # calls, joined ones as one
-        self.requests: Collection[Any] = ()  # over HTTP, which are read or answered now
+        self.connections: Collection[Any] = ()  # over HTTP
         self._lock = threading.RLock()  # taken itself it is quicker than by the condition
         self._changed = threading.Condition(self._lock)
         self._threads: dict[CallPlace | None, threading.Thread] = {}
@@ -203,8 +203,8 @@ class CallQueue:
 
     def _begin_at_once(self, call: ModelCall) -> bool:
         """Begin a call that is brief, and waits neither for others nor to be joined with them: its
-        rows fill it, or its request is the only one that has come."""
-        joins = call.rows < call.most and (self._wait or len(self.requests) != 1)
+        rows fill it, or only one client is connected."""
+        joins = call.rows < call.most and (self._wait or len(self.connections) != 1)
         if self._waiting or joins or not self._is_brief([call]):
             return False
         with self._lock:

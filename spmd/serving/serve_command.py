@@ -147,7 +147,7 @@ class _DrainingServer(uvicorn.Server):
                  begin: Callable[[], Coroutine[Any, Any, Stop]]) -> None:
         super().__init__(config)
         self._queue, self._begin, self.ended_by = queue, begin, 0
-        queue.requests = self.server_state.tasks
+        queue.connections = self.server_state.connections
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, over HTTP and what else there is."""

@@ -26,6 +26,7 @@ from codegen.loops import lookahead, quotient_runs, row_tiles, strip_mine, unrol
 from codegen.loops.schedule import _simple
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
+from codegen.target import TARGET
 
 
 def loop(name: str, extent: int | Expr) -> tuple[Var, Expr]:
@@ -82,7 +83,7 @@ def test_strips_need_points_that_assign_elements_of_their_own(
 def test_strips_pay_where_an_operand_runs_across() -> None:
     (strips,) = _simple(TRANSPOSED)
     assert isinstance(strips, Store) and len(strips.loops) == 3
-    assert strips.loops[-1].extent == strip_mine.LINE // 8
+    assert strips.loops[-1].extent == TARGET.line // 8
     for value in (Load(B, N * i + j), Apply("exp", FLOAT64, (Load(B, N * j + i),), FLOAT64)):
         assert list(_simple(replace(TRANSPOSED, value=value))) == [replace(TRANSPOSED, value=value)]
 

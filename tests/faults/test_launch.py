@@ -383,9 +383,9 @@ def test_a_copy_of_a_process_is_not_the_process():
     """A process forked from a rank, such as a worker of an iterable, ends as it would by itself."""
     script = (
         "import os, signal, time\n"
-        "from spmd.launch import leaving\n"
-        "leaving.begin()\n"
-        "leaving.say('the last words')\n"
+        "from spmd.launch import exit_signals\n"
+        "exit_signals.begin()\n"
+        "exit_signals.say('the last words')\n"
         "copy = os.fork() or time.sleep(60)\n"
         "os.kill(copy, signal.SIGTERM)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]), flush=True)\n"

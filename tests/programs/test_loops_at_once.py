@@ -171,8 +171,8 @@ def test_the_same_bits_with_and_without_promises(vectors_cc, monkeypatch):
     """But for floats that are summed up, whose order is another one where it is promised."""
     ours = spmd.build(weave).run(ranks=2)
     with monkeypatch.context() as change:
-        change.setattr(schedule, "_apart", lambda sweep: False)
-        change.setattr(schedule, "_reordered", lambda sweep: False)
+        change.setattr(schedule, "_writes_disjoint_parts", lambda sweep: False)
+        change.setattr(schedule, "_may_reorder", lambda sweep: False)
         assert not promised(weave)
         plain = spmd.build(weave).run(ranks=2)
     for k, (one, other) in enumerate(zip(ours, plain, strict=True)):

@@ -50,14 +50,15 @@ def submit_job(client: Client, pipeline: str, image: str, ranks: int | Sequence[
         if not is_series(path):
             check_ending(name, path)
             check_place(split(path, existing=False)[0], f"output {name}" if name else "outputs")
-    given, taken = _arguments(inputs, existing=True), _arguments(outputs, existing=False)
-    _check_names([os.path.abspath(image), *(one["path"] for one in (*given, *taken))])
-    for file, path in [("image", image), *{(f"in.{a['number']}", a["path"]): 0 for a in given}]:
+    input_rows, output_rows = _arguments(inputs, existing=True), _arguments(outputs, existing=False)
+    _check_names([os.path.abspath(image), *(row["path"] for row in (*input_rows, *output_rows))])
+    sent = {(f"in.{row['number']}", row["path"]): 0 for row in input_rows}
+    for file, path in [("image", image), *sent]:
         send_file(client, job, file, path)
     return dict(client.ask(
         "submit_job", job=job, pipeline=pipeline, image=os.path.basename(image), least=least,
-        most=most, inputs=given, outputs=taken, words=list(words), launch=launch, device=device,
-        restarts=restarts, feed=feed, until=until)["value"])
+        most=most, inputs=input_rows, outputs=output_rows, words=list(words), launch=launch,
+        device=device, restarts=restarts, feed=feed, until=until)["value"])
 
 
 def _check_saves(image: str, outputs: Files, until: str, feed: str) -> None:
@@ -89,13 +90,13 @@ def _check_saves(image: str, outputs: Files, until: str, feed: str) -> None:
 def _arguments(files: Files, existing: bool) -> list[dict[str, Any]]:
     """Files as wire.JOB has them: those of one path have one number."""
     numbers: dict[str, int] = {}
-    found = []
-    for name, given in files:
-        path, member = (given, "") if is_series(given) else split(given, existing)
+    rows = []
+    for name, argument in files:
+        path, member = (argument, "") if is_series(argument) else split(argument, existing)
         path = os.path.abspath(path)
-        found.append({"name": name, "member": member, "file": os.path.basename(path),
-                      "number": numbers.setdefault(path, len(numbers)), "path": path})
-    return found
+        rows.append({"name": name, "member": member, "file": os.path.basename(path),
+                     "number": numbers.setdefault(path, len(numbers)), "path": path})
+    return rows
 
 
 def _check_names(paths: Sequence[str]) -> None:
@@ -142,7 +143,8 @@ class _Followed:
     def _begin(self) -> None:
         """With the first attempt that we see, or another one."""
         self.attempt, self.offsets = self.row["attempt"], dict.fromkeys(PRINTS, 0)
-        self.readers = {one: codecs.getincrementaldecoder("utf-8")("replace") for one in PRINTS}
+        self.readers = {stream: codecs.getincrementaldecoder("utf-8")("replace")
+                        for stream in PRINTS}
 
     def to_end(self) -> dict[str, Any]:
         while True:
@@ -151,8 +153,8 @@ class _Followed:
                 if self.row["attempt"] != self.attempt:
                     self._begin()
                 if self.attempt:
-                    for one in PRINTS:
-                        self._pass_on(one)
+                    for stream in PRINTS:
+                        self._pass_on(stream)
                 self._tell()
                 self.away = False
                 if self.row["state"] == "ended":
@@ -178,14 +180,14 @@ class _Followed:
             self.follow("note", text)
         self.told = text or self.told
 
-    def _pass_on(self, one: str) -> None:
+    def _pass_on(self, stream: str) -> None:
         while True:
-            answer = self.client.ask("get", job=self.row["job"], attempt=self.attempt, file=one,
-                                     offset=self.offsets[one])
+            answer = self.client.ask("get", job=self.row["job"], attempt=self.attempt, file=stream,
+                                     offset=self.offsets[stream])
             data = b"".join(bytes(frame) for frame in answer.frames)
-            self.offsets[one] += len(data)
-            if text := self.readers[one].decode(data, final=self.row["state"] == "ended"):
-                self.follow(one, text)
+            self.offsets[stream] += len(data)
+            if text := self.readers[stream].decode(data, final=self.row["state"] == "ended"):
+                self.follow(stream, text)
             if not data:
                 return
 

@@ -59,36 +59,36 @@ def _compare(name: str, facts: dict[str, Any], feed: Any) -> None:
             found=f"{count} environments, a batch of {feed.batch}")
     if facts.get("gives") is None:
         return
-    given = {f["name"]: (tuple(f["shape"]), dtype_named(f["dtype"])) for f in facts["gives"]}
+    offered = {f["name"]: (tuple(f["shape"]), dtype_named(f["dtype"])) for f in facts["gives"]}
     wanted = {f.name: (tuple(int(n) for n in f.shape[1:]), np.dtype(f.dtype))
               for f in feed.fields if f.name != MASK}
-    given, wanted = comparable(given, wanted)
-    for field in (*wanted, *given):
-        if (wrong := _misfit(field, given, wanted)) is not None:
-            expected, found, remedy = wrong
+    offered, wanted = comparable(offered, wanted)
+    for field in (*wanted, *offered):
+        if (wrong := _misfit(field, offered, wanted)) is not None:
+            expected, actual, remedy = wrong
             raise InputError(
                 f'field "{field}" of feed "{feed.name}" is not what pipeline {name} gives',
                 place=feed.place, expected=f"{expected}, as the program declares",
-                found=f"{found}, in the first example of {name}", remedy=remedy)
+                found=f"{actual}, in the first example of {name}", remedy=remedy)
 
 
-def _misfit(field: str, given: Fields, wanted: Fields) -> tuple[str, str, str] | None:
+def _misfit(field: str, offered: Fields, wanted: Fields) -> tuple[str, str, str] | None:
     """What is expected, what is found, and what to do; None where a field fits."""
     if field not in wanted:
-        return (f"only {', '.join(wanted)}", f"{field} too, {_said(*given[field])}",
+        return (f"only {', '.join(wanted)}", f"{field} too, {_said(*offered[field])}",
                 f"leave out {field} in the pipeline, or declare it in spmd.feed")
     shape, dtype = wanted[field]
-    if field not in given:
-        return (_said(shape, dtype), f"only {', '.join(given)}",
+    if field not in offered:
+        return (_said(shape, dtype), f"only {', '.join(offered)}",
                 f"return {field!r} too in the pipeline, or leave it out in spmd.feed")
-    found, kind = given[field]
+    extents, kind = offered[field]
     expected = _said(shape, dtype)
-    if found != shape:
-        batch = ", ".join(map(str, ("batch", *found))) + "," * (not found)
-        return (expected, _said(found, kind), f"spmd.spec(({batch}), …) in the program, or the "
+    if extents != shape:
+        batch = ", ".join(map(str, ("batch", *extents))) + "," * (not extents)
+        return (expected, _said(extents, kind), f"spmd.spec(({batch}), …) in the program, or the "
                 f"shape {shape} in the pipeline")
     if not may_cast(np.empty(0, kind), dtype):  # whatever the values are
-        return (expected, _said(found, kind), f"np.{kind} in the program, or .astype(np.{dtype}) "
+        return (expected, _said(extents, kind), f"np.{kind} in the program, or .astype(np.{dtype}) "
                 "in the pipeline, if that is what you mean")
     return None
 

@@ -213,8 +213,8 @@ def of_parent(arguments: list[str]) -> tuple[Channel, list[int]]:
             after_in_child=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     if os.getppid() != parent:  # it died before we asked
         os._exit(0)
-    for one in (fd, *fds):
-        os.set_inheritable(one, False)
+    for descriptor in (fd, *fds):
+        os.set_inheritable(descriptor, False)
     return Channel(socket.socket(fileno=fd), parent), fds
 
 

@@ -96,8 +96,9 @@ class Runner:
     def carry_out(self) -> None:
         """Starts the ranks, and tells how they have ended."""
         if self.said["until"]:
-            one = condition(self.said["until"])
-            self.values = SavedValues(os.path.join(self.work, self.series[one.name]), one)
+            end_condition = condition(self.said["until"])
+            path = os.path.join(self.work, self.series[end_condition.name])
+            self.values = SavedValues(path, end_condition)
         words, environment = command_of(self.said, self.series), {}
         if len(self.said["places"]) > 1:
             environment = multi_agent_launch.prepare(
@@ -131,7 +132,7 @@ class Runner:
     def look_at_agent(self) -> None:
         if (said := self.channel.said()) is None:
             raise Over(f"its agent on {self.host} was killed, or has ended")
-        if any("yields" not in one for one in said):
+        if any("yields" not in message for message in said):
             raise Over  # it is told to end
         if said and self.before is None:
             self.before = self.newest_checkpoint()
@@ -172,7 +173,7 @@ class Runner:
     def prepare(self) -> None:
         os.mkdir(self.work)
         self.get("image", os.path.join(WORK, self.said["image"]))
-        for file, name in {f"in.{one['number']}": one["file"] for one in self.said["inputs"]
+        for file, name in {f"in.{entry['number']}": entry["file"] for entry in self.said["inputs"]
                            }.items():
             self.get(file, os.path.join(WORK, name))
         keys = os.path.join(self.folder, "keys")
@@ -226,10 +227,10 @@ class Runner:
     def tell_end(self, status: int) -> None:
         """Sends the outputs of a run that ended well; then, how it ended."""
         files, why = {}, ""
-        for one in self.said["outputs"] if status == 0 else ():
-            file, path = f"out.{one['number']}", os.path.join(WORK, one["file"])
-            if is_series(one["file"]):
-                pack(os.path.join(self.work, self.series[one["name"]]),
+        for output in self.said["outputs"] if status == 0 else ():
+            file, path = f"out.{output['number']}", os.path.join(WORK, output["file"])
+            if is_series(output["file"]):
+                pack(os.path.join(self.work, self.series[output["name"]]),
                      os.path.join(self.folder, file))
                 path = file
             if file not in files:
@@ -247,16 +248,16 @@ class Runner:
         """Return what was killed on other agents: their runners say it when a launcher ends."""
         hosts = [host for host, _ in self.said["places"]]
         waited = {k for k in range(1, len(hosts)) if self.read(f"start.{k}")}
-        found: list[str] = []
+        deaths: list[str] = []
         last = time.monotonic() + NAMED_S
         while waited and time.monotonic() < last:
             for k in sorted(waited):
                 if end := self.read(f"end.{k}"):
                     waited.remove(k)
                     how = json.loads(end)
-                    found += [f"its daemon on {hosts[k]} {how['text']}"] * how["killed"]
+                    deaths += [f"its daemon on {hosts[k]} {how['text']}"] * how["killed"]
             time.sleep(LOOK_S)
-        return found
+        return deaths
 
     def end_ranks(self) -> None:
         if self.child is None:
@@ -278,7 +279,8 @@ def series_of(said: dict[str, Any]) -> dict[str, str]:
     it goes on, and all of its agents see them."""
     kept = checkpoint_folder(said["words"])
     folder = f"{kept.rstrip('/')}.{FRAMES}" if kept else FRAMES
-    names = {one["name"]: one["file"] for one in said["outputs"] if is_series(one["file"])}
+    names = {output["name"]: output["file"] for output in said["outputs"]
+             if is_series(output["file"])}
     if said["until"]:
         names.setdefault(condition(said["until"]).name, "{}.npy")
     return {name: f"{folder}/{quote(name, safe='')}" + (
@@ -299,12 +301,12 @@ def command_of(said: dict[str, Any], series: dict[str, str]) -> list[str]:
     for name, path in series.items():
         words += ["-o", f"{name}={path}"]
     for option, kind in (("-i", "inputs"), ("-o", "outputs")):
-        for one in said[kind]:
-            if kind == "outputs" and one["name"] in series:
+        for entry in said[kind]:
+            if kind == "outputs" and entry["name"] in series:
                 continue
-            name, member = (f"{one['name']}=" if one["name"] else "",
-                            f":{one['member']}" if one["member"] else "")
-            words += [option, f"{name}{one['file']}{member}"]
+            name, member = (f"{entry['name']}=" if entry["name"] else "",
+                            f":{entry['member']}" if entry["member"] else "")
+            words += [option, f"{name}{entry['file']}{member}"]
     return words + said["words"]
 
 

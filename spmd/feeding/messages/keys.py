@@ -142,12 +142,12 @@ class AllowedKeys:
 def _stamp(folder: str) -> tuple[Any, ...]:
     """Another one when a key came to a folder, or left it."""
     there = Path(folder_of(folder))
-    found = []
+    stamps = []
     for path in sorted((there / "client.key", there / "allowed", *there.glob("allowed/*.key"))):
         with suppress(OSError):
             stat = path.stat()
-            found.append((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
-    return tuple(found)
+            stamps.append((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return tuple(stamps)
 
 
 def _read(path: Path, secret: bool = False) -> str:

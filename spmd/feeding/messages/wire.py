@@ -303,14 +303,15 @@ def encode(kind: str, frames: Sequence[Any] = (), /, **fields: Any) -> list[Any]
     _checked(kind, fields, len(frames))
     header = _ENCODER.encode(
         {"wire": VERSION, "kind": kind,
-         **{one: value for one, value in fields.items()
-            if value is not None or one not in OPTIONAL[kind]}}).encode("utf-8", "replace")
+         **{name: value for name, value in fields.items()
+            if value is not None or name not in OPTIONAL[kind]}}).encode("utf-8", "replace")
     if len(header) > HEADER_BYTES:
         raise _malformed(f"a header of {kind}: expected at most {HEADER_BYTES} bytes, "
                          f"found {len(header)}")
     if len(header) <= PIECE_BYTES:
         return [header, *frames]
-    pieces = [header[at : at + PIECE_BYTES] for at in range(0, len(header), PIECE_BYTES)]
+    pieces = [header[offset : offset + PIECE_BYTES]
+              for offset in range(0, len(header), PIECE_BYTES)]
     first = json.dumps({"wire": VERSION, "kind": IN_PIECES, "pieces": len(pieces)}).encode()
     return [first, *pieces, *frames]
 
@@ -318,8 +319,9 @@ def encode(kind: str, frames: Sequence[Any] = (), /, **fields: Any) -> list[Any]
 def with_room(broken: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The first of these failures: as many as the header of a message surely has room for."""
     used = 0
-    for k, one in enumerate(broken):
-        used += 200 + 6 * (len(one["example"]) + len(one["file"] or "") + len(one["text"]))
+    for k, failure in enumerate(broken):
+        texts = failure["example"], failure["file"] or "", failure["text"]
+        used += 200 + 6 * sum(map(len, texts))
         if k and used > HEADER_BYTES // 2:
             return broken[:k]
     return broken
@@ -384,14 +386,14 @@ def _checked(kind: str, fields: dict[str, Any], frames: int) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a key that stands there twice")
-    return found
+    return entries
 
 
-def _constant(found: str) -> None:
-    raise ValueError(f"{found} is no number of JSON")
+def _constant(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 # Made once: json.loads and json.dumps make another one for each call with options.

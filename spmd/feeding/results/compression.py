@@ -44,26 +44,26 @@ def unpacked(data: Any, codec: str, size: int) -> Any:
     """The bytes that were packed: InputError unless they are `size` bytes."""
     try:
         if codec == "lz4":
-            found = lz4.block.decompress(data, uncompressed_size=size)
+            plain = lz4.block.decompress(data, uncompressed_size=size)
         elif codec == "zstd":
             # The limit is ours, not the sender's: a small frame cannot ask for much memory.
             reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data)
-            found = reader.read(size + 1)
+            plain = reader.read(size + 1)
         else:
-            found = data
+            plain = data
     except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError, OverflowError) as error:
         raise InputError(f"a result that cannot be unpacked by {codec}: {error}") from None
-    if memoryview(found).nbytes != size:
+    if memoryview(plain).nbytes != size:
         raise InputError(f"a result of another length: expected {size} bytes, "
-                         f"found {memoryview(found).nbytes}")
-    return found
+                         f"found {memoryview(plain).nbytes}")
+    return plain
 
 
 def in_parts(data: Any, size: int = LEAST_PART) -> list[Any]:
     """The frames of so many bytes that these travel in; there are never too many frames."""
     whole = memoryview(data)
     size = max(size, -(-whole.nbytes // MOST_PARTS))
-    return [whole[at : at + size] for at in range(0, whole.nbytes, size)] or [whole]
+    return [whole[offset : offset + size] for offset in range(0, whole.nbytes, size)] or [whole]
 
 
 def of_parts(frames: Sequence[Any]) -> Any:

@@ -55,9 +55,9 @@ class Evaluator:
 
     def with_settings(self, settings: dict[str, Any]) -> Evaluator:
         """The same with other settings."""
-        found = Evaluator(self.pipeline, settings)
-        found._order = self._order
-        return found
+        evaluator = Evaluator(self.pipeline, settings)
+        evaluator._order = self._order
+        return evaluator
 
     def order(self) -> str:
         """What tells its stream from others on this machine; "" where its source cannot say."""
@@ -86,13 +86,14 @@ class Evaluator:
         for begin, stop in ranges:
             part = out if stop - begin == count else {
                 name: a[begin - first : stop - first] for name, a in out.items()}
-            found = self.pipeline.compute(begin, stop - begin, specs, part, watch, rows_of=rows_of,
-                                          raises=False)
-            there[begin - first : stop - first] = found.there
-            end = found.total if end is None else end  # reading on may have come to it
-            for one in found.failures:
-                broken.append(_on_wire(one))
-                fatal = fatal or one.fatal or not self.skips
+            computed = self.pipeline.compute(begin, stop - begin, specs, part, watch,
+                                             rows_of=rows_of,
+                                             raises=False)
+            there[begin - first : stop - first] = computed.there
+            end = computed.total if end is None else end  # reading on may have come to it
+            for failure in computed.failures:
+                broken.append(_on_wire(failure))
+                fatal = fatal or failure.fatal or not self.skips
             if fatal:
                 break
         if end is None and self._may_end and work.through >= first + count and not fatal:
@@ -123,16 +124,16 @@ class Evaluator:
 def _ranges(first: int, count: int, left_out: set[int],
             out: dict[str, np.ndarray]) -> list[tuple[int, int]]:
     """The positions to compute, around those that are left out as zeros."""
-    found, begin = [], first
+    ranges, begin = [], first
     for position in sorted({p for p in left_out if first <= p < first + count}):
         if begin < position:
-            found.append((begin, position))
+            ranges.append((begin, position))
         for a in out.values():
             a[position - first] = np.zeros((), a.dtype)
         begin = position + 1
     if begin < first + count:
-        found.append((begin, first + count))
-    return found
+        ranges.append((begin, first + count))
+    return ranges
 
 
 def _on_wire(failure: Any) -> dict[str, Any]:

@@ -20,12 +20,12 @@ ALIGNED = 64
 def dtype_named(name: str) -> np.dtype:
     """As it stands on the wire; UsageError where this machine does not have it."""
     try:
-        found = dtype_of(name)
+        dtype = dtype_of(name)
     except (AttributeError, TypeError):
         raise UsageError(f"a field of an unknown dtype {name[:40]!r}") from None
-    if found.hasobject or not found.itemsize:
+    if dtype.hasobject or not dtype.itemsize:
         raise UsageError(f"a field of dtype {name[:40]!r}: expected numbers")
-    return found
+    return dtype
 
 
 def dtype_text(dtype: np.dtype) -> str:
@@ -49,13 +49,13 @@ def bytes_of(field: dict[str, Any]) -> int:
 
 def placed(fields: list[dict[str, Any]], rows: int) -> tuple[list[tuple[Any, ...]], int]:
     """(name, shape, dtype, offset, bytes) of each array in one block, and the block's bytes."""
-    found, offset = [], 0
+    arrays, offset = [], 0
     for field in fields:
         size = rows * bytes_of(field)
         shape = (rows, *field["shape"])
-        found.append((field["name"], shape, dtype_named(field["dtype"]), offset, size))
+        arrays.append((field["name"], shape, dtype_named(field["dtype"]), offset, size))
         offset += -(-size // ALIGNED) * ALIGNED
-    return found, offset
+    return arrays, offset
 
 
 def views(places: list[tuple[Any, ...]], memory: Any) -> dict[str, np.ndarray]:

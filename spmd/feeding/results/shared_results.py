@@ -259,8 +259,8 @@ class ResultReader:
     def attend(self) -> bool:
         """Maps what was handed over, and takes in messages; False once the worker has ended."""
         for _ in range(AT_ONCE):
-            if not (found := self._take_in()):
-                return found is None
+            if not (taken := self._take_in()):
+                return taken is None
         return True  # there may be more
 
     def _take_in(self) -> bool | None:

@@ -112,7 +112,8 @@ class Assignment:
 
     def of(self, consumer: str) -> dict[str, float]:
         """The workers of a consumer, with their shares."""
-        return {w: given[consumer] for w, given in self.shares.items() if consumer in given}
+        return {w: by_consumer[consumer] for w, by_consumer in self.shares.items()
+                if consumer in by_consumer}
 
 
 def assign(
@@ -147,9 +148,9 @@ def assign(
     line = sorted(pipelines, key=lambda r: -r.priority)
     _spread([d for row in line for d in demands[row.name] if d.spread and row.name not in pending],
             budgets, pool, before)
-    found = _told(rows, demands, pool, pending, budgets)
+    assignment = _told(rows, demands, pool, pending, budgets)
     waiting = {row.name for row in line if row.name in pending and not _refusal(row, workers)}
-    return _with_spare(found, line, waiting, demands, budgets, pool, spare_before or {}, turn)
+    return _with_spare(assignment, line, waiting, demands, budgets, pool, spare_before or {}, turn)
 
 
 # ---- what each one needs ------------------------------------------------------------------------
@@ -164,27 +165,27 @@ def production(row: PipelineRow, workers: Sequence[WorkerRow]) -> dict[str, floa
         if w.worker in measured:
             kinds.setdefault(w.device, []).append(measured[w.worker])
     means = {**{kind: sum(r) / len(r) for kind, r in kinds.items()}}
-    given = {kind: rate for kind, rate in row.rates.items() if rate > 0}
-    known = list(measured.values()) or [given[w.device] for w in workers if w.device in given]
+    declared = {kind: rate for kind, rate in row.rates.items() if rate > 0}
+    known = list(measured.values()) or [declared[w.device] for w in workers if w.device in declared]
     if not known:
         return None
     usual = sum(known) / len(known)
-    return {w.worker: measured.get(w.worker) or given.get(w.device) or means.get(w.device, usual)
+    return {w.worker: measured.get(w.worker) or declared.get(w.device) or means.get(w.device, usual)
             for w in workers}
 
 
 def _demands(
     row: PipelineRow, consumers: Sequence[ConsumerRow], workers: Sequence[WorkerRow]
 ) -> Iterator[Need]:
-    found = production(row, workers)
-    speeds = found or {w.worker: 1.0 for w in workers}
+    known_speeds = production(row, workers)
+    speeds = known_speeds or {w.worker: 1.0 for w in workers}
     usual = sum(speeds.values()) / len(speeds) if speeds else 1.0
     fastest = max(speeds.values(), default=1.0)
     rates = [c.rate for c in consumers if c.rate]
     whole = sum(rates) / len(rates) if rates else 0.0
     total = sum(c.rate or whole for c in consumers)
     for c in consumers:
-        known = bool(found and rates)
+        known = bool(known_speeds and rates)
         need = (c.rate or whole) if known else usual
         more = min(HEADROOM * need, MOST_HEADROOM * usual) if known else 0.0
         if row.workers is not None:
@@ -206,10 +207,10 @@ def _refusal(row: PipelineRow, workers: Sequence[WorkerRow]) -> str:
     """Why a pipeline can have no worker at all, or ""."""
     if not workers:
         return "no worker has joined; try: python -m spmd feed worker --connect ADDRESS"
-    for what, left in row.left.items():
+    for resource, left in row.left.items():
         if left <= 0:
-            return (f"its limit of {what} is used up; try: python -m spmd feed update {row.name} "
-                    f"--{what} MORE --connect ADDRESS")
+            return (f"its limit of {resource} is used up; try: python -m spmd feed update "
+                    f"{row.name} --{resource} MORE --connect ADDRESS")
     if row.max_workers == 0 or row.workers == 0:
         return (f"it is held at 0 workers; try: python -m spmd feed update {row.name} "
                 "--max-workers 4 --connect ADDRESS")
@@ -275,7 +276,7 @@ def _level(
     goals = _fair_goals(demands, budgets, pool, before)
     if (best := _divided(demands, budgets, pool)) and best[0] > WORTH * goals.level:
         goals = max(goals, _fair_goals(demands, budgets, pool, before, *best),
-                    key=lambda found: found.level)
+                    key=lambda candidate: candidate.level)
     if all(goals.of[d.consumer] * FAIR_ENOUGH <= held[d.consumer] <= d.target for d in demands):
         goals = FairGoals(0.0, held, None)  # nobody could have much more: nothing moves
     fit(demands, 1.0, goals.of, budgets, pool, before, goals.parts)
@@ -292,10 +293,10 @@ class FairGoals(NamedTuple):
 
 def _wanted(demands: list[Need]) -> dict[str, float]:
     """By pipeline, how many workers of its usual speed it should get."""
-    found: dict[str, float] = {}
+    workers: dict[str, float] = {}
     for d in demands:
-        found[d.pipeline] = found.get(d.pipeline, 0.0) + d.target / d.usual
-    return found
+        workers[d.pipeline] = workers.get(d.pipeline, 0.0) + d.target / d.usual
+    return workers
 
 
 def _divided(
@@ -332,7 +333,7 @@ def _fair_goals(
         return fit(demands, 1.0, goals, _copies(budgets), trial or pool.copy(), before, parts,
                    only_all=trial is None)
 
-    def at(level: float, active: list[str]) -> dict[str, float]:
+    def parts_at(level: float, active: list[str]) -> dict[str, float]:
         """Parts of what they want, with so many workers for these, and the others as they are."""
         return {**levels, **{n: min(level / wanted[n], most[n]) for n in active}}
 
@@ -345,9 +346,9 @@ def _fair_goals(
     levels, active, first = dict.fromkeys(most, 0.0), list(most), 0.0
     for turn in range(len(most)):
         level = _largest(lambda level, active=active: fits(  # type: ignore[misc]
-            at(level, active)), high or max(wanted[n] for n in active))
+            parts_at(level, active)), high or max(wanted[n] for n in active))
         first, high = first if turn else level, 0.0
-        levels, trial = at(level, active), pool.copy()
+        levels, trial = parts_at(level, active), pool.copy()
         fits(levels, trial)
         if sum(trial.left.values()) < LEFT_OVER * sum(pool.left.values()):
             break
@@ -416,7 +417,7 @@ def _spread(
 
 
 def _with_spare(
-    found: Assignment, line: Sequence[PipelineRow], waiting: Set[str],
+    assignment: Assignment, line: Sequence[PipelineRow], waiting: Set[str],
     demands: Mapping[str, list[Need]], budgets: Mapping[str, Budget], pool: Pool,
     before: Mapping[str, SpareCapacity], turn: int,
 ) -> Assignment:
@@ -427,20 +428,20 @@ def _with_spare(
     def is_short(d: Need) -> bool:
         """Who had some before keeps it until it has a little more than it needs."""
         more = d.known and d.consumer in before and _had(d, pool) < d.target
-        return more or d.consumer in found.lacks or not pool.of(d.consumer)
+        return more or d.consumer in assignment.lacks or not pool.of(d.consumer)
 
     short = [d for row in line if not row.without_spare()
              for d in filter(is_short, demands[row.name])]
     levels = sorted({rows[d.pipeline].priority for d in short}, reverse=True)
     behind = {d.pipeline: 1 + levels.index(rows[d.pipeline].priority) for d in short}
     spare = spare_time(short, behind, budgets, pool, before, turn)
-    served, pending = {d.pipeline for d in short if d.consumer in spare}, dict(found.pending)
+    served, pending = {d.pipeline for d in short if d.consumer in spare}, dict(assignment.pending)
     for name in waiting:
         if why := rows[name].without_spare():
             pending[name] += f"; {why}"
         elif name in served:
             pending[name] += "; until then it has what others leave of their time"
-    return replace(found, pending=pending, spare=spare)
+    return replace(assignment, pending=pending, spare=spare)
 
 
 def _had(d: Need, pool: Pool) -> float:

@@ -59,19 +59,19 @@ class FreeWorkers:
     def in_order(self, d: Need, want: float, budget: Budget) -> Iterator[str]:
         """Whole workers while a whole one is needed, the fastest first; then of one that others
         use too the one with the least time left that is enough; else whatever is left."""
-        line, at = self._line(d), 0
+        line, index = self._line(d), 0
         refused = self.refused.get(d.pipeline, {})
         if want < SLIVER * d.fastest and want <= max(refused.values(), default=0.0):
             refused = {}  # so little may be had of them
         whole = self.allowed[d.pipeline] if refused else self.whole
-        while at < len(line):
-            worker = line[at][2]
+        while index < len(line):
+            worker = line[index][2]
             if worker not in d.avoids:
                 if d.speeds[worker] > want:
                     break  # one is enough for the rest
                 want -= d.speeds[worker]
                 yield worker
-            at += at < len(line) and line[at][2] == worker  # else it was taken
+            index += index < len(line) and line[index][2] == worker  # else it was taken
         if worker := self._just_enough(d, want, line):
             yield worker
         if not budget.is_full():
@@ -86,16 +86,16 @@ class FreeWorkers:
 
     def _just_enough(self, d: Need, want: float, line: Line) -> str:
         """Of those that are enough the one with the least time left, then the slowest; or ""."""
-        found: list[tuple[float, float, int, str]] = []
+        candidates: list[tuple[float, float, int, str]] = []
         least = want / d.fastest * NEARLY_ALL  # nobody with less is enough
         for left, place, worker in reversed(self.parts[:bisect_right(self.parts, (-least, inf))]):
-            if found and -left > found[0][0]:
+            if candidates and -left > candidates[0][0]:
                 break
             if -left * d.speeds[worker] >= want and worker not in d.avoids:
-                found.append((-left, d.speeds[worker], place, worker))
-        if found:
-            return min(found)[3]
+                candidates.append((-left, d.speeds[worker], place, worker))
+        if candidates:
+            return min(candidates)[3]
         enough = line[:bisect_right(line, (-want, inf))]
         if d.avoids:
-            enough = [one for one in enough if one[2] not in d.avoids]
+            enough = [entry for entry in enough if entry[2] not in d.avoids]
         return enough[bisect_left(enough, (enough[-1][0],))][2] if enough else ""

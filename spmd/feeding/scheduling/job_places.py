@@ -103,13 +103,13 @@ def _on_several(job: JobRow, agents: Sequence[SlotRow], free: dict[str, int]) ->
 def _first_enough(job: JobRow, agents: Sequence[SlotRow], slots: dict[str, int]) -> list[SlotRow]:
     """Return agents that a job takes together, where they have so many slots; none where all of
     them have too few. Those of the kind that it prefers come first, then those with most slots."""
-    found, left = [], job.least
+    chosen, left = [], job.least
     for row in sorted(agents, key=lambda row: (
             row.device != (job.device or row.device), -slots[row.agent], row.host, row.agent)):
         if left > 0 and slots[row.agent]:
-            found.append(row)
+            chosen.append(row)
             left -= slots[row.agent]
-    return found if left <= 0 else []
+    return chosen if left <= 0 else []
 
 
 def distinct_names(hosts: Sequence[str]) -> list[str]:

@@ -30,13 +30,13 @@ class KnownWorker:
     def __init__(self, process: dict[str, Any]) -> None:
         self.process = process
         self.meters: dict[str, RateMeter] = {}
-        self.made: dict[str, dict[str, Any]] = {}  # pipeline -> the last beat
+        self.counts: dict[str, dict[str, Any]] = {}  # pipeline -> the last beat
 
     def beat(self, now: float, by_pipeline: dict[str, dict[str, Any]]) -> None:
-        for name, made in by_pipeline.items():
+        for name, counts in by_pipeline.items():
             meter = self.meters.setdefault(name, RateMeter())
-            meter.see(now, made["examples"], made["busy_s"])
-        self.made = by_pipeline
+            meter.see(now, counts["examples"], counts["busy_s"])
+        self.counts = by_pipeline
 
 
 class Avoided(NamedTuple):
@@ -76,16 +76,16 @@ class KnownAgent:
     def rows(self) -> list[WorkerRow]:
         return [WorkerRow(
             worker, self.host, self.device,
-            {name: meter.rate for name, meter in one.meters.items() if meter.rate},
-            frozenset({self.name, self.agent, self.host, one.process["address"]}),
+            {name: meter.rate for name, meter in known.meters.items() if meter.rate},
+            frozenset({self.name, self.agent, self.host, known.process["address"]}),
             {"cost": self.cost, "energy": self.watts * JOULES})
-            for worker, one in self.workers.items()]
+            for worker, known in self.workers.items()]
 
 
 def names_of(agents: Collection[KnownAgent]) -> set[str]:
     """By which their workers may be preferred, also those that are still starting."""
-    found = {name for one in agents for name in (one.name, one.agent, one.host)}
-    return found.union(*(row.names | {row.worker} for one in agents for row in one.rows()))
+    names = {name for agent in agents for name in (agent.name, agent.agent, agent.host)}
+    return names.union(*(row.names | {row.worker} for agent in agents for row in agent.rows()))
 
 
 def preferred(settings: Mapping[str, Any]) -> set[str]:
@@ -146,11 +146,11 @@ class KnownConsumer:
 
     def avoids(self, now: float, workers: Collection[str]) -> frozenset[str]:
         """The workers that it is not sent to now. Where these would be all, it goes on trying."""
-        for worker in [w for w, one in self.avoided.items()
-                       if w not in workers or now > one.until + 2 * one.seconds]:
+        for worker in [w for w, outage in self.avoided.items()
+                       if w not in workers or now > outage.until + 2 * outage.seconds]:
             del self.avoided[worker]
-        found = frozenset(w for w, one in self.avoided.items() if now < one.until)
-        return frozenset() if len(found) == len(workers) else found
+        unreachable = frozenset(w for w, outage in self.avoided.items() if now < outage.until)
+        return frozenset() if len(unreachable) == len(workers) else unreachable
 
     def row(self, now: float, workers: Collection[str],
             settings: Mapping[str, Any]) -> ConsumerRow:
@@ -180,20 +180,22 @@ def find_rates(consumers: Collection[KnownConsumer], now: float) -> None:
     starves, the fastest of them tells for all. It does so for those that wait nearly always, too:
     what these could take is not known, and each rank takes all batches in the end."""
     runs: dict[tuple[str, str], list[KnownConsumer]] = {}
-    for one in consumers:
-        one.could = one.meter.rate
-        runs.setdefault((one.said["stream"] or one.consumer, one.said["feed"]), []).append(one)
+    for consumer in consumers:
+        consumer.could = consumer.meter.rate
+        of = consumer.said["stream"] or consumer.consumer, consumer.said["feed"]
+        runs.setdefault(of, []).append(consumer)
     for mine in runs.values():
-        if len(mine) < 2 or all(one.meter.waiting(now) <= STARVED for one in mine):
+        if len(mine) < 2 or all(consumer.meter.waiting(now) <= STARVED for consumer in mine):
             continue
-        front = max(one.taken / one.per_batch for one in mine)
+        front = max(consumer.taken / consumer.per_batch for consumer in mine)
         behind = STEPS_APART + APART_S * max(
-            one.meter.per_second(now) / one.per_batch for one in mine)
-        together = [one for one in mine if one.taken / one.per_batch >= front - behind
-                    or one.meter.waiting(now) > NEARLY_ALWAYS]
-        most = max((one.meter.rate or 0.0) / one.per_batch for one in together)
-        for one in together if most else ():
-            one.could = most * one.per_batch
+            consumer.meter.per_second(now) / consumer.per_batch for consumer in mine)
+        together = [consumer for consumer in mine
+                    if consumer.taken / consumer.per_batch >= front - behind
+                    or consumer.meter.waiting(now) > NEARLY_ALWAYS]
+        most = max((consumer.meter.rate or 0.0) / consumer.per_batch for consumer in together)
+        for consumer in together if most else ():
+            consumer.could = most * consumer.per_batch
 
 
 class KnownPipeline:
@@ -207,28 +209,28 @@ class KnownPipeline:
 
     def row(self, now: float, rates: dict[str, float]) -> PipelineRow:
         """rates: measured in earlier runs, by kind of device; given ones come first."""
-        given, spent = self.stored.settings, self.stored.spent
-        workers = given.get("workers")
-        estimated = given.get("estimated_seconds")
+        settings, spent = self.stored.settings, self.stored.spent
+        workers = settings.get("workers")
+        estimated = settings.get("estimated_seconds")
         if estimated is not None and self.running_since is not None:
             estimated = max(0.0, estimated - (now - self.running_since))
         return PipelineRow(
-            self.name, given.get("priority") or 0,
+            self.name, settings.get("priority") or 0,
             workers if isinstance(workers, int) else None,
-            given.get("max_workers"), estimated, {**rates, **(given.get("rates") or {})},
-            {what: given[key] for what, key in (("cost", "cost_per_hour"),
-                                                ("energy", "energy_per_hour"))
-             if given.get(key) is not None},
-            {what: given[what] - spent.get(what, 0.0) for what in ("cost", "energy")
-             if given.get(what) is not None},
+            settings.get("max_workers"), estimated, {**rates, **(settings.get("rates") or {})},
+            {resource: settings[key] for resource, key in (("cost", "cost_per_hour"),
+                                                           ("energy", "energy_per_hour"))
+             if settings.get(key) is not None},
+            {resource: settings[resource] - spent.get(resource, 0.0)
+             for resource in ("cost", "energy") if settings.get(resource) is not None},
             frozenset(workers if isinstance(workers, list) else ()),
             self.stored.facts.get("environments") is not None,
         )
 
     def charge(self, shares: float, prices: dict[str, float], seconds: float) -> None:
         """That so much of workers at such prices of an hour worked for it so long."""
-        for what, price in prices.items():
+        for resource, price in prices.items():
             if price:
                 spent = self.stored.spent
-                spent[what] = spent.get(what, 0.0) + shares * price * seconds / 3600
+                spent[resource] = spent.get(resource, 0.0) + shares * price * seconds / 3600
 

@@ -130,13 +130,13 @@ class StoredJob:
     @property
     def where(self) -> str:
         """Return the hosts of its last start; of several, which ranks each has."""
-        found, first = [], 0
+        hosts, first = [], 0
         for _, host, ranks in self.places:
             last = first + ranks - 1
-            found.append(f"{host} (rank{'s' * (ranks > 1)} {first}" + f"-{last}" * (ranks > 1) + ")"
+            hosts.append(f"{host} (rank{'s' * (ranks > 1)} {first}" + f"-{last}" * (ranks > 1) + ")"
                          if len(self.places) > 1 else host)
             first = last + 1
-        return ", ".join(found)
+        return ", ".join(hosts)
 
     def part_of(self, agent: str) -> int | None:
         """Return which of its places an agent has, or None."""
@@ -199,9 +199,9 @@ class StateFile:
                 raise VersionError(f"{self.path}: state of a newer version",
                                    expected=f"format {FORMAT} at most", found=f"{version}",
                                    remedy="another --state FILE, or the newer version of spmd")
-            found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if found != "ok":
-                raise sqlite3.DatabaseError(found)
+            verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if verdict != "ok":
+                raise sqlite3.DatabaseError(verdict)
             if version == FORMAT:
                 return db  # nothing is written: the disk may be full
             with db:
@@ -224,9 +224,10 @@ class StateFile:
 
     # ---- what must be kept: FullDisk where it cannot
 
-    def put_pipeline(self, one: StoredPipeline, older: Iterable[StoredPipeline] = ()) -> None:
+    def put_pipeline(self, pipeline: StoredPipeline, older: Iterable[StoredPipeline] = ()) -> None:
         """Keeps a new pipeline, or a new version of one, and what it was before for its runs."""
-        self._must(("INSERT OR REPLACE INTO pipelines VALUES (?,?,?,?,?,?,?,?,?,?)", [_row(one)]),
+        self._must(("INSERT OR REPLACE INTO pipelines VALUES (?,?,?,?,?,?,?,?,?,?)",
+                    [_row(pipeline)]),
                    ("INSERT OR REPLACE INTO older VALUES (?,?,?,?,?,?,?,?)",
                     [(o.name, o.version, o.file, o.source, json.dumps(o.settings),
                       json.dumps(o.facts), o.own_name, json.dumps(o.modules)) for o in older]))
@@ -237,15 +238,15 @@ class StateFile:
                    ("DELETE FROM older WHERE name=?", [(name,)]),
                    ("DELETE FROM runs WHERE pipeline=?", [(name,)]))
 
-    def put_job(self, one: StoredJob) -> None:
+    def put_job(self, stored: StoredJob) -> None:
         """Keeps a job as it is now, and gives a new one its number, which no other ever has."""
-        value = asdict(one)
+        value = asdict(stored)
         number, job = value.pop("number") or None, value["job"]
         self._must(("INSERT INTO jobs VALUES (?,?,?) ON CONFLICT (job) DO UPDATE SET "
                     "value=excluded.value", [(number, job, json.dumps(value))]))
         if not number:
-            one.number = self._db.execute("SELECT number FROM jobs WHERE job=?",
-                                          (job,)).fetchone()[0]
+            stored.number = self._db.execute("SELECT number FROM jobs WHERE job=?",
+                                             (job,)).fetchone()[0]
 
     def drop_job(self, job: str) -> None:
         self._must(("DELETE FROM jobs WHERE job=?", [(job,)]))
@@ -271,10 +272,10 @@ class StateFile:
         now = time.time()
         work: list[tuple[str, list[tuple[Any, ...]]]] = [
             ("UPDATE pipelines SET spent=? WHERE name=?",
-             [(json.dumps(one.spent), one.name) for one in pipelines]),
+             [(json.dumps(pipeline.spent), pipeline.name) for pipeline in pipelines]),
             ("INSERT OR REPLACE INTO agents VALUES (?,?,?,?,?)", [(*row, now) for row in agents]),
             ("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?,?)",
-             [astuple(one) for one in runs]),
+             [astuple(run) for run in runs]),
             ("INSERT OR REPLACE INTO rates VALUES (?,?,?)",
              [(*of, rate) for of, rate in (rates or {}).items()]),
             ("INSERT OR IGNORE INTO allowed VALUES (?)", [(key,) for key in keys]),
@@ -312,16 +313,16 @@ class StateFile:
 
     def pipelines(self) -> list[StoredPipeline]:
         rows = self._db.execute("SELECT * FROM pipelines ORDER BY submitted, name").fetchall()
-        return [StoredPipeline(n, v, f, s, json.loads(given), json.loads(spent), at,
+        return [StoredPipeline(n, v, f, s, json.loads(settings), json.loads(spent), submitted,
                                json.loads(facts), own, json.loads(modules))
-                for n, v, f, s, given, spent, at, facts, own, modules in rows]
+                for n, v, f, s, settings, spent, submitted, facts, own, modules in rows]
 
     def older(self) -> list[StoredPipeline]:
         """Versions that were replaced, and that runs may go on with."""
         rows = self._db.execute("SELECT * FROM older ORDER BY name, version").fetchall()
-        return [StoredPipeline(n, v, f, s, json.loads(given), facts=json.loads(facts),
+        return [StoredPipeline(n, v, f, s, json.loads(settings), facts=json.loads(facts),
                                own_name=own, modules=json.loads(modules))
-                for n, v, f, s, given, facts, own, modules in rows]
+                for n, v, f, s, settings, facts, own, modules in rows]
 
     def jobs(self) -> list[StoredJob]:
         rows = self._db.execute("SELECT number, value FROM jobs ORDER BY number").fetchall()
@@ -345,10 +346,10 @@ class StateFile:
         return json.loads(row[0]) if row else {}
 
 
-def _row(one: StoredPipeline) -> tuple[Any, ...]:
-    return (one.name, one.version, one.file, one.source, json.dumps(one.settings),
-            json.dumps(one.spent), one.submitted, json.dumps(one.facts), one.own_name,
-            json.dumps(one.modules))
+def _row(pipeline: StoredPipeline) -> tuple[Any, ...]:
+    return (pipeline.name, pipeline.version, pipeline.file, pipeline.source,
+            json.dumps(pipeline.settings), json.dumps(pipeline.spent), pipeline.submitted,
+            json.dumps(pipeline.facts), pipeline.own_name, json.dumps(pipeline.modules))
 
 
 def _as_now(value: dict[str, Any]) -> dict[str, Any]:

@@ -68,8 +68,8 @@ class Budget:
         """The setting of its pipeline that allows no more, or ""."""
         if self.is_full():
             return self.setting
-        return next((f"{what}_per_hour" for what, limit in self.limits.items()
-                     if self.spent[what] >= NEARLY * limit), "")
+        return next((f"{resource}_per_hour" for resource, limit in self.limits.items()
+                     if self.spent[resource] >= NEARLY * limit), "")
 
     def copy(self) -> Budget:
         other = Budget(self.most, self.limits, self.setting)
@@ -85,14 +85,14 @@ class Budget:
             return 0.0
         if not self.limits:
             return 1.0
-        parts = [(limit - self.spent[what]) / prices[what]
-                 for what, limit in self.limits.items() if prices.get(what, 0) > 0]
+        parts = [(limit - self.spent[resource]) / prices[resource]
+                 for resource, limit in self.limits.items() if prices.get(resource, 0) > 0]
         return max(0.0, min([1.0, *parts]))
 
     def take(self, worker: str, share: float, prices: Mapping[str, float]) -> None:
         self.workers.add(worker)
-        for what in self.limits:
-            self.spent[what] += share * prices.get(what, 0.0)
+        for resource in self.limits:
+            self.spent[resource] += share * prices.get(resource, 0.0)
 
 
 class Pool:
@@ -114,7 +114,7 @@ class Pool:
 
     def become(self, other: Pool) -> None:
         self.left = dict(other.left)
-        self.taken = {c: dict(given) for c, given in other.taken.items()}
+        self.taken = {c: dict(by_worker) for c, by_worker in other.taken.items()}
 
     def is_empty(self) -> bool:
         return all(left < SLIVER for left in self.left.values())
@@ -130,8 +130,8 @@ class Pool:
 
     def owners(self) -> Iterator[tuple[str, str]]:
         """Workers and the pipelines that they work for."""
-        for given in self.taken.values():
-            for worker, (pipeline, _) in given.items():
+        for by_worker in self.taken.values():
+            for worker, (pipeline, _) in by_worker.items():
                 yield worker, pipeline
 
     def take(self, d: Need, worker: str, most: float, budget: Budget) -> float:
@@ -150,19 +150,19 @@ class Pool:
 
     def shares(self) -> dict[str, dict[str, float]]:
         out: dict[str, dict[str, float]] = {}
-        for consumer, given in self.taken.items():
-            for worker, (_, share) in given.items():
+        for consumer, by_worker in self.taken.items():
+            for worker, (_, share) in by_worker.items():
                 out.setdefault(worker, {})[consumer] = min(1.0, round(share, 6))
         return out
 
 
 def held_by(shares: Mapping[str, Mapping[str, float]]) -> Held:
     """The workers of each consumer with their shares, the largest first."""
-    found: dict[str, list[tuple[str, float]]] = {}
-    for worker, given in shares.items():
-        for consumer, share in given.items():
-            found.setdefault(consumer, []).append((worker, share))
-    return {c: sorted(pairs, key=lambda pair: -pair[1]) for c, pairs in found.items()}
+    held: dict[str, list[tuple[str, float]]] = {}
+    for worker, by_consumer in shares.items():
+        for consumer, share in by_consumer.items():
+            held.setdefault(consumer, []).append((worker, share))
+    return {c: sorted(pairs, key=lambda pair: -pair[1]) for c, pairs in held.items()}
 
 
 def supplied(d: Need, before: Held, pool: Pool) -> float:
@@ -296,10 +296,10 @@ def _take_best(demands: list[Need], parts: Mapping[str, Mapping[str, float]],
 
 def _by_host(mine: Mapping[str, float], pool: Pool) -> dict[str, deque[str]]:
     """The workers that are best for a pipeline, by host, and all of them as "": the most first."""
-    found = {"": deque(sorted(mine, key=lambda w: -mine[w]))}
-    for worker in found[""]:
-        found.setdefault(pool.rows[worker].host or "?", deque()).append(worker)
-    return found
+    by_host = {"": deque(sorted(mine, key=lambda w: -mine[w]))}
+    for worker in by_host[""]:
+        by_host.setdefault(pool.rows[worker].host or "?", deque()).append(worker)
+    return by_host
 
 
 def near_ones(d: Need, pool: Pool) -> Iterable[str]:

@@ -119,8 +119,8 @@ def start_agent(said: dict[str, Any]) -> Child:
 
 
 def _said(connect: str, keys: str | Keys, processes: int, more: dict[str, Any]) -> dict[str, Any]:
-    found = keys if isinstance(keys, Keys) else keys_of(keys)
-    return {"connect": connect, "keys": found.as_plain(), "processes": processes, "more": more}
+    loaded = keys if isinstance(keys, Keys) else keys_of(keys)
+    return {"connect": connect, "keys": loaded.as_plain(), "processes": processes, "more": more}
 
 
 def _imported(module: str, package: str) -> Any:

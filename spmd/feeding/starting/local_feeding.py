@@ -114,9 +114,9 @@ def begin_scheduler(pipeline: Pipeline, feed: Any, run: str, several_hosts: bool
                     keeper: ChildSupervisor) -> dict[str, Any]:
     """A scheduler that knows the pipeline: its address, the keys of this run, the name."""
     local = LocalScheduler(several_hosts)
-    one = SupervisedChild("the scheduler", local.start, local.greet)
-    keeper.add(one)
-    keeper.meet(one)
+    supervised = SupervisedChild("the scheduler", local.start, local.greet)
+    keeper.add(supervised)
+    keeper.meet(supervised)
     with Client(local.address, local.keys, timeout=START_S) as client:
         name = client.submit(pipeline, compute=False)["name"]  # workers are at it
         stream = opened_by(client, name, feed, run)

@@ -42,19 +42,20 @@ def table_text(seen: dict[str, Any], width: int = 0) -> str:
 
 def pipeline_text(seen: dict[str, Any], name: str, width: int = 0) -> str:
     """One pipeline, with all its ranks and workers. name: of one that is there."""
-    one = next(p for p in seen["pipelines"] if p["name"] == name)
+    row = next(p for p in seen["pipelines"] if p["name"] == name)
     runs = [c for c in seen["consumers"] if c["pipeline"] == name]
     mine = {c["consumer"] for c in runs}
     parts = {w["worker"]: sum(s for c, s in w["shares"].items() if c in mine)
              for w in seen["workers"]}
-    lines = [_head(seen), *_aligned(PIPELINES, [_pipeline(one)], width),
-             "", f"from {one['file']}, {_versions(one)}"]
-    if one["spent"]:
-        lines.append("spent up to now: " + ", ".join(_spent(one, what) for what in one["spent"]))
+    lines = [_head(seen), *_aligned(PIPELINES, [_pipeline(row)], width),
+             "", f"from {row['file']}, {_versions(row)}"]
+    if row["spent"]:
+        lines.append("spent up to now: " + ", ".join(
+            _spent(row, resource) for resource in row["spent"]))
     usual = Settings().as_json()
-    given = [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
-             for key, value in one["settings"].items() if value != usual.get(key)]
-    lines += textwrap.wrap("settings: " + (", ".join(given) or "as usual"), width or WIDTH,
+    changed = [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+               for key, value in row["settings"].items() if value != usual.get(key)]
+    lines += textwrap.wrap("settings: " + (", ".join(changed) or "as usual"), width or WIDTH,
                            subsequent_indent="          ")
     lines += _aligned(RUNS, [_run(c) for c in runs], width)
     lines += _aligned(WORKERS, [
@@ -128,28 +129,29 @@ def _job(j: dict[str, Any]) -> Row:
             f"{j['attempt']}" if j["attempt"] > 1 else ""]
 
 
-def _versions(one: dict[str, Any]) -> str:
+def _versions(row: dict[str, Any]) -> str:
     """Which runs take which version of its source."""
-    older = {v: n for v, n in one["versions"].items() if v != str(one["version"])}
-    text = f"version {one['version']}"
+    older = {v: n for v, n in row["versions"].items() if v != str(row["version"])}
+    text = f"version {row['version']}"
     if older:
         text += "; " + ", ".join(f"{n} run{'s go' if n > 1 else ' goes'} on with version {v}"
                                  for v, n in older.items())
     return text
 
 
-def _spent(one: dict[str, Any], what: str) -> str:
-    limit = one["settings"].get(what)
-    return f"{what} {one['spent'][what]:.4g}" + (f" of {limit:g}" if limit is not None else "")
+def _spent(row: dict[str, Any], resource: str) -> str:
+    limit = row["settings"].get(resource)
+    most = f" of {limit:g}" if limit is not None else ""
+    return f"{resource} {row['spent'][resource]:.4g}{most}"
 
 
 # ---- lines --------------------------------------------------------------------------------------
 
 
-def _shortened(head: tuple[str, ...], rows: list[Row], what: str, width: int) -> list[str]:
+def _shortened(head: tuple[str, ...], rows: list[Row], kind: str, width: int) -> list[str]:
     lines = _aligned(head, rows[:MOST_ROWS], width)
     if len(rows) > MOST_ROWS:
-        lines.append(f"… {len(rows) - MOST_ROWS} more lines of {what}: feed status PIPELINE, or "
+        lines.append(f"… {len(rows) - MOST_ROWS} more lines of {kind}: feed status PIPELINE, or "
                      "--json")
     return lines
 

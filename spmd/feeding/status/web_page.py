@@ -55,15 +55,15 @@ class _Answering(BaseHTTPRequestHandler):
         if self.headers.get("Host", "").rpartition(":")[0] not in NAMES:
             self._give(403, "text/plain", b"this page is for this machine only\n")
             return
-        what = self.path.partition("?")[0]
-        if what == "/":
+        path = self.path.partition("?")[0]
+        if path == "/":
             self._give(200, "text/html; charset=utf-8", self.page)
-        elif what == "/status.json":
+        elif path == "/status.json":
             self._give(200, "application/json", _json(self.of.snapshot))
-        elif what == "/history.json":
+        elif path == "/history.json":
             self._give(200, "application/json",
                        _json({name: list(rows) for name, rows in self.of.history.copy().items()}))
-        elif what == "/metrics":
+        elif path == "/metrics":
             text, kind = prometheus(self.of.snapshot)
             self._give(200, kind, text)
         else:

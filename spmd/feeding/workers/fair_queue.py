@@ -64,86 +64,88 @@ class FairQueue:
 
     def due_in(self, now: float) -> float:
         """In how many seconds there is something to do; infinite where nothing waits."""
-        return min((max(0.0, self._due(one) - now) for peer, one in self.consumers.items()
-                    if one.waiting and peer not in self.held_up), default=inf)
+        return min((max(0.0, self._due(consumer) - now) for peer, consumer in self.consumers.items()
+                    if consumer.waiting and peer not in self.held_up), default=inf)
 
-    def _due(self, one: ConsumerTurn) -> float:
+    def _due(self, consumer: ConsumerTurn) -> float:
         """Ranks for whom nothing is asked in such a time have more than that lying ready, and can
         wait for so long. A piece that was slow by chance shuts nobody out."""
-        if not one.behind:
-            return one.not_before
-        seconds, _ = self._pieces.get(one.pipeline, (FIRST_S, inf))
-        return min(self._left_at + seconds, self._seldom(one))
+        if not consumer.behind:
+            return consumer.not_before
+        seconds, _ = self._pieces.get(consumer.pipeline, (FIRST_S, inf))
+        return min(self._left_at + seconds, self._seldom(consumer))
 
-    def _seldom(self, one: ConsumerTurn, since: float = 0.0) -> float:
+    def _seldom(self, consumer: ConsumerTurn, since: float = 0.0) -> float:
         """When it begins without a gap: counted from its last piece, or from `since` if later."""
-        seconds, ended = self._pieces.get(one.pipeline, (FIRST_S, inf))
+        seconds, ended = self._pieces.get(consumer.pipeline, (FIRST_S, inf))
         return max(ended, since) + SELDOM * seconds
 
     def add(self, peer: bytes, share: float | None, works: Iterable[QueuedWork],
             behind: int = 0) -> None:
         """Work of a consumer, and what it has of this worker from now on."""
-        one = self.consumers.setdefault(peer, ConsumerTurn())
-        if one.behind != behind:
-            one.turn = 0.0  # of another clock
-        if one.behind != behind or not one.waiting:
-            one.turn = max(one.turn, self._now.get(behind, 0.0))
-        one.behind = behind
+        consumer = self.consumers.setdefault(peer, ConsumerTurn())
+        if consumer.behind != behind:
+            consumer.turn = 0.0  # of another clock
+        if consumer.behind != behind or not consumer.waiting:
+            consumer.turn = max(consumer.turn, self._now.get(behind, 0.0))
+        consumer.behind = behind
         if share is not None:
-            one.share = max(share, LEAST)
+            consumer.share = max(share, LEAST)
         for work in works:
-            if len(one.waiting) < MOST:
-                one.waiting.append(work)
-                one.pipeline = work.of[0]
+            if len(consumer.waiting) < MOST:
+                consumer.waiting.append(work)
+                consumer.pipeline = work.of[0]
 
     def next(self, now: float) -> QueuedWork | None:
         """Of whoever had the least time for its share; the newest first where it says so."""
-        asking = [one for peer, one in self.consumers.items()
-                  if one.waiting and peer not in self.held_up]
-        for one in asking:
-            if one.behind and one.pipeline not in self._pieces:
-                self._pieces[one.pipeline] = FIRST_S, now
-        if all(one.behind for one in asking):
+        asking = [consumer for peer, consumer in self.consumers.items()
+                  if consumer.waiting and peer not in self.held_up]
+        for consumer in asking:
+            if consumer.behind and consumer.pipeline not in self._pieces:
+                self._pieces[consumer.pipeline] = FIRST_S, now
+        if all(consumer.behind for consumer in asking):
             self._free_at = now
-        waiting = [one for one in asking if self._due(one) <= now]
+        waiting = [consumer for consumer in asking if self._due(consumer) <= now]
         if not waiting:
             return None
-        one = self._longest_left_out(waiting, now) or min(
+        consumer = self._longest_left_out(waiting, now) or min(
             waiting, key=lambda c: (c.behind, c.turn))
-        self._now[one.behind] = one.turn
-        return one.waiting.pop() if one.waiting[-1].take["newest_first"] else one.waiting.popleft()
+        self._now[consumer.behind] = consumer.turn
+        newest_first = consumer.waiting[-1].take["newest_first"]
+        return consumer.waiting.pop() if newest_first else consumer.waiting.popleft()
 
     def _longest_left_out(self, waiting: list[ConsumerTurn], now: float) -> ConsumerTurn | None:
         """Who comes before all others for once, since they have left nothing for long."""
-        found = [one for one in waiting if one.behind and self._seldom(one, self._free_at) <= now]
-        return min(found, key=lambda c: self._pieces[c.pipeline][1], default=None) if (
+        starved = [consumer for consumer in waiting
+                   if consumer.behind and self._seldom(consumer, self._free_at) <= now]
+        return min(starved, key=lambda c: self._pieces[c.pipeline][1], default=None) if (
             now >= self._none_before) else None
 
     def took(self, peer: bytes, seconds: float, now: float, held: bool = False) -> None:
         """What its piece took, until now. held: it may have its share, and no more."""
-        one = self.consumers.get(peer)
-        if one:
-            self._pieces[one.pipeline] = seconds, now
-        if one and one.behind:
-            one.turn += seconds
+        consumer = self.consumers.get(peer)
+        if consumer:
+            self._pieces[consumer.pipeline] = seconds, now
+        if consumer and consumer.behind:
+            consumer.turn += seconds
             self._none_before = now + SELDOM * seconds
             return
         self._left_at = now
-        if one:
-            one.turn += seconds / one.share
+        if consumer:
+            consumer.turn += seconds / consumer.share
             # A while that it did not use counts for it, but not a long one.
-            began = max(one.not_before, now - seconds - SAVED_S)
-            one.not_before = began + seconds / one.share if held else 0.0
+            began = max(consumer.not_before, now - seconds - SAVED_S)
+            consumer.not_before = began + seconds / consumer.share if held else 0.0
 
     def forget(self, peer: bytes, numbers: Iterable[str]) -> None:
         """It does not want these any more."""
-        if one := self.consumers.get(peer):
+        if consumer := self.consumers.get(peer):
             gone = set(numbers)
-            one.waiting = deque(w for w in one.waiting if w.number not in gone)
+            consumer.waiting = deque(w for w in consumer.waiting if w.number not in gone)
 
     def leave(self, peer: bytes) -> None:
         self.consumers.pop(peer, None)
 
     def lengths(self) -> Counter[str]:
         """How many pieces wait, by pipeline."""
-        return Counter(w.of[0] for one in self.consumers.values() for w in one.waiting)
+        return Counter(w.of[0] for consumer in self.consumers.values() for w in consumer.waiting)

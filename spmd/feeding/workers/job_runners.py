@@ -98,30 +98,31 @@ class JobRunners:
 
     def end(self, job: str) -> None:
         """Ends a job that counts no more, and forgets it. Nobody waits for that meanwhile."""
-        if (one := self.here.pop(job, None)) and one.runs:
-            self.log(f"{one.name} is ended here")
-            one.child.channel.send(end=True)
-            self.ending.append((time.monotonic() + END_S, one))
+        if (runner := self.here.pop(job, None)) and runner.runs:
+            self.log(f"{runner.name} is ended here")
+            runner.child.channel.send(end=True)
+            self.ending.append((time.monotonic() + END_S, runner))
 
     def have_yield(self, job: str) -> None:
         """Tells the runner of a job, once, to end it behind its next checkpoint."""
-        if (one := self.here.get(job)) and one.runs and not one.yields:
-            one.yields = True
-            one.child.channel.send(yields=True)
+        if (runner := self.here.get(job)) and runner.runs and not runner.yields:
+            runner.yields = True
+            runner.child.channel.send(yields=True)
 
     def states(self) -> dict[str, list[Any]]:
         """For each job here, its attempt, and whether it runs."""
-        for until, one in self.ending:
-            if not one.has_ended() and time.monotonic() > until:
-                one.end(0.0)
-        self.ending = [(until, one) for until, one in self.ending if one.runs]
-        for one in self.here.values():
-            if one.has_ended() and (status := one.child.process.returncode):
-                self.log(f"what runs {one.name} {ended_by(status)}")
-        return {job: [one.attempt, one.runs] for job, one in self.here.items()}
+        for until, runner in self.ending:
+            if not runner.has_ended() and time.monotonic() > until:
+                runner.end(0.0)
+        self.ending = [(until, runner) for until, runner in self.ending if runner.runs]
+        for runner in self.here.values():
+            if runner.has_ended() and (status := runner.child.process.returncode):
+                self.log(f"what runs {runner.name} {ended_by(status)}")
+        return {job: [runner.attempt, runner.runs] for job, runner in self.here.items()}
 
     def close(self) -> None:
-        left = [one for one in (*self.here.values(), *(one for _, one in self.ending)) if one.runs]
-        end_together([one.child for one in left], END_S)
-        for one in left:
-            one.end(0.0)
+        left = [runner for runner in (*self.here.values(), *(runner for _, runner in self.ending))
+                if runner.runs]
+        end_together([runner.child for runner in left], END_S)
+        for runner in left:
+            runner.end(0.0)

@@ -87,7 +87,7 @@ class Worker:
         self.router = self.lines.router(started["bind"], secret, public)
         self.handing = ResultSharer(started["memory"])
         self.pipelines: dict[tuple[str, int], HeldPipeline] = {}  # by name and version
-        self.made: dict[str, PipelineCounts] = {}
+        self.counts: dict[str, PipelineCounts] = {}
         self.queue = FairQueue()
         self.links: dict[bytes, Link] = {}
         self.ended = False
@@ -122,8 +122,8 @@ class Worker:
         """What was made so far, for the agent's beats."""
         waiting = self.queue.lengths()
         self.heartbeat.set_counts({
-            name: {"examples": one.examples, "busy_s": one.busy_s, "bytes": one.bytes,
-                   "queue": waiting[name]} for name, one in self.made.items()})
+            name: {"examples": counts.examples, "busy_s": counts.busy_s, "bytes": counts.bytes,
+                   "queue": waiting[name]} for name, counts in self.counts.items()})
 
     # ---- messages
 
@@ -173,7 +173,7 @@ class Worker:
         if before and before.evaluator and all(before.said.get(k) == said.get(k) for k in TEXTS):
             now.evaluator = before.evaluator.with_settings(said["settings"])
         self.pipelines[of] = now
-        self.made.setdefault(said["name"], PipelineCounts())
+        self.counts.setdefault(said["name"], PipelineCounts())
 
     def let_in(self, allowed: set[str]) -> None:
         """These keys only. Who has another one loses its line; all come again, or do not."""
@@ -191,7 +191,7 @@ class Worker:
         if dropped and dropped.evaluator and dropped.evaluator.pipeline.own:
             dropped.evaluator.pipeline.own.close()
         if all(of[0] != name for of in self.pipelines):
-            self.made.pop(name, None)
+            self.counts.pop(name, None)
 
     def consumer_said(self, peer: bytes, frames: list[Any]) -> None:
         try:
@@ -289,16 +289,16 @@ class Worker:
             self.heartbeat.set_preparing(LOADING, where)
             try:
                 with in_one_process(Place(said["file"], 0)):
-                    found = load_pipeline(said)
-                timeout = said["settings"].get("timeout", found.settings.timeout)
+                    definition = load_pipeline(said)
+                timeout = said["settings"].get("timeout", definition.settings.timeout)
                 self.heartbeat.set_preparing(
-                    READING, {**where, "line": found.line, "timeout": timeout})
-                evaluator = Evaluator(found, said["settings"])
-                with in_one_process(found.place):
+                    READING, {**where, "line": definition.line, "timeout": timeout})
+                evaluator = Evaluator(definition, said["settings"])
+                with in_one_process(definition.place):
                     evaluator.order()
                 with suppress(Exception):  # it is said at the examples
-                    found.total()
-                found.when_full = self.end_if_used
+                    definition.total()
+                definition.when_full = self.end_if_used
                 pipeline.evaluator = evaluator
             except BaseException as error:
                 self.fail(pipeline, work, error, BEFORE[LOADING])
@@ -309,7 +309,7 @@ class Worker:
 
     def end_if_used(self) -> None:
         """No memory is left: what was computed before may have kept it. A new worker has it."""
-        if any(made.examples for made in self.made.values()):
+        if any(counts.examples for counts in self.counts.values()):
             os._exit(OUT_OF_MEMORY)
 
     def is_meant(self, evaluator: Evaluator, work: QueuedWork) -> bool:
@@ -327,17 +327,17 @@ class Worker:
         return False
 
     def fail(self, pipeline: HeldPipeline, work: QueuedWork, error: BaseException,
-             what: str) -> None:
+             example: str) -> None:
         text, file, line = what_failed(error, pipeline.said["file"])
         self.answer(work.peer, encode("broken", id=work.number, broken={
-            "position": work.first, "example": what, "file": file, "line": line, "text": text}))
+            "position": work.first, "example": example, "file": file, "line": line, "text": text}))
 
     def compute(self, work: QueuedWork) -> None:
         pipeline = self.pipelines.get(work.of)
         if pipeline is None:  # it was dropped meanwhile
             self.answer_unknown(work.peer, work.take, [work.number])
             return
-        evaluator, made = self.loaded(pipeline, work), self.made[work.of[0]]
+        evaluator, counts = self.loaded(pipeline, work), self.counts[work.of[0]]
         if evaluator is None or not self.is_meant(evaluator, work):
             return
         if self.shown is not pipeline:
@@ -358,8 +358,8 @@ class Worker:
                                   f"{self.handing.most}")
             region = self.handing.lend(work.peer.decode("latin-1"), work.number, size)
             memory = region.memory if region else bytearray(size)
-            found = evaluator.compute(work, fields, views(places, memory), self.heartbeat,
-                                      rows_by_cache_lines if region else None)
+            computed = evaluator.compute(work, fields, views(places, memory), self.heartbeat,
+                                         rows_by_cache_lines if region else None)
         except BaseException as error:  # also KeyboardInterrupt: nobody but a user raises it here
             self.handing.free(work.number)
             self.fail(pipeline, work, error, "its source" if isinstance(error, SourceFailed) else (
@@ -368,17 +368,17 @@ class Worker:
         finally:
             self.heartbeat.set_idle()
             seconds = time.monotonic() - began
-            made.busy_s += seconds
+            counts.busy_s += seconds
             self.queue.took(work.peer, seconds, began + seconds, pipeline.has_limit)
-        made.examples += found.rows
-        made.bytes += size
-        if found.fatal:
+        counts.examples += computed.rows
+        counts.bytes += size
+        if computed.fatal:
             self.handing.free(work.number)
-            self.answer(work.peer, encode("broken", id=work.number, broken=found.broken[-1]))
+            self.answer(work.peer, encode("broken", id=work.number, broken=computed.broken[-1]))
             return
-        said: dict[str, Any] = {"id": work.number, "rows": found.rows, "seconds": seconds,
-                                "there": bits_of(found.there), "end": found.end,
-                                "broken": with_room(found.broken) or None,
+        said: dict[str, Any] = {"id": work.number, "rows": computed.rows, "seconds": seconds,
+                                "there": bits_of(computed.there), "end": computed.end,
+                                "broken": with_room(computed.broken) or None,
                                 "together": evaluator.pipeline.size or 1}
         if work.take["order"] is None:
             said["order"] = evaluator.order() or None
@@ -387,7 +387,7 @@ class Worker:
             return
         link = self.link(work.peer, evaluator)
         # What lies beyond the end of the stream is zeros.
-        arrays, frames = to_frames(link, places, memory, "" if found.rows else "zstd")
+        arrays, frames = to_frames(link, places, memory, "" if computed.rows else "zstd")
         if self.answer(work.peer, encode("given", frames, arrays=arrays, **said)) == SENT:
             link.sent(work.number, sum(f.nbytes for f in frames))
             self.weigh()
@@ -409,9 +409,9 @@ class Worker:
 
     def give_gathered(self) -> None:
         while self.gathered:
-            peer, one = self.gathered.popitem()
-            self.answer(peer, encode("given", region=one["region"], more=one["more"] or None,
-                                     **one["said"]))
+            peer, message = self.gathered.popitem()
+            self.answer(peer, encode("given", region=message["region"],
+                                     more=message["more"] or None, **message["said"]))
 
     def link(self, peer: bytes, evaluator: Evaluator) -> Link:
         return self.links.setdefault(peer, Link(evaluator.compress))

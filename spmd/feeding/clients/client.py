@@ -262,7 +262,8 @@ class Client:
         return self.ask(kind, **fields)["value"]
 
     def ask(self, kind: str, raw: Sequence[Any] = (), /, **fields: Any) -> Message:
-        """Asks, and asks again where the line broke: a scheduler that was killed had heard it."""
+        """Send a request and return the answer; send it again where the line broke: a scheduler
+        that was killed may have heard it."""
         frames = encode(kind, raw, **fields)
         self._line.send_multipart(frames)
         watch = self._lines.watch(self._line)
@@ -317,7 +318,8 @@ def row_of(seen: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _submitted_with(pipeline: Pipeline, settings: Mapping[str, Any]) -> Settings:
-    """Its settings with others in their place. UsageError for one that the file alone can say."""
+    """Return a pipeline's settings with others in their place. UsageError for one that the file
+    alone can say."""
     changed = read({**pipeline.settings.as_json(), **settings})
     for name in sorted(FIXED - {"image"}):
         if getattr(changed, name) != getattr(pipeline.settings, name):
@@ -329,7 +331,7 @@ def _submitted_with(pipeline: Pipeline, settings: Mapping[str, Any]) -> Settings
 
 
 def _of_file(source: str | os.PathLike[str], name: str) -> Pipeline:
-    """The pipeline of a file: FILE.py:NAME, or the one of this name, or the only one."""
+    """Return the pipeline of a file: FILE.py:NAME, or the one of this name, or the only one."""
     file, said = file_and_name(source)
     pipelines = load_text(_text_of(file), file)
     named = name in pipelines or len(pipelines) != 1
@@ -337,7 +339,7 @@ def _of_file(source: str | os.PathLike[str], name: str) -> Pipeline:
 
 
 def _texts(pipeline: Pipeline) -> dict[str, Any]:
-    """What workers make it of: its file, and the modules beside it."""
+    """Return the texts from which workers load a pipeline: its file, and the modules beside it."""
     fresh = pipeline if pipeline.own else reloaded(pipeline, _text_of(pipeline.file))
     own = fresh.own
     assert own is not None
@@ -357,8 +359,9 @@ def _texts(pipeline: Pipeline) -> dict[str, Any]:
 
 def _facts(pipeline: Pipeline, texts: dict[str, Any], image: str | None,
            compute: bool) -> tuple[dict[str, Any], str]:
-    """What is known of its stream here, and why its first example is not. Not its order, where its
-    files are on other machines. InputError where it does not fit its image."""
+    """Return what is known of a pipeline's stream here, and why its first example is not known. Its
+    order is None where its files are on other machines. Raises InputError where it does not fit its
+    image."""
     with source_in_time(pipeline):
         try:
             # What is only known by reading on is read here where an example was, else at workers.

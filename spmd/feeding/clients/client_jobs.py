@@ -40,7 +40,7 @@ Follow = Callable[[str, str], None]
 def submit_job(client: Client, pipeline: str, image: str, ranks: int | Sequence[int], *,
                inputs: Files, outputs: Files, words: Sequence[str], launch: str, device: str,
                restarts: int, feed: str, until: str) -> dict[str, Any]:
-    """Sends the image and the inputs, then asks for the job; what was sent counts from then on."""
+    """Send the image and the inputs, then submit the job that uses them."""
     job = new_id()
     least, most = (ranks, ranks) if isinstance(ranks, int) else ranks
     if not 1 <= least <= most:
@@ -88,7 +88,7 @@ def _check_saves(image: str, outputs: Files, until: str, feed: str) -> None:
 
 
 def _arguments(files: Files, existing: bool) -> list[dict[str, Any]]:
-    """Files as wire.JOB has them: those of one path have one number."""
+    """Return files as rows of wire.JOB: those of one path have one number."""
     numbers: dict[str, int] = {}
     rows = []
     for name, argument in files:
@@ -141,7 +141,7 @@ class _Followed:
         self._begin()
 
     def _begin(self) -> None:
-        """With the first attempt that we see, or another one."""
+        """Begin to follow an attempt of the job: the first one, or the next."""
         self.attempt, self.offsets = self.row["attempt"], dict.fromkeys(PRINTS, 0)
         self.readers = {stream: codecs.getincrementaldecoder("utf-8")("replace")
                         for stream in PRINTS}

@@ -44,7 +44,8 @@ def first_example(texts: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, s
 
 
 def fields_of(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """As they stand on the wire. Raises what computing the first example raises."""
+    """Return the fields of a pipeline's first example as wire messages have them. Raises what
+    computing it raises."""
     return [{"name": name, "shape": list(a.shape), "dtype": dtype_text(a.dtype)}
             for name, a in pipeline.first().items()]
 

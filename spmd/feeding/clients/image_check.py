@@ -20,7 +20,7 @@ from spmd.data.pipelines import Pipeline
 
 
 def check_image(pipeline: Pipeline, image: str) -> None:
-    """Compares the fields of the first example with those of the image's feeds.
+    """Compare the fields of the first example with those of the image's feeds.
 
     InputError where no feed has the pipeline's names, shapes and dtypes.
     """
@@ -49,7 +49,8 @@ def check_image(pipeline: Pipeline, image: str) -> None:
 
 
 def _misfit(example: dict[str, np.ndarray], feed: dict[str, Any]) -> str:
-    """What is different first, or "". What may be cast is decided as workers decide it."""
+    """Return the first difference between an example and a feed, or "". Dtypes may differ where
+    workers would cast them."""
     wanted = {f["name"]: f for f in feed["fields"] if f["name"] != MASK}
     example, wanted = comparable(example, wanted)
     for name in [*(wanted.keys() - example.keys()), *(example.keys() - wanted.keys())]:

@@ -50,7 +50,7 @@ def opened_by(client: Client, name: str, feed: Any, run: str,
 
 
 def _compare(name: str, facts: dict[str, Any], feed: Any) -> None:
-    """What is known of the pipeline with what the program declares."""
+    """Raise where what is known of a pipeline does not fit the feed that the program declares."""
     count = facts.get("environments")
     if count is not None and count != feed.batch:
         raise UsageError(
@@ -73,7 +73,7 @@ def _compare(name: str, facts: dict[str, Any], feed: Any) -> None:
 
 
 def _misfit(field: str, offered: Fields, wanted: Fields) -> tuple[str, str, str] | None:
-    """What is expected, what is found, and what to do; None where a field fits."""
+    """Return what was expected, what was found, and what to try; None where a field fits."""
     if field not in wanted:
         return (f"only {', '.join(wanted)}", f"{field} too, {_said(*offered[field])}",
                 f"leave out {field} in the pipeline, or declare it in spmd.feed")

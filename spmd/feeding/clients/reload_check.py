@@ -33,7 +33,7 @@ AS_WORKERS = "what the file makes when workers run it: as a module, without argu
 
 
 def reloaded(pipeline: Pipeline, text: str) -> Pipeline:
-    """The same pipeline, found in the text of its file. Whoever asks closes its `own`."""
+    """Return the same pipeline, loaded from the text of its file. The caller closes its `own`."""
     try:
         pipelines = load_text(text, pipeline.file)
     except InputError as error:
@@ -58,7 +58,7 @@ def reloaded(pipeline: Pipeline, text: str) -> Pipeline:
 
 
 def _difference(pipeline: Pipeline, reread: Pipeline) -> str:
-    """What is another at workers, in words; "" where nothing is, as far as can be seen."""
+    """Return in words what differs at workers; "" where no difference can be seen."""
     if pipeline.size != reread.size:
         return f"size {pipeline.size} here, {reread.size} there"
     for name in sorted(FIXED):
@@ -76,13 +76,14 @@ def _difference(pipeline: Pipeline, reread: Pipeline) -> str:
 
 
 class PipelineComparison:
-    """What code of a program holds with what the same code holds where its file was run anew."""
+    """Compares what a pipeline's code reads here with what it reads where its file was run anew."""
 
     def __init__(self) -> None:
         self.seen: set[tuple[int, int]] = set()
 
     def functions(self, label: str, a: Any, b: Any) -> str:
-        """A function of a pipeline, which may be an object that is called."""
+        """Return in words how two functions of pipelines differ, or "". They may be objects that
+        are called."""
         plain = self.differs(label, a, b)
         return plain or (self.differs(label, vars(a), vars(b)) if hasattr(a, "__dict__")
                          and not isinstance(a, FunctionType) else "")
@@ -157,7 +158,7 @@ class PipelineComparison:
             yield from self._globals(a.__code__, a.__globals__, b.__globals__)
 
     def _globals(self, code: CodeType, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
-        """Of the names that code reads and does not set itself."""
+        """Yield the differences of the globals that code reads and does not set itself."""
         read, attributes, kept = _names(code)
         for name in sorted(read - kept):
             if name.startswith("__") or name not in a and name not in b:
@@ -174,7 +175,8 @@ class PipelineComparison:
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str], set[str]]:
-    """Globals that code reads, attributes that it reads, globals that it sets."""
+    """Return the globals that code reads, the attributes that it reads, and the globals that it
+    sets."""
     names: tuple[set[str], set[str], set[str]] = set(), set(), set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -197,7 +199,8 @@ def _held(cell: Any) -> Any:
 
 
 def _alike(a: np.ndarray, b: np.ndarray) -> bool:
-    """Of long arrays some rows are compared: they may be files."""
+    """Return whether arrays are equal. Only some rows of long ones are compared: they may be
+    files."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.nbytes > LONG and len(a) > 64:

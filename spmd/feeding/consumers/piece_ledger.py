@@ -66,7 +66,7 @@ class PieceRequest:
 
 @dataclass
 class PieceResult:
-    """What a worker answered to a request.
+    """Holds a worker's answer to a request.
 
     arrays: of `piece.count` rows, zeros where there is no example. there: which rows have one, None
     where all do. number: by which its worker knows it.

@@ -61,23 +61,25 @@ class PipelineSupply:
             self._thread = None
 
     def order(self) -> str:
-        """What a checkpoint knows the stream by; "" until a worker has said it."""
+        """Return the digest by which a checkpoint knows the stream; "" until a worker has sent
+        it."""
         return self._order
 
     def goes_on_with(self, order: str) -> None:
-        """The order that workers are held to: of a checkpoint, or as the first of them said it."""
+        """Set the order that all workers must have: that of a checkpoint, or of the first worker
+        that answered."""
         self._order = order
 
     def text(self) -> str:
-        """What tells the source of the pipeline from others; "" where it is not known."""
+        """Return the digest of the pipeline's source; "" where it is not known."""
         return self.opened.text if self.opened else ""
 
     def settings(self) -> dict[str, Any]:
-        """Those of the pipeline that say which example stands where."""
+        """Return the pipeline's settings that determine which example has which position."""
         return (self.opened.settings if self.opened else None) or {}
 
     def name_of(self, position: int) -> str:
-        """What an example is called; "" where only workers know the source."""
+        """Return the name of an example; "" where only workers know the source."""
         return ""
 
     def has_finished(self) -> bool:

@@ -59,7 +59,7 @@ def broken(pipeline: str, failed: dict[str, Any], settings: dict[str, Any]) -> I
 
 
 class WorkerConnection:
-    """What a consumer knows of one of its workers, and the sockets between the two.
+    """Holds what a consumer knows of one of its workers, and the sockets between the two.
 
     assigned: address, key, local socket and share, as the scheduler said them. acts: actions are
     sent to it too. behind: it gives what others leave of its time; 0: the share.

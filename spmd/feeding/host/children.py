@@ -68,7 +68,7 @@ class Channel:
             self._rest.clear()  # it has ended: reading says so
 
     def said(self) -> list[dict[str, Any]] | None:
-        """What came; None once the other side has ended."""
+        """Return the messages that have come; None once the other side has ended."""
         # What a parent forks has its end of the line too, and may live longer.
         ended = bool(self.parent) and os.getppid() != self.parent
         try:
@@ -142,7 +142,7 @@ class Child:
         self.wait()
 
     def first_word(self, seconds: float) -> tuple[dict[str, Any] | None, str]:
-        """What it says first; or None, it has ended, and why."""
+        """Return the child's first message, or None and why it ended."""
         said = self.channel.said() if self.channel.wait_for(seconds) else []
         if said:
             return said[0], ""
@@ -201,7 +201,7 @@ def _marks_of(pid: int) -> set[bytes]:
 
 
 def of_parent(arguments: list[str]) -> tuple[Channel, list[int]]:
-    """In a child: its channel, and the descriptors that it was given.
+    """Return, in a child, its channel and the descriptors that its parent passed.
 
     From here on the death of its parent is its own, or said on the channel.
     """
@@ -219,7 +219,7 @@ def of_parent(arguments: list[str]) -> tuple[Channel, list[int]]:
 
 
 def _python_path() -> str:
-    """Where a child finds spmd, without the folder that it happens to be started in."""
+    """Return the PYTHONPATH with which a child finds spmd, whatever folder it is started in."""
     mine = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
     before = os.environ.get("PYTHONPATH", "")
     return f"{mine}{os.pathsep}{before}" if before else mine

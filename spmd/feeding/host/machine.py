@@ -28,7 +28,7 @@ def host_name() -> str:
 
 
 def own_address(connect: str) -> str:
-    """The address of this machine by which the scheduler's network reaches it."""
+    """Return the address of this machine by which the scheduler's network reaches it."""
     host, _, port = connect.removeprefix("tcp://").rpartition(":")
     try:
         family, kind, protocol, _, to = socket.getaddrinfo(
@@ -59,8 +59,9 @@ def interface_of(address: str) -> str:
 
 
 def ports_of(ports: str, processes: int, mine: str) -> str:
-    """FIRST-LAST at which workers listen: as given, or as SPMD_FEED_PORTS says where others can
-    reach them; else "*", any. UsageError for another text, or too few of them."""
+    """Return the range FIRST-LAST of ports at which workers listen: `ports`, or SPMD_FEED_PORTS
+    where other machines can reach them; else "*", any. Raises UsageError for another text, or fewer
+    ports than workers."""
     word = ports or ("" if mine == "127.0.0.1" else os.environ.get(PORTS, ""))
     if not word:
         return "*"
@@ -107,7 +108,8 @@ def allow_descriptors(wanted: int) -> None:
 
 
 def hours(free: str) -> tuple[int, int] | None:
-    """"20:00-06:00" in minutes of the day; UsageError for another text."""
+    """Return hours such as "20:00-06:00" in minutes of the day. Raises UsageError for another
+    text."""
     if not free:
         return None
     match = re.fullmatch(r"(\d\d):(\d\d)-(\d\d):(\d\d)", free)

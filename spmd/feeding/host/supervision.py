@@ -26,7 +26,8 @@ END_S = 1.0
 
 
 class SupervisedChild:
-    """what: as people call it. start: makes it, in any thread; greet: until it works."""
+    """Holds a child process that is started again when it dies. name: for messages. start: starts
+    it, in any thread; greet: returns once it works."""
 
     def __init__(self, name: str, start: Callable[[], Child],
                  greet: Callable[[Child], None]) -> None:
@@ -43,13 +44,14 @@ class SupervisedChild:
             self.works = True
 
     def has_died(self) -> str:
-        """How, in words; "" while it lives."""
+        """Return in words how the child died; "" while it lives."""
         status = self.child.has_ended() if self.child else None
         return "" if status is None else ended_by(status)
 
 
 class ChildSupervisor:
-    """of: what the children work for, in lines and errors. They end in the order of add()."""
+    """Starts children again that die. of: the name of what they work for, in messages. They end in
+    the order of add()."""
 
     def __init__(self, of: str) -> None:
         self.of = of
@@ -61,7 +63,7 @@ class ChildSupervisor:
         self._process = os.getpid()
 
     def add(self, supervised: SupervisedChild) -> None:
-        """Starts it; let it be met when all is there that it needs. From then on it is watched."""
+        """Start a child and watch it from now on; meet() waits for it."""
         self.kept.append(supervised)
         self._start(supervised)
         if not self._thread:
@@ -69,7 +71,7 @@ class ChildSupervisor:
             self._thread.start()
 
     def meet(self, supervised: SupervisedChild) -> None:
-        """Until it works. One that somebody kills before that is started again, as it is later."""
+        """Wait until a child works. It is started again if somebody kills it before that."""
         for left in reversed(range(DEATHS)):
             try:
                 supervised.meet()

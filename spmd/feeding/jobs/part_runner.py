@@ -20,7 +20,7 @@ SIGNALS = 128  # exit statuses behind it are of signals, for a shell
 
 
 class PartRunner(Runner):
-    """said: as of a Runner; its part is not the first."""
+    """Runs a part of a job that is not the first. said: as for Runner."""
 
     def __init__(self, channel: Channel, said: dict[str, Any]) -> None:
         self.prints = (f"said.{said['part']}",) * 2  # both, in the order of writing

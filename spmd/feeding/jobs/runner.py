@@ -59,8 +59,8 @@ class YieldedSlots(Exception):
 
 
 class Runner:
-    """said: the fields of start_job, and of its agent: connect, keys, folder, launch, and runs_on,
-    the kind of device."""
+    """Runs the first part of a job. said: the fields of start_job, and of its agent: connect, keys,
+    folder, launch, and runs_on, the kind of device."""
 
     prints = OUTPUTS  # files for standard output and standard error of what it starts
 
@@ -94,7 +94,7 @@ class Runner:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def carry_out(self) -> None:
-        """Starts the ranks, and tells how they have ended."""
+        """Start the ranks, and report how they have ended."""
         if self.said["until"]:
             end_condition = condition(self.said["until"])
             path = os.path.join(self.work, self.series[end_condition.name])
@@ -225,7 +225,7 @@ class Runner:
                 self.sent[name] = self.put(name, name, sent)
 
     def tell_end(self, status: int) -> None:
-        """Sends the outputs of a run that ended well; then, how it ended."""
+        """Send the outputs of a run that ended well; then report how it ended."""
         files, why = {}, ""
         for output in self.said["outputs"] if status == 0 else ():
             file, path = f"out.{output['number']}", os.path.join(WORK, output["file"])

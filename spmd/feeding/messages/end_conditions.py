@@ -18,7 +18,8 @@ _TEXT = re.compile(rf"\s*(.*?)\s*({'|'.join(OPERATORS)})\s*(.*?)\s*")
 
 
 class EndCondition(NamedTuple):
-    """name: under which the program saves the value. sign: one of OPERATORS."""
+    """Holds a condition on a saved value, at which a job ends. name: under which the program saves
+    it. sign: one of OPERATORS."""
 
     name: str
     sign: str

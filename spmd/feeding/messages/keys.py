@@ -29,7 +29,8 @@ PARTS = ("server.key", "server.secret", "client.key", "client.secret")
 
 
 class Keys:
-    """What one process knows: the scheduler's public key, a pair of its own, who is allowed.
+    """Holds the keys of one process: the scheduler's public key, a pair of its own, and the keys
+    that are allowed.
 
     server: the scheduler's public key. public, secret: of this process. allowed: public keys.
     server_secret: known to the scheduler only, else "".
@@ -97,7 +98,7 @@ def read_folder(folder: str, *, scheduler: bool = False) -> Keys:
 
 
 def state_folder() -> str:
-    """Where schedulers and clients of this user keep keys and state unless they are told."""
+    """Return the folder where this user's schedulers and clients keep keys and state by default."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return os.path.join(base, "spmd")
 
@@ -131,7 +132,8 @@ class AllowedKeys:
         self._stamp = None if folder is None else _stamp(folder)
 
     def now(self) -> set[str]:
-        """Return them. While somebody writes the folder, those that were read before count."""
+        """Return the allowed keys. While somebody writes the folder, those that were read before
+        count."""
         if self._folder is not None and self._stamp != (now := _stamp(self._folder)):
             with suppress(SpmdError):
                 self._keys = set(keys_of(self._folder, scheduler=True).allowed)
@@ -140,7 +142,7 @@ class AllowedKeys:
 
 
 def _stamp(folder: str) -> tuple[Any, ...]:
-    """Another one when a key came to a folder, or left it."""
+    """Return a value that changes when a key is added to a folder, or removed from it."""
     there = Path(folder_of(folder))
     stamps = []
     for path in sorted((there / "client.key", there / "allowed", *there.glob("allowed/*.key"))):

@@ -82,8 +82,8 @@ class Lines:
         self._keeper.start()
 
     def router(self, address: str, secret: str, public: str) -> Any:
-        """A ROUTER that strangers cannot connect to. address: tcp://0.0.0.0:* takes a free port,
-        tcp://0.0.0.0:40000-40099 one of these.
+        """Return a ROUTER that strangers cannot connect to. address: tcp://0.0.0.0:* takes a free
+        port, tcp://0.0.0.0:40000-40099 one of these.
 
         Raises ZMQError, or EnvironmentFault where none of these is free.
         """
@@ -97,8 +97,9 @@ class Lines:
         return router
 
     def without_strangers(self, router: Any) -> Any:
-        """The ROUTER to go on with: where a key is not allowed any more that has connected, a new
-        one in the place of this, to which all others connect again by themselves."""
+        """Return the ROUTER to use from now on. Where a peer is connected whose key is no longer
+        allowed, it is a new one bound to the same address, to which all other peers connect again
+        by themselves."""
         gone = {key for key in set(self._let_in) if not self._is_allowed(key)}
         if not gone:
             return router
@@ -131,7 +132,7 @@ class Lines:
         return router
 
     def dealer(self, address: str, server: str, identity: str) -> Any:
-        """A DEALER to one ROUTER, whose public key is `server`. It connects again by itself.
+        """Return a DEALER to one ROUTER, whose public key is `server`. It connects again by itself.
 
         Raises UsageError for what is no address.
         """
@@ -151,7 +152,7 @@ class Lines:
         return dealer
 
     def watch(self, dealer: Any) -> LineWatch:
-        """What becomes of a dealer's line; it ends with the socket."""
+        """Return the watch over a dealer's line; it ends with the socket."""
         return self._watches[dealer]
 
     def _socket(self, kind: int) -> Any:
@@ -178,7 +179,7 @@ class Lines:
         line.close(linger_ms)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Closes all sockets. It takes limited time: a process ends though ZeroMQ does not."""
+        """Close all sockets. It takes limited time: a process ends though ZeroMQ does not."""
         for line in list(self._sockets):
             self.forget(line, linger_ms)
         # It ends the doorkeeper, which closes its own socket.
@@ -226,11 +227,11 @@ class LineWatch:
         self._ended = False  # ZeroMQ does not try any more
 
     def fds(self) -> tuple[int, ...]:
-        """Where something shows when it stands, or breaks."""
+        """Return the descriptors that become readable when the line stands, or breaks."""
         return self._fds
 
     def broke(self) -> bool:
-        """Has it broken since the last call? It may stand again already."""
+        """Return whether the line has broken since the last call. It may stand again already."""
         broken = False
         while is_readable(self.monitor):
             # As zmq.utils.monitor reads it, which would import asyncio: much of a start.
@@ -272,7 +273,7 @@ class LineWatch:
         return 0.0 if self.stands else time.monotonic() - self.since
 
     def why(self) -> str:
-        """What was found where a line was tried."""
+        """Return why the last attempt to connect failed."""
         return self._found
 
     def close(self) -> None:
@@ -281,7 +282,7 @@ class LineWatch:
 
 
 def bind(router: Any, address: str) -> None:
-    """Also to the first port that is free of tcp://HOST:FIRST-LAST."""
+    """Bind a socket to an address, or to the first free port of tcp://HOST:FIRST-LAST."""
     host, _, port = address.rpartition(":")
     first, dash, last = port.partition("-")
     for number in range(int(first), int(last) + 1) if dash else ():
@@ -298,7 +299,8 @@ def bind(router: Any, address: str) -> None:
 
 
 def resolved(address: str) -> str:
-    """tcp://NAME:PORT with the address of that name: asking for names would hold up all lines.
+    """Return tcp://NAME:PORT with the address of that name: looking names up later would hold up
+    all lines.
 
     Raises UsageError for a name that nobody knows.
     """

@@ -278,7 +278,7 @@ IN_PIECES = "in_pieces"  # no kind of message: so many frames behind this one ar
 
 
 class Message:
-    """A checked message: its kind, its fields (message["id"]), its raw frames."""
+    """Holds a checked message: its kind, its fields (message["id"]), its raw frames."""
 
     __slots__ = ("fields", "frames", "kind")
 
@@ -298,8 +298,8 @@ def new_id() -> str:
 
 
 def encode(kind: str, frames: Sequence[Any] = (), /, **fields: Any) -> list[Any]:
-    """The frames of a message. A field that its table does not allow is our own mistake: it raises
-    as decode() would at the other end."""
+    """Return the frames of a message. A field that its table does not allow is our own mistake: it
+    raises as decode() would at the other end."""
     _checked(kind, fields, len(frames))
     header = _ENCODER.encode(
         {"wire": VERSION, "kind": kind,
@@ -317,7 +317,8 @@ def encode(kind: str, frames: Sequence[Any] = (), /, **fields: Any) -> list[Any]
 
 
 def with_room(broken: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first of these failures: as many as the header of a message surely has room for."""
+    """Return the first of these failures: as many as the header of a message surely has room
+    for."""
     used = 0
     for k, failure in enumerate(broken):
         texts = failure["example"], failure["file"] or "", failure["text"]
@@ -348,7 +349,7 @@ def decode(frames: Sequence[Any]) -> Message:
 
 
 def _header(raw: memoryview) -> tuple[str, dict[str, Any]]:
-    """Of a message of our version: its kind, and fields that nobody has checked yet."""
+    """Return the kind of a message of our version, and its fields, not yet checked."""
     if raw.nbytes > HEADER_BYTES:
         raise _malformed(f"a header: expected at most {HEADER_BYTES} bytes, found {raw.nbytes}")
     try:

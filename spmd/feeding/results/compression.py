@@ -41,7 +41,7 @@ def packed(data: Any, codec: str) -> Any:
 
 
 def unpacked(data: Any, codec: str, size: int) -> Any:
-    """The bytes that were packed: InputError unless they are `size` bytes."""
+    """Return the bytes that were packed. Raises InputError unless they are `size` bytes."""
     try:
         if codec == "lz4":
             plain = lz4.block.decompress(data, uncompressed_size=size)
@@ -60,7 +60,7 @@ def unpacked(data: Any, codec: str, size: int) -> Any:
 
 
 def in_parts(data: Any, size: int = LEAST_PART) -> list[Any]:
-    """The frames of so many bytes that these travel in; there are never too many frames."""
+    """Return data as frames of `size` bytes, or of more where there would be too many frames."""
     whole = memoryview(data)
     size = max(size, -(-whole.nbytes // MOST_PARTS))
     return [whole[offset : offset + size] for offset in range(0, whole.nbytes, size)] or [whole]
@@ -72,7 +72,7 @@ def of_parts(frames: Sequence[Any]) -> Any:
 
 
 class Link:
-    """What is measured of the way to one consumer, and what follows for each field.
+    """Measures the network to one consumer, and chooses a codec for each field from that.
 
     fixed: "auto", or the codec that the pipeline's author wants.
     """
@@ -106,7 +106,7 @@ class Link:
             self.speed = speed if not self.speed else 0.8 * self.speed + 0.2 * speed
 
     def count(self) -> int:
-        """Results under way."""
+        """Return how many results are under way."""
         return len(self._sent)
 
     def part(self) -> int:

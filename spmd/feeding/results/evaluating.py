@@ -27,9 +27,9 @@ NAMED_S = 5e-3  # work that takes longer has the names of its examples in its he
 
 @dataclass
 class Computed:
-    """rows: fewer than asked where the stream ends. there: which of the rows asked for have an
-    example. broken: what failed, as on the wire. end: the stream's length, once known. fatal:
-    nothing behind the last of `broken` is there."""
+    """Holds what was computed for a request. rows: fewer than asked where the stream ends. there:
+    which of the rows asked for have an example. broken: what failed, as on the wire. end: the
+    stream's length, once known. fatal: nothing behind the last of `broken` is there."""
 
     rows: int
     there: np.ndarray
@@ -54,13 +54,13 @@ class Evaluator:
         self._order: str | None = None
 
     def with_settings(self, settings: dict[str, Any]) -> Evaluator:
-        """The same with other settings."""
+        """Return an evaluator of the same pipeline with other settings."""
         evaluator = Evaluator(self.pipeline, settings)
         evaluator._order = self._order
         return evaluator
 
     def order(self) -> str:
-        """What tells its stream from others on this machine; "" where its source cannot say."""
+        """Return the digest of its stream's order on this machine; "" where its source has none."""
         if self._order is None:
             try:
                 self._order = self.pipeline.order()
@@ -70,8 +70,8 @@ class Evaluator:
 
     def compute(self, work: Any, fields: list[dict[str, Any]], out: dict[str, np.ndarray],
                 heartbeat: Any, rows_of: Callable[[np.ndarray], Any] | None = None) -> Computed:
-        """Rows first, first + 1, … into `out`, as far as the stream goes; rows_of: as Pipeline
-        writes them."""
+        """Compute the examples of a request into the rows of `out`, as far as the stream goes.
+        rows_of: as for Pipeline.compute."""
         first, count = work.first, work.count
         if fields != self._fields:
             self._fields = fields
@@ -123,7 +123,7 @@ class Evaluator:
 
 def _ranges(first: int, count: int, left_out: set[int],
             out: dict[str, np.ndarray]) -> list[tuple[int, int]]:
-    """The positions to compute, around those that are left out as zeros."""
+    """Return the ranges of positions to compute; rows that are left out are set to zeros."""
     ranges, begin = [], first
     for position in sorted({p for p in left_out if first <= p < first + count}):
         if begin < position:

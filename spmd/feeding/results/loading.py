@@ -15,7 +15,7 @@ TEXT = 16000  # characters of what was raised
 
 
 def load_pipeline(said: dict[str, Any]) -> Pipeline:
-    """The pipeline that its file's text makes, as a load message has it: by the name that it has
+    """Load a pipeline from its file's text, as a load message has it, by the name that it has
     there, if that is known. Errors name the file and the line."""
     file, name = said["file"], said.get("own_name")
     pipelines = load_text(said["source"], file, modules=said.get("modules"))

@@ -18,7 +18,8 @@ ALIGNED = 64
 
 
 def dtype_named(name: str) -> np.dtype:
-    """As it stands on the wire; UsageError where this machine does not have it."""
+    """Return the dtype of a name on the wire. Raises UsageError where this machine does not have
+    it."""
     try:
         dtype = dtype_of(name)
     except (AttributeError, TypeError):
@@ -29,7 +30,8 @@ def dtype_named(name: str) -> np.dtype:
 
 
 def dtype_text(dtype: np.dtype) -> str:
-    """As dtype_named reads it. Those that NumPy does not have go by their names."""
+    """Return a dtype as text that dtype_named reads: by name, where NumPy itself does not have
+    it."""
     return dtype.str if dtype.kind != "V" else dtype.name
 
 
@@ -40,7 +42,7 @@ def described(field: Any) -> dict[str, Any]:
 
 
 def bytes_of(field: dict[str, Any]) -> int:
-    """Of one example."""
+    """Return how many bytes a field has in one example."""
     size = int(dtype_named(field["dtype"]).itemsize)
     for extent in field["shape"]:
         size *= extent
@@ -48,7 +50,8 @@ def bytes_of(field: dict[str, Any]) -> int:
 
 
 def placed(fields: list[dict[str, Any]], rows: int) -> tuple[list[tuple[Any, ...]], int]:
-    """(name, shape, dtype, offset, bytes) of each array in one block, and the block's bytes."""
+    """Return (name, shape, dtype, offset, bytes) of each array in one block, and the block's
+    bytes."""
     arrays, offset = [], 0
     for field in fields:
         size = rows * bytes_of(field)

@@ -52,7 +52,7 @@ class SharedRegion:
 
 
 class ResultSharer:
-    """The worker's side: who of this host may have regions, and which are whose.
+    """Lends regions of shared memory to the consumers on this host, for a worker.
 
     most: bytes of all regions together. `local`: the name of its socket, `secret`: what it asks.
     """
@@ -110,7 +110,7 @@ class ResultSharer:
         return said, gone
 
     def say(self, consumer: str, message: bytes) -> bool:
-        """False: it has to go another way."""
+        """Send a message over the local socket; return False where it must go over the network."""
         peer = self.peers.get(consumer)
         return peer is not None and _said(peer, message)
 
@@ -249,22 +249,23 @@ class ResultReader:
         return self._memory.get(number)
 
     def say(self, message: bytes) -> bool:
-        """False: it has to go another way."""
+        """Send a message over the local socket; return False where it must go over the network."""
         return _said(self.socket, message)
 
     def heard(self) -> bytes | None:
-        """The next message."""
+        """Return the next message, or None."""
         return self._heard.popleft() if self._heard else None
 
     def attend(self) -> bool:
-        """Maps what was handed over, and takes in messages; False once the worker has ended."""
+        """Map regions and receive messages that have come; return False once the worker has
+        ended."""
         for _ in range(AT_ONCE):
             if not (taken := self._take_in()):
                 return taken is None
         return True  # there may be more
 
     def _take_in(self) -> bool | None:
-        """The next thing that lies there, as attend() does. None: nothing does; False: the end."""
+        """Receive one region or message; return None where none has come, False at the end."""
         try:
             said, fds, _, _ = socket.recv_fds(self.socket, SHORT + 1, 1)
         except BlockingIOError:

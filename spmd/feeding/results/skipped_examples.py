@@ -17,7 +17,7 @@ AGAIN_S = 1.0  # without an answer: lines break, and what is under way is lost t
 
 
 class SkippedExamples:
-    """Of one process."""
+    """Counts the examples that were skipped, and prints each once, for one process."""
 
     def __init__(self, pipeline: str) -> None:
         self.pipeline = pipeline
@@ -35,7 +35,7 @@ class SkippedExamples:
                 say(f"{self.pipeline}: skipped {failure}")
 
     def tells(self, position: int, failure: str) -> dict[str, object]:
-        """What the scheduler is told of it, for the first process to say."""
+        """Return what the scheduler passes on to the first process, which prints it."""
         self.told[position] = failure, time.monotonic()
         return {"position": position, "text": failure[:4000]}
 
@@ -43,7 +43,7 @@ class SkippedExamples:
         self.told.pop(position, None)
 
     def late(self) -> list[tuple[int, str]]:
-        """What nobody has answered for."""
+        """Return the skipped examples that no process has acknowledged."""
         now = time.monotonic()
         return [(k, failure) for k, (failure, since) in self.told.items() if now - since > AGAIN_S]
 

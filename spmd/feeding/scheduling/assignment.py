@@ -35,7 +35,8 @@ MORE = 1.1  # times what it has: a pipeline that can have this goes on being rai
 
 @dataclass(frozen=True)
 class PipelineRow:
-    """What a pipeline asks for. rates: examples/s of a worker by kind of device, until measured.
+    """Holds the request of a pipeline. rates: examples/s of a worker by kind of device, until
+    measured.
 
     limits and left: what it may spend in an hour, and yet in total, of "cost" and of "energy".
     workers: so many, whatever the rates say. preferred: agents, hosts or addresses. acts: it has
@@ -80,7 +81,7 @@ class ConsumerRow:
 
 @dataclass(frozen=True)
 class WorkerRow:
-    """A worker. rates: measured, by pipeline. names: those by which it may be preferred.
+    """Describes a worker. rates: measured, by pipeline. names: those by which it may be preferred.
 
     prices: "cost" and "energy" of an hour.
     """
@@ -95,7 +96,8 @@ class WorkerRow:
 
 @dataclass(frozen=True)
 class Assignment:
-    """shares: worker -> consumer -> part of its time. pending: pipeline -> why it has no worker.
+    """Holds which consumers have which workers. shares: worker -> consumer -> part of its time.
+    pending: pipeline -> why it has no worker.
 
     needs: how many workers each consumer takes by the rate equation (None: not known yet).
     lacks: how many more would do, for those that have too few.
@@ -111,7 +113,7 @@ class Assignment:
     spare: Mapping[str, SpareCapacity] = field(default_factory=dict)
 
     def of(self, consumer: str) -> dict[str, float]:
-        """The workers of a consumer, with their shares."""
+        """Return the workers of a consumer, with their shares."""
         return {w: by_consumer[consumer] for w, by_consumer in self.shares.items()
                 if consumer in by_consumer}
 
@@ -121,7 +123,8 @@ def assign(
     workers: Sequence[WorkerRow], before: Shares | None = None, turn: int = 0,
     spare_before: Mapping[str, SpareCapacity] | None = None,
 ) -> Assignment:
-    """Priorities first; then all alike. turn: the number of the time slice, where slices are due.
+    """Assign workers to consumers: by priority, then max-min fair. turn: the number of the time
+    slice, where slices are due.
 
     What consumers had before stays theirs as long as it is about what they need. Who lacks workers
     has what others leave of theirs.
@@ -157,8 +160,8 @@ def assign(
 
 
 def production(row: PipelineRow, workers: Sequence[WorkerRow]) -> dict[str, float] | None:
-    """Examples/s of each worker: measured; else given for its kind; else as others of its kind;
-    else as the others. None where nothing is known of any."""
+    """Return the examples/s of each worker: measured, else declared for its kind, else the mean of
+    its kind, else of all. None where no rate is known."""
     measured = {w.worker: w.rates[row.name] for w in workers if w.rates.get(row.name, 0) > 0}
     kinds: dict[str, list[float]] = {}
     for w in workers:
@@ -204,7 +207,7 @@ def _budget(row: PipelineRow) -> Budget:
 
 
 def _refusal(row: PipelineRow, workers: Sequence[WorkerRow]) -> str:
-    """Why a pipeline can have no worker at all, or ""."""
+    """Return why a pipeline can have no worker at all, or ""."""
     if not workers:
         return "no worker has joined; try: python -m spmd feed worker --connect ADDRESS"
     for resource, left in row.left.items():
@@ -241,7 +244,8 @@ def _sliced(
     able: list[PipelineRow], demands: Mapping[str, list[Need]], budgets: Mapping[str, Budget],
     pool: Pool, turn: int, pending: dict[str, str],
 ) -> list[PipelineRow]:
-    """Those whose turn it is: fewer workers than pipelines, and not enough for all, go around.
+    """Return the pipelines that have this time slice: workers rotate where they are too few for all
+    pipelines.
 
     The shortest comes first. Others are pending.
     """
@@ -265,7 +269,7 @@ def _sliced(
 def _level(
     demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Held
 ) -> None:
-    """Gives the consumers of one priority their workers: what they need, or all alike less."""
+    """Assign workers to the consumers of one priority: what they need, or an equal part of it."""
     held = {d.consumer: supplied(d, before, pool) for d in demands}
     kept = {d.consumer: held[d.consumer] for d in demands if _is_right(d, held[d.consumer])}
     trial, spent = pool.copy(), _copies(budgets)
@@ -283,8 +287,8 @@ def _level(
 
 
 class FairGoals(NamedTuple):
-    """What each consumer should get, in examples/s. level: so many workers each pipeline has at
-    least, if it needs so many. parts: which workers are best for whom."""
+    """Holds the examples/s that each consumer should get. level: how many workers each pipeline has
+    at least, if it needs so many. parts: which workers are best for whom."""
 
     level: float
     of: dict[str, float]
@@ -292,7 +296,7 @@ class FairGoals(NamedTuple):
 
 
 def _wanted(demands: list[Need]) -> dict[str, float]:
-    """By pipeline, how many workers of its usual speed it should get."""
+    """Return by pipeline how many workers of its usual speed it should get."""
     workers: dict[str, float] = {}
     for d in demands:
         workers[d.pipeline] = workers.get(d.pipeline, 0.0) + d.target / d.usual
@@ -321,8 +325,9 @@ def _fair_goals(
     demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Held,
     high: float = 0.0, parts: Parts | None = None,
 ) -> FairGoals:
-    """Max-min fair: all pipelines have equally many workers, but none more than it needs; what one
-    cannot have the others share. Consumers of one pipeline have the same part of what they need.
+    """Return max-min fair goals: all pipelines have equally many workers, but none more than it
+    needs; what one cannot have the others share. Consumers of one pipeline have the same part of
+    what they need.
 
     high: no more than so many can be had (0: not known).
     """
@@ -334,7 +339,8 @@ def _fair_goals(
                    only_all=trial is None)
 
     def parts_at(level: float, active: list[str]) -> dict[str, float]:
-        """Parts of what they want, with so many workers for these, and the others as they are."""
+        """Return the part of its want that each pipeline has: `level` workers for the active ones,
+        the others as they are."""
         return {**levels, **{n: min(level / wanted[n], most[n]) for n in active}}
 
     most = dict.fromkeys(wanted, 1.0)
@@ -421,8 +427,8 @@ def _with_spare(
     demands: Mapping[str, list[Need]], budgets: Mapping[str, Budget], pool: Pool,
     before: Mapping[str, SpareCapacity], turn: int,
 ) -> Assignment:
-    """Who lacks workers, the highest priority first, has what others leave; those that wait for
-    workers are told so."""
+    """Add spare time to an assignment: consumers that lack workers, the highest priority first,
+    have what others leave. The reasons of waiting pipelines say so."""
     rows = {row.name: row for row in line}
 
     def is_short(d: Need) -> bool:

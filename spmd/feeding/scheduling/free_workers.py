@@ -57,8 +57,8 @@ class FreeWorkers:
         self.allowed[pipeline].discard(worker)
 
     def in_order(self, d: Need, want: float, budget: Budget) -> Iterator[str]:
-        """Whole workers while a whole one is needed, the fastest first; then of one that others
-        use too the one with the least time left that is enough; else whatever is left."""
+        """Yield whole workers while a whole one is needed, the fastest first; then, of partly used
+        ones, the one with the least time left that is enough; else whatever is left."""
         line, index = self._line(d), 0
         refused = self.refused.get(d.pipeline, {})
         if want < SLIVER * d.fastest and want <= max(refused.values(), default=0.0):
@@ -85,7 +85,8 @@ class FreeWorkers:
         return self.fastest[d.pipeline][1]
 
     def _just_enough(self, d: Need, want: float, line: Line) -> str:
-        """Of those that are enough the one with the least time left, then the slowest; or ""."""
+        """Return, of the workers with enough time left, the one with the least, then the slowest;
+        or ""."""
         candidates: list[tuple[float, float, int, str]] = []
         least = want / d.fastest * NEARLY_ALL  # nobody with less is enough
         for left, place, worker in reversed(self.parts[:bisect_right(self.parts, (-least, inf))]):

@@ -19,7 +19,7 @@ UNCLAIMED_S = 3600.0  # for whoever sends the files of a job to submit it
 
 
 class JobFiles:
-    """folder: "" for a scheduler that keeps nothing: it takes no jobs."""
+    """Keeps the files of jobs. folder: "" for a scheduler that keeps nothing and takes no jobs."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder

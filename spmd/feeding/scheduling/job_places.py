@@ -27,7 +27,7 @@ class JobRow(NamedTuple):
 
 
 class SlotRow(NamedTuple):
-    """An agent. free: of its slots, those that no job has."""
+    """Describes an agent's slots. free: how many of them no job has."""
 
     agent: str
     host: str
@@ -37,7 +37,7 @@ class SlotRow(NamedTuple):
 
 
 class JobStart(NamedTuple):
-    """places: an agent and how many ranks it has, in the order of ranks."""
+    """Says where a job starts. places: agents and their numbers of ranks, in the order of ranks."""
 
     job: str
     places: tuple[tuple[str, int], ...]

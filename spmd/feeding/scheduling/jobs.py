@@ -46,8 +46,8 @@ Value = dict[str, Any]
 
 
 class Jobs:
-    """pipelines, agents, consumers: those that the scheduler knows, as they change. tell: sends to
-    a peer."""
+    """Holds the jobs of a scheduler. pipelines, agents, consumers: those that the scheduler knows,
+    as they change. tell: sends to a peer."""
 
     def __init__(self, store: StateFile, pipelines: Mapping[str, KnownPipeline],
                  agents: Mapping[str, KnownAgent], consumers: Mapping[str, KnownConsumer],
@@ -111,8 +111,9 @@ class Jobs:
                 "batches": job.batches}, b""
 
     def _on_end_early(self, message: Message) -> tuple[Value, bytes]:
-        """All consumers hold; once the last of them has said how far it is, the stream ends there.
-        Asked again until the job ends: what was told may be lost."""
+        """End a job's stream early: all consumers hold, and once the last has said how far it is,
+        the stream ends there. The runner repeats the request until the job ends: messages may be
+        lost."""
         job = self._running(message)
         mine = [c for c in self.consumers.values()
                 if c.said["run"] == job.name and c.pipeline == job.pipeline
@@ -153,7 +154,7 @@ class Jobs:
         return {}, b""
 
     def _on_cancel_job(self, message: Message) -> tuple[Value, bytes]:
-        """One that has ended is forgotten, with its files."""
+        """Cancel a job; forget one that has ended, with its files."""
         job = self._named(message["name"])
         if job.state == "ended":
             self.store.drop_job(job.job)
@@ -170,7 +171,8 @@ class Jobs:
         return names[name]
 
     def _running(self, message: Message) -> StoredJob:
-        """The job of a runner. PeerError where that is not the one that counts any more."""
+        """Return the job of a runner. Raises PeerError where another attempt has replaced its
+        own."""
         job = self.known.get(message["job"])
         if job is None or (job.state, job.attempt) != ("running", message["attempt"]):
             raise PeerError("this attempt of a job is over",
@@ -206,7 +208,7 @@ class Jobs:
                 self.tell(agent.peer, "end_job", job=job)
 
     def left(self, agent: str) -> None:
-        """An agent has ended its jobs, and itself."""
+        """Record that an agent has ended its jobs, and itself."""
         for job in self._started():
             if (part := job.part_of(agent)) is not None:
                 self._lose(job, f"its agent on {job.places[part][1]} has ended")
@@ -227,7 +229,8 @@ class Jobs:
             self._sweep()
 
     def charge(self, seconds: float) -> None:
-        """A rank costs what a worker of its agent does."""
+        """Charge pipelines for the ranks of their jobs: each costs what a worker of its agent
+        does."""
         for job in self._started():
             for name, _, ranks in job.places:
                 agent, pipeline = self.agents.get(name), self.pipelines.get(job.pipeline)
@@ -238,8 +241,8 @@ class Jobs:
     # ---- the queue
 
     def slots(self) -> list[SlotRow]:
-        """Agents that offer slots, and how many of these no job has. Of an agent that has lost one
-        none are free until it beats again."""
+        """Return the agents that offer slots, and how many of these no job has. An agent that has
+        lost a job has none free until its next beat."""
         taken: dict[str, int] = {}
         for job in self._started():
             for agent, _, ranks in job.places:
@@ -277,7 +280,7 @@ class Jobs:
         self._preempt([row for row in rows if row.job in waits], waiting)
 
     def _preempt(self, rows: list[JobRow], waiting: Mapping[str, StoredJob]) -> None:
-        """Has jobs of a lower priority end for these, where they lose nothing by that."""
+        """Preempt jobs of a lower priority for these, if they keep checkpoints and so lose nothing."""
         running = [RunningRow(stored.job,
                               tuple((agent, ranks) for agent, _, ranks in stored.places),
                               self._priority(stored), keeps_checkpoints(stored.asked["words"]),
@@ -342,7 +345,7 @@ class Jobs:
 
     def _end(self, job: StoredJob, status: int, why: str, again: bool = True,
              failed: bool = True) -> None:
-        """Ends an attempt: the job starts again where its submitter has allowed that, and where it
+        """End an attempt: the job starts again where its submitter has allowed that, and where it
         has not failed."""
         before = vars(job).copy()
         counts = failed and job.job not in self.unheard

@@ -49,12 +49,13 @@ def _stored(said: Mapping[str, Any], version: int, settings: dict[str, Any],
 
 
 def _reordered(said: Mapping[str, Any], old: StoredPipeline) -> bool:
-    """Other files, say: the same text, but other examples at the positions."""
+    """Return whether positions have other examples though the text is the same: of other files,
+    say."""
     return bool(said["order"] and old.facts.get("order", said["order"]) != said["order"])
 
 
 def facts_of(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What whoever submits found in the source, as far as it is known."""
+    """Return what the submitter knows of the source."""
     return {name: said[name] for name in FACTS if said[name] is not None}
 
 

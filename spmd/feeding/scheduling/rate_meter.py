@@ -16,7 +16,7 @@ SAMPLES = 256
 
 
 class RateMeter:
-    """Of one consumer, or of one worker for one pipeline."""
+    """Measures the rate of one consumer, or of one worker for one pipeline."""
 
     def __init__(self, window_s: float = WINDOW_S, rate: float | None = None) -> None:
         self.rate = rate  # amounts in a busy second; None: not known yet
@@ -25,7 +25,7 @@ class RateMeter:
         self._seen: deque[tuple[float, float, float, float]] = deque(maxlen=SAMPLES)
 
     def see(self, now: float, amount: float, busy_s: float, waited_s: float = 0.0) -> None:
-        """What it says of itself since it started: how much, busy and waiting for how long."""
+        """Record totals since the peer's start: an amount, and seconds busy and waiting."""
         if self._seen and (amount < self._seen[-1][1] or busy_s < self._seen[-1][2]):
             self._seen.clear()
         self._seen.append((now, amount, busy_s, waited_s))

@@ -48,8 +48,8 @@ class Avoided(NamedTuple):
 
 
 class KnownAgent:
-    """What supervises the workers of a machine. loaded: (pipeline, version) -> settings as told.
-    allowed: keys that its workers let in, as told.
+    """Holds what is known of an agent, which supervises the workers of a machine. loaded:
+    (pipeline, version) -> settings as told. allowed: keys that its workers let in, as told.
 
     cost: of one of its workers in an hour; watts: that such a worker takes.
     """
@@ -62,7 +62,7 @@ class KnownAgent:
         self.hear(said)
 
     def hear(self, said: dict[str, Any]) -> None:
-        """Its join: which processes it has now."""
+        """Take over the fields of a join message: which processes the agent has now."""
         self.agent, self.name, self.host = said["agent"], said["name"], said["host"]
         self.device, self.free = said["device"], said["free"]
         self.cost, self.watts = said["cost"] or 0.0, said["energy"] or 0.0
@@ -83,7 +83,8 @@ class KnownAgent:
 
 
 def names_of(agents: Collection[KnownAgent]) -> set[str]:
-    """By which their workers may be preferred, also those that are still starting."""
+    """Return the names by which agents' workers may be preferred, also workers that are still
+    starting."""
     names = {name for agent in agents for name in (agent.name, agent.agent, agent.host)}
     return names.union(*(row.names | {row.worker} for agent in agents for row in agent.rows()))
 
@@ -145,7 +146,8 @@ class KnownConsumer:
         self.avoided[worker] = Avoided(now + seconds, seconds, why)
 
     def avoids(self, now: float, workers: Collection[str]) -> frozenset[str]:
-        """The workers that it is not sent to now. Where these would be all, it goes on trying."""
+        """Return the workers that the consumer cannot reach now; none where these would be all, so
+        that it goes on trying."""
         for worker in [w for w, outage in self.avoided.items()
                        if w not in workers or now > outage.until + 2 * outage.seconds]:
             del self.avoided[worker]
@@ -154,7 +156,7 @@ class KnownConsumer:
 
     def row(self, now: float, workers: Collection[str],
             settings: Mapping[str, Any]) -> ConsumerRow:
-        """settings: of its pipeline, as they are now."""
+        """Return the row that assign() takes for it. settings: of its pipeline, as they are now."""
         rate, ranks = self.could, self.said["ranks"]
         serves, first = settings.get("serves") or {}, settings.get("first") or ""
         mine = frozenset(name for name, text in serves.items() if any(map(ranks_in(text), ranks)))
@@ -165,7 +167,7 @@ class KnownConsumer:
                            bool(first) and any(map(ranks_in(first), ranks)))
 
     def ranks(self) -> str:
-        """rank 3; ranks 0-3; ranks 1, 5."""
+        """Return its ranks as text: rank 3; ranks 0-3; ranks 1, 5."""
         ranks = sorted(self.said["ranks"])
         if len(ranks) == 1:
             return f"rank {ranks[0]}"
@@ -175,10 +177,11 @@ class KnownConsumer:
 
 
 def find_rates(consumers: Collection[KnownConsumer], now: float) -> None:
-    """What each could take. Ranks that exchange wait for the one that starves, and what they
-    measure has its wait in it: where ranks of a run are at the same batch, and one of them
-    starves, the fastest of them tells for all. It does so for those that wait nearly always, too:
-    what these could take is not known, and each rank takes all batches in the end."""
+    """Set the rate at which each consumer could take examples. Ranks that exchange wait for the one
+    that starves, and what they measure has its wait in it: where ranks of a run are at the same
+    batch, and one of them starves, the fastest of them tells for all. It does so for those that
+    wait nearly always, too: what these could take is not known, and each rank takes all batches in
+    the end."""
     runs: dict[tuple[str, str], list[KnownConsumer]] = {}
     for consumer in consumers:
         consumer.could = consumer.meter.rate
@@ -208,7 +211,8 @@ class KnownPipeline:
         self.ended: str = ""  # why it cannot go on, as workers said
 
     def row(self, now: float, rates: dict[str, float]) -> PipelineRow:
-        """rates: measured in earlier runs, by kind of device; given ones come first."""
+        """Return the row that assign() takes for it. rates: measured in earlier runs, by kind of
+        device; those of its settings come first."""
         settings, spent = self.stored.settings, self.stored.spent
         workers = settings.get("workers")
         estimated = settings.get("estimated_seconds")
@@ -228,7 +232,7 @@ class KnownPipeline:
         )
 
     def charge(self, shares: float, prices: dict[str, float], seconds: float) -> None:
-        """That so much of workers at such prices of an hour worked for it so long."""
+        """Charge the pipeline for a share of workers' time. prices: of an hour."""
         for resource, price in prices.items():
             if price:
                 spent = self.stored.spent

@@ -25,7 +25,7 @@ LOOK_S = 60.0  # between two looks at which are older
 
 
 class RunVersions:
-    """store: where all of it outlives a restart."""
+    """Holds the versions of pipelines that runs use. store: keeps them over a restart."""
 
     def __init__(self, store: StateFile) -> None:
         self.store = store
@@ -34,7 +34,8 @@ class RunVersions:
         self._looked = 0.0
 
     def begin(self, now: StoredPipeline, said: Mapping[str, Any]) -> dict[str, Any]:
-        """A run opens a stream, or goes on with one (version, text). What its processes are told.
+        """Register a run that opens a stream, or goes on with one (version, text). Return what its
+        processes are told.
 
         AgreementError where what it goes on with is not kept any more.
         """
@@ -59,7 +60,7 @@ class RunVersions:
         return version
 
     def by_pipeline(self) -> dict[str, list[KnownRun]]:
-        """Those that have come, the last one that was seen at the end."""
+        """Return by pipeline the runs whose consumers have come, the one seen last at the end."""
         by_name: dict[str, list[KnownRun]] = {}
         for run in sorted(self.runs.values(), key=lambda run: run.seen):
             if run.taken != COMES:
@@ -67,8 +68,8 @@ class RunVersions:
         return by_name
 
     def of(self, now: StoredPipeline, said: Mapping[str, Any]) -> StoredPipeline:
-        """The version that is meant: by its number, and by its text where the state is another one
-        than that which counted."""
+        """Return the version that a run names: by its number, or by its text where that is
+        known."""
         version, text = said["version"], said["text"]
         if version is None:
             return now
@@ -84,19 +85,21 @@ class RunVersions:
             remedy="start the run again, with --resume if it was kept")
 
     def numbered(self, now: StoredPipeline, version: int) -> StoredPipeline:
-        """The version of a consumer that is there."""
+        """Return a version of a pipeline by its number."""
         stored = self.older.get((now.name, version), now)
         return self.with_settings(now, stored)
 
     def with_settings(self, now: StoredPipeline, stored: StoredPipeline) -> StoredPipeline:
-        """With the settings of now, but for those that say which examples there are."""
+        """Return a version with the settings of now, except those that determine which examples
+        there are."""
         if stored is now:
             return now
         fixed = {name: stored.settings[name] for name in FIXED if name in stored.settings}
         return replace(stored, settings={**now.settings, **fixed})
 
     def replaced(self, old: StoredPipeline, new: StoredPipeline) -> list[StoredPipeline]:
-        """What must be kept beside a new version: the one before it, if it is another source."""
+        """Return what must be kept beside a new version: the one before it, if its source
+        differs."""
         if old.version == new.version:
             return []
         self.older[old.name, old.version] = old
@@ -107,7 +110,7 @@ class RunVersions:
         self.runs = {s: run for s, run in self.runs.items() if run.pipeline != name}
 
     def see(self, taken: Iterable[tuple[str, int]]) -> list[KnownRun]:
-        """By stream, how many batches the runs that are heard have taken. What to keep of them."""
+        """Record by stream how many batches runs have taken. Return the runs to store."""
         seen = []
         for stream, batches in taken:
             if run := self.runs.get(stream):
@@ -116,7 +119,7 @@ class RunVersions:
         return seen
 
     def forget(self) -> None:
-        """Runs that were not seen for a day, and the versions that nobody goes on with."""
+        """Forget runs that were not seen for a day, and the versions that no run uses."""
         if time.monotonic() - self._looked < LOOK_S:
             return
         self._looked = time.monotonic()
@@ -128,13 +131,13 @@ class RunVersions:
 
 
 def text_digest(source: str, own_name: str = "", modules: Any = None) -> str:
-    """What tells the texts of one version from those of another."""
+    """Return a digest of the texts of a version."""
     more = json.dumps([own_name, modules]) if own_name or modules else ""
     return blake2b((source + more).encode(), digest_size=16).hexdigest()
 
 
 def unknown_pipeline(name: str, names: Iterable[str], address: str) -> AgreementError:
-    """What a run is told that takes a pipeline that nobody submitted."""
+    """Return the error for a run that takes a pipeline that nobody submitted."""
     known = sorted(names)
     return AgreementError(
         f"pipeline {name} was not submitted to {address}",

@@ -51,7 +51,8 @@ MOVED = 0.05  # of a worker's time: a share that moves by less is not told
 
 
 class Scheduler:
-    """router: a ROUTER of sockets.Lines. address: as others reach it; strangers: refused keys."""
+    """Handles the messages of agents, consumers and clients. router: a ROUTER of sockets.Lines.
+    address: as others reach it; strangers: refused keys."""
 
     def __init__(self, router: Any, store: StateFile, *, address: str = "",
                  slice_s: float = SLICE_S, counts: Counter[str] | None = None) -> None:
@@ -101,7 +102,8 @@ class Scheduler:
                 self.hear(bytes(frames[0]), frames[1:])
 
     def hear(self, peer: bytes, frames: list[Any]) -> None:
-        """One message. A wrong one is counted; a defect of ours is told, and the loop goes on."""
+        """Handle one message. A malformed one is counted; a defect of ours is logged, and the loop
+        goes on."""
         try:
             message = decode(frames)
             handler = getattr(self, f"_on_{message.kind}", None)
@@ -128,7 +130,7 @@ class Scheduler:
                   f"{traceback.format_exc()}", file=sys.stderr, flush=True)
 
     def tick(self) -> None:
-        """What is due by the clock."""
+        """Do what is due by the clock."""
         now = time.monotonic()
         late = now - self._ticked - 0.5
         self._ticked = now
@@ -218,7 +220,7 @@ class Scheduler:
         self.dirty = True
 
     def _bury(self, now: float) -> None:
-        """Forgets whoever has been silent for too long."""
+        """Forget agents and consumers whose heartbeat has been missing for too long."""
         for agent in [a for a, known in self.agents.items() if now - known.seen > SILENT_S]:
             self.counts["agents lost"] += 1
             self._forget(agent, f"its agent has been silent for {SILENT_S} s")
@@ -256,7 +258,7 @@ class Scheduler:
         self.tell(peer, "answer", value=self.versions.begin(stored, message.fields))
 
     def _on_learnt(self, peer: bytes, message: Message) -> None:
-        """The order of a stream, as the first worker read it that was asked."""
+        """Record the order of a stream, as the first worker that read the source sent it."""
         consumer = self.consumers.get(message["consumer"])
         if consumer is None:
             return
@@ -268,7 +270,7 @@ class Scheduler:
                 self.store.put_pipeline(stored)
 
     def _on_skipped(self, peer: bytes, message: Message) -> None:
-        """Of one run, one process speaks."""
+        """Pass on a skipped example to the process of its run that prints them."""
         consumer = self.consumers.get(message["consumer"])
         if consumer is not None and consumer.said["stream"]:
             mine = [c for c in self.consumers.values()
@@ -382,7 +384,7 @@ class Scheduler:
     # ---- who works for whom
 
     def plan(self, now: float) -> None:
-        """Assigns anew, and tells those for whom something is different."""
+        """Assign workers anew, and tell the consumers whose assignment has changed."""
         self._planned, self.dirty = now, False
         workers = [row for agent in self.agents.values() for row in agent.rows()]
         running = self._running()
@@ -411,7 +413,7 @@ class Scheduler:
         self.look(now)
 
     def _are_unmeasured(self) -> bool:
-        """Is there a consumer that had workers, and whose rate is not known again?"""
+        """Return whether a consumer that had workers has no measured rate since the restart."""
         had = {c for by_consumer in self.assigned.shares.values() for c in by_consumer}
         return any(c not in self.consumers or not self.consumers[c].meter.rate for c in had)
 
@@ -425,7 +427,7 @@ class Scheduler:
         return why.replace("--connect ADDRESS", f"--connect {self.address}")
 
     def _version_of(self, consumer: KnownConsumer) -> StoredPipeline:
-        """Of its pipeline, the one with which its run began."""
+        """Return the version of a consumer's pipeline with which its run began."""
         newest = self.pipelines[consumer.pipeline].stored
         return self.versions.numbered(newest, consumer.version)
 
@@ -480,7 +482,7 @@ class Scheduler:
             consumer.seen = min(consumer.seen, now - CONSUMER_SILENT_S + 2.0)
 
     def _charge(self, rows: dict[str, Any], now: float) -> None:
-        """What those who worked since the last time have cost."""
+        """Charge pipelines for the workers that they have had since the last call."""
         took, self._charged = now - self._charged, now
         self.jobs.charge(took)
         for worker, by_consumer in self.assigned.shares.items():
@@ -492,7 +494,7 @@ class Scheduler:
     # ---- what is kept and seen
 
     def keep(self, now: float) -> None:
-        """Writes what a restart should know; a full disk is told, and tried again."""
+        """Write what a restart should know; a full disk is reported, and tried again."""
         self._kept = now
         rates: dict[tuple[str, str], list[float]] = {}
         for agent in self.agents.values():

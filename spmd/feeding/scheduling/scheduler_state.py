@@ -69,7 +69,7 @@ class StoredPipeline:
     modules: list[dict[str, str]] | None = None
 
     def code(self) -> tuple[Any, ...]:
-        """What tells it from another version, beside settings."""
+        """Return what distinguishes it from another version, beside settings."""
         return self.source, self.own_name, self.modules
 
 
@@ -172,7 +172,8 @@ class StateMemory:
 
 
 class StateFile:
-    """The file. path: "" keeps everything in memory, for a scheduler that ends with its run."""
+    """Keeps a scheduler's state in a SQLite file. path: "" keeps everything in memory, for a
+    scheduler that ends with its run."""
 
     def __init__(self, path: str = "", memory: StateMemory | None = None) -> None:
         self.path, self.memory = os.path.abspath(path) if path else "", memory
@@ -225,7 +226,8 @@ class StateFile:
     # ---- what must be kept: FullDisk where it cannot
 
     def put_pipeline(self, pipeline: StoredPipeline, older: Iterable[StoredPipeline] = ()) -> None:
-        """Keeps a new pipeline, or a new version of one, and what it was before for its runs."""
+        """Store a new pipeline, or a new version of one, and the older versions that its runs
+        use."""
         self._must(("INSERT OR REPLACE INTO pipelines VALUES (?,?,?,?,?,?,?,?,?,?)",
                     [_row(pipeline)]),
                    ("INSERT OR REPLACE INTO older VALUES (?,?,?,?,?,?,?,?)",
@@ -239,7 +241,7 @@ class StateFile:
                    ("DELETE FROM runs WHERE pipeline=?", [(name,)]))
 
     def put_job(self, stored: StoredJob) -> None:
-        """Keeps a job as it is now, and gives a new one its number, which no other ever has."""
+        """Store a job as it is now, and set a new one's number, which no other ever has."""
         value = asdict(stored)
         number, job = value.pop("number") or None, value["job"]
         self._must(("INSERT INTO jobs VALUES (?,?,?) ON CONFLICT (job) DO UPDATE SET "
@@ -267,8 +269,8 @@ class StateFile:
         rates: Mapping[tuple[str, str], float] | None = None, keys: Iterable[str] = (),
         shares: Mapping[str, Mapping[str, float]] | None = None,
     ) -> bool:
-        """Everything at once or nothing. agents: id, name, host, device; rates: by pipeline and
-        device. False: see `trouble`."""
+        """Write all of this in one transaction. agents: id, name, host, device; rates: by pipeline
+        and device. False: see `trouble`."""
         now = time.time()
         work: list[tuple[str, list[tuple[Any, ...]]]] = [
             ("UPDATE pipelines SET spent=? WHERE name=?",
@@ -291,7 +293,7 @@ class StateFile:
         self._try([("DELETE FROM agents WHERE agent=?", [(agent,)])])
 
     def forget_runs(self, before: float) -> None:
-        """Those that were not seen since then, and the older versions that no run goes on with."""
+        """Delete runs that were not seen since then, and the older versions that no run uses."""
         self._try([("DELETE FROM runs WHERE seen<?", [(before,)]),
                    ("DELETE FROM older WHERE NOT EXISTS (SELECT 1 FROM runs WHERE "
                     "runs.pipeline=older.name AND runs.version=older.version)", [()])])
@@ -318,7 +320,7 @@ class StateFile:
                 for n, v, f, s, settings, spent, submitted, facts, own, modules in rows]
 
     def older(self) -> list[StoredPipeline]:
-        """Versions that were replaced, and that runs may go on with."""
+        """Return the versions that were replaced, and that runs may go on with."""
         rows = self._db.execute("SELECT * FROM older ORDER BY name, version").fetchall()
         return [StoredPipeline(n, v, f, s, json.loads(settings), facts=json.loads(facts),
                                own_name=own, modules=json.loads(modules))
@@ -370,7 +372,7 @@ def _folder(path: str) -> None:
 
 
 def _refusal(path: str, error: sqlite3.Error) -> Exception:
-    """What is wrong with a file that cannot be opened as the state of a scheduler."""
+    """Return the error for a file that cannot be opened as the state of a scheduler."""
     if "locked" in str(error):
         return EnvironmentFault(
             f"{path}: another scheduler works with this file",

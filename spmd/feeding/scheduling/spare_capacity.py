@@ -20,7 +20,8 @@ LOADING = 8  # one of so many workers may load the pipeline at a time
 
 
 class SpareCapacity(NamedTuple):
-    """Of a consumer. behind: after those that are behind fewer."""
+    """Holds the workers whose spare time a consumer has. behind: its rank in their queues; those
+    with a lower one come first."""
 
     workers: tuple[str, ...]
     behind: int
@@ -30,8 +31,9 @@ def spare_time(
     short: Sequence[Need], behind: Mapping[str, int], budgets: Mapping[str, Budget], pool: Pool,
     before: Mapping[str, SpareCapacity], turn: int,
 ) -> dict[str, SpareCapacity]:
-    """short: who lacks workers, the highest priority first. behind: by pipeline. turn: changes now
-    and then, and with it the workers that load a pipeline."""
+    """Return the spare capacity of consumers that lack workers. short: these consumers, the highest
+    priority first. behind: by pipeline. turn: changes now and then, and with it the workers that
+    load a pipeline."""
     spare = {}
     for name in dict.fromkeys(d.pipeline for d in short):
         line = _line(name, pool, turn)
@@ -62,7 +64,8 @@ def _line(name: str, pool: Pool, turn: int) -> list[str]:
 def _allowed(
     d: Need, order: Iterator[str], among: Collection[str], budget: Budget, pool: Pool
 ) -> Iterator[str]:
-    """The first workers in this order that it reaches, and may have beside its own."""
+    """Yield the first workers in this order that a consumer reaches, and may have beside its
+    own."""
     own = pool.of(d.consumer)
     chosen: set[str] = set()
     for worker in order:

@@ -21,7 +21,8 @@ Held = Mapping[str, list[tuple[str, float]]]  # consumer -> its workers with the
 
 @dataclass(frozen=True)
 class Need:
-    """What a consumer needs and should get, in examples/s. usual: what a worker makes of them.
+    """Holds the examples/s that a consumer needs, and should get. usual: what a worker makes of
+    them.
 
     speeds: what each makes, one mapping for its pipeline; fastest: the most. avoids: workers that
     it does not reach. known: by measuring. spread: it takes whatever is idle, to be measured.
@@ -43,12 +44,13 @@ class Need:
     first: bool = False
 
     def speed(self, worker: str) -> float:
-        """What a worker makes for it."""
+        """Return how many examples/s a worker computes for the consumer; 0 where it cannot reach
+        it."""
         return 0.0 if worker in self.avoids else self.speeds[worker]
 
 
 class Budget:
-    """How many workers a pipeline may have, and what they may cost together in an hour."""
+    """Limits how many workers a pipeline may have, and what they may cost together in an hour."""
 
     def __init__(
         self, most: int | None, limits: Mapping[str, float], setting: str = "max_workers"
@@ -65,7 +67,7 @@ class Budget:
         return self.most is not None and len(self.workers) >= self.most
 
     def used_up(self) -> str:
-        """The setting of its pipeline that allows no more, or ""."""
+        """Return the setting of its pipeline that allows no more, or ""."""
         if self.is_full():
             return self.setting
         return next((f"{resource}_per_hour" for resource, limit in self.limits.items()
@@ -80,7 +82,7 @@ class Budget:
         self.spent, self.workers = dict(other.spent), set(other.workers)
 
     def allowed(self, worker: str, prices: Mapping[str, float]) -> float:
-        """Which part of a worker's time may be taken yet."""
+        """Return which part of a worker's time may still be taken."""
         if self.is_full() and worker not in self.workers:
             return 0.0
         if not self.limits:
@@ -129,7 +131,7 @@ class Pool:
         return self.taken.get(consumer, {})
 
     def owners(self) -> Iterator[tuple[str, str]]:
-        """Workers and the pipelines that they work for."""
+        """Yield workers and the pipelines that they work for."""
         for by_worker in self.taken.values():
             for worker, (pipeline, _) in by_worker.items():
                 yield worker, pipeline
@@ -157,7 +159,7 @@ class Pool:
 
 
 def held_by(shares: Mapping[str, Mapping[str, float]]) -> Held:
-    """The workers of each consumer with their shares, the largest first."""
+    """Return the workers of each consumer with their shares, the largest first."""
     held: dict[str, list[tuple[str, float]]] = {}
     for worker, by_consumer in shares.items():
         for consumer, share in by_consumer.items():
@@ -204,7 +206,7 @@ def fit(
 
 
 class Taking:
-    """What consumers take of a pool, one after the other."""
+    """Takes workers from a pool for consumers, one after the other."""
 
     def __init__(
         self, demands: list[Need], part: float, goals: Mapping[str, float],
@@ -221,7 +223,7 @@ class Taking:
         return self.wants[d.consumer] <= SLIVER * min(d.usual, d.target)
 
     def take(self, d: Need, workers: Iterable[tuple[str, float]]) -> None:
-        """Of each of these so much at most, until it has enough."""
+        """Take at most these shares of workers, until the consumer has enough."""
         if self.has_enough(d):
             return
         pool, budget = self.pool, self.budgets[d.pipeline]
@@ -241,14 +243,16 @@ class Taking:
                     return
 
     def take_near(self, d: Need, owned: Set[str]) -> None:
-        """Of those that its pipeline prefers, or else of its host, except the ones owned."""
+        """Take workers that its pipeline prefers, or else those of its host, except the ones
+        owned."""
         if not self.has_enough(d):
             near = d.preferred or d.host, bool(owned)
             self.take_of(d, near, () if near in self.groups else (
                 w for w in near_ones(d, self.pool) if w not in owned))
 
     def take_of(self, d: Need, name: Any, members: Iterable[str]) -> None:
-        """Of a group of workers, in their order. members: those of the group, where it is new."""
+        """Take workers of a group, in their order. members: the workers of the group, where it is
+        new."""
         if self.has_enough(d):
             return
         if name not in self.groups:
@@ -267,7 +271,8 @@ def _is_near(d: Need, worker: str, pool: Pool) -> bool:
 
 def _take_best(demands: list[Need], parts: Mapping[str, Mapping[str, float]],
                taking: Taking) -> None:
-    """Of the workers that are best for their pipelines: first those that they have."""
+    """Take for consumers the workers that are best for their pipelines: first those that they
+    have."""
     pool = taking.pool
     best = {name: dict(mine) for name, mine in parts.items()}
     line = {name: _by_host(mine, pool) for name, mine in parts.items()}
@@ -295,7 +300,8 @@ def _take_best(demands: list[Need], parts: Mapping[str, Mapping[str, float]],
 
 
 def _by_host(mine: Mapping[str, float], pool: Pool) -> dict[str, deque[str]]:
-    """The workers that are best for a pipeline, by host, and all of them as "": the most first."""
+    """Return the workers that are best for a pipeline by host, and all of them as "", the best
+    first."""
     by_host = {"": deque(sorted(mine, key=lambda w: -mine[w]))}
     for worker in by_host[""]:
         by_host.setdefault(pool.rows[worker].host or "?", deque()).append(worker)

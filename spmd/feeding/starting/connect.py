@@ -31,10 +31,10 @@ REMOTE = re.compile(r"([A-Za-z0-9_.:+-]{1,128})@(tcp://\S+:\d+)")
 
 def supply_for(source: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] = (),
                before: Any = None, beside: Iterable[Any] = ()) -> Supply:
-    """In all processes of a job together. source: a Pipeline, "FILE.py", "FILE.py:NAME", or
-    "NAME@tcp://HOST:PORT", a pipeline that was submitted there.
-    before: the supply with which the run has come to where this one begins. beside: those of its
-    other feeds: of one pipeline all have the same version, of one file the same text.
+    """Return the supply of a feed's batches; all processes of a job call this together. source: a
+    Pipeline, "FILE.py", "FILE.py:NAME", or "NAME@tcp://HOST:PORT", a pipeline that was submitted
+    there. before: the supply with which the run has come to where this one begins. beside: those of
+    its other feeds: of one pipeline all have the same version, of one file the same text.
 
     Raises UsageError for something else, and what the pipeline's file raises.
     """
@@ -75,6 +75,6 @@ def supply_for(source: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...]
 
 
 def run_name() -> str:
-    """What a run is called where people see it: on `feed status`."""
+    """Return the name of a run, as `feed status` shows it."""
     job = os.environ.get("SPMD_RUN") or os.environ.get("SLURM_JOB_ID") or ""
     return job[:256] or f"{os.uname().nodename[:48]}-{os.getppid()}"

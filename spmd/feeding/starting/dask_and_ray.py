@@ -92,7 +92,7 @@ def on_ray(connect: str, keys: str | Keys = "", processes: int = 1, **more: Any)
 
 
 class RayAgent:
-    """An actor: an agent beside it, as long as it lives."""
+    """Runs an agent beside a Ray actor, as long as that lives."""
 
     def __init__(self, said: dict[str, Any]) -> None:
         self.why = ""

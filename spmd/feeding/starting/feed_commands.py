@@ -80,7 +80,7 @@ def _submit(asked: argparse.Namespace) -> int:
 
 
 def _submit_ranks(asked: argparse.Namespace, client: Client, answer: dict[str, Any]) -> int:
-    """The other half of a submission; then it is followed to its end, unless --detach."""
+    """Submit the ranks of a pipeline; follow them to their end, unless --detach."""
     name = answer["name"]
     image = asked.image or row_of(client.status(), name)["settings"].get("image")
     if not image:
@@ -109,7 +109,8 @@ def _fetch(asked: argparse.Namespace) -> int:
 
 
 def _fetched(client: Client, job: str, outputs: Any) -> int:
-    """Exit code: that of the job. Whoever interrupts this leaves the job alone."""
+    """Follow a job to its end; return its exit code. Whoever interrupts this leaves the job
+    alone."""
     try:
         return int(client.fetch(job, outputs=outputs, follow=_follow)["status"])
     except (KeyboardInterrupt, Terminated):
@@ -138,14 +139,15 @@ def _update(asked: argparse.Namespace) -> None:
 
 
 def _unknown(answer: dict[str, Any]) -> str:
-    """What is said of a first example that could not be computed where it was submitted."""
+    """Return the note on a first example that could not be computed where it was submitted, or
+    ""."""
     why = answer.get("first_example")
     return ("\nIts first example could not be computed here, so a run is compared with it when a "
             f"worker has done so: {why}") if why else ""
 
 
 def _not_here(answer: dict[str, Any]) -> str:
-    """That workers are preferred which are not here."""
+    """Return the note on preferred workers that have not joined, or ""."""
     if "not_here" not in answer:
         return ""
     return (f"; no worker is called {' or '.join(answer['not_here'])} now, there is "

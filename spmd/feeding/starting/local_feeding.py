@@ -112,7 +112,8 @@ def workers_each(pipeline: Pipeline, hosts: int) -> int:
 
 def begin_scheduler(pipeline: Pipeline, feed: Any, run: str, several_hosts: bool,
                     keeper: ChildSupervisor) -> dict[str, Any]:
-    """A scheduler that knows the pipeline: its address, the keys of this run, the name."""
+    """Start a scheduler and submit the pipeline; return its address, the keys of this run, and the
+    name."""
     local = LocalScheduler(several_hosts)
     supervised = SupervisedChild("the scheduler", local.start, local.greet)
     keeper.add(supervised)

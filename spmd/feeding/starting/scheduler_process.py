@@ -115,7 +115,7 @@ def reached_at(listen: str, endpoint: str) -> str:
 
 def serve(listen: str, folder: str, state: str, page: int | None, slice_s: float,
           say: Callable[[str], None]) -> None:
-    """`feed serve`: until Ctrl-C or SIGTERM; consumers go on with the workers that they have."""
+    """Run `feed serve` until Ctrl-C or SIGTERM; consumers go on with the workers that they have."""
     folder = folder or os.environ.get(KEYS, "")
     checked_listen(listen, folder)
     keys = keys_of(folder, scheduler=True)
@@ -152,7 +152,7 @@ def wait_for_address(child: Child, keys: Keys, listen: str) -> str:
 
 
 def _in_child(channel: Channel, memory: StateMemory | None) -> None:
-    """What the child does: until its parent closes the channel."""
+    """Run a scheduler in a child process until its parent closes the channel."""
     channel.wait_for(START_S)
     asked: dict[str, Any] = (channel.said() or [{}])[0]
     if not asked:
@@ -170,7 +170,8 @@ def _in_child(channel: Channel, memory: StateMemory | None) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """As its parent starts it: a channel, and memory for the state if it is to be kept."""
+    """Run the scheduler that a parent starts with a channel, and memory for the state if it is to
+    be kept."""
     channel, kept = of_parent(arguments)
     _in_child(channel, StateMemory(kept[0]) if kept else None)
 

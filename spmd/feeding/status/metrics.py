@@ -41,7 +41,7 @@ METRICS = {
 
 
 class _Collector:
-    """What the library asks for metrics: those of one overview."""
+    """Gives the Prometheus library the metrics of one overview."""
 
     def __init__(self, seen: dict[str, Any]) -> None:
         self._seen = seen

@@ -30,7 +30,7 @@ DISK = "make room on that disk: what is submitted until then is refused"
 
 
 def overview(scheduler: Scheduler, now: float) -> dict[str, Any]:
-    """Everything, as it is now."""
+    """Return everything that `feed status` shows, as it is now."""
     consumers = [_consumer(scheduler, taker, now) for taker in scheduler.takers()]
     workers = list(_workers(scheduler, now))
     free = {row.agent: row.free for row in scheduler.jobs.slots()}
@@ -140,14 +140,14 @@ def _pipeline(
 
 
 def _names(scheduler: Scheduler) -> set[str]:
-    """By which workers that are here may be preferred, where some are."""
+    """Return the names by which workers may be preferred, if a pipeline prefers any."""
     if not any(preferred(pipeline.stored.settings) for pipeline in scheduler.pipelines.values()):
         return set()
     return names_of(scheduler.agents.values())
 
 
 def _versions(scheduler: Scheduler, pipeline: KnownPipeline) -> dict[str, int]:
-    """How many runs take which version."""
+    """Return by version how many runs take it."""
     runs = {(c.said["stream"] or c.consumer, c.version) for c in scheduler.consumers.values()
             if c.pipeline == pipeline.name}
     return {str(v): n for v, n in sorted(Counter(version for _, version in runs).items())}
@@ -161,7 +161,7 @@ def _round(rate: float | None) -> float | None:
 
 
 def _lines(seen: dict[str, Any]) -> Iterator[str]:
-    """Who has no line to which workers."""
+    """Yield warnings about consumers that have no connection to some workers."""
     hosts = {w["worker"]: w["host"] for w in seen["workers"]}
     for c in seen["consumers"]:
         for why in sorted(set(c["no_line"].values())):
@@ -173,7 +173,7 @@ def _lines(seen: dict[str, Any]) -> Iterator[str]:
 
 
 def _where(activity: dict[str, Any]) -> str:
-    """A line is not known while a file is loaded."""
+    """Return the file and line at which a worker is; the line is unknown while a file is loaded."""
     return f"{activity['file']}:{activity['line']}" if activity["line"] else f"{activity['file']}"
 
 
@@ -189,7 +189,7 @@ def _who(consumer: dict[str, Any], singular: str, plural: str) -> str:
 
 
 def warnings(seen: dict[str, Any]) -> list[str]:
-    """What is not as it should be, each with what to do."""
+    """Return warnings, each with what to do."""
     texts = []
     address = seen["scheduler"]["address"]
     kinds = {w["worker"]: w["device"] for w in seen["workers"]}

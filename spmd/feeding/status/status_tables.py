@@ -28,7 +28,7 @@ Row = list[str]
 
 
 def table_text(seen: dict[str, Any], width: int = 0) -> str:
-    """Everything. width: of the terminal; 0 cuts no line."""
+    """Return the tables of the whole status. width: of the terminal; 0 cuts no line."""
     lines = [_head(seen)]
     lines += _aligned(PIPELINES, [_pipeline(p) for p in seen["pipelines"]], width)
     lines += _shortened(RUNS, [_run(c) for c in seen["consumers"]], "ranks", width)
@@ -41,7 +41,7 @@ def table_text(seen: dict[str, Any], width: int = 0) -> str:
 
 
 def pipeline_text(seen: dict[str, Any], name: str, width: int = 0) -> str:
-    """One pipeline, with all its ranks and workers. name: of one that is there."""
+    """Return the status of one pipeline, with all its ranks and workers."""
     row = next(p for p in seen["pipelines"] if p["name"] == name)
     runs = [c for c in seen["consumers"] if c["pipeline"] == name]
     mine = {c["consumer"] for c in runs}
@@ -69,7 +69,7 @@ def pipeline_text(seen: dict[str, Any], name: str, width: int = 0) -> str:
 
 
 def job_text(job: dict[str, Any]) -> str:
-    """One job: where and how it runs, how it ended, what it said last."""
+    """Return the status of one job: where and how it runs, how it ended, its last lines."""
     lines = _aligned(JOBS, [_job(job)], 0)[1:]
     if condition := job["asked"]["until"]:
         lines += ["", f"until {condition}"]
@@ -95,7 +95,7 @@ def _pipeline(p: dict[str, Any]) -> Row:
 
 
 def _own(workers: int, spare: int) -> str:
-    """2+5: two of its own, and what others leave of five."""
+    """Return numbers of workers as text: 2+5 for two of its own, and the spare time of five."""
     return f"{workers}+{spare}" if spare else f"{workers}"
 
 
@@ -130,7 +130,7 @@ def _job(j: dict[str, Any]) -> Row:
 
 
 def _versions(row: dict[str, Any]) -> str:
-    """Which runs take which version of its source."""
+    """Return in words which runs take which version of a pipeline's source."""
     older = {v: n for v, n in row["versions"].items() if v != str(row["version"])}
     text = f"version {row['version']}"
     if older:

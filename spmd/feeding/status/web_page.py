@@ -22,7 +22,7 @@ POLICY = ("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 
 
 class WebPage:
-    """port: 0 takes a free one. address says where the page is."""
+    """Serves the status as a web page. port: 0 takes a free one. address says where the page is."""
 
     def __init__(self, scheduler: Scheduler, port: int) -> None:
         html = files("spmd.feeding.status").joinpath("page.html").read_bytes()
@@ -80,7 +80,7 @@ class _Answering(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: requests of a page that refreshes itself are no news."""
+        """Log nothing: the page refreshes itself."""
 
 
 def _json(value: Any) -> bytes:

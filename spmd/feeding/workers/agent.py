@@ -85,7 +85,8 @@ class Supervised:
         self.told: set[tuple[Any, ...]] = set()  # of what takes long
 
     def where_it_hangs(self) -> tuple[str, int] | None:
-        """File and line at which its Python stands: the innermost that is not ours."""
+        """Return the file and line at which a worker's Python is: the innermost frame that is not
+        ours."""
         os.ftruncate(self.trace, 0)
         os.lseek(self.trace, 0, os.SEEK_SET)
         try:
@@ -118,7 +119,8 @@ class Supervised:
 
 
 class Agent:
-    """connect: the scheduler's address. memory: bytes that all workers may take together.
+    """Supervises the workers and job runners of a machine. connect: the scheduler's address.
+    memory: bytes that all workers may take together.
 
     cost: of one worker in an hour; watts: that one takes.
     free: from when to when on the clock it works, as "20:00-06:00"; "" always.
@@ -204,7 +206,8 @@ class Agent:
             self.workers.append(Supervised(started, list(self.pipelines.values())))
 
     def bind(self) -> str:
-        """Where workers listen: nowhere else than on this machine if the scheduler is here too."""
+        """Return the address at which workers listen: only on this machine if the scheduler is here
+        too."""
         return "127.0.0.1" if self.mine == "127.0.0.1" else "*"
 
     def attend(self) -> None:
@@ -254,7 +257,7 @@ class Agent:
             self.join()
 
     def look(self) -> None:
-        """Ends what takes too long or too much memory."""
+        """End workers that take too long or too much memory."""
         now = time.monotonic()
         if now - self._looked < LOOK_S:
             return
@@ -278,8 +281,8 @@ class Agent:
             self.died(worker, where)
 
     def say_if_slow(self, worker: Supervised, activity: dict[str, Any]) -> None:
-        """Once, while it lasts: of each worker what comes before its first example; of all of them
-        one example."""
+        """Log a slow activity once while it lasts: for each worker what precedes its first example,
+        then one example for all of them."""
         about = activity["pipeline"], activity["version"], activity["state"]
         before = activity["state"] in BEFORE
         told = worker.told if before else self.told
@@ -291,7 +294,7 @@ class Agent:
                      f"({file}:{line}), for {activity['seconds']:.0f} s now")
 
     def died(self, worker: Supervised, where: tuple[str, int] | None = None) -> None:
-        """Names what it was at, and lets another one begin."""
+        """Report what a dead worker was computing, and have another one start."""
         self.workers.remove(worker)
         status = worker.child.wait()
         why, outside = self.why_it_died(worker, status)
@@ -330,7 +333,7 @@ class Agent:
         self.start_at = now + AGAIN_S[min(len(self.deaths), len(AGAIN_S) - 1) if soon else 0]
 
     def why_it_died(self, worker: Supervised, status: int) -> tuple[str, bool]:
-        """In words; and whether somebody killed it, for all that can be known."""
+        """Return in words why a worker died, and whether somebody seems to have killed it."""
         if worker.why:
             return worker.why, False
         if status == OUT_OF_MEMORY:
@@ -349,7 +352,7 @@ class Agent:
             pass  # it has been away for long; when it is back, it asks us who we are
 
     def join(self) -> None:
-        """Tells the scheduler which workers there are, if that has changed."""
+        """Tell the scheduler which workers there are, if that has changed."""
         processes = [
             {"worker": worker.worker, "address": f"tcp://{self.mine}:{worker.said['port']}",
              "key": worker.said["key"], "local": worker.said["local"],
@@ -407,7 +410,7 @@ class Agent:
 
 
 def limit_of(activity: dict[str, Any]) -> tuple[float | None, str]:
-    """How many seconds a worker may be at what it is at, None for ever; and why so long."""
+    """Return how many seconds a worker's activity may take, None for no limit, and why so long."""
     if activity["state"] == LOADING:
         return reading_time.LOAD_S, "in which a pipeline must be loaded"
     timeout = activity["timeout"]
@@ -422,7 +425,7 @@ def _say(text: str) -> None:
 
 
 def run_agent(connect: str, keys: Keys, processes: int, **more: Any) -> None:
-    """`feed worker`: until Ctrl-C, SIGTERM, or the scheduler's word. more: as of Agent."""
+    """Run `feed worker` until Ctrl-C, SIGTERM, or the scheduler's stop. more: as for Agent."""
     agent = Agent(connect, keys, processes, **more)
     with agent.stopping.by_signals():
         slots = agent.jobs.slots

@@ -35,7 +35,7 @@ class QueuedWork:
 
 
 class ConsumerTurn:
-    """What one consumer has waiting, and how much time it has had, over its share.
+    """Holds one consumer's waiting work, and the time that it has had, over its share.
 
     not_before: when it may have its next piece, where it is held to its share. behind: it has what
     all leave that are behind fewer; 0: it has a share.
@@ -49,7 +49,7 @@ class ConsumerTurn:
 
 
 class FairQueue:
-    """Of one worker."""
+    """Orders the work of a worker's consumers by their shares of its time."""
 
     def __init__(self) -> None:
         self.consumers: dict[bytes, ConsumerTurn] = {}
@@ -63,12 +63,13 @@ class FairQueue:
         self._none_before = 0.0  # of those without a share is begun while others wait
 
     def due_in(self, now: float) -> float:
-        """In how many seconds there is something to do; infinite where nothing waits."""
+        """Return in how many seconds there is work to do; infinite where none waits."""
         return min((max(0.0, self._due(consumer) - now) for peer, consumer in self.consumers.items()
                     if consumer.waiting and peer not in self.held_up), default=inf)
 
     def _due(self, consumer: ConsumerTurn) -> float:
-        """Ranks for whom nothing is asked in such a time have more than that lying ready, and can
+        """Return when a consumer may have its next piece. Spare time is due once consumers with a
+        share have asked nothing for the time of a piece: they have more than that ready, and can
         wait for so long. A piece that was slow by chance shuts nobody out."""
         if not consumer.behind:
             return consumer.not_before
@@ -76,13 +77,14 @@ class FairQueue:
         return min(self._left_at + seconds, self._seldom(consumer))
 
     def _seldom(self, consumer: ConsumerTurn, since: float = 0.0) -> float:
-        """When it begins without a gap: counted from its last piece, or from `since` if later."""
+        """Return when a consumer of spare time is due without a gap: counted from its pipeline's
+        last piece, or from `since` if later."""
         seconds, ended = self._pieces.get(consumer.pipeline, (FIRST_S, inf))
         return max(ended, since) + SELDOM * seconds
 
     def add(self, peer: bytes, share: float | None, works: Iterable[QueuedWork],
             behind: int = 0) -> None:
-        """Work of a consumer, and what it has of this worker from now on."""
+        """Queue work of a consumer, and set its share of this worker from now on."""
         consumer = self.consumers.setdefault(peer, ConsumerTurn())
         if consumer.behind != behind:
             consumer.turn = 0.0  # of another clock
@@ -97,7 +99,8 @@ class FairQueue:
                 consumer.pipeline = work.of[0]
 
     def next(self, now: float) -> QueuedWork | None:
-        """Of whoever had the least time for its share; the newest first where it says so."""
+        """Return the next work of the consumer that had the least time for its share; the newest
+        first where it asks for that."""
         asking = [consumer for peer, consumer in self.consumers.items()
                   if consumer.waiting and peer not in self.held_up]
         for consumer in asking:
@@ -115,14 +118,16 @@ class FairQueue:
         return consumer.waiting.pop() if newest_first else consumer.waiting.popleft()
 
     def _longest_left_out(self, waiting: list[ConsumerTurn], now: float) -> ConsumerTurn | None:
-        """Who comes before all others for once, since they have left nothing for long."""
+        """Return the consumer of spare time that goes before all others once, since they have left
+        it none for long; or None."""
         starved = [consumer for consumer in waiting
                    if consumer.behind and self._seldom(consumer, self._free_at) <= now]
         return min(starved, key=lambda c: self._pieces[c.pipeline][1], default=None) if (
             now >= self._none_before) else None
 
     def took(self, peer: bytes, seconds: float, now: float, held: bool = False) -> None:
-        """What its piece took, until now. held: it may have its share, and no more."""
+        """Record how many seconds a consumer's piece took. held: it may have its share, and no
+        more."""
         consumer = self.consumers.get(peer)
         if consumer:
             self._pieces[consumer.pipeline] = seconds, now
@@ -138,7 +143,7 @@ class FairQueue:
             consumer.not_before = began + seconds / consumer.share if held else 0.0
 
     def forget(self, peer: bytes, numbers: Iterable[str]) -> None:
-        """It does not want these any more."""
+        """Drop work that a consumer no longer wants."""
         if consumer := self.consumers.get(peer):
             gone = set(numbers)
             consumer.waiting = deque(w for w in consumer.waiting if w.number not in gone)
@@ -147,5 +152,5 @@ class FairQueue:
         self.consumers.pop(peer, None)
 
     def lengths(self) -> Counter[str]:
-        """How many pieces wait, by pipeline."""
+        """Return by pipeline how many pieces wait."""
         return Counter(w.of[0] for consumer in self.consumers.values() for w in consumer.waiting)

@@ -67,9 +67,9 @@ def remove_left(parent: str) -> None:
 
 
 class JobRunners:
-    """slots: for how many ranks. launch: what starts them, "" for one process. folder: where jobs
-    have folders of their own, "" for the usual one for temporary files. about: what each runner is
-    told beside its job."""
+    """Starts and ends the runners of jobs on this machine. slots: for how many ranks. launch: what
+    starts them, "" for one process. folder: where jobs have folders of their own, "" for the usual
+    one for temporary files. about: what each runner is told beside its job."""
 
     def __init__(self, slots: int, launch: str, folder: str, log: Callable[[str], None],
                  **about: Any) -> None:
@@ -97,20 +97,20 @@ class JobRunners:
             self.log(f"{said['name']} cannot start here: {error}")
 
     def end(self, job: str) -> None:
-        """Ends a job that counts no more, and forgets it. Nobody waits for that meanwhile."""
+        """End a job that is obsolete, and forget it, without waiting for its end."""
         if (runner := self.here.pop(job, None)) and runner.runs:
             self.log(f"{runner.name} is ended here")
             runner.child.channel.send(end=True)
             self.ending.append((time.monotonic() + END_S, runner))
 
     def have_yield(self, job: str) -> None:
-        """Tells the runner of a job, once, to end it behind its next checkpoint."""
+        """Tell the runner of a job, once, to end it after its next checkpoint."""
         if (runner := self.here.get(job)) and runner.runs and not runner.yields:
             runner.yields = True
             runner.child.channel.send(yields=True)
 
     def states(self) -> dict[str, list[Any]]:
-        """For each job here, its attempt, and whether it runs."""
+        """Return for each job here its attempt, and whether it runs."""
         for until, runner in self.ending:
             if not runner.has_ended() and time.monotonic() > until:
                 runner.end(0.0)

@@ -67,7 +67,7 @@ class HeldPipeline:
 
 
 class PipelineCounts:
-    """What this worker has made of a pipeline since it started, of all its versions."""
+    """Counts what this worker has computed of a pipeline since it started, over all versions."""
 
     def __init__(self) -> None:
         self.examples = self.bytes = 0
@@ -75,7 +75,8 @@ class PipelineCounts:
 
 
 class Worker:
-    """started: what its agent says at the beginning: keys, where to bind, how much memory."""
+    """Computes examples for consumers. started: its agent's first message: keys, where to bind, how
+    much memory."""
 
     def __init__(self, channel: Channel, heartbeat: WorkerHeartbeat,
                  started: dict[str, Any]) -> None:
@@ -119,7 +120,7 @@ class Worker:
         return not self.queue.due_in(time.monotonic())
 
     def show_made(self) -> None:
-        """What was made so far, for the agent's beats."""
+        """Write what was computed so far into the heartbeat, for the agent's beats."""
         waiting = self.queue.lengths()
         self.heartbeat.set_counts({
             name: {"examples": counts.examples, "busy_s": counts.busy_s, "bytes": counts.bytes,
@@ -144,7 +145,7 @@ class Worker:
             self.handing.attend()
 
     def hear(self) -> None:
-        """Takes in what consumers say."""
+        """Handle the messages of consumers."""
         said, gone = self.handing.heard()
         for who, message in said:
             self.consumer_said(who.encode(), [message])
@@ -176,7 +177,8 @@ class Worker:
         self.counts.setdefault(said["name"], PipelineCounts())
 
     def let_in(self, allowed: set[str]) -> None:
-        """These keys only. Who has another one loses its line; all come again, or do not."""
+        """Allow these keys only. Consumers with another key lose their connection; the others
+        connect again."""
         self.allowed = allowed
         router = self.lines.without_strangers(self.router)
         if router is not self.router:
@@ -308,7 +310,8 @@ class Worker:
         return pipeline.evaluator
 
     def end_if_used(self) -> None:
-        """No memory is left: what was computed before may have kept it. A new worker has it."""
+        """End the worker where no memory is left and earlier examples may have kept it: a new one
+        has it."""
         if any(counts.examples for counts in self.counts.values()):
             os._exit(OUT_OF_MEMORY)
 
@@ -439,7 +442,8 @@ def _array(place: tuple[Any, ...], **where: Any) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """As its agent starts it: a channel, its heartbeat, and where to write what hung."""
+    """Run the worker that an agent starts with a channel, a heartbeat, and a file for its stack
+    trace."""
     channel, (heartbeat, trace) = of_parent(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which ends us
     faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)

@@ -32,7 +32,8 @@ OUT_OF_MEMORY = 76  # the status with which a worker ends that is full
 
 
 class WorkerHeartbeat:
-    """What one worker computes now and has computed. Worker and agent map the same memfd `fd`."""
+    """Shows what one worker computes now and has computed. Worker and agent map the same memfd
+    `fd`."""
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd = os.memfd_create("spmd-feed-heartbeat", os.MFD_CLOEXEC) if fd is None else fd
@@ -67,7 +68,7 @@ class WorkerHeartbeat:
         NOW.pack_into(self._memory, 0, state, count, position, time.monotonic_ns(), length)
 
     def set_counts(self, counts: dict[str, Any]) -> None:
-        """Say what was computed of each pipeline since the worker started."""
+        """Set what was computed of each pipeline since the worker started."""
         self._put(MADE_AT, SIZE - MADE_AT, counts)
 
     def _put(self, offset: int, most: int, value: dict[str, Any]) -> None:

@@ -280,7 +280,7 @@ class Jobs:
         self._preempt([row for row in rows if row.job in waits], waiting)
 
     def _preempt(self, rows: list[JobRow], waiting: Mapping[str, StoredJob]) -> None:
-        """Preempt jobs of a lower priority for these, if they keep checkpoints and so lose nothing."""
+        """Preempt jobs of a lower priority that keep checkpoints, and so lose nothing, for these."""
         running = [RunningRow(stored.job,
                               tuple((agent, ranks) for agent, _, ranks in stored.places),
                               self._priority(stored), keeps_checkpoints(stored.asked["words"]),

@@ -180,7 +180,8 @@ class Client:
 
     def open(self, name: str, feed: str, run: str, *, version: int | None = None,
              text: str = "") -> dict[str, Any]:
-        """For a run that begins to take a pipeline, or goes on with that version and text of it.
+        """Register a run that begins to take a pipeline, or goes on with that version and text of
+        it.
 
         Returns {"stream", "version", "text", "facts"}: what all its processes go on with.
         """
@@ -309,7 +310,8 @@ def _pairs(files: Mapping[str, str] | Files) -> Files:
 
 
 def row_of(seen: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A pipeline's row of what status() gives. UsageError where there is none of that name."""
+    """Return a pipeline's row of what status() returns. Raises UsageError where there is none of
+    that name."""
     rows: dict[str, Any] = {row["name"]: row for row in seen["pipelines"]}
     if name in rows:
         return dict(rows[name])

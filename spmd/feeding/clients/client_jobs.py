@@ -62,7 +62,7 @@ def submit_job(client: Client, pipeline: str, image: str, ranks: int | Sequence[
 
 
 def _check_saves(image: str, outputs: Files, until: str, feed: str) -> None:
-    """Refuses frames that the program of an image does not save, or that have no place here, and a
+    """Refuse frames that the program of an image does not save, or that have no place here, and a
     condition on what it does not save."""
     ends = condition(until) if until else None
     if is_program(image):  # what it saves is known once it is built, where it runs
@@ -100,7 +100,7 @@ def _arguments(files: Files, existing: bool) -> list[dict[str, Any]]:
 
 
 def _check_names(paths: Sequence[str]) -> None:
-    """Refuses two files of one name: they lie in one folder where ranks run."""
+    """Refuse two files of one name: they lie in one folder where ranks run."""
     names: dict[str, str] = {}
     for path in paths:
         before = names.setdefault(os.path.basename(path), path)
@@ -124,7 +124,8 @@ def send_file(client: Client, job: str, file: str, path: str) -> None:
 
 def fetch_job(client: Client, name: str, outputs: Files,
               follow: Follow | None) -> dict[str, Any]:
-    """Follows a job to its end, and brings its outputs. outputs: other paths than it was given."""
+    """Follow a job to its end, and fetch its outputs. outputs: other paths than those of its
+    submission."""
     row = client.ask("job", name=name)["value"]
     row = _Followed(client, name, row, follow or (lambda kind, text: None)).to_end()
     if row["status"] == 0:
@@ -168,7 +169,7 @@ class _Followed:
             time.sleep(LOOK_S)
 
     def _tell(self) -> None:
-        """Why it waits, or where it runs, when that is another thing than before."""
+        """Tell why the job waits, or where it runs, when that has changed."""
         row, why = self.row, self.row["why"]
         ranks = f"{row['ranks']} rank{'s' * (row['ranks'] != 1)}"
         text = {"pending": f"{self.name} waits: {why}" if why else "",
@@ -193,7 +194,7 @@ class _Followed:
 
 
 def _bring(client: Client, row: dict[str, Any], others: Mapping[str, str]) -> None:
-    """Writes all outputs, or none: a file takes its name when all of them are here."""
+    """Write all outputs, or none: a file takes its name when all of them are here."""
     paths = {a["number"]: a["path"] for a in row["asked"]["outputs"]}
     series = {a["number"] for a in row["asked"]["outputs"] if is_series(a["file"])}
     names = {a["name"] or os.path.basename(a["path"]): a["number"]

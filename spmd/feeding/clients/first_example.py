@@ -26,7 +26,8 @@ WHY = 300  # characters
 
 
 def first_example(texts: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, str]:
-    """Its fields, without the batch; or None, and why: its files may be on other machines."""
+    """Return the fields of a pipeline's first example, without the batch; or None, and why: its
+    files may be on other machines."""
     child = Child("spmd.feeding.clients.first_example", dies_with_thread=True)
     try:
         child.channel.send(name=texts["own_name"], **texts)

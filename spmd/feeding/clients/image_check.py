@@ -78,6 +78,6 @@ def _described(feed: dict[str, Any]) -> str:
 
 
 def _shape(shape: Any) -> str:
-    """An extent that depends on how the image is run is a dot."""
+    """Return a shape as text; an extent that depends on how the image is run is a dot."""
     parts = [str(e) if isinstance(e, int) else "·" for e in shape]
     return f"({', '.join(parts)}{',' * (len(parts) == 1)})"

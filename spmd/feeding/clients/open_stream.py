@@ -30,7 +30,8 @@ START_S = 20.0  # for a scheduler to answer
 
 def opened(name: str, address: str, keys: Keys, feed: Any, run: str,
            before: OpenedStream | None = None) -> OpenedStream:
-    """In the first process of a run, for all of them. before: the stream that it goes on with.
+    """Open a stream in the first process of a run, for all of them. before: the stream that it goes
+    on with.
 
     PeerError where no scheduler answers; what a scheduler refuses; UsageError and InputError
     where the pipeline does not fit the feed, as far as it is known.
@@ -41,7 +42,7 @@ def opened(name: str, address: str, keys: Keys, feed: Any, run: str,
 
 def opened_by(client: Client, name: str, feed: Any, run: str,
               before: OpenedStream | None = None) -> OpenedStream:
-    """The same, with a line that is there."""
+    """Open a stream as opened() does, with a client that is connected."""
     said = client.open(name, feed.name, run, version=before.version if before else None,
                        text=before.text if before else "")
     _compare(name, said["facts"], feed)

@@ -43,7 +43,7 @@ class PipelineSupply:
         weakref.finalize(self, os.close, self._wake)
 
     def begin(self, feed: Any, rings: list[Any], start: int) -> None:
-        """Fills the rings from batch `start` on, in a thread, until finish()."""
+        """Fill the rings from batch `start` on, in a thread, until finish()."""
         self._stop.clear()
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)  # what ended the thread before this one
@@ -53,7 +53,7 @@ class PipelineSupply:
         self._thread.start()
 
     def finish(self) -> None:
-        """Ends the thread; workers and scheduler hear of it."""
+        """End the thread, and tell workers and scheduler."""
         self._stop.set()
         os.eventfd_write(self._wake, 1)
         if self._thread:
@@ -92,5 +92,5 @@ class PipelineSupply:
         return self._wake
 
     def what_ended(self) -> SpmdError | None:
-        """Whether what was started for this run does not live, however often it is started."""
+        """Return the error where a child process of this run died too often, else None."""
         return None

@@ -54,7 +54,7 @@ class Channel:
         return self.socket.fileno()
 
     def send(self, **said: Any) -> None:
-        """Whatever does not fit now goes with the next flush()."""
+        """Send a message; bytes that do not fit now go with the next flush()."""
         self._rest += json.dumps(said, separators=(",", ":")).encode() + b"\n"
         self.flush()
 
@@ -127,11 +127,12 @@ class Child:
         return self.process.pid
 
     def has_ended(self) -> int | None:
-        """Its exit status as Popen says it (-9: killed by signal 9), or None."""
+        """Return its exit status as Popen says it (-9: killed by signal 9), or None while it
+        runs."""
         return self.process.poll()
 
     def was_killed(self) -> bool:
-        """By somebody else than us."""
+        """Return whether somebody else than this process has killed the child."""
         status = self.has_ended()
         return status is not None and status < 0 and not self._killed
 
@@ -153,7 +154,8 @@ class Child:
         return None, f"no word of it for {seconds:g} s"
 
     def wait(self, seconds: float | None = None) -> int:
-        """Its exit status, and the end of what it started. Raises TimeoutExpired."""
+        """Wait until the child has ended, and end what it started; return its exit status. Raises
+        TimeoutExpired."""
         status = self.process.wait(seconds)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -169,7 +171,7 @@ class Child:
 
 
 def end_together(children: list[Child], seconds: float) -> None:
-    """Ends all of them within this time, not each, and what they have started."""
+    """End children, all within this time, and what they have started."""
     for child in children:
         child.channel.close()
     last = time.monotonic() + seconds
@@ -179,7 +181,7 @@ def end_together(children: list[Child], seconds: float) -> None:
 
 
 def end_marked(marks: Iterable[str]) -> None:
-    """Kills what children of ours that have ended have started, in whatever group or session."""
+    """Kill the processes that ended children of ours have started, in any group or session."""
     wanted = {mark.encode() for mark in marks}
     for _ in range(WALKS if wanted else 0):
         left = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
@@ -226,7 +228,7 @@ def _python_path() -> str:
 
 
 def ended_by(status: int) -> str:
-    """An exit status in words."""
+    """Return an exit status in words."""
     if status >= 0:
         return f"ended with status {status}"
     try:

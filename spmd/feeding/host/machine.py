@@ -18,7 +18,7 @@ PORTS = "SPMD_FEED_PORTS"  # at which workers listen, and the scheduler of one c
 
 
 def host_name() -> str:
-    """A name that two processes share only if they can share memory."""
+    """Return a name that two processes have in common only if they can share memory."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
@@ -90,18 +90,19 @@ def available_memory() -> int:
 
 
 def memory_kills() -> int:
-    """How many processes the kernel has killed for want of memory, since the machine started."""
+    """Return how many processes the kernel has killed for want of memory since the machine
+    started."""
     with open("/proc/vmstat") as file:
         return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
 
 
 def lower(wanted: int, most: int) -> int:
-    """A limit that may be set where `most` is the hard one."""
+    """Return the limit that may be set where `most` is the hard one."""
     return wanted if most == resource.RLIM_INFINITY else min(wanted, most)
 
 
 def allow_descriptors(wanted: int) -> None:
-    """So many, or as many as the hard limit lets us have: a line takes five."""
+    """Raise the limit of descriptors to so many, or to the hard limit: a connection takes five."""
     now, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if now < (most := lower(wanted, hard)):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -38,7 +38,7 @@ class SupervisedChild:
         self.works = False  # it was met: from then on its keeper looks after it
 
     def meet(self) -> None:
-        """Waits until the child works. Raises what greet does."""
+        """Wait until the child works. Raises what greet does."""
         if self.child:
             self.greet(self.child)
             self.works = True
@@ -83,7 +83,7 @@ class ChildSupervisor:
                 self._start(supervised)
 
     def end(self) -> None:
-        """Ends them and the watch, also while one of them is being started."""
+        """End the children and the watch, also while a child is being started."""
         if os.getpid() != self._process:  # a fork of ours ends: they are not its children
             return
         with self._lock:

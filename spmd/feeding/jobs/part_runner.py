@@ -27,7 +27,7 @@ class PartRunner(Runner):
         super().__init__(channel, said)
 
     def carry_out(self) -> None:
-        """Waits for the command, and carries it out, until it is told that the job is over."""
+        """Wait for the command, and run it until told that the job is over."""
         part = self.said["part"]
         while not (said := self.read(f"start.{part}")):
             self.look_at_agent()

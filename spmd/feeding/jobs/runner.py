@@ -79,7 +79,7 @@ class Runner:
         self.asked_s = 0.0  # when the scheduler was asked last to end the feed
 
     def run(self) -> None:
-        """Until the scheduler knows how the job ended, or it must end."""
+        """Run the job until the scheduler knows how it ended, or it must end."""
         try:
             self.prepare()
             self.carry_out()
@@ -116,7 +116,8 @@ class Runner:
     # ---- the scheduler
 
     def ask(self, kind: str, raw: Any = (), /, **fields: Any) -> Any:
-        """Asks until the scheduler answers. Raises Over where this attempt does not count."""
+        """Repeat a request until the scheduler answers. Raises Over where another attempt has
+        replaced this one."""
         while True:
             self.look_at_agent()
             try:
@@ -144,7 +145,7 @@ class Runner:
         return ""
 
     def get(self, file: str, path: str) -> None:
-        """Brings a file that was sent with the job into its folder."""
+        """Fetch a file that was sent with the job into its folder."""
         with open(os.path.join(self.folder, path), "wb") as opened:
             while True:
                 answer = self.ask("get", job=self.of["job"], attempt=0, file=file,
@@ -213,7 +214,7 @@ class Runner:
         return status
 
     def look_at_values(self) -> None:
-        """Has the feed end once the condition of the job holds."""
+        """End the feed once the condition of the job holds."""
         if self.values and self.values.look() and time.monotonic() - self.asked_s > END_EARLY_S:
             with suppress(PeerError, Refused):  # it is asked again
                 self.client.ask("end_early", **self.of)
@@ -288,8 +289,8 @@ def series_of(said: dict[str, Any]) -> dict[str, str]:
 
 
 def command_of(said: dict[str, Any], series: dict[str, str]) -> list[str]:
-    """The launcher's words, and those of `spmd run` with the files of the job. series: where frames
-    go, by the names of saves."""
+    """Return the launcher's words, and those of `spmd run` with the files of the job. series: where
+    frames go, by the names of saves."""
     alone = len(said["places"]) == 1
     launch = shlex.split(said["launch"]) or ([] if alone else multi_agent_launch.launcher())
     launch = [word.replace("{ranks}", str(said["ranks"])) for word in launch]

@@ -42,7 +42,7 @@ class Keys:
         self.allowed, self.server_secret = allowed, server_secret
 
     def as_plain(self, with_server: bool = False) -> dict[str, Any]:
-        """For a child process, through a pipe."""
+        """Return the keys as JSON has them, for a child process."""
         return {"server": self.server, "public": self.public, "secret": self.secret,
                 "allowed": sorted(self.allowed),
                 "server_secret": self.server_secret if with_server else ""}
@@ -54,20 +54,21 @@ class Keys:
 
 
 def pair() -> tuple[str, str]:
-    """A public key and its secret."""
+    """Return a new public key and its secret."""
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 
 
 def made_for_a_run() -> Keys:
-    """Keys that only this run and the processes that it starts ever know."""
+    """Return new keys that only this run and the processes that it starts know."""
     server, server_secret = pair()
     public, secret = pair()
     return Keys(server, public, secret, frozenset({public}), server_secret)
 
 
 def make_folder(folder: str) -> Path:
-    """A folder with a new pair for the scheduler and one for everybody who may connect to it."""
+    """Make a folder with a new pair for the scheduler and one for everybody who may connect to
+    it."""
     there = Path(folder)
     if any((there / part).exists() for part in PARTS):
         raise UsageError(f"{there}: holds keys already",
@@ -85,7 +86,7 @@ def make_folder(folder: str) -> Path:
 
 
 def read_folder(folder: str, *, scheduler: bool = False) -> Keys:
-    """The keys of a folder. A scheduler needs server.secret; the others client.secret."""
+    """Return the keys of a folder. A scheduler needs server.secret; the others client.secret."""
     there = Path(folder)
     server = _read(there / "server.key")
     allowed = {_read(path) for path in sorted((there / "allowed").glob("*.key"))}
@@ -104,13 +105,13 @@ def state_folder() -> str:
 
 
 def folder_of(folder: str) -> str:
-    """The folder of keys that is meant."""
+    """Return the folder of keys to use."""
     return folder or os.environ.get(KEYS, "") or os.path.join(state_folder(), "feed-keys")
 
 
 def keys_of(folder: str, *, scheduler: bool = False) -> Keys:
-    """The keys of a folder, or of SPMD_FEED_KEYS, or of this user on this machine: these are made
-    by whoever comes first."""
+    """Return the keys of a folder, or of SPMD_FEED_KEYS, or of this user on this machine: the first
+    process that needs these makes them."""
     folder = folder or os.environ.get(KEYS, "")
     where = folder_of(folder)
     if not folder and not os.path.exists(where):

@@ -171,7 +171,7 @@ class Lines:
         return opened
 
     def forget(self, line: Any, linger_ms: int = 0) -> None:
-        """Closes one of our sockets; what it still has to send may take so long."""
+        """Close one of our sockets; what it still has to send may take so long."""
         self._sockets.discard(line)
         self._bound.pop(line, None)
         if watch := self._watches.pop(line, None):
@@ -189,7 +189,7 @@ class Lines:
         self._keeper.join(END_S)
 
     def _keep(self) -> None:
-        """Answers who may connect: ZeroMQ's RFC 27."""
+        """Answer ZeroMQ's questions which keys may connect, by its RFC 27 (ZAP)."""
         try:
             while True:
                 parts = self._door.recv_multipart()
@@ -262,14 +262,15 @@ class LineWatch:
             self._tried = now
 
     def _try_again(self) -> None:
-        """A key may have been allowed meanwhile, or another process may listen there."""
+        """Connect again: a key may have been allowed meanwhile, or another process may listen
+        there."""
         self._ended, self._tried = False, time.monotonic()
         with suppress(zmq.ZMQError):  # there is nothing left of it
             self._watched.disconnect(self.address)
         self._watched.connect(self.address)
 
     def away(self) -> float:
-        """For how many seconds there has been no line."""
+        """Return for how many seconds there has been no connection."""
         return 0.0 if self.stands else time.monotonic() - self.since
 
     def why(self) -> str:
@@ -338,7 +339,7 @@ def is_readable(socket: Any) -> bool:
 
 
 def received(socket: Any) -> list[Any] | None:
-    """The frames of the next message without waiting, or None."""
+    """Return the frames of the next message without waiting, or None."""
     if not is_readable(socket):  # a tenth of what zmq.Again takes
         return None
     try:

@@ -293,7 +293,7 @@ class Message:
 
 
 def new_id() -> str:
-    """A name that nobody else has: 16 hexadecimal digits."""
+    """Return a name that nobody else has: 16 hexadecimal digits."""
     return secrets.token_hex(8)
 
 
@@ -329,7 +329,7 @@ def with_room(broken: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def decode(frames: Sequence[Any]) -> Message:
-    """The message that these frames are; bytes, memoryviews and frames of pyzmq are taken."""
+    """Return the message that these frames are: bytes, memoryviews or frames of pyzmq."""
     if not 1 <= len(frames) <= 1 + MOST_PIECES + FRAMES:
         raise _malformed(f"expected 1 to {1 + MOST_PIECES + FRAMES} frames, found {len(frames)}")
     raw = [memoryview(f) for f in frames]

@@ -67,7 +67,7 @@ def in_parts(data: Any, size: int = LEAST_PART) -> list[Any]:
 
 
 def of_parts(frames: Sequence[Any]) -> Any:
-    """The bytes that were cut by in_parts()."""
+    """Return the bytes that were cut by in_parts()."""
     return frames[0] if len(frames) == 1 else b"".join(frames)
 
 
@@ -92,7 +92,8 @@ class Link:
         self.largest = max(self.largest, size)
 
     def arrived(self, result: str) -> None:
-        """The consumer says that it has a result: what was under way together shared the time."""
+        """Record that the consumer has a result: those that were under way together shared the
+        time."""
         self.heard = time.monotonic()
         if result not in self._sent:
             return
@@ -110,7 +111,7 @@ class Link:
         return len(self._sent)
 
     def part(self) -> int:
-        """Bytes of a frame: small ones until it is known that the line is fast."""
+        """Return the bytes of a frame: few until the connection is known to be fast."""
         return min(max(LEAST_PART, int(self.speed * PART_S)), PART)
 
     def codec(self, field: str, data: memoryview) -> str:
@@ -126,7 +127,7 @@ class Link:
         return best
 
     def _tried(self, data: memoryview) -> str:
-        """The codec that gets a sample of this to the other side soonest."""
+        """Return the codec that gets a sample of this data to the other side soonest."""
         begin = (data.nbytes - min(SAMPLE, data.nbytes)) // 2
         sample = data[begin : begin + SAMPLE]
         best, least = "none", sample.nbytes / self.speed
@@ -141,7 +142,7 @@ class Link:
 
 
 def in_frames(values: dict[str, np.ndarray]) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Arrays as they travel, with copies of their bytes."""
+    """Return arrays as messages have them, with copies of their bytes."""
     arrays: list[dict[str, Any]] = []
     frames: list[Any] = []
     for name, value in values.items():

@@ -106,7 +106,8 @@ class Evaluator:
         return Computed(rows, there, broken, end, fatal)
 
     def _all_left_out(self, work: Any) -> set[int]:
-        """Positions to leave out, with those that would be computed together with one of them."""
+        """Return the positions to leave out, with those that would be computed in one call with
+        them."""
         size = self.pipeline.size or 1
         return {position for p in work.left_out
                 for position in range(p - p % size, p - p % size + size)}

@@ -23,7 +23,7 @@ def load_pipeline(said: dict[str, Any]) -> Pipeline:
 
 
 def what_failed(error: BaseException, file: str) -> tuple[str, str | None, int | None]:
-    """Text, file and line of what a worker could not do, beside examples that fail."""
+    """Return text, file and line of an error of a worker that is not the failure of an example."""
     if isinstance(error, SpmdError):
         text = str(SpmdError(error.message, expected=error.expected, found=error.found,
                              remedy=error.remedy))

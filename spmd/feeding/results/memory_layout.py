@@ -36,7 +36,7 @@ def dtype_text(dtype: np.dtype) -> str:
 
 
 def described(field: Any) -> dict[str, Any]:
-    """A field as it stands on the wire: its shape without the batch."""
+    """Return a field as wire messages have it: its shape without the batch."""
     return {"name": field.name, "dtype": dtype_text(np.dtype(field.dtype)),
             "shape": [int(n) for n in field.shape[1:]]}
 
@@ -67,13 +67,13 @@ def views(places: list[tuple[Any, ...]], memory: Any) -> dict[str, np.ndarray]:
 
 
 def bits_of(there: np.ndarray) -> str | None:
-    """Which rows have an example, as a message says it; None where all have one."""
+    """Return which rows have an example, as text for a message; None where all have one."""
     return None if there.all() else np.packbits(there).tobytes().hex()
 
 
 def of_bits(bits: str, count: int) -> np.ndarray | None:
-    """Which of `count` rows have an example, from the text of a message; None if the text is of
-    another number of rows."""
+    """Return which of `count` rows have an example, from the text of a message; None if the text is
+    of another number of rows."""
     if len(bits) != 2 * -(-count // 8):
         return None
     return np.unpackbits(np.frombuffer(bytes.fromhex(bits), np.uint8), count=count).astype(bool)

@@ -55,7 +55,8 @@ class PipelineRow:
     acts: bool = False
 
     def without_spare(self) -> str:
-        """Why it has nothing of what others leave, or "". What it spends is counted in shares."""
+        """Return why the pipeline has no spare time of others, or "": what it spends is counted in
+        shares."""
         if self.acts:
             return "its environments stay with workers of its own"
         limited = bool(self.limits or self.left)
@@ -227,7 +228,8 @@ def _note(pending: dict[str, str], name: str, why: str) -> bool:
 
 
 def _above(row: PipelineRow, rows: Mapping[str, PipelineRow], pool: Pool) -> str:
-    """That pipelines of higher priority have all workers, and how long they may take."""
+    """Return the text that pipelines of higher priority have all workers, and how long they may
+    take."""
     busy = sorted({d for _, d in pool.owners()}, key=lambda n: (-rows[n].priority, n))
     names = ", ".join(f"{n} (priority {rows[n].priority})" for n in busy)
     times = [rows[n].estimated_s for n in busy]
@@ -306,7 +308,7 @@ def _wanted(demands: list[Need]) -> dict[str, float]:
 def _divided(
     demands: list[Need], budgets: Mapping[str, Budget], pool: Pool
 ) -> tuple[float, Parts] | None:
-    """Who is best for whom, where workers are not equally fast for all, or not equally dear; and
+    """Return which workers are best for which pipelines, where their speeds or prices differ, and
     how many workers of its usual speed each pipeline can have."""
     wanted = _wanted(demands)
     if len(wanted) < 2:
@@ -381,13 +383,13 @@ def _first_ones(demands: list[Need], levels: Mapping[str, float]) -> dict[str, f
 
 
 def _is_right(d: Need, supply: float) -> bool:
-    """Whether what a consumer has is about what it needs."""
+    """Return whether a consumer has about what it needs."""
     low = d.need + (d.target - d.need) * KEPT_FROM
     return low <= supply <= min((1 + NOISE) * d.need + KEPT_MORE * d.usual, KEPT_UP_TO * d.need)
 
 
 def _largest(fits: Callable[[float], bool], high: float = 1.0) -> float:
-    """The largest amount that can be had, up to `high`."""
+    """Return the largest amount that fits, up to `high`."""
     if fits(high):
         return high
     low = 0.0
@@ -409,7 +411,7 @@ def _take_over(budgets: Mapping[str, Budget], spent: Mapping[str, Budget]) -> No
 def _spread(
     demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Shares
 ) -> None:
-    """Deals idle workers to those of whom nothing was measured yet: so they will be measured."""
+    """Deal idle workers to consumers that were not measured yet, so that they will be."""
     idle = pool.idle() if demands else []
     fair = (len(idle) + sum(len(pool.of(d.consumer)) for d in demands)) // max(1, len(demands))
     for worker in idle:
@@ -432,7 +434,8 @@ def _with_spare(
     rows = {row.name: row for row in line}
 
     def is_short(d: Need) -> bool:
-        """Who had some before keeps it until it has a little more than it needs."""
+        """Return whether a consumer should have spare time. One that had some keeps it until it has
+        a little more than it needs."""
         more = d.known and d.consumer in before and _had(d, pool) < d.target
         return more or d.consumer in assignment.lacks or not pool.of(d.consumer)
 
@@ -451,7 +454,7 @@ def _with_spare(
 
 
 def _had(d: Need, pool: Pool) -> float:
-    """Examples/s of the workers that a consumer has."""
+    """Return the examples/s of the workers that a consumer has."""
     return sum(share * d.speed(w) for w, (_, share) in pool.of(d.consumer).items())
 
 

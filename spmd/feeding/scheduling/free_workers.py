@@ -36,7 +36,8 @@ class FreeWorkers:
         self.allowed: dict[str, set[str]] = {}  # whole ones without those
 
     def changed(self, worker: str, before: float) -> None:
-        """So much of a worker was free before."""
+        """Update the order after a worker's free time has changed. before: how much was free
+        then."""
         left, place = self.pool.left[worker], self.place[worker]
         if before == 1.0:
             for whole in (self.whole, *self.allowed.values()):
@@ -49,8 +50,8 @@ class FreeWorkers:
             insort(self.parts, (-left, place, worker))
 
     def refuse(self, pipeline: str, worker: str, most: float) -> None:
-        """The budget of a pipeline allows no sliver of this one: examples/s at most. It will not
-        allow more of it: budgets shrink."""
+        """Note that the budget of a pipeline allows no sliver of this worker, and how many
+        examples/s at most. It will never allow more: budgets shrink."""
         if pipeline not in self.refused:
             self.refused[pipeline], self.allowed[pipeline] = {}, set(self.whole)
         self.refused[pipeline][worker] = most

@@ -150,7 +150,7 @@ def _why(job: JobRow, agents: Sequence[SlotRow], able: Sequence[SlotRow], free: 
 
 
 def _offers(agents: Sequence[SlotRow], free: dict[str, int] | None) -> str:
-    """nodea 4, nodeb 2; with the slots that are free: nodea 1 of 4."""
+    """Return the slots of agents as text: nodea 4, nodeb 2; with the free ones: nodea 1 of 4."""
     rows = sorted((row for row in agents if row.slots), key=lambda row: (-row.slots, row.host))
     parts = [f"{row.host} " + (f"{free[row.agent]} of " if free else "") + f"{row.slots}"
              for row in rows[:8]]

@@ -280,7 +280,7 @@ class Jobs:
         self._preempt([row for row in rows if row.job in waits], waiting)
 
     def _preempt(self, rows: list[JobRow], waiting: Mapping[str, StoredJob]) -> None:
-        """Preempt jobs of a lower priority that keep checkpoints, and so lose nothing, for these."""
+        """Preempt jobs of a lower priority for these; only those that keep checkpoints."""
         running = [RunningRow(stored.job,
                               tuple((agent, ranks) for agent, _, ranks in stored.places),
                               self._priority(stored), keeps_checkpoints(stored.asked["words"]),
@@ -307,7 +307,8 @@ class Jobs:
         return float(pipeline.stored.settings.get("priority") or 0) if pipeline else 0.0
 
     def _why_none_starts(self, pipeline: KnownPipeline, left: Mapping[str, float]) -> str:
-        """Which setting of a pipeline keeps its jobs back, whatever slots are free; else ""."""
+        """Return which setting of a pipeline keeps its jobs from starting, whatever slots are free;
+        else ""."""
         update = f"python -m spmd feed update {pipeline.name} --connect {self.address}"
         for setting, value in left.items():
             if value <= 0:

@@ -76,5 +76,5 @@ def divided(
 
 
 def _sum(values: Numbers, start: float = 0.0) -> float:
-    """One after the other: in the same order they give the same bits anywhere."""
+    """Return the sum of values added one by one: the order gives the same bits on every machine."""
     return float(np.cumsum(np.concatenate([[start], values]))[-1])

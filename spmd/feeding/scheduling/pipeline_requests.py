@@ -22,7 +22,7 @@ from spmd.feeding.scheduling.scheduler_state import StoredPipeline
 def submitted(
     said: Mapping[str, Any], pipelines: Mapping[str, KnownPipeline], running: set[str]
 ) -> tuple[KnownPipeline, str]:
-    """The pipeline, and whether it is "new", "changed" or "unchanged" (asked for twice).
+    """Return the pipeline, and whether it is "new", "changed" or "unchanged" (asked for twice).
 
     UsageError: a setting that is wrong, or a running pipeline that is another one.
     """
@@ -62,7 +62,7 @@ def facts_of(said: Mapping[str, Any]) -> dict[str, Any]:
 def updated(
     said: Mapping[str, Any], pipelines: Mapping[str, KnownPipeline]
 ) -> StoredPipeline:
-    """A pipeline with other settings, or with another source: then it is a new version.
+    """Return a pipeline with other settings, or with another source: then it is a new version.
 
     UsageError: no such pipeline, or a setting that only its source can change.
     """
@@ -81,7 +81,7 @@ def updated(
 
 
 def cancelled(name: str, pipelines: Mapping[str, KnownPipeline]) -> None:
-    """UsageError where there is no such pipeline."""
+    """Raise UsageError where there is no such pipeline."""
     _of(name, pipelines)
 
 

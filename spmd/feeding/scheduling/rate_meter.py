@@ -40,7 +40,7 @@ class RateMeter:
             self.rate = max(self.rate or 0.0, more / LEAST_S)  # it is at least so fast
 
     def waiting(self, now: float, within_s: float = 5.0) -> float:
-        """Which part of the last seconds it waited."""
+        """Return which part of the last seconds the peer waited."""
         recent = [s for s in self._seen if s[0] >= now - within_s]
         if len(recent) < 2:
             return 0.0
@@ -50,13 +50,13 @@ class RateMeter:
         return waited / whole if whole > 0 else 0.0
 
     def per_second(self, now: float, within_s: float = 3.0) -> float:
-        """Amounts in a second of the clock, just now."""
+        """Return the amount per second of the clock over the last seconds."""
         recent = [s for s in self._seen if s[0] >= now - within_s]
         took = recent[-1][0] - recent[0][0] if len(recent) > 1 else 0.0
         return (recent[-1][1] - recent[0][1]) / took if took > 0 else 0.0
 
     def busy(self, now: float, within_s: float = 3.0) -> float:
-        """Which part of the last seconds it was busy."""
+        """Return which part of the last seconds the peer was busy."""
         parts = [(b[0] - a[0], b[2] - a[2]) for a, b in pairwise(self._seen)
                  if a[0] >= now - within_s]
         took = sum(clock for clock, _ in parts)

@@ -90,7 +90,7 @@ def names_of(agents: Collection[KnownAgent]) -> set[str]:
 
 
 def preferred(settings: Mapping[str, Any]) -> set[str]:
-    """Names of workers that a pipeline prefers."""
+    """Return the names of workers that a pipeline prefers."""
     workers = settings.get("workers")
     return set(workers) if isinstance(workers, list) else set()
 
@@ -128,7 +128,8 @@ class KnownConsumer:
         self.meter.see(now, said["taken"], said["busy_s"], said["waited_s"])
 
     def adapt(self, now: float, enough: bool) -> None:
-        """Asks for more where it starves with workers that should be enough, later for less."""
+        """Raise what the consumer needs where it starves with workers that should be enough; lower
+        it later."""
         if now - self.steady_since < SETTLES_S + STEADY_S or not self.meter.rate:
             return
         starved = self.meter.waiting(now, STEADY_S)

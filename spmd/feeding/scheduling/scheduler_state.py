@@ -289,7 +289,7 @@ class StateFile:
         return not work or self._try(work)
 
     def forget_agent(self, agent: str) -> None:
-        """One that has left, or is dead: nobody waits for it after a restart."""
+        """Delete an agent that has left, or is dead: nobody waits for it after a restart."""
         self._try([("DELETE FROM agents WHERE agent=?", [(agent,)])])
 
     def forget_runs(self, before: float) -> None:

@@ -49,7 +49,8 @@ def spare_time(
 
 
 def _line(name: str, pool: Pool, turn: int) -> list[str]:
-    """Workers that others use too, or nobody; a few of those that have not loaded the pipeline."""
+    """Return workers that others use too, or nobody, and a few that have not loaded the
+    pipeline."""
     owners: dict[str, set[str]] = {}
     for worker, pipeline in pool.owners():
         owners.setdefault(worker, set()).add(pipeline)

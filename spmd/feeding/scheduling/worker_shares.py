@@ -63,7 +63,7 @@ class Budget:
         return self.most is not None or bool(self.limits)
 
     def is_full(self) -> bool:
-        """Whether it may have no other worker than those that it has."""
+        """Return whether the pipeline may have no other worker than those that it has."""
         return self.most is not None and len(self.workers) >= self.most
 
     def used_up(self) -> str:
@@ -168,7 +168,7 @@ def held_by(shares: Mapping[str, Mapping[str, float]]) -> Held:
 
 
 def supplied(d: Need, before: Held, pool: Pool) -> float:
-    """Examples/s that a consumer has of those who are there yet, and free."""
+    """Return the examples/s that a consumer has of workers that are still there, and free."""
     return sum(min(share, pool.left[w]) * d.speed(w) for w, share in before.get(d.consumer, ())
                if w in pool.left)
 
@@ -309,7 +309,8 @@ def _by_host(mine: Mapping[str, float], pool: Pool) -> dict[str, deque[str]]:
 
 
 def near_ones(d: Need, pool: Pool) -> Iterable[str]:
-    """Workers that a pipeline prefers; where it prefers none, those of the consumer's host."""
+    """Return the workers that a pipeline prefers; where it prefers none, those of the consumer's
+    host."""
     if d.preferred:
         return [w for w, row in pool.rows.items() if d.preferred & (row.names | {w})]
     return pool.hosts.get(d.host, ())

@@ -102,12 +102,13 @@ class RayAgent:
             self.why = str(error)
 
     def trouble(self) -> str:
-        """Why there is no agent, or ""."""
+        """Return why there is no agent, or ""."""
         return self.why
 
 
 def start_agent(said: dict[str, Any]) -> Child:
-    """An agent in a process of its own, which ends with this one. said: what on_dask sends."""
+    """Start an agent in a process of its own, which ends with this one. said: what on_dask
+    sends."""
     child = Child("spmd.feeding.starting.dask_and_ray", ends_itself=True)
     child.channel.send(**said)
     word, why = child.first_word(START_S)

@@ -30,7 +30,7 @@ BEGIN, END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen, w
 
 
 def command(asked: argparse.Namespace, _: Processes) -> int:
-    """Does what was asked for. Returns the exit code, which may be that of a job."""
+    """Run a `feed` command; return the exit code, which may be that of a job."""
     return WHAT[asked.subcommand](asked) or 0
 
 
@@ -188,7 +188,8 @@ def _tables(seen: dict[str, Any], name: str, width: int) -> str:
 
 
 def _top(asked: argparse.Namespace) -> None:
-    """On a terminal the table is drawn over itself; elsewhere one comes after the other."""
+    """Print the status again and again: over itself on a terminal, else one table after the
+    other."""
     drawn = sys.stdout.isatty()
     width, height = shutil.get_terminal_size() if drawn else (0, 0)
     with _client(asked) as client:

@@ -87,7 +87,7 @@ def _consumer(scheduler: Scheduler, consumer: KnownConsumer, now: float) -> dict
 
 
 def _host(scheduler: Scheduler, host: str) -> str:
-    """A machine by the name that its agents give it: what consumers say is for machines."""
+    """Return a machine's name as its agents say it: consumers say its host_name()."""
     return scheduler.names.get(host) or host[:8]
 
 

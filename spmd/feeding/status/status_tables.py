@@ -157,7 +157,7 @@ def _shortened(head: tuple[str, ...], rows: list[Row], kind: str, width: int) ->
 
 
 def _aligned(heads: tuple[str, ...], rows: list[Row], width: int) -> list[str]:
-    """Columns that are as wide as they must be, and those that fit; none that says nothing."""
+    """Return rows in aligned columns, without empty ones and last ones that do not fit."""
     if not rows:
         return []
     kept = [k for k in range(len(heads)) if any(row[k] for row in rows)]
@@ -175,7 +175,7 @@ def _cut(lines: list[str], width: int) -> str:
 
 
 def _warned(warnings: list[str], width: int) -> str:
-    """Warnings are never cut: what to do stands at their end."""
+    """Return warnings, wrapped and never cut: they end with what to do."""
     parts = [textwrap.fill(text, width or WIDTH, initial_indent="warning: ",
                            subsequent_indent="         ", break_long_words=False,
                            break_on_hyphens=False) for text in warnings]

@@ -104,7 +104,7 @@ class Supervised:
         return (mine or frames or [None])[0]  # type: ignore[list-item]
 
     def memory(self) -> int:
-        """Bytes that are its own: without what it shares with consumers."""
+        """Return the bytes of its own memory, without what it shares with consumers."""
         try:
             with open(f"/proc/{self.child.pid}/statm") as file:
                 _, resident, shared = file.read().split()[:3]
@@ -167,7 +167,7 @@ class Agent:
         self._joined: tuple[list[dict[str, Any]], int] | None = None
 
     def run(self) -> None:
-        """Until it is told to stop, or whoever started it is gone."""
+        """Run until told to stop, or until the process that started it is gone."""
         try:
             while not self.stopping:
                 self.keep_number()
@@ -233,7 +233,7 @@ class Agent:
                 self.log(f"from the scheduler: {error}")
 
     def say_of_line(self) -> None:
-        """That there is no scheduler, and why; and when there is one again."""
+        """Log that there is no scheduler, and why; and when there is one again."""
         why = self.watch.why() if self.watch.away() > AWAY_S else ""
         if self.watch.stands and self._told:
             self.log(f"the scheduler at {self.watch.address} is there")

@@ -42,7 +42,7 @@ class JobRunner:
         self.child.channel.send(**said, folder=self.folder)
 
     def has_ended(self) -> bool:
-        """Whether it ends now; what it leaves behind is removed."""
+        """Return whether the runner has just ended; remove what it leaves behind."""
         if not self.runs or self.child.has_ended() is None:
             self.child.channel.flush()
             return False
@@ -58,8 +58,8 @@ class JobRunner:
 
 
 def remove_left(parent: str) -> None:
-    """Removes folders of jobs whose agents and runners are gone. One without a lock is just made,
-    or not ours."""
+    """Remove folders of jobs whose agents and runners are gone. One without a lock is just made, or
+    not ours."""
     for path in Path(parent or tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError), open(path / LOCK, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

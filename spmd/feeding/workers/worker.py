@@ -129,7 +129,7 @@ class Worker:
     # ---- messages
 
     def attend(self, wait_ms: int) -> None:
-        """Waits until somebody says something; the agent, and consumers who come or leave."""
+        """Wait for messages, and handle those of the agent and of consumers that come or leave."""
         self.looked = time.monotonic()
         self.show_made()
         poller = zmq.Poller()
@@ -168,7 +168,7 @@ class Worker:
                 self.let_in(set(line["allowed"]))
 
     def load(self, said: dict[str, Any]) -> None:
-        """A pipeline, another version of one beside those that are there, or other settings."""
+        """Take over a pipeline, another version of one, or other settings."""
         of = said["name"], said["version"]
         before, now = self.pipelines.get(of), HeldPipeline(said)
         if before and before.evaluator and all(before.said.get(k) == said.get(k) for k in TEXTS):
@@ -188,7 +188,7 @@ class Worker:
                 self.leave(peer)
 
     def drop(self, name: str, version: int) -> None:
-        """Nobody takes this version any more."""
+        """Forget a version that no run takes any more."""
         dropped = self.pipelines.pop((name, version), None)
         if dropped and dropped.evaluator and dropped.evaluator.pipeline.own:
             dropped.evaluator.pipeline.own.close()
@@ -234,7 +234,7 @@ class Worker:
                                  ids=numbers))
 
     def give_back(self, message: Message) -> None:
-        """Actions for environments that this worker owns."""
+        """Pass actions on to the environments that this worker owns."""
         pipeline = self.pipelines.get((message["pipeline"], message["version"]))
         if pipeline and pipeline.evaluator:
             places, _ = placed([{**a, "shape": a["shape"][1:]} for a in message["arrays"]],
@@ -248,7 +248,8 @@ class Worker:
             pipeline.evaluator.pipeline.send(message["first"], told(arrays))
 
     def answer(self, peer: bytes, frames: list[Any]) -> str:
-        """A consumer that is gone, or that reads none of thousands of answers, gets no more."""
+        """Send an answer; a consumer that is gone, or that reads none of thousands of answers, gets
+        no more."""
         if len(frames) == 1 and self.handing.say(peer.decode("latin-1"), frames[0]):
             return SENT
         how = send_to(self.router, peer, frames)
@@ -257,15 +258,16 @@ class Worker:
         return how
 
     def weigh(self) -> None:
-        """How much is on its way to consumers, and who must take some of it before there is more:
-        one that stops reading takes no memory from the others."""
+        """Sum the bytes that are under way to consumers, and hold up those that must take some of
+        them first: one that stops reading takes no memory from the others."""
         self.handing.beside = sum(link.under_way for link in self.links.values())
         most = max(self.handing.most - self.handing.used, 0) / max(len(self.links), 1)
         self.queue.held_up = {peer for peer, link in self.links.items() if link.count() and (
             link.under_way + link.largest > most or link.count() >= UNREAD)}
 
     def look_after_links(self) -> None:
-        """Lets those go that left without a word, with what was under way to them."""
+        """Forget consumers that left without a message, with the results that were under way to
+        them."""
         now = time.monotonic()
         for peer, link in list(self.links.items()):
             if now - link.heard > SILENT_S:
@@ -273,7 +275,7 @@ class Worker:
                 self.answer(peer, encode("who"))
 
     def leave(self, peer: bytes) -> None:
-        """A consumer is gone: nobody wants what it asked for."""
+        """Drop the requests of a consumer that is gone."""
         self.handing.leave(peer.decode("latin-1"))
         self.links.pop(peer, None)
         self.gathered.pop(peer, None)
@@ -316,7 +318,7 @@ class Worker:
             os._exit(OUT_OF_MEMORY)
 
     def is_meant(self, evaluator: Evaluator, work: QueuedWork) -> bool:
-        """Does this machine read the stream that the run has begun with?"""
+        """Return whether this machine reads the stream with which the run has begun."""
         expected = work.take["order"]
         if not expected or evaluator.order() in (expected, ""):
             return True
@@ -397,7 +399,8 @@ class Worker:
 
     def gather(self, work: QueuedWork, said: dict[str, Any], places: list[tuple[Any, ...]],
                region: int) -> None:
-        """A result in memory. Where each takes little time, several go in one message."""
+        """Announce a result in shared memory. Where each takes little time, several go in one
+        message."""
         before = self.gathered.get(work.peer)
         if before and (before["places"], before["said"]["end"]) == (places, said["end"]) and not (
                 said["there"] or said["broken"]):
@@ -422,7 +425,7 @@ class Worker:
 
 def to_frames(link: Link, places: list[tuple[Any, ...]], memory: Any,
            fixed: str) -> tuple[list[dict[str, Any]], list[Any]]:
-    """A result as it travels to another machine, by this codec or by what pays on that line."""
+    """Return a result as frames for another machine, by this codec or by what pays on that line."""
     arrays: list[dict[str, Any]] = []
     frames: list[Any] = []
     whole = memoryview(memory)

@@ -192,7 +192,7 @@ class CallQueue:
                                    expected="a replica that has joined", found="none",
                                    remedy="python -m spmd serve --join ADDRESS starts one")
 
-    async def made(self, call: ModelCall, seconds: float, gone: Gone = None) -> Any:
+    async def run(self, call: ModelCall, seconds: float, gone: Gone = None) -> Any:
         """Add a call; return what it returned, or raise what it raised: see result()."""
         if self._begin_at_once(call):
             value, error = self._made_here([call])[0]
@@ -323,14 +323,14 @@ class CallQueue:
         self._took[kind] = seconds
 
     def _late(self, waiting: Waiting, seconds: float) -> DeadlineError:
-        found = "a call that still runs: its result is dropped"
+        state = "a call that still runs: its result is dropped"
         with self._changed:
             if waiting.call is not None:
                 before = self._waiting.index(waiting) + self.running
-                found = f"a call that waits behind {before} other{'s' * (before != 1)}"
+                state = f"a call that waits behind {before} other{'s' * (before != 1)}"
         return DeadlineError(
             f"the call has no result after {seconds:g} s", expected="a result by the deadline",
-            found=found,
+            found=state,
             remedy="a longer timeout in the request, at most --timeout SECONDS of spmd serve")
 
     def _withdraw(self, waiting: Waiting) -> None:

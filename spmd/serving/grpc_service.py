@@ -73,9 +73,9 @@ class GrpcService:
         return port, runs.stop
 
     def _handlers(self) -> dict[str, Any]:
-        found = {name: grpc.unary_unary_rpc_method_handler(self._unary(name))
-                 for name in METHODS if name != "ModelStreamInfer"}
-        return {**found, "ModelStreamInfer":
+        handlers = {name: grpc.unary_unary_rpc_method_handler(self._unary(name))
+                    for name in METHODS if name != "ModelStreamInfer"}
+        return {**handlers, "ModelStreamInfer":
                 grpc.stream_stream_rpc_method_handler(self._model_stream_infer)}
 
     def _unary(self, name: str) -> Any:
@@ -128,11 +128,11 @@ class GrpcService:
         return CLASSES["ServerMetadataResponse"](**self.server.about())
 
     async def _model_metadata(self, asked: Any, _: Any) -> Any:
-        found = self.server.repository.model(asked.name, asked.version or None).metadata()
+        metadata = self.server.repository.model(asked.name, asked.version or None).metadata()
         rows = {kind: [{key: row[key] for key in ("name", "datatype", "shape")}
-                       for row in found[kind]] for kind in ("inputs", "outputs")}
+                       for row in metadata[kind]] for kind in ("inputs", "outputs")}
         return CLASSES["ModelMetadataResponse"](
-            **rows, **{key: found[key] for key in ("name", "versions", "platform")})
+            **rows, **{key: metadata[key] for key in ("name", "versions", "platform")})
 
     async def _repository_index(self, asked: Any, _: Any) -> Any:
         return CLASSES["RepositoryIndexResponse"](
@@ -194,10 +194,10 @@ class GrpcService:
 
 def _response(name: str, asked: InferRequest, answer: Answer) -> Any:
     """Return the message that an answer is. It is the last one to its request."""
-    found = infer_response(name, answer.version, asked,
-                           [(output, array) for output, array, _ in answer.outputs])
-    found.parameters[FINAL].bool_param = True
-    return found
+    message = infer_response(name, answer.version, asked,
+                             [(output, array) for output, array, _ in answer.outputs])
+    message.parameters[FINAL].bool_param = True
+    return message
 
 
 def _with_deadline(asked: InferRequest, context: Any) -> InferRequest:

@@ -137,34 +137,34 @@ def arrays_of(rows: Iterable[dict[str, Any]], tail: memoryview) -> dict[str, np.
 
 def _tensor_rows(rows: Iterable[dict[str, Any]]) -> list[TensorRow]:
     """Return what the JSON objects of a message say of its tensors."""
-    found: dict[str, TensorRow] = {}
+    by_name: dict[str, TensorRow] = {}
     for row in rows:
         name = _name(row)
-        if name in found:
+        if name in by_name:
             raise InputError(f"tensor {name} is there twice", expected="each tensor once")
         dtype = tensors.checked_dtype(name, row.get("datatype"))
         shape = tensors.checked_shape(name, row.get("shape"))
-        found[name] = TensorRow(name, dtype, shape, parameters_of(row).get("binary_data_size"),
-                                row.get("data"))
-    return list(found.values())
+        by_name[name] = TensorRow(name, dtype, shape, parameters_of(row).get("binary_data_size"),
+                                  row.get("data"))
+    return list(by_name.values())
 
 
 def _arrays(rows: Sequence[TensorRow], tail: memoryview) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
-    at = 0
+    offset = 0
     for name, dtype, shape, size, data in rows:
         if size is None:
             arrays[name] = tensors.from_list(name, dtype, shape, data)
             continue
-        if type(size) is not int or not 0 <= size <= len(tail) - at:
+        if type(size) is not int or not 0 <= size <= len(tail) - offset:
             raise InputError(f"tensor {name} has binary_data_size {tensors.brief(size)}",
                              expected="as many bytes behind the JSON",
-                             found=f"{len(tail) - at} bytes that are left")
-        arrays[name] = tensors.from_bytes(name, dtype, shape, tail[at:at + size])
-        at += size
-    if at != len(tail):
-        raise InputError("the body is longer than its tensors", expected=f"{at} bytes behind the "
-                         "JSON", found=str(len(tail)))
+                             found=f"{len(tail) - offset} bytes that are left")
+        arrays[name] = tensors.from_bytes(name, dtype, shape, tail[offset:offset + size])
+        offset += size
+    if offset != len(tail):
+        raise InputError("the body is longer than its tensors", expected=f"{offset} bytes behind "
+                         "the JSON", found=str(len(tail)))
     return arrays
 
 

@@ -82,7 +82,7 @@ class InferenceServer:
                     gone: Gone | None = None) -> Answer:
         """Return the answer to a request. `gone` returns once the client does not wait any more."""
         call = self.metrics.timed(model.name, model.prepared(asked, version))
-        answer: Answer = await self.queue.made(call, self._seconds(asked), gone)
+        answer: Answer = await self.queue.run(call, self._seconds(asked), gone)
         return answer
 
     async def stream(self, model: ServedModel, asked: InferRequest, version: str | None,

@@ -98,17 +98,17 @@ class JoinedRows:
     def key_of(self, arrays: dict[str, np.ndarray]) -> Hashable:
         """Return what is equal for calls that can be joined: names, dtypes, shapes without rows,
         and the bytes of what has no rows. None where these are too many to compare."""
-        found: list[Hashable] = []
+        parts: list[Hashable] = []
         for name, array in arrays.items():
             d = self.inputs.get(name)
             shape = array.shape
             if d is not None:
-                found.append((name, array.dtype, shape[:d], shape[d + 1:]))
+                parts.append((name, array.dtype, shape[:d], shape[d + 1:]))
             elif array.nbytes > MOST_COMPARED:
                 return None
             else:
-                found.append((name, array.dtype, shape, array.tobytes()))
-        return frozenset(found)
+                parts.append((name, array.dtype, shape, array.tobytes()))
+        return frozenset(parts)
 
     def arguments(self, calls: Sequence[ModelCall]) -> dict[str, Any]:
         """Return the arguments of the joined call."""

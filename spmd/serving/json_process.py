@@ -62,8 +62,8 @@ class JsonProcess:
         numbers = sum(array.size for _, array, binary in arrays if not binary)
         if numbers * NUMBER <= LONG:
             return message(head, key, arrays)
-        found: tuple[bytes, int | None] = await self._elsewhere(_long_message, head, key, arrays)
-        return found
+        body: tuple[bytes, int | None] = await self._elsewhere(_long_message, head, key, arrays)
+        return body
 
     async def _elsewhere(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in the other process. Raises what it raises, FullError where too many
@@ -88,8 +88,8 @@ class JsonProcess:
                 self._start()
             assert self._socket is not None
             _send(self._socket, order)
-            found: tuple[Exception | None, Any] = _received(self._socket)
-            return found
+            answer: tuple[Exception | None, Any] = _received(self._socket)
+            return answer
         except (OSError, EOFError):
             self.close()
             raise PeerError("the process that reads long JSON was ended", found="its end",

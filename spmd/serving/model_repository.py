@@ -213,19 +213,19 @@ def interface_of(manifest: Mapping[str, Any]) -> dict[str, str]:
 
     rows = {f"state {name}": array(row) for name, (_, row) in states_of(whole).items()}
     for entry, face in faces.items():
-        at = f" of {entry}" if entry else ""
+        suffix = f" of {entry}" if entry else ""
         if entry:
             rows[f"entry {entry}"] = "changes state" if changes_state(face) else "keeps state"
-        rows |= {f"input {row['name']}{at}": array(row) + " or none" * (
+        rows |= {f"input {row['name']}{suffix}": array(row) + " or none" * (
             bool(row["default"]) or "optional" in row) for _, row in face.inputs}
-        rows |= {f"scalar {name}{at}": f"{scalars[name]['dtype']} = {scalars[name]['default']}"
+        rows |= {f"scalar {name}{suffix}": f"{scalars[name]['dtype']} = {scalars[name]['default']}"
                  for name in face.settable()}
-        rows |= {f"output {row['name']}{at}": array(row) for _, row in face.outputs}
-        rows |= {f"save {name}{at}": array(saves[name]) for name in face.saves}
-        rows |= {f"feed {name}{at}": "a feed" for name in face.feeds}
+        rows |= {f"output {row['name']}{suffix}": array(row) for _, row in face.outputs}
+        rows |= {f"save {name}{suffix}": array(saves[name]) for name in face.saves}
+        rows |= {f"feed {name}{suffix}": "a feed" for name in face.feeds}
         if "dim" in face.rows():
-            rows[f"rows{at}"] = f"independent along {face.rows()['dim']}"
-        rows[f"what{at or ' the program'} returns"] = json.dumps(face.returns)
+            rows[f"rows{suffix}"] = f"independent along {face.rows()['dim']}"
+        rows[f"what{suffix or ' the program'} returns"] = json.dumps(face.returns)
     return rows
 
 

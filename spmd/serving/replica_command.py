@@ -118,8 +118,8 @@ class ReplicaJobs:
         """Begin to open a job, in a thread, in all processes."""
         self._tell("serve", number, len(image), len(state), ending)
         for data in (image, state):
-            for at in range(0, len(data), PIECE):
-                self._tell(data[at:at + PIECE])
+            for offset in range(0, len(data), PIECE):
+                self._tell(data[offset:offset + PIECE])
         self._asked.put((number, image, state, ending))
 
     def keep(self, number: int | None) -> None:

@@ -25,8 +25,8 @@ Framed = tuple[list[memoryview], int]  # frames, and how long the JSON at their 
 
 def in_frames(*parts: bytes) -> list[memoryview]:
     """Return bytes as frames: each part begins one."""
-    return [memoryview(part)[at:at + PART_BYTES] for part in parts
-            for at in range(0, len(part), PART_BYTES)]
+    return [memoryview(part)[offset:offset + PART_BYTES] for part in parts
+            for offset in range(0, len(part), PART_BYTES)]
 
 
 def of_frames(frames: Sequence[Any]) -> bytes:

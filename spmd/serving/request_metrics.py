@@ -57,11 +57,11 @@ class _Histogram:
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Give the library what has been counted."""
         family = HistogramMetricFamily(self._name, self._text, labels=["model"])
-        for model, found in list(self._models.items()):
-            with found.lock:
-                counts, total = list(accumulate(found.counts)), found.sum
+        for model, histogram in list(self._models.items()):
+            with histogram.lock:
+                counts, total = list(accumulate(histogram.counts)), histogram.sum
             family.add_metric([model], [(floatToGoString(bound), count) for bound, count
-                                        in zip(found.bounds, counts)], total)
+                                        in zip(histogram.bounds, counts)], total)
         yield family
 
 
@@ -95,12 +95,12 @@ class RequestMetrics:
 
     def count(self, model: str, status: int, seconds: float) -> None:
         """Count a request that has been answered. model: "" where there is no such model."""
-        found = self._known.get((model, status))
-        if found is None:
-            found = self._known[model, status] = (self._requests.labels(model, str(status)),
-                                                  self._seconds.of(model))
-        found[0].inc()
-        found[1].add(seconds)
+        metrics = self._known.get((model, status))
+        if metrics is None:
+            metrics = self._known[model, status] = (self._requests.labels(model, str(status)),
+                                                    self._seconds.of(model))
+        metrics[0].inc()
+        metrics[1].add(seconds)
 
     def timed(self, model: str, call: ModelCall) -> ModelCall:
         """Have a call count how long it takes, and its rows; return it."""

@@ -100,12 +100,12 @@ def _repository(asked: argparse.Namespace, job: OpenJob, opening: Opening) -> Mo
     try:
         path = re.sub(r"\.py:\w+$", ".py", asked.image)
         folder = os.path.dirname(path) or "."
-        found = ModelRepository(Path(path).stem, job, opening, allowed=asked.allow,
-                                folders=[folder, *asked.load_from])
-        if not found.models:
+        repository = ModelRepository(Path(path).stem, job, opening, allowed=asked.allow,
+                                     folders=[folder, *asked.load_from])
+        if not repository.models:
             raise UsageError(f"{asked.image} has nothing to serve", found="feeds",
                              expected="an entry, or a program, without feeds")
-        return found
+        return repository
     except BaseException:
         job.close()
         raise

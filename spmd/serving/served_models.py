@@ -177,7 +177,7 @@ def models_of(image: Image, job: ServedJob, allowed: Collection[str]) -> dict[st
     if not faces:
         face = Face(image.manifest)
         return {} if face.feeds else {job.name: ServedModel(job.name, face, job)}
-    found = {}
+    models = {}
     for entry, face in faces.items():
         name = f"{job.name}.{entry}"
         refusal = None
@@ -187,8 +187,8 @@ def models_of(image: Image, job: ServedJob, allowed: Collection[str]) -> dict[st
                                  found=f"one without --allow {entry}",
                                  remedy=f"spmd serve IMAGE --allow {entry}")
         if not face.feeds:
-            found[name] = ServedModel(name, face, job, refusal)
-    return found
+            models[name] = ServedModel(name, face, job, refusal)
+    return models
 
 
 def changes_state(face: Face) -> bool:

@@ -135,8 +135,8 @@ def as_list(name: str, array: np.ndarray) -> list[Any]:
                          expected="binary data", found="data in JSON",
                          remedy='"parameters": {"binary_data_output": true}')
     if array.dtype.kind not in "fV":
-        found: list[Any] = array.ravel().tolist()
-        return found
+        elements: list[Any] = array.ravel().tolist()
+        return elements
     flat = array.ravel().astype(np.float64)
     numbers: list[Any] = flat.tolist()
     for k in np.flatnonzero(~np.isfinite(flat)).tolist():

@@ -195,9 +195,9 @@ async def _answer(_: Request, error: Exception) -> Response:
 async def _no_such_page(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     page = f"{request.method} {request.url.path}"
-    what = "takes another method" if status == 405 else "is not there"
+    reason = "takes another method" if status == 405 else "is not there"
     return refused(Refusal(status, UsageError(
-        f"{page} {what}", expected="POST /v2/models/MODEL/infer, POST /v2/repository/index, GET "
+        f"{page} {reason}", expected="POST /v2/models/MODEL/infer, POST /v2/repository/index, GET "
         "/v2/models/MODEL, or others of the Open Inference Protocol", found=page),
         getattr(error, "headers", None)))
 

@@ -96,11 +96,11 @@ class Client:
         find in its file, or where another one of that name is running, OutputError where the
         scheduler's disk is full.
         """
-        found = pipeline if isinstance(pipeline, Pipeline) else load(pipeline)
-        check_name("what is submitted", name or found.name, None if name else found.place)
-        changed, texts = _submitted_with(found, settings), _texts(found)
-        facts, why = _facts(found, texts, changed.image, compute)
-        said = self._ask("submit", name=name or found.name, version=0, settings=changed.as_json(),
+        loaded = pipeline if isinstance(pipeline, Pipeline) else load(pipeline)
+        check_name("what is submitted", name or loaded.name, None if name else loaded.place)
+        changed, texts = _submitted_with(loaded, settings), _texts(loaded)
+        facts, why = _facts(loaded, texts, changed.image, compute)
+        said = self._ask("submit", name=name or loaded.name, version=0, settings=changed.as_json(),
                          **texts, **facts)
         return {**said, "first_example": why}
 
@@ -131,8 +131,8 @@ class Client:
         while True:
             seen = self.status()
             row = row_of(seen, name)
-            runs = {one["stream"] for one in row["runs"] if run in ("", one["run"])} - (
-                before or set())
+            runs = {past_run["stream"] for past_run in row["runs"]
+                    if run in ("", past_run["run"])} - (before or set())
             began = bool(runs) or (before is None and row["ran"] and not run)
             over = began and not seen["scheduler"]["coming"] and not any(
                 c["pipeline"] == name and run in ("", c["run"]) for c in seen["consumers"])
@@ -170,17 +170,18 @@ class Client:
                              "FILE.py; --max-workers none takes a limit away")
         if not source:
             return self._ask("update", name=name, settings=settings)
-        found = _of_file(source, self.status(name)["own_name"])
-        image, texts = settings.get("image", found.settings.image), _texts(found)
-        facts, why = _facts(found, texts, image, compute=True)
-        fixed = {key: value for key, value in found.settings.as_json().items() if key in FIXED}
+        pipeline = _of_file(source, self.status(name)["own_name"])
+        image, texts = settings.get("image", pipeline.settings.image), _texts(pipeline)
+        facts, why = _facts(pipeline, texts, image, compute=True)
+        fixed = {key: value for key, value in pipeline.settings.as_json().items() if key in FIXED}
         said = self._ask("update", name=name, settings=settings, fixed={**fixed, "image": image},
                          **texts, **facts)
         return {**said, "first_example": why}
 
     def open(self, name: str, feed: str, run: str, *, version: int | None = None,
              text: str = "") -> dict[str, Any]:
-        """For a run that begins to take a pipeline, or goes on with that version and text of it.
+        """Register a run that begins to take a pipeline, or goes on with that version and text of
+        it.
 
         Returns {"stream", "version", "text", "facts"}: what all its processes go on with.
         """
@@ -262,7 +263,8 @@ class Client:
         return self.ask(kind, **fields)["value"]
 
     def ask(self, kind: str, raw: Sequence[Any] = (), /, **fields: Any) -> Message:
-        """Asks, and asks again where the line broke: a scheduler that was killed had heard it."""
+        """Send a request and return the answer; send it again where the line broke: a scheduler
+        that was killed may have heard it."""
         frames = encode(kind, raw, **fields)
         self._line.send_multipart(frames)
         watch = self._lines.watch(self._line)
@@ -281,16 +283,16 @@ class Client:
                 watch = self._lines.watch(self._line)
                 self._line.send_multipart(frames)
         watch.broke()
-        found = "" if watch.stands else watch.why()
+        reason = "" if watch.stands else watch.why()
         self._renew_line()
-        if found in OF_KEYS:
+        if reason in OF_KEYS:
             raise PeerError(
-                f"the scheduler at {self.address} has other keys than we", found=found,
+                f"the scheduler at {self.address} has other keys than we", found=reason,
                 expected="the folder of keys that it was started with",
                 remedy="--keys FOLDER, or SPMD_FEED_KEYS=FOLDER")
         raise PeerError(
             f"no scheduler answers at {self.address}", expected=f"within {self.timeout:g} s",
-            found=found,
+            found=reason,
             remedy="python -m spmd feed serve starts one; --keys must be the folder that it uses")
 
     def _renew_line(self) -> None:
@@ -308,7 +310,8 @@ def _pairs(files: Mapping[str, str] | Files) -> Files:
 
 
 def row_of(seen: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A pipeline's row of what status() gives. UsageError where there is none of that name."""
+    """Return a pipeline's row of what status() returns. Raises UsageError where there is none of
+    that name."""
     rows: dict[str, Any] = {row["name"]: row for row in seen["pipelines"]}
     if name in rows:
         return dict(rows[name])
@@ -316,63 +319,66 @@ def row_of(seen: Mapping[str, Any], name: str) -> dict[str, Any]:
                      remedy=meant(name, rows) or "python -m spmd feed submit FILE.py")
 
 
-def _submitted_with(found: Pipeline, settings: Mapping[str, Any]) -> Settings:
-    """Its settings with others in their place. UsageError for one that the file alone can say."""
-    changed = read({**found.settings.as_json(), **settings})
+def _submitted_with(pipeline: Pipeline, settings: Mapping[str, Any]) -> Settings:
+    """Return a pipeline's settings with others in their place. UsageError for one that the file
+    alone can say."""
+    changed = read({**pipeline.settings.as_json(), **settings})
     for name in sorted(FIXED - {"image"}):
-        if getattr(changed, name) != getattr(found.settings, name):
+        if getattr(changed, name) != getattr(pipeline.settings, name):
             raise UsageError(
                 f"{name} says which examples there are: workers read it in the file",
-                place=found.place, found=f"{name}={settings[name]!r}",
+                place=pipeline.place, found=f"{name}={settings[name]!r}",
                 remedy=f"@data.pipeline(…, {name}={settings[name]!r}) there")
     return changed
 
 
 def _of_file(source: str | os.PathLike[str], name: str) -> Pipeline:
-    """The pipeline of a file: FILE.py:NAME, or the one of this name, or the only one."""
+    """Return the pipeline of a file: FILE.py:NAME, or the one of this name, or the only one."""
     file, said = file_and_name(source)
-    found = load_text(_text_of(file), file)
-    return select_pipeline(found, file, said or (name if name in found or len(found) != 1 else ""))
+    pipelines = load_text(_text_of(file), file)
+    named = name in pipelines or len(pipelines) != 1
+    return select_pipeline(pipelines, file, said or (name if named else ""))
 
 
-def _texts(found: Pipeline) -> dict[str, Any]:
-    """What workers make it of: its file, and the modules beside it."""
-    one = found if found.own else reloaded(found, _text_of(found.file))
-    own = one.own
+def _texts(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the texts from which workers load a pipeline: its file, and the modules beside it."""
+    fresh = pipeline if pipeline.own else reloaded(pipeline, _text_of(pipeline.file))
+    own = fresh.own
     assert own is not None
     texts = {"file": os.path.abspath(own.file), "source": own.text, "modules": own.texts(),
-             "own_name": found.name}
-    if one is not found:
+             "own_name": pipeline.name}
+    if fresh is not pipeline:
         own.close()
     size = len(json.dumps(texts, ensure_ascii=False).encode())
     if size > TEXT_BYTES:
         raise UsageError(
-            f"{found.file} and what it imports from its folder are too long",
+            f"{pipeline.file} and what it imports from its folder are too long",
             expected=f"{TEXT_BYTES} bytes at most, which travel to workers",
             found=f"{size} in {1 + len(texts['modules'])} files",
             remedy="install what is long as a package where workers run; data belongs into files")
     return texts
 
 
-def _facts(found: Pipeline, texts: dict[str, Any], image: str | None,
+def _facts(pipeline: Pipeline, texts: dict[str, Any], image: str | None,
            compute: bool) -> tuple[dict[str, Any], str]:
-    """What is known of its stream here, and why its first example is not. Not its order, where its
-    files are on other machines. InputError where it does not fit its image."""
-    with source_in_time(found):
+    """Return what is known of a pipeline's stream here, and why its first example is not known. Its
+    order is None where its files are on other machines. Raises InputError where it does not fit its
+    image."""
+    with source_in_time(pipeline):
         try:
             # What is only known by reading on is read here where an example was, else at workers.
-            order = found.order() if image or found.source.found_by() != "reading" else None
+            order = pipeline.order() if image or pipeline.source.found_by() != "reading" else None
         except Exception:  # whatever the user's source raises: workers will say what is wrong
             order = None
-        acts = found.acts
+        acts = pipeline.acts
     gives, why = None, "it was not computed"
     if image:
-        check_image(found, image)
-        gives, why = fields_of(found), ""
+        check_image(pipeline, image)
+        gives, why = fields_of(pipeline), ""
     elif compute:
         gives, why = first_example(texts)
     return {"order": order, "gives": gives,
-            "environments": getattr(found.source, "count", None) if acts else None}, why
+            "environments": getattr(pipeline.source, "count", None) if acts else None}, why
 
 
 def _text_of(file: str) -> str:

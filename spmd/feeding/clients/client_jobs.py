@@ -40,7 +40,7 @@ Follow = Callable[[str, str], None]
 def submit_job(client: Client, pipeline: str, image: str, ranks: int | Sequence[int], *,
                inputs: Files, outputs: Files, words: Sequence[str], launch: str, device: str,
                restarts: int, feed: str, until: str) -> dict[str, Any]:
-    """Sends the image and the inputs, then asks for the job; what was sent counts from then on."""
+    """Send the image and the inputs, then submit the job that uses them."""
     job = new_id()
     least, most = (ranks, ranks) if isinstance(ranks, int) else ranks
     if not 1 <= least <= most:
@@ -50,18 +50,19 @@ def submit_job(client: Client, pipeline: str, image: str, ranks: int | Sequence[
         if not is_series(path):
             check_ending(name, path)
             check_place(split(path, existing=False)[0], f"output {name}" if name else "outputs")
-    given, taken = _arguments(inputs, existing=True), _arguments(outputs, existing=False)
-    _check_names([os.path.abspath(image), *(one["path"] for one in (*given, *taken))])
-    for file, path in [("image", image), *{(f"in.{a['number']}", a["path"]): 0 for a in given}]:
+    input_rows, output_rows = _arguments(inputs, existing=True), _arguments(outputs, existing=False)
+    _check_names([os.path.abspath(image), *(row["path"] for row in (*input_rows, *output_rows))])
+    sent = {(f"in.{row['number']}", row["path"]): 0 for row in input_rows}
+    for file, path in [("image", image), *sent]:
         send_file(client, job, file, path)
     return dict(client.ask(
         "submit_job", job=job, pipeline=pipeline, image=os.path.basename(image), least=least,
-        most=most, inputs=given, outputs=taken, words=list(words), launch=launch, device=device,
-        restarts=restarts, feed=feed, until=until)["value"])
+        most=most, inputs=input_rows, outputs=output_rows, words=list(words), launch=launch,
+        device=device, restarts=restarts, feed=feed, until=until)["value"])
 
 
 def _check_saves(image: str, outputs: Files, until: str, feed: str) -> None:
-    """Refuses frames that the program of an image does not save, or that have no place here, and a
+    """Refuse frames that the program of an image does not save, or that have no place here, and a
     condition on what it does not save."""
     ends = condition(until) if until else None
     if is_program(image):  # what it saves is known once it is built, where it runs
@@ -87,19 +88,19 @@ def _check_saves(image: str, outputs: Files, until: str, feed: str) -> None:
 
 
 def _arguments(files: Files, existing: bool) -> list[dict[str, Any]]:
-    """Files as wire.JOB has them: those of one path have one number."""
+    """Return files as rows of wire.JOB: those of one path have one number."""
     numbers: dict[str, int] = {}
-    found = []
-    for name, given in files:
-        path, member = (given, "") if is_series(given) else split(given, existing)
+    rows = []
+    for name, argument in files:
+        path, member = (argument, "") if is_series(argument) else split(argument, existing)
         path = os.path.abspath(path)
-        found.append({"name": name, "member": member, "file": os.path.basename(path),
-                      "number": numbers.setdefault(path, len(numbers)), "path": path})
-    return found
+        rows.append({"name": name, "member": member, "file": os.path.basename(path),
+                     "number": numbers.setdefault(path, len(numbers)), "path": path})
+    return rows
 
 
 def _check_names(paths: Sequence[str]) -> None:
-    """Refuses two files of one name: they lie in one folder where ranks run."""
+    """Refuse two files of one name: they lie in one folder where ranks run."""
     names: dict[str, str] = {}
     for path in paths:
         before = names.setdefault(os.path.basename(path), path)
@@ -123,7 +124,8 @@ def send_file(client: Client, job: str, file: str, path: str) -> None:
 
 def fetch_job(client: Client, name: str, outputs: Files,
               follow: Follow | None) -> dict[str, Any]:
-    """Follows a job to its end, and brings its outputs. outputs: other paths than it was given."""
+    """Follow a job to its end, and fetch its outputs. outputs: other paths than those of its
+    submission."""
     row = client.ask("job", name=name)["value"]
     row = _Followed(client, name, row, follow or (lambda kind, text: None)).to_end()
     if row["status"] == 0:
@@ -140,9 +142,10 @@ class _Followed:
         self._begin()
 
     def _begin(self) -> None:
-        """With the first attempt that we see, or another one."""
+        """Begin to follow an attempt of the job: the first one, or the next."""
         self.attempt, self.offsets = self.row["attempt"], dict.fromkeys(PRINTS, 0)
-        self.readers = {one: codecs.getincrementaldecoder("utf-8")("replace") for one in PRINTS}
+        self.readers = {stream: codecs.getincrementaldecoder("utf-8")("replace")
+                        for stream in PRINTS}
 
     def to_end(self) -> dict[str, Any]:
         while True:
@@ -151,8 +154,8 @@ class _Followed:
                 if self.row["attempt"] != self.attempt:
                     self._begin()
                 if self.attempt:
-                    for one in PRINTS:
-                        self._pass_on(one)
+                    for stream in PRINTS:
+                        self._pass_on(stream)
                 self._tell()
                 self.away = False
                 if self.row["state"] == "ended":
@@ -166,7 +169,7 @@ class _Followed:
             time.sleep(LOOK_S)
 
     def _tell(self) -> None:
-        """Why it waits, or where it runs, when that is another thing than before."""
+        """Tell why the job waits, or where it runs, when that has changed."""
         row, why = self.row, self.row["why"]
         ranks = f"{row['ranks']} rank{'s' * (row['ranks'] != 1)}"
         text = {"pending": f"{self.name} waits: {why}" if why else "",
@@ -178,20 +181,20 @@ class _Followed:
             self.follow("note", text)
         self.told = text or self.told
 
-    def _pass_on(self, one: str) -> None:
+    def _pass_on(self, stream: str) -> None:
         while True:
-            answer = self.client.ask("get", job=self.row["job"], attempt=self.attempt, file=one,
-                                     offset=self.offsets[one])
+            answer = self.client.ask("get", job=self.row["job"], attempt=self.attempt, file=stream,
+                                     offset=self.offsets[stream])
             data = b"".join(bytes(frame) for frame in answer.frames)
-            self.offsets[one] += len(data)
-            if text := self.readers[one].decode(data, final=self.row["state"] == "ended"):
-                self.follow(one, text)
+            self.offsets[stream] += len(data)
+            if text := self.readers[stream].decode(data, final=self.row["state"] == "ended"):
+                self.follow(stream, text)
             if not data:
                 return
 
 
 def _bring(client: Client, row: dict[str, Any], others: Mapping[str, str]) -> None:
-    """Writes all outputs, or none: a file takes its name when all of them are here."""
+    """Write all outputs, or none: a file takes its name when all of them are here."""
     paths = {a["number"]: a["path"] for a in row["asked"]["outputs"]}
     series = {a["number"] for a in row["asked"]["outputs"] if is_series(a["file"])}
     names = {a["name"] or os.path.basename(a["path"]): a["number"]

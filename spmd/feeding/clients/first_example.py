@@ -26,7 +26,8 @@ WHY = 300  # characters
 
 
 def first_example(texts: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, str]:
-    """Its fields, without the batch; or None, and why: its files may be on other machines."""
+    """Return the fields of a pipeline's first example, without the batch; or None, and why: its
+    files may be on other machines."""
     child = Child("spmd.feeding.clients.first_example", dies_with_thread=True)
     try:
         child.channel.send(name=texts["own_name"], **texts)
@@ -44,7 +45,8 @@ def first_example(texts: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, s
 
 
 def fields_of(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """As they stand on the wire. Raises what computing the first example raises."""
+    """Return the fields of a pipeline's first example as wire messages have them. Raises what
+    computing it raises."""
     return [{"name": name, "shape": list(a.shape), "dtype": dtype_text(a.dtype)}
             for name, a in pipeline.first().items()]
 

@@ -20,7 +20,7 @@ from spmd.data.pipelines import Pipeline
 
 
 def check_image(pipeline: Pipeline, image: str) -> None:
-    """Compares the fields of the first example with those of the image's feeds.
+    """Compare the fields of the first example with those of the image's feeds.
 
     InputError where no feed has the pipeline's names, shapes and dtypes.
     """
@@ -37,35 +37,36 @@ def check_image(pipeline: Pipeline, image: str) -> None:
     if not feeds:
         raise InputError(f"{image} takes no feed", expected="spmd.feed(…) in its program",
                          found="none", remedy="another image=, or none")
-    given = pipeline.first()
-    misfits = [_misfit(given, feed) for feed in feeds]
+    example = pipeline.first()
+    misfits = [_misfit(example, feed) for feed in feeds]
     if "" not in misfits:
         raise InputError(
             f"pipeline {pipeline.name} does not give what {image} takes: {misfits[0]}",
             place=pipeline.place,
             expected="; or ".join(_described(feed) for feed in feeds),
-            found=", ".join(f"{n} {_shape(a.shape)} {a.dtype}" for n, a in given.items()),
+            found=", ".join(f"{n} {_shape(a.shape)} {a.dtype}" for n, a in example.items()),
             remedy="np.asarray(…, dtype).reshape(…) in the pipeline, or another spmd.feed(…)")
 
 
-def _misfit(given: dict[str, np.ndarray], feed: dict[str, Any]) -> str:
-    """What is different first, or "". What may be cast is decided as workers decide it."""
+def _misfit(example: dict[str, np.ndarray], feed: dict[str, Any]) -> str:
+    """Return the first difference between an example and a feed, or "". Dtypes may differ where
+    workers would cast them."""
     wanted = {f["name"]: f for f in feed["fields"] if f["name"] != MASK}
-    given, wanted = comparable(given, wanted)
-    for name in [*(wanted.keys() - given.keys()), *(given.keys() - wanted.keys())]:
+    example, wanted = comparable(example, wanted)
+    for name in [*(wanted.keys() - example.keys()), *(example.keys() - wanted.keys())]:
         return (f"field {name} is not among what it gives" if name in wanted
                 else f"no feed has a field {name}")
     for name, field in wanted.items():
-        shape = given[name].shape
+        shape = example[name].shape
         extents = field["shape"][1:]
         same = len(shape) == len(extents) and all(
             not isinstance(e, int) or e == n for n, e in zip(shape, extents))
         if not same:
             return f"field {name} has the shape {_shape(shape)}"
         try:
-            fit(name, given[name], shape, dtype_of(field["dtype"]), "the image declares")
+            fit(name, example[name], shape, dtype_of(field["dtype"]), "the image declares")
         except Misfit:
-            return f"field {name} is of {given[name].dtype}{range_text(given[name])}"
+            return f"field {name} is of {example[name].dtype}{range_text(example[name])}"
     return ""
 
 
@@ -77,6 +78,6 @@ def _described(feed: dict[str, Any]) -> str:
 
 
 def _shape(shape: Any) -> str:
-    """An extent that depends on how the image is run is a dot."""
+    """Return a shape as text; an extent that depends on how the image is run is a dot."""
     parts = [str(e) if isinstance(e, int) else "·" for e in shape]
     return f"({', '.join(parts)}{',' * (len(parts) == 1)})"

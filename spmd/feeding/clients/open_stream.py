@@ -30,7 +30,8 @@ START_S = 20.0  # for a scheduler to answer
 
 def opened(name: str, address: str, keys: Keys, feed: Any, run: str,
            before: OpenedStream | None = None) -> OpenedStream:
-    """In the first process of a run, for all of them. before: the stream that it goes on with.
+    """Open a stream in the first process of a run, for all of them. before: the stream that it goes
+    on with.
 
     PeerError where no scheduler answers; what a scheduler refuses; UsageError and InputError
     where the pipeline does not fit the feed, as far as it is known.
@@ -41,7 +42,7 @@ def opened(name: str, address: str, keys: Keys, feed: Any, run: str,
 
 def opened_by(client: Client, name: str, feed: Any, run: str,
               before: OpenedStream | None = None) -> OpenedStream:
-    """The same, with a line that is there."""
+    """Open a stream as opened() does, with a client that is connected."""
     said = client.open(name, feed.name, run, version=before.version if before else None,
                        text=before.text if before else "")
     _compare(name, said["facts"], feed)
@@ -50,7 +51,7 @@ def opened_by(client: Client, name: str, feed: Any, run: str,
 
 
 def _compare(name: str, facts: dict[str, Any], feed: Any) -> None:
-    """What is known of the pipeline with what the program declares."""
+    """Raise where what is known of a pipeline does not fit the feed that the program declares."""
     count = facts.get("environments")
     if count is not None and count != feed.batch:
         raise UsageError(
@@ -59,36 +60,36 @@ def _compare(name: str, facts: dict[str, Any], feed: Any) -> None:
             found=f"{count} environments, a batch of {feed.batch}")
     if facts.get("gives") is None:
         return
-    given = {f["name"]: (tuple(f["shape"]), dtype_named(f["dtype"])) for f in facts["gives"]}
+    offered = {f["name"]: (tuple(f["shape"]), dtype_named(f["dtype"])) for f in facts["gives"]}
     wanted = {f.name: (tuple(int(n) for n in f.shape[1:]), np.dtype(f.dtype))
               for f in feed.fields if f.name != MASK}
-    given, wanted = comparable(given, wanted)
-    for field in (*wanted, *given):
-        if (wrong := _misfit(field, given, wanted)) is not None:
-            expected, found, remedy = wrong
+    offered, wanted = comparable(offered, wanted)
+    for field in (*wanted, *offered):
+        if (wrong := _misfit(field, offered, wanted)) is not None:
+            expected, actual, remedy = wrong
             raise InputError(
                 f'field "{field}" of feed "{feed.name}" is not what pipeline {name} gives',
                 place=feed.place, expected=f"{expected}, as the program declares",
-                found=f"{found}, in the first example of {name}", remedy=remedy)
+                found=f"{actual}, in the first example of {name}", remedy=remedy)
 
 
-def _misfit(field: str, given: Fields, wanted: Fields) -> tuple[str, str, str] | None:
-    """What is expected, what is found, and what to do; None where a field fits."""
+def _misfit(field: str, offered: Fields, wanted: Fields) -> tuple[str, str, str] | None:
+    """Return what was expected, what was found, and what to try; None where a field fits."""
     if field not in wanted:
-        return (f"only {', '.join(wanted)}", f"{field} too, {_said(*given[field])}",
+        return (f"only {', '.join(wanted)}", f"{field} too, {_said(*offered[field])}",
                 f"leave out {field} in the pipeline, or declare it in spmd.feed")
     shape, dtype = wanted[field]
-    if field not in given:
-        return (_said(shape, dtype), f"only {', '.join(given)}",
+    if field not in offered:
+        return (_said(shape, dtype), f"only {', '.join(offered)}",
                 f"return {field!r} too in the pipeline, or leave it out in spmd.feed")
-    found, kind = given[field]
+    extents, kind = offered[field]
     expected = _said(shape, dtype)
-    if found != shape:
-        batch = ", ".join(map(str, ("batch", *found))) + "," * (not found)
-        return (expected, _said(found, kind), f"spmd.spec(({batch}), …) in the program, or the "
+    if extents != shape:
+        batch = ", ".join(map(str, ("batch", *extents))) + "," * (not extents)
+        return (expected, _said(extents, kind), f"spmd.spec(({batch}), …) in the program, or the "
                 f"shape {shape} in the pipeline")
     if not may_cast(np.empty(0, kind), dtype):  # whatever the values are
-        return (expected, _said(found, kind), f"np.{kind} in the program, or .astype(np.{dtype}) "
+        return (expected, _said(extents, kind), f"np.{kind} in the program, or .astype(np.{dtype}) "
                 "in the pipeline, if that is what you mean")
     return None
 

@@ -32,131 +32,133 @@ LONG = 1 << 24  # bytes
 AS_WORKERS = "what the file makes when workers run it: as a module, without arguments"
 
 
-def reloaded(given: Pipeline, text: str) -> Pipeline:
-    """The same pipeline, found in the text of its file. Whoever asks closes its `own`."""
+def reloaded(pipeline: Pipeline, text: str) -> Pipeline:
+    """Return the same pipeline, loaded from the text of its file. The caller closes its `own`."""
     try:
-        found = load_text(text, given.file)
+        pipelines = load_text(text, pipeline.file)
     except InputError as error:
         error.remedy = error.remedy or "workers run the file anew, without a command line"
         raise
-    if given.name not in found:
+    if pipeline.name not in pipelines:
         raise UsageError(
-            f"workers do not find pipeline {given.name}", place=given.place,
-            expected=f"a pipeline at the top level of {given.file}, where workers run it",
-            found=", ".join(found) or "none is there: it is made in a function, or below "
+            f"workers do not find pipeline {pipeline.name}", place=pipeline.place,
+            expected=f"a pipeline at the top level of {pipeline.file}, where workers run it",
+            found=", ".join(pipelines) or "none is there: it is made in a function, or below "
             "if __name__ == '__main__':",
             remedy="make it at the top level; @data.pipeline(name=…) gives it a name of its own")
-    one = found[given.name]
-    if what := _difference(given, one):
-        if one.own:
-            one.own.close()
+    reread = pipelines[pipeline.name]
+    if difference := _difference(pipeline, reread):
+        if reread.own:
+            reread.own.close()
         raise UsageError(
-            f"pipeline {given.name} is another one here than at workers", place=given.place,
-            expected=AS_WORKERS, found=what,
+            f"pipeline {pipeline.name} is another one here than at workers", place=pipeline.place,
+            expected=AS_WORKERS, found=difference,
             remedy="write what it needs into its file, and give each variant a name of its own")
-    return one
+    return reread
 
 
-def _difference(given: Pipeline, found: Pipeline) -> str:
-    """What is another at workers, in words; "" where nothing is, as far as can be seen."""
-    if given.size != found.size:
-        return f"size {given.size} here, {found.size} there"
+def _difference(pipeline: Pipeline, reread: Pipeline) -> str:
+    """Return in words what differs at workers; "" where no difference can be seen."""
+    if pipeline.size != reread.size:
+        return f"size {pipeline.size} here, {reread.size} there"
     for name in sorted(FIXED):
-        here, there = getattr(given.settings, name), getattr(found.settings, name)
+        here, there = getattr(pipeline.settings, name), getattr(reread.settings, name)
         if here != there:
             return f"{name}={here!r} here, {name}={there!r} there"
-    if what := PipelineComparison().functions(given.name, given.function, found.function):
-        return what
+    if difference := PipelineComparison().functions(
+            pipeline.name, pipeline.function, reread.function):
+        return difference
     try:
-        same = given.order() == found.order()
+        same = pipeline.order() == reread.order()
     except Exception:  # of a user's source: what is wrong is said at its examples
         same = True
     return "" if same else "its source has other examples here, or another order of them"
 
 
 class PipelineComparison:
-    """What code of a program holds with what the same code holds where its file was run anew."""
+    """Compares what a pipeline's code reads here with what it reads where its file was run anew."""
 
     def __init__(self) -> None:
         self.seen: set[tuple[int, int]] = set()
 
-    def functions(self, what: str, a: Any, b: Any) -> str:
-        """A function of a pipeline, which may be an object that is called."""
-        plain = self.differs(what, a, b)
-        return plain or (self.differs(what, vars(a), vars(b)) if hasattr(a, "__dict__")
+    def functions(self, label: str, a: Any, b: Any) -> str:
+        """Return in words how two functions of pipelines differ, or "". They may be objects that
+        are called."""
+        plain = self.differs(label, a, b)
+        return plain or (self.differs(label, vars(a), vars(b)) if hasattr(a, "__dict__")
                          and not isinstance(a, FunctionType) else "")
 
-    def differs(self, what: str, a: Any, b: Any) -> str:
-        """In words, or "". what: how the user's text calls it."""
+    def differs(self, label: str, a: Any, b: Any) -> str:
+        """Return in words how two values differ, or "". label: how the user's text names them."""
         if a is b or (id(a), id(b)) in self.seen:
             return ""
         self.seen.add((id(a), id(b)))
         if type(a).__qualname__ != type(b).__qualname__:
-            return _said(what, a, b)
-        return "; ".join(found for found in self._parts(what, a, b) if found)
+            return _said(label, a, b)
+        return "; ".join(difference for difference in self._parts(label, a, b) if difference)
 
-    def _parts(self, what: str, a: Any, b: Any) -> Iterator[str]:
+    def _parts(self, label: str, a: Any, b: Any) -> Iterator[str]:
         if type(a) is not type(b):  # each of its own copy of the user's class
             yield self.differs(type(a).__qualname__, type(a), type(b))
         if isinstance(a, Enum):
-            yield "" if a.name == b.name else _said(what, a, b)
+            yield "" if a.name == b.name else _said(label, a, b)
         elif isinstance(a, PLAIN):
-            yield "" if a == b or (a != a and b != b) else _said(what, a, b)
+            yield "" if a == b or (a != a and b != b) else _said(label, a, b)
         elif isinstance(a, np.ndarray):
-            yield "" if _alike(a, b) else f"{what} is another array here than there"
+            yield "" if _alike(a, b) else f"{label} is another array here than there"
         elif isinstance(a, tuple | list):
             grown = isinstance(a, list) and len(a) > len(b)
-            yield "" if grown or len(a) == len(b) else _said(what, a, b)
-            yield from (self.differs(f"{what}[{k}]", one, other)
-                        for k, (one, other) in enumerate(zip(a[:MOST], b[:MOST])))
+            yield "" if grown or len(a) == len(b) else _said(label, a, b)
+            yield from (self.differs(f"{label}[{k}]", item, other)
+                        for k, (item, other) in enumerate(zip(a[:MOST], b[:MOST])))
         elif isinstance(a, set | frozenset):
-            yield "" if len(b) > MOST or b <= a else _said(what, a, b)
+            yield "" if len(b) > MOST or b <= a else _said(label, a, b)
         elif type(a) is dict:  # a Counter counts, a defaultdict grows
-            yield from self._entries(what, a, b)
+            yield from self._entries(label, a, b)
         elif isinstance(a, Pipeline):
-            yield self.functions(what, a.function, b.function)
+            yield self.functions(label, a.function, b.function)
         elif isinstance(a, FunctionType | MethodType | functools.partial):
-            yield from self._called(what, a, b)
+            yield from self._called(label, a, b)
         elif isinstance(a, ModuleType):
-            yield "" if _file(a) == _file(b) else f"{what} is {_file(a)} here, {_file(b)} there"
+            yield "" if _file(a) == _file(b) else f"{label} is {_file(a)} here, {_file(b)} there"
         elif isinstance(a, type):
-            yield from (self.differs(f"{what}.{name}", vars(a).get(name), one)
-                        for name, one in vars(b).items() if isinstance(one, FunctionType)
-                        or isinstance(one, PLAIN) and not name.startswith("__"))
+            yield from (self.differs(f"{label}.{name}", vars(a).get(name), item)
+                        for name, item in vars(b).items() if isinstance(item, FunctionType)
+                        or isinstance(item, PLAIN) and not name.startswith("__"))
         elif hasattr(a, "py_func") or hasattr(a, "__wrapped__"):  # of numba, of functools
             inner = "py_func" if hasattr(a, "py_func") else "__wrapped__"
-            yield self.differs(what, getattr(a, inner), getattr(b, inner, None))
+            yield self.differs(label, getattr(a, inner), getattr(b, inner, None))
         elif is_dataclass(a) or isinstance(a, Namespace | SimpleNamespace):
-            yield from self._entries(f"{what}.", vars(a), vars(b))
+            yield from self._entries(f"{label}.", vars(a), vars(b))
 
-    def _entries(self, what: str, a: dict[Any, Any], b: dict[Any, Any]) -> Iterator[str]:
+    def _entries(self, label: str, a: dict[Any, Any], b: dict[Any, Any]) -> Iterator[str]:
         for k, (name, other) in enumerate(b.items()):
             if k == MOST:
                 return
-            said = f"{what}{name}" if what.endswith(".") else f"{what}[{name!r}]"
+            said = f"{label}{name}" if label.endswith(".") else f"{label}[{name!r}]"
             if name in a:
                 yield self.differs(said, a[name], other)
             elif isinstance(name, PLAIN):
                 yield f"{said} is not here"
 
-    def _called(self, what: str, a: Any, b: Any) -> Iterator[str]:
+    def _called(self, label: str, a: Any, b: Any) -> Iterator[str]:
         if isinstance(a, functools.partial):
-            yield self.differs(what, a.func, b.func)
-            yield self.differs(what, [*a.args, a.keywords], [*b.args, b.keywords])
+            yield self.differs(label, a.func, b.func)
+            yield self.differs(label, [*a.args, a.keywords], [*b.args, b.keywords])
         elif isinstance(a, MethodType):
-            yield self.differs(what, a.__func__, b.__func__)
+            yield self.differs(label, a.__func__, b.__func__)
         elif a.__code__ != b.__code__:
-            yield f"{what}() has another text here than in its file"
+            yield f"{label}() has another text here than in its file"
         elif not is_library_file(a.__code__.co_filename):
-            yield self.differs(f"a default of {what}()", [a.__defaults__, a.__kwdefaults__],
+            yield self.differs(f"a default of {label}()", [a.__defaults__, a.__kwdefaults__],
                                [b.__defaults__, b.__kwdefaults__])
-            for name, one, other in zip(a.__code__.co_freevars, a.__closure__ or (),
-                                        b.__closure__ or ()):
-                yield self.differs(name, _held(one), _held(other))
+            for name, cell, other in zip(a.__code__.co_freevars, a.__closure__ or (),
+                                         b.__closure__ or ()):
+                yield self.differs(name, _held(cell), _held(other))
             yield from self._globals(a.__code__, a.__globals__, b.__globals__)
 
     def _globals(self, code: CodeType, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
-        """Of the names that code reads and does not set itself."""
+        """Yield the differences of the globals that code reads and does not set itself."""
         read, attributes, kept = _names(code)
         for name in sorted(read - kept):
             if name.startswith("__") or name not in a and name not in b:
@@ -167,25 +169,26 @@ class PipelineComparison:
             yield self.differs(name, a[name], b[name])
             if isinstance(a[name], ModuleType) and isinstance(b[name], ModuleType):
                 mine, others = vars(a[name]), vars(b[name])
-                yield from (self.differs(f"{name}.{one}", mine[one], others[one])
-                            for one in sorted(attributes & mine.keys() & others.keys())
+                yield from (self.differs(f"{name}.{attribute}", mine[attribute], others[attribute])
+                            for attribute in sorted(attributes & mine.keys() & others.keys())
                             if mine is not others)
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str], set[str]]:
-    """Globals that code reads, attributes that it reads, globals that it sets."""
-    found: tuple[set[str], set[str], set[str]] = set(), set(), set()
-    for one in dis.get_instructions(code):
-        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            found[0].add(one.argval)
-        elif one.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            found[1].add(one.argval)
-        elif one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            found[2].add(one.argval)
-        elif isinstance(one.argval, CodeType):
-            for mine, inner in zip(found, _names(one.argval)):
+    """Return the globals that code reads, the attributes that it reads, and the globals that it
+    sets."""
+    names: tuple[set[str], set[str], set[str]] = set(), set(), set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            names[0].add(instruction.argval)
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            names[1].add(instruction.argval)
+        elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            names[2].add(instruction.argval)
+        elif isinstance(instruction.argval, CodeType):
+            for mine, inner in zip(names, _names(instruction.argval)):
                 mine.update(inner)
-    return found
+    return names
 
 
 def _held(cell: Any) -> Any:
@@ -196,7 +199,8 @@ def _held(cell: Any) -> Any:
 
 
 def _alike(a: np.ndarray, b: np.ndarray) -> bool:
-    """Of long arrays some rows are compared: they may be files."""
+    """Return whether arrays are equal. Only some rows of long ones are compared: they may be
+    files."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.nbytes > LONG and len(a) > 64:
@@ -210,8 +214,8 @@ def _file(module: ModuleType) -> str:
     return os.path.realpath(file) if file else module.__name__
 
 
-def _said(what: str, a: Any, b: Any) -> str:
-    return f"{what} is {_short(a)} here, {_short(b)} there"
+def _said(label: str, a: Any, b: Any) -> str:
+    return f"{label} is {_short(a)} here, {_short(b)} there"
 
 
 def _short(value: Any) -> str:

@@ -124,10 +124,10 @@ class ConsumerLoop:
                 return
 
     def close(self) -> None:
-        for one in self.workers.values():
-            if numbers := self.ledger.requests_to(one.worker):
-                one.send("forget", ids=numbers)
-            one.close()
+        for connection in self.workers.values():
+            if numbers := self.ledger.requests_to(connection.worker):
+                connection.send("forget", ids=numbers)
+            connection.close()
         waits = bool(self.supply.opened) and self.settings.get("on_error") == "skip"
         if waits:
             self._receive_until(lambda: not self.skipped.told)
@@ -211,27 +211,27 @@ class ConsumerLoop:
             self.drop_worker(worker)
         for worker, assigned in now.items():
             others = [w.rows for w in self.workers.values() if w.worker != worker]
-            if (one := self.workers.get(worker)) is None:
-                one = self.workers[worker] = WorkerConnection(
+            if (connection := self.workers.get(worker)) is None:
+                connection = self.workers[worker] = WorkerConnection(
                     self.lines, assigned, self.here, self.acts)
-                one.rows = min(others, default=0.0)
-            before = one.behind
-            one.share, one.behind = assigned["share"], assigned["behind"] or 0
-            if one.behind != before:  # what it owes has another turn
-                one.rows = min(others, default=0.0)
-                self.send_take(one, [])
+                connection.rows = min(others, default=0.0)
+            before = connection.behind
+            connection.share, connection.behind = assigned["share"], assigned["behind"] or 0
+            if connection.behind != before:  # what it owes has another turn
+                connection.rows = min(others, default=0.0)
+                self.send_take(connection, [])
 
     def drop_worker(self, worker: str) -> None:
         """Forget a worker that is gone, or is not ours any more: the pieces that it owes wait
         again."""
-        one = self.workers.pop(worker, None)
+        connection = self.workers.pop(worker, None)
         self.poller = None
-        if one is not None:
+        if connection is not None:
             numbers = self.ledger.requests_to(worker)
-            if numbers and one.is_alive():
-                one.send("forget", ids=numbers)
+            if numbers and connection.is_alive():
+                connection.send("forget", ids=numbers)
             self.ledger.requeue(numbers)
-            one.close()
+            connection.close()
 
     def handle_worker_death(self, message: Message) -> None:
         """Drop a worker that died; an example that kills workers is skipped, or fails."""
@@ -325,24 +325,24 @@ class ConsumerLoop:
             self.register()  # what the scheduler said meanwhile may be lost: it says it again
         while frames := received(self.scheduler):
             self.handle_scheduler_message(self.decoded(frames))
-        for worker, one in list(self.workers.items()):
-            look = not self.ready.isdisjoint(one.fds())
-            alive = not look or one.is_alive()
-            while worker in self.workers and (frames := one.receive()):
-                self.handle_worker_message(one, self.decoded(frames))
+        for worker, connection in list(self.workers.items()):
+            look = not self.ready.isdisjoint(connection.fds())
+            alive = not look or connection.is_alive()
+            while worker in self.workers and (frames := connection.receive()):
+                self.handle_worker_message(connection, self.decoded(frames))
             if not look:
                 continue
             if not alive and worker in self.workers:
                 self.drop_worker(worker)
                 self.notify_scheduler("lost", consumer=self.consumer, worker=worker)
-            elif worker in self.workers and one.has_broken():
+            elif worker in self.workers and connection.has_broken():
                 self.drop_worker(worker)
-                self.workers[worker], self.poller = one.reconnected(), None
-            elif worker in self.workers and (why := one.outage()):
+                self.workers[worker], self.poller = connection.reconnected(), None
+            elif worker in self.workers and (why := connection.outage()):
                 self.notify_scheduler("lost", consumer=self.consumer, worker=worker, why=why)
-                self.missed[worker] = one.assigned["address"], why
+                self.missed[worker] = connection.assigned["address"], why
                 self.missed_since = self.missed_since or time.monotonic()
-            elif worker in self.workers and one.is_restored():
+            elif worker in self.workers and connection.is_restored():
                 self.notify_scheduler("reached", consumer=self.consumer, worker=worker)
         if error := self.supply.what_ended():
             raise error
@@ -377,7 +377,7 @@ class ConsumerLoop:
             min(self.failed, default=None), any(w.behind for w in self.workers.values()))
         loads = ledger.outstanding(self.workers)
         work: dict[str, list[Any]] = {}
-        own = {w for w, one in self.workers.items() if not one.behind}
+        own = {w for w, connection in self.workers.items() if not connection.behind}
         if late := ledger.overdue_request(now, bool(own)):
             able = own if ledger.requests[late].spare and own else loads.keys()
             able = able - ledger.workers_asked(late)
@@ -389,23 +389,24 @@ class ConsumerLoop:
             piece = ledger.waiting[0]
             if piece.k in self.failed:
                 break
-            one = self.choose_worker(loads, now, piece.count, self.homes.get(piece.row, ""))
-            if one is None:
+            connection = self.choose_worker(loads, now, piece.count, self.homes.get(piece.row, ""))
+            if connection is None:
                 break
             if self.acts:
-                self.homes[piece.row] = one.worker
-            work.setdefault(one.worker, []).append(
-                ledger.request(one.worker, now, bool(one.behind)))
-            loads[one.worker] += 1
-            one.rows += piece.count / (one.share or 1.0)
+                self.homes[piece.row] = connection.worker
+            work.setdefault(connection.worker, []).append(
+                ledger.request(connection.worker, now, bool(connection.behind)))
+            loads[connection.worker] += 1
+            connection.rows += piece.count / (connection.share or 1.0)
         for worker, items in work.items():
             self.send_take(self.workers[worker], items)
 
-    def send_take(self, one: WorkerConnection, items: list[Any]) -> None:
-        one.send("take", pipeline=self.supply.pipeline, version=self.version, fields=self.fields,
-                order=self.supply.order() or None, share=one.share, behind=one.behind or None,
-                newest_first=self.is_lifo(), work=items,
-                free=self.free.pop(one.worker, None))
+    def send_take(self, connection: WorkerConnection, items: list[Any]) -> None:
+        connection.send("take", pipeline=self.supply.pipeline, version=self.version,
+                        fields=self.fields, order=self.supply.order() or None,
+                        share=connection.share, behind=connection.behind or None,
+                        newest_first=self.is_lifo(), work=items,
+                        free=self.free.pop(connection.worker, None))
 
     def needs_no_end(self) -> bool:
         """Return whether a process without rows knows where the stream ends, or that it does not.
@@ -422,21 +423,23 @@ class ConsumerLoop:
         if home in self.workers:  # nobody else has its environments
             return self.workers[home] if self.workers[home].accepts_requests(now) else None
         piece_s = self.ledger.example_s * max(count, self.ledger.examples_at_once)
-        able = [one for w, one in self.workers.items()
-                if loads.get(w, 1 << 30) < one.credits(piece_s) and one.accepts_requests(now)]
+        able = [connection for w, connection in self.workers.items()
+                if loads.get(w, 1 << 30) < connection.credits(piece_s)
+                and connection.accepts_requests(now)]
         if not able:
             return None
-        if any(not one.behind for one in able):  # what others leave comes after what is ours
-            able = [one for one in able if not one.behind]
+        # Workers that are ours come before the time that others leave.
+        if any(not connection.behind for connection in able):
+            able = [connection for connection in able if not connection.behind]
         if self.how == "random":
-            return random.choices(able, [one.share or 1.0 for one in able])[0]
+            return random.choices(able, [connection.share or 1.0 for connection in able])[0]
         if self.how == "all":
-            return min(able, key=lambda one: loads[one.worker])
-        return min(able, key=lambda one: one.rows)
+            return min(able, key=lambda connection: loads[connection.worker])
+        return min(able, key=lambda connection: connection.rows)
 
-    def handle_worker_message(self, one: WorkerConnection, message: Message) -> None:
+    def handle_worker_message(self, connection: WorkerConnection, message: Message) -> None:
         if message.kind == "given":
-            self.handle_result(one, message)
+            self.handle_result(connection, message)
         elif message.kind == "broken":
             if message["id"] in self.ledger.requests and not self.ledger.split(message["id"]):
                 error = broken(self.supply.pipeline, message["broken"], self.settings)
@@ -445,9 +448,9 @@ class ConsumerLoop:
             raise InputError(f"pipeline {self.supply.pipeline}: {message['text']}")
         elif message.kind == "unknown":
             self.ledger.requeue(message["ids"])
-            one.deferred_until = time.monotonic() + UNKNOWN_S
+            connection.deferred_until = time.monotonic() + UNKNOWN_S
 
-    def handle_result(self, one: WorkerConnection, message: Message) -> None:
+    def handle_result(self, connection: WorkerConnection, message: Message) -> None:
         self.ledger.examples_at_once = message["together"] or 1
         if message["order"] and not self.supply.order():
             self.supply.goes_on_with(message["order"])
@@ -455,24 +458,25 @@ class ConsumerLoop:
         elif message["order"] not in (None, self.supply.order()):  # both were asked before one said
             raise streams_differ(self.supply.pipeline)
         if self.ledger.is_wanted(message["id"]):
-            for position, what in one.skipped(message, self.ledger.requests[message["id"]].piece):
-                self.report_skipped(position, what)
-        if free := self.rings.record_result(one, message, self.fields):
-            one.send("free", ids=free)
+            piece = self.ledger.requests[message["id"]].piece
+            for position, failure in connection.skipped(message, piece):
+                self.report_skipped(position, failure)
+        if free := self.rings.record_result(connection, message, self.fields):
+            connection.send("free", ids=free)
 
-    def report_skipped(self, position: int, what: str) -> None:
+    def report_skipped(self, position: int, failure: str) -> None:
         """Report an example that is left out once for the whole run: its first process prints it,
         which the scheduler tells."""
         if 0 in self.supply.ranks or not self.supply.opened or not self.line.stands:
-            self.skipped.say(position, what)
+            self.skipped.say(position, failure)
         else:
             self.notify_scheduler("skipped", consumer=self.consumer,
-                                  **self.skipped.tells(position, what))
+                                  **self.skipped.tells(position, failure))
 
     def resend_skipped(self) -> None:
-        for position, what in self.skipped.late():
+        for position, failure in self.skipped.late():
             self.notify_scheduler("skipped", consumer=self.consumer,
-                                  **self.skipped.tells(position, what))
+                                  **self.skipped.tells(position, failure))
 
     # ---- rings
 
@@ -502,8 +506,8 @@ class ConsumerLoop:
         """Send the values of feed.send() to every worker: each keeps those of its environments."""
         for first, values in self.rings.take_returned() if self.acts else ():
             arrays, frames = in_frames(values)
-            for one in self.workers.values():
-                one.send("give_back", frames, pipeline=self.supply.pipeline,
+            for connection in self.workers.values():
+                connection.send("give_back", frames, pipeline=self.supply.pipeline,
                         version=self.version, first=first, arrays=arrays)
 
     # ---- what others are told

@@ -66,7 +66,7 @@ class PieceRequest:
 
 @dataclass
 class PieceResult:
-    """What a worker answered to a request.
+    """Holds a worker's answer to a request.
 
     arrays: of `piece.count` rows, zeros where there is no example. there: which rows have one, None
     where all do. number: by which its worker knows it.
@@ -192,8 +192,8 @@ class PieceLedger:
 
     def _cut_span(self, k: int, many: int) -> None:
         self.opened = k + many
-        for one in range(k, k + many):
-            self.results[one], self.piece_counts[one] = {}, 1
+        for number in range(k, k + many):
+            self.results[number], self.piece_counts[number] = {}, 1
         heapq.heappush(self.waiting,
                        BatchPiece(k, 0, many * self.batch, k * self.batch, many))
 
@@ -206,14 +206,14 @@ class PieceLedger:
             least = round(LEAST_S / self.example_s)
             rows = least if small else max(rows, least)
         rows = max(1, min(rows, MOST_BYTES // self.row_bytes, end - begin))
-        at, base = begin, k * self.batch
-        while at < end:
-            stop = at + rows
+        row, base = begin, k * self.batch
+        while row < end:
+            stop = row + rows
             if self.examples_at_once > 1:  # at the next multiple, counted in positions
                 stop = -(-(base + stop) // self.examples_at_once) * self.examples_at_once - base
             stop = min(stop, end)
-            yield at, stop - at
-            at = stop
+            yield row, stop - row
+            row = stop
 
     def request(self, worker: str, now: float, spare: bool = False) -> list[Any] | None:
         """Request the next piece of a worker; return it as an item of a take message, None if no
@@ -257,11 +257,11 @@ class PieceLedger:
 
     def outstanding(self, workers: Iterable[str]) -> dict[str, int]:
         """Return how many pieces each of these workers owes."""
-        found = dict.fromkeys(workers, 0)
+        counts = dict.fromkeys(workers, 0)
         for asked in self.requests.values():
-            if asked.worker in found:
-                found[asked.worker] += 1
-        return found
+            if asked.worker in counts:
+                counts[asked.worker] += 1
+        return counts
 
     def requests_to(self, worker: str) -> list[str]:
         return [n for n, a in self.requests.items() if a.worker == worker]
@@ -294,9 +294,9 @@ class PieceLedger:
         """Return the number of the batch in which ranks get a position: that of its place in the
         stream, unless a newer batch took it."""
         for piece in (*self.waiting, *(a.piece for a in self.requests.values())):
-            for one in piece.per_batch():
-                if one.first <= position < one.first + one.count:
-                    return one.k
+            for part in piece.per_batch():
+                if part.first <= position < part.first + part.count:
+                    return part.k
         return position // self.batch
 
     def is_wanted(self, number: str) -> bool:
@@ -331,9 +331,9 @@ class PieceLedger:
             for position in self.skipped:
                 if 0 <= (row := position - piece.first) < piece.count:
                     there[row] = False
-        found = PieceResult(piece, arrays, there, asked.worker, number)
+        result = PieceResult(piece, arrays, there, asked.worker, number)
         for k in wanted:
-            self.results[k][piece.row] = found
+            self.results[k][piece.row] = result
         if rows and seconds:
             mean = seconds / max(rows, self.examples_at_once)
             self.example_s = 0.8 * self.example_s + 0.2 * mean if self.example_s else mean
@@ -357,8 +357,8 @@ class PieceLedger:
                 continue
             piece = asked.piece
             again = any(a.piece == piece for a in self.requests.values())
-            for one in () if again else filter(self._still_open, piece.per_batch()):
-                heapq.heappush(self.waiting, one)
+            for part in () if again else filter(self._still_open, piece.per_batch()):
+                heapq.heappush(self.waiting, part)
 
     def count_death(self, position: int, outside: bool = False) -> int:
         """Count that a worker died while it computed a position, or was killed from outside then;
@@ -381,28 +381,29 @@ class PieceLedger:
             newest = max(there, key=self._first_position, default=k)
             if newest != k:
                 self._swap_batches(k, newest)
-        found = self.results[k]
-        if len(found) < self.piece_counts[k]:
+        results = self.results[k]
+        if len(results) < self.piece_counts[k]:
             return None
-        one, last = next(iter(found.values()), None), self.batches()
-        if one and one.piece.batches > 1:
-            end = one.piece.k + one.piece.batches
+        first, last = next(iter(results.values()), None), self.batches()
+        if first and first.piece.batches > 1:
+            end = first.piece.k + first.piece.batches
             end = end if last is None else min(end, last)
-            while k + batches < end and self.results[k + batches].get(0) is one:
+            while k + batches < end and self.results[k + batches].get(0) is first:
                 batches += 1
-        for given in range(k, k + batches):
-            del self.results[given], self.piece_counts[given]
+        for number in range(k, k + batches):
+            del self.results[number], self.piece_counts[number]
         self.next += batches
-        return k, batches, [found[row] for row in sorted(found)]
+        return k, batches, [results[row] for row in sorted(results)]
 
     def _first_position(self, k: int) -> int:
         """Return the position of the first example of what is now batch k, which is whole."""
-        return min((one.piece.first for one in self.results[k].values()), default=k * self.batch)
+        return min((result.piece.first for result in self.results[k].values()),
+                   default=k * self.batch)
 
     def _has_spans(self) -> bool:
         """Return whether pieces of several batches are under way: these keep their order."""
         pieces = [*self.waiting, *(a.piece for a in self.requests.values()),
-                  *(one.piece for found in self.results.values() for one in found.values())]
+                  *(result.piece for by_row in self.results.values() for result in by_row.values())]
         return any(piece.batches > 1 for piece in pieces)
 
     def _swap_batches(self, k: int, newer: int) -> None:
@@ -427,10 +428,10 @@ def merge_ranges(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
         >>> merge_ranges([(4, 8), (0, 4), (12, 16)])
         [(0, 8), (12, 16)]
     """
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for begin, end in sorted(rows):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         elif begin < end:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged

@@ -43,7 +43,7 @@ class PipelineSupply:
         weakref.finalize(self, os.close, self._wake)
 
     def begin(self, feed: Any, rings: list[Any], start: int) -> None:
-        """Fills the rings from batch `start` on, in a thread, until finish()."""
+        """Fill the rings from batch `start` on, in a thread, until finish()."""
         self._stop.clear()
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)  # what ended the thread before this one
@@ -53,7 +53,7 @@ class PipelineSupply:
         self._thread.start()
 
     def finish(self) -> None:
-        """Ends the thread; workers and scheduler hear of it."""
+        """End the thread, and tell workers and scheduler."""
         self._stop.set()
         os.eventfd_write(self._wake, 1)
         if self._thread:
@@ -61,23 +61,25 @@ class PipelineSupply:
             self._thread = None
 
     def order(self) -> str:
-        """What a checkpoint knows the stream by; "" until a worker has said it."""
+        """Return the digest by which a checkpoint knows the stream; "" until a worker has sent
+        it."""
         return self._order
 
     def goes_on_with(self, order: str) -> None:
-        """The order that workers are held to: of a checkpoint, or as the first of them said it."""
+        """Set the order that all workers must have: that of a checkpoint, or of the first worker
+        that answered."""
         self._order = order
 
     def text(self) -> str:
-        """What tells the source of the pipeline from others; "" where it is not known."""
+        """Return the digest of the pipeline's source; "" where it is not known."""
         return self.opened.text if self.opened else ""
 
     def settings(self) -> dict[str, Any]:
-        """Those of the pipeline that say which example stands where."""
+        """Return the pipeline's settings that determine which example has which position."""
         return (self.opened.settings if self.opened else None) or {}
 
     def name_of(self, position: int) -> str:
-        """What an example is called; "" where only workers know the source."""
+        """Return the name of an example; "" where only workers know the source."""
         return ""
 
     def has_finished(self) -> bool:
@@ -90,5 +92,5 @@ class PipelineSupply:
         return self._wake
 
     def what_ended(self) -> SpmdError | None:
-        """Whether what was started for this run does not live, however often it is started."""
+        """Return the error where a child process of this run died too often, else None."""
         return None

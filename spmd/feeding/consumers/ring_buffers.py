@@ -110,8 +110,8 @@ class RingBuffers:
         """Put whole batches into the rings; with newest_first, one for each that was taken, since
         which one is newest is not known before."""
         while (not newest_first or self.ledger.next <= self.taken()) and (
-                found := self.ledger.pop_batch(newest_first)):
-            k, batches, pieces = found
+                batch := self.ledger.pop_batch(newest_first)):
+            k, batches, pieces = batch
             if len(pieces) == 1 and pieces[0].piece.count == pieces[0].piece.batches * (
                     self.feed.batch):
                 arrays = self.arrays(pieces[0], pieces[0].rows_of(k, batches))
@@ -133,40 +133,40 @@ class RingBuffers:
 
     def row_parts(self, rows: tuple[int, int], pieces: list[PieceResult]) -> list[Any]:
         """Return (first row, rows, arrays) of the results that lie in these rows."""
-        found = []
-        for one in pieces:
-            begin = max(one.piece.row, rows[0])
-            end = min(one.piece.row + one.piece.count, rows[1])
+        parts = []
+        for result in pieces:
+            begin = max(result.piece.row, rows[0])
+            end = min(result.piece.row + result.piece.count, rows[1])
             if begin < end:
-                cut = slice(begin - one.piece.row, end - one.piece.row)
-                found.append((begin, end - begin, self.arrays(one, cut)))
-        return found
+                cut = slice(begin - result.piece.row, end - result.piece.row)
+                parts.append((begin, end - begin, self.arrays(result, cut)))
+        return parts
 
-    def arrays(self, one: PieceResult, cut: slice) -> dict[str, np.ndarray]:
+    def arrays(self, result: PieceResult, cut: slice) -> dict[str, np.ndarray]:
         """Return some rows of a result, with the mask."""
-        found = one.arrays
-        if cut.stop - cut.start < one.piece.count:
-            found = {name: a[cut] for name, a in found.items()}
+        arrays = result.arrays
+        if cut.stop - cut.start < result.piece.count:
+            arrays = {name: a[cut] for name, a in arrays.items()}
         if self.masked:
-            there = np.ones(cut.stop - cut.start, np.bool_) if one.there is None else (
-                one.there[cut])
-            found = {**found, MASK: there}
-        return found
+            there = np.ones(cut.stop - cut.start, np.bool_) if result.there is None else (
+                result.there[cut])
+            arrays = {**arrays, MASK: there}
+        return arrays
 
     # ---- out
 
     def free(self) -> dict[str, list[str]]:
         """Return the results that no rank looks at any more, by worker."""
-        taken, found = self.taken(), {}  # type: ignore[var-annotated]
+        taken, freed = self.taken(), {}  # type: ignore[var-annotated]
         while self.held and self.held[0][0] <= taken:
             _, batches, pieces = self.held.popleft()
-            for one in pieces:
-                left = self.lent.pop(one.number, 0) - batches
+            for result in pieces:
+                left = self.lent.pop(result.number, 0) - batches
                 if left > 0:
-                    self.lent[one.number] = left
+                    self.lent[result.number] = left
                 elif left == 0:
-                    found.setdefault(one.worker, []).append(one.number)
-        return found
+                    freed.setdefault(result.worker, []).append(result.number)
+        return freed
 
     def take_returned(self) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         """Yield values of feed.send(): a position, and a row for each place from there on."""

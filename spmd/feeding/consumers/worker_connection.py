@@ -40,13 +40,13 @@ REMEDIES = {REFUSED_KEY: KEYS, OTHER_KEY: KEYS}
 def unreachable_text(missed: dict[str, tuple[str, str]]) -> str:
     """Return a warning: to which workers there is no line, why, and what to try. missed: address
     and reason by worker."""
-    found = []
+    texts = []
     for why in sorted({why for _, why in missed.values()}):
         mine = [f"{w} at {address}" for w, (address, w_why) in missed.items() if w_why == why]
         more = f" and {len(mine) - 2} more" if len(mine) > 2 else ""
-        found.append(f"no line to worker {', '.join(mine[:2])}{more} for {AWAY_S:g} s: {why}; "
+        texts.append(f"no line to worker {', '.join(mine[:2])}{more} for {AWAY_S:g} s: {why}; "
                      f"others are asked, and it is tried on. try: {REMEDIES.get(why, REACH)}")
-    return "; ".join(found)
+    return "; ".join(texts)
 
 
 def broken(pipeline: str, failed: dict[str, Any], settings: dict[str, Any]) -> InputError:
@@ -59,7 +59,7 @@ def broken(pipeline: str, failed: dict[str, Any], settings: dict[str, Any]) -> I
 
 
 class WorkerConnection:
-    """What a consumer knows of one of its workers, and the sockets between the two.
+    """Holds what a consumer knows of one of its workers, and the sockets between the two.
 
     assigned: address, key, local socket and share, as the scheduler said them. acts: actions are
     sent to it too. behind: it gives what others leave of its time; 0: the share.
@@ -114,9 +114,9 @@ class WorkerConnection:
     def reconnected(self) -> WorkerConnection:
         """Return a new connection to the same worker; this one is closed."""
         assigned = {**self.assigned, "share": self.share, "behind": self.behind}
-        found = WorkerConnection(self.lines, assigned, self.here, self.acts)
-        found.rows, found.told = self.rows, self.told
-        return found
+        connection = WorkerConnection(self.lines, assigned, self.here, self.acts)
+        connection.rows, connection.told = self.rows, self.told
+        return connection
 
     def credits(self, piece_s: float) -> int:
         """Return how many pieces it may owe: those in its queue, and those on their way to it and
@@ -170,7 +170,7 @@ class WorkerConnection:
         wanted, arrays = {f["name"]: f for f in fields}, message["arrays"] or ()
         if {a["name"] for a in arrays} != wanted.keys() or len(arrays) != len(wanted):
             raise self._wrong(f"expected the fields {', '.join(wanted)}")
-        found = {}
+        by_name = {}
         for array in arrays:
             field = wanted[array["name"]]
             shape, size = (count, *field["shape"]), count * bytes_of(field)
@@ -179,8 +179,8 @@ class WorkerConnection:
             first = array["frame"]
             data = of_parts(message.frames[first : first + (array["parts"] or 1)])
             memory = unpacked(data, array["codec"] or "none", size)
-            found[array["name"]] = np.ndarray(shape, dtype_named(field["dtype"]), memory)
-        return found
+            by_name[array["name"]] = np.ndarray(shape, dtype_named(field["dtype"]), memory)
+        return by_name
 
     def present_rows(self, bits: str, count: int) -> np.ndarray:
         """Return which of `count` rows have an example, from the bits of a message. InputError if
@@ -194,8 +194,9 @@ class WorkerConnection:
         """Yield the positions of a result whose examples failed, each with the error; "" where
         another position has it, or there was no room for it."""
         if message["there"]:
-            named = {one["position"]: f"{one['example']} ({one['file']}:{one['line']}): "
-                     f"{one['text']}" for one in message["broken"] or ()}
+            named = {
+                failure["position"]: f"{failure['example']} ({failure['file']}:{failure['line']}): "
+                f"{failure['text']}" for failure in message["broken"] or ()}
             there = self.present_rows(message["there"], piece.count)[: message["rows"]]
             for position in (piece.first + np.flatnonzero(~there)).tolist():
                 yield position, named.get(position, "")

@@ -54,7 +54,7 @@ class Channel:
         return self.socket.fileno()
 
     def send(self, **said: Any) -> None:
-        """Whatever does not fit now goes with the next flush()."""
+        """Send a message; bytes that do not fit now go with the next flush()."""
         self._rest += json.dumps(said, separators=(",", ":")).encode() + b"\n"
         self.flush()
 
@@ -68,7 +68,7 @@ class Channel:
             self._rest.clear()  # it has ended: reading says so
 
     def said(self) -> list[dict[str, Any]] | None:
-        """What came; None once the other side has ended."""
+        """Return the messages that have come; None once the other side has ended."""
         # What a parent forks has its end of the line too, and may live longer.
         ended = bool(self.parent) and os.getppid() != self.parent
         try:
@@ -127,11 +127,12 @@ class Child:
         return self.process.pid
 
     def has_ended(self) -> int | None:
-        """Its exit status as Popen says it (-9: killed by signal 9), or None."""
+        """Return its exit status as Popen says it (-9: killed by signal 9), or None while it
+        runs."""
         return self.process.poll()
 
     def was_killed(self) -> bool:
-        """By somebody else than us."""
+        """Return whether somebody else than this process has killed the child."""
         status = self.has_ended()
         return status is not None and status < 0 and not self._killed
 
@@ -142,7 +143,7 @@ class Child:
         self.wait()
 
     def first_word(self, seconds: float) -> tuple[dict[str, Any] | None, str]:
-        """What it says first; or None, it has ended, and why."""
+        """Return the child's first message, or None and why it ended."""
         said = self.channel.said() if self.channel.wait_for(seconds) else []
         if said:
             return said[0], ""
@@ -153,7 +154,8 @@ class Child:
         return None, f"no word of it for {seconds:g} s"
 
     def wait(self, seconds: float | None = None) -> int:
-        """Its exit status, and the end of what it started. Raises TimeoutExpired."""
+        """Wait until the child has ended, and end what it started; return its exit status. Raises
+        TimeoutExpired."""
         status = self.process.wait(seconds)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -169,7 +171,7 @@ class Child:
 
 
 def end_together(children: list[Child], seconds: float) -> None:
-    """Ends all of them within this time, not each, and what they have started."""
+    """End children, all within this time, and what they have started."""
     for child in children:
         child.channel.close()
     last = time.monotonic() + seconds
@@ -179,7 +181,7 @@ def end_together(children: list[Child], seconds: float) -> None:
 
 
 def end_marked(marks: Iterable[str]) -> None:
-    """Kills what children of ours that have ended have started, in whatever group or session."""
+    """Kill the processes that ended children of ours have started, in any group or session."""
     wanted = {mark.encode() for mark in marks}
     for _ in range(WALKS if wanted else 0):
         left = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
@@ -201,7 +203,7 @@ def _marks_of(pid: int) -> set[bytes]:
 
 
 def of_parent(arguments: list[str]) -> tuple[Channel, list[int]]:
-    """In a child: its channel, and the descriptors that it was given.
+    """Return, in a child, its channel and the descriptors that its parent passed.
 
     From here on the death of its parent is its own, or said on the channel.
     """
@@ -213,20 +215,20 @@ def of_parent(arguments: list[str]) -> tuple[Channel, list[int]]:
             after_in_child=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     if os.getppid() != parent:  # it died before we asked
         os._exit(0)
-    for one in (fd, *fds):
-        os.set_inheritable(one, False)
+    for descriptor in (fd, *fds):
+        os.set_inheritable(descriptor, False)
     return Channel(socket.socket(fileno=fd), parent), fds
 
 
 def _python_path() -> str:
-    """Where a child finds spmd, without the folder that it happens to be started in."""
+    """Return the PYTHONPATH with which a child finds spmd, whatever folder it is started in."""
     mine = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
     before = os.environ.get("PYTHONPATH", "")
     return f"{mine}{os.pathsep}{before}" if before else mine
 
 
 def ended_by(status: int) -> str:
-    """An exit status in words."""
+    """Return an exit status in words."""
     if status >= 0:
         return f"ended with status {status}"
     try:

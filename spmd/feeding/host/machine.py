@@ -18,7 +18,7 @@ PORTS = "SPMD_FEED_PORTS"  # at which workers listen, and the scheduler of one c
 
 
 def host_name() -> str:
-    """A name that two processes share only if they can share memory."""
+    """Return a name that two processes have in common only if they can share memory."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
@@ -28,19 +28,19 @@ def host_name() -> str:
 
 
 def own_address(connect: str) -> str:
-    """The address of this machine by which the scheduler's network reaches it."""
+    """Return the address of this machine by which the scheduler's network reaches it."""
     host, _, port = connect.removeprefix("tcp://").rpartition(":")
     try:
         family, kind, protocol, _, to = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(to)  # sends nothing: it only chooses the way
-            found = str(probe.getsockname()[0])
+            address = str(probe.getsockname()[0])
     except (OSError, ValueError) as error:
         raise UsageError(f"no way to the scheduler at {connect}: {error}",
                          expected="tcp://HOST:PORT") from None
-    found = found.removeprefix("::ffff:")
-    return f"[{found}]" if ":" in found else found
+    address = address.removeprefix("::ffff:")
+    return f"[{address}]" if ":" in address else address
 
 
 def interface_of(address: str) -> str:
@@ -52,16 +52,17 @@ def interface_of(address: str) -> str:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # it has none
                 asked = struct.pack("256s", name.encode())
-                found = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, asked)[20:24]
-                if socket.inet_ntoa(found) == address:
+                packed = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, asked)[20:24]
+                if socket.inet_ntoa(packed) == address:
                     return name
     return ""
 
 
-def ports_of(given: str, processes: int, mine: str) -> str:
-    """FIRST-LAST at which workers listen: as given, or as SPMD_FEED_PORTS says where others can
-    reach them; else "*", any. UsageError for another text, or too few of them."""
-    word = given or ("" if mine == "127.0.0.1" else os.environ.get(PORTS, ""))
+def ports_of(ports: str, processes: int, mine: str) -> str:
+    """Return the range FIRST-LAST of ports at which workers listen: `ports`, or SPMD_FEED_PORTS
+    where other machines can reach them; else "*", any. Raises UsageError for another text, or fewer
+    ports than workers."""
+    word = ports or ("" if mine == "127.0.0.1" else os.environ.get(PORTS, ""))
     if not word:
         return "*"
     many = len(port_range(word))
@@ -72,8 +73,8 @@ def ports_of(given: str, processes: int, mine: str) -> str:
 
 
 def port_range(word: str) -> range:
-    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", word, re.ASCII)
-    first, last = map(int, found.groups()) if found else (0, 0)
+    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", word, re.ASCII)
+    first, last = map(int, match.groups()) if match else (0, 0)
     if not 1 <= first <= last <= 65535:
         raise UsageError(f"{word!r} is no range of ports", expected="FIRST-LAST, as 40000-40099",
                          remedy=f"--ports, or {PORTS}")
@@ -89,30 +90,32 @@ def available_memory() -> int:
 
 
 def memory_kills() -> int:
-    """How many processes the kernel has killed for want of memory, since the machine started."""
+    """Return how many processes the kernel has killed for want of memory since the machine
+    started."""
     with open("/proc/vmstat") as file:
         return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
 
 
 def lower(wanted: int, most: int) -> int:
-    """A limit that may be set where `most` is the hard one."""
+    """Return the limit that may be set where `most` is the hard one."""
     return wanted if most == resource.RLIM_INFINITY else min(wanted, most)
 
 
 def allow_descriptors(wanted: int) -> None:
-    """So many, or as many as the hard limit lets us have: a line takes five."""
+    """Raise the limit of descriptors to so many, or to the hard limit: a connection takes five."""
     now, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if now < (most := lower(wanted, hard)):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def hours(free: str) -> tuple[int, int] | None:
-    """"20:00-06:00" in minutes of the day; UsageError for another text."""
+    """Return hours such as "20:00-06:00" in minutes of the day. Raises UsageError for another
+    text."""
     if not free:
         return None
-    found = re.fullmatch(r"(\d\d):(\d\d)-(\d\d):(\d\d)", free)
-    minutes = [int(h) * 60 + int(m) for h, m in (found.groups()[:2], found.groups()[2:])] if (
-        found) else []
+    match = re.fullmatch(r"(\d\d):(\d\d)-(\d\d):(\d\d)", free)
+    minutes = [int(h) * 60 + int(m) for h, m in (match.groups()[:2], match.groups()[2:])] if (
+        match) else []
     if len(minutes) != 2 or max(minutes) >= 24 * 60 or minutes[0] == minutes[1]:
         raise UsageError(f"--free {free!r}: expected hours such as 20:00-06:00")
     return minutes[0], minutes[1]

@@ -26,30 +26,32 @@ END_S = 1.0
 
 
 class SupervisedChild:
-    """what: as people call it. start: makes it, in any thread; greet: until it works."""
+    """Holds a child process that is started again when it dies. name: for messages. start: starts
+    it, in any thread; greet: returns once it works."""
 
-    def __init__(self, what: str, start: Callable[[], Child],
+    def __init__(self, name: str, start: Callable[[], Child],
                  greet: Callable[[Child], None]) -> None:
-        self.what, self.start, self.greet = what, start, greet
+        self.name, self.start, self.greet = name, start, greet
         self.child: Child | None = None
         self.deaths: list[float] = []
         self.words = ""  # why it did not begin, as it said
         self.works = False  # it was met: from then on its keeper looks after it
 
     def meet(self) -> None:
-        """Waits until the child works. Raises what greet does."""
+        """Wait until the child works. Raises what greet does."""
         if self.child:
             self.greet(self.child)
             self.works = True
 
     def has_died(self) -> str:
-        """How, in words; "" while it lives."""
+        """Return in words how the child died; "" while it lives."""
         status = self.child.has_ended() if self.child else None
         return "" if status is None else ended_by(status)
 
 
 class ChildSupervisor:
-    """of: what the children work for, in lines and errors. They end in the order of add()."""
+    """Starts children again that die. of: the name of what they work for, in messages. They end in
+    the order of add()."""
 
     def __init__(self, of: str) -> None:
         self.of = of
@@ -60,33 +62,33 @@ class ChildSupervisor:
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
 
-    def add(self, one: SupervisedChild) -> None:
-        """Starts it; let it be met when all is there that it needs. From then on it is watched."""
-        self.kept.append(one)
-        self._start(one)
+    def add(self, supervised: SupervisedChild) -> None:
+        """Start a child and watch it from now on; meet() waits for it."""
+        self.kept.append(supervised)
+        self._start(supervised)
         if not self._thread:
             self._thread = threading.Thread(target=self._watch, name="feed-keeper", daemon=True)
             self._thread.start()
 
-    def meet(self, one: SupervisedChild) -> None:
-        """Until it works. One that somebody kills before that is started again, as it is later."""
+    def meet(self, supervised: SupervisedChild) -> None:
+        """Wait until a child works. It is started again if somebody kills it before that."""
         for left in reversed(range(DEATHS)):
             try:
-                one.meet()
+                supervised.meet()
                 return
             except EnvironmentFault:
-                if not left or not one.child or not one.child.was_killed():
+                if not left or not supervised.child or not supervised.child.was_killed():
                     raise
-                end_marked([one.child.mark])
-                self._start(one)
+                end_marked([supervised.child.mark])
+                self._start(supervised)
 
     def end(self) -> None:
-        """Ends them and the watch, also while one of them is being started."""
+        """End the children and the watch, also while a child is being started."""
         if os.getpid() != self._process:  # a fork of ours ends: they are not its children
             return
         with self._lock:
             self._over.set()
-            children = [one.child for one in self.kept if one.child]
+            children = [supervised.child for supervised in self.kept if supervised.child]
         for child in children:
             child.end(END_S)
         end_marked(child.mark for child in children)
@@ -94,38 +96,38 @@ class ChildSupervisor:
             self._thread.join(END_S)
         self.kept.clear()
 
-    def _start(self, one: SupervisedChild) -> None:
+    def _start(self, supervised: SupervisedChild) -> None:
         with self._lock:
             if not self._over.is_set():
-                one.child = one.start()
+                supervised.child = supervised.start()
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_S) and self.error is None:
-            for one in self.kept:
-                if one.works and not self._over.is_set() and (how := one.has_died()):
-                    self._again(one, how)
+            for supervised in self.kept:
+                if supervised.works and not self._over.is_set() and (how := supervised.has_died()):
+                    self._again(supervised, how)
 
-    def _again(self, one: SupervisedChild, how: str) -> None:
+    def _again(self, supervised: SupervisedChild, how: str) -> None:
         now = time.monotonic()
-        one.deaths = [d for d in one.deaths if now - d < WITHIN_S] + [now]
-        assert one.child is not None
-        one.child.end(0.0)
-        end_marked([one.child.mark])
-        if len(one.deaths) >= DEATHS:
+        supervised.deaths = [d for d in supervised.deaths if now - d < WITHIN_S] + [now]
+        assert supervised.child is not None
+        supervised.child.end(0.0)
+        end_marked([supervised.child.mark])
+        if len(supervised.deaths) >= DEATHS:
             self.error = PeerError(
-                f"pipeline {self.of}: {one.what} of this run {how}, for the {DEATHS}th time "
-                f"within {WITHIN_S:g} s", found=one.words,
-                expected=f"{one.what} that lives as long as the run",
+                f"pipeline {self.of}: {supervised.name} of this run {how}, for the {DEATHS}th time "
+                f"within {WITHIN_S:g} s", found=supervised.words,
+                expected=f"{supervised.name} that lives as long as the run",
                 remedy="start the run again, with --resume if it was kept; what did it say?")
             return
         if self._over.wait(CALM_S):
             return
         try:
-            self._start(one)
-            one.meet()
+            self._start(supervised)
+            supervised.meet()
         except (SpmdError, OSError) as error:
-            one.words = str(error)
+            supervised.words = str(error)
             return  # it has ended: the next look says how
         if not self._over.is_set():
-            print(f"spmd feed: {one.what} of {self.of} {how}; another one has started after "
+            print(f"spmd feed: {supervised.name} of {self.of} {how}; another one has started after "
                   f"{time.monotonic() - now:.1f} s", file=sys.stderr, flush=True)

@@ -20,14 +20,14 @@ SIGNALS = 128  # exit statuses behind it are of signals, for a shell
 
 
 class PartRunner(Runner):
-    """said: as of a Runner; its part is not the first."""
+    """Runs a part of a job that is not the first. said: as for Runner."""
 
     def __init__(self, channel: Channel, said: dict[str, Any]) -> None:
         self.prints = (f"said.{said['part']}",) * 2  # both, in the order of writing
         super().__init__(channel, said)
 
     def carry_out(self) -> None:
-        """Waits for the command, and carries it out, until it is told that the job is over."""
+        """Wait for the command, and run it until told that the job is over."""
         part = self.said["part"]
         while not (said := self.read(f"start.{part}")):
             self.look_at_agent()

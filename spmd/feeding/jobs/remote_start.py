@@ -79,7 +79,7 @@ class RemoteStart:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends at once: threads of lines that are away are not waited for."""
+    """End the process immediately: threads of broken connections are not waited for."""
     os._exit(status)
 
 

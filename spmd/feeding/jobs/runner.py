@@ -59,8 +59,8 @@ class YieldedSlots(Exception):
 
 
 class Runner:
-    """said: the fields of start_job, and of its agent: connect, keys, folder, launch, and runs_on,
-    the kind of device."""
+    """Runs the first part of a job. said: the fields of start_job, and of its agent: connect, keys,
+    folder, launch, and runs_on, the kind of device."""
 
     prints = OUTPUTS  # files for standard output and standard error of what it starts
 
@@ -79,7 +79,7 @@ class Runner:
         self.asked_s = 0.0  # when the scheduler was asked last to end the feed
 
     def run(self) -> None:
-        """Until the scheduler knows how the job ended, or it must end."""
+        """Run the job until the scheduler knows how it ended, or it must end."""
         try:
             self.prepare()
             self.carry_out()
@@ -94,10 +94,11 @@ class Runner:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def carry_out(self) -> None:
-        """Starts the ranks, and tells how they have ended."""
+        """Start the ranks, and report how they have ended."""
         if self.said["until"]:
-            one = condition(self.said["until"])
-            self.values = SavedValues(os.path.join(self.work, self.series[one.name]), one)
+            end_condition = condition(self.said["until"])
+            path = os.path.join(self.work, self.series[end_condition.name])
+            self.values = SavedValues(path, end_condition)
         words, environment = command_of(self.said, self.series), {}
         if len(self.said["places"]) > 1:
             environment = multi_agent_launch.prepare(
@@ -115,7 +116,8 @@ class Runner:
     # ---- the scheduler
 
     def ask(self, kind: str, raw: Any = (), /, **fields: Any) -> Any:
-        """Asks until the scheduler answers. Raises Over where this attempt does not count."""
+        """Repeat a request until the scheduler answers. Raises Over where another attempt has
+        replaced this one."""
         while True:
             self.look_at_agent()
             try:
@@ -131,7 +133,7 @@ class Runner:
     def look_at_agent(self) -> None:
         if (said := self.channel.said()) is None:
             raise Over(f"its agent on {self.host} was killed, or has ended")
-        if any("yields" not in one for one in said):
+        if any("yields" not in message for message in said):
             raise Over  # it is told to end
         if said and self.before is None:
             self.before = self.newest_checkpoint()
@@ -143,7 +145,7 @@ class Runner:
         return ""
 
     def get(self, file: str, path: str) -> None:
-        """Brings a file that was sent with the job into its folder."""
+        """Fetch a file that was sent with the job into its folder."""
         with open(os.path.join(self.folder, path), "wb") as opened:
             while True:
                 answer = self.ask("get", job=self.of["job"], attempt=0, file=file,
@@ -172,7 +174,7 @@ class Runner:
     def prepare(self) -> None:
         os.mkdir(self.work)
         self.get("image", os.path.join(WORK, self.said["image"]))
-        for file, name in {f"in.{one['number']}": one["file"] for one in self.said["inputs"]
+        for file, name in {f"in.{entry['number']}": entry["file"] for entry in self.said["inputs"]
                            }.items():
             self.get(file, os.path.join(WORK, name))
         keys = os.path.join(self.folder, "keys")
@@ -212,7 +214,7 @@ class Runner:
         return status
 
     def look_at_values(self) -> None:
-        """Has the feed end once the condition of the job holds."""
+        """End the feed once the condition of the job holds."""
         if self.values and self.values.look() and time.monotonic() - self.asked_s > END_EARLY_S:
             with suppress(PeerError, Refused):  # it is asked again
                 self.client.ask("end_early", **self.of)
@@ -224,12 +226,12 @@ class Runner:
                 self.sent[name] = self.put(name, name, sent)
 
     def tell_end(self, status: int) -> None:
-        """Sends the outputs of a run that ended well; then, how it ended."""
+        """Send the outputs of a run that ended well; then report how it ended."""
         files, why = {}, ""
-        for one in self.said["outputs"] if status == 0 else ():
-            file, path = f"out.{one['number']}", os.path.join(WORK, one["file"])
-            if is_series(one["file"]):
-                pack(os.path.join(self.work, self.series[one["name"]]),
+        for output in self.said["outputs"] if status == 0 else ():
+            file, path = f"out.{output['number']}", os.path.join(WORK, output["file"])
+            if is_series(output["file"]):
+                pack(os.path.join(self.work, self.series[output["name"]]),
                      os.path.join(self.folder, file))
                 path = file
             if file not in files:
@@ -247,16 +249,16 @@ class Runner:
         """Return what was killed on other agents: their runners say it when a launcher ends."""
         hosts = [host for host, _ in self.said["places"]]
         waited = {k for k in range(1, len(hosts)) if self.read(f"start.{k}")}
-        found: list[str] = []
+        deaths: list[str] = []
         last = time.monotonic() + NAMED_S
         while waited and time.monotonic() < last:
             for k in sorted(waited):
                 if end := self.read(f"end.{k}"):
                     waited.remove(k)
                     how = json.loads(end)
-                    found += [f"its daemon on {hosts[k]} {how['text']}"] * how["killed"]
+                    deaths += [f"its daemon on {hosts[k]} {how['text']}"] * how["killed"]
             time.sleep(LOOK_S)
-        return found
+        return deaths
 
     def end_ranks(self) -> None:
         if self.child is None:
@@ -278,7 +280,8 @@ def series_of(said: dict[str, Any]) -> dict[str, str]:
     it goes on, and all of its agents see them."""
     kept = checkpoint_folder(said["words"])
     folder = f"{kept.rstrip('/')}.{FRAMES}" if kept else FRAMES
-    names = {one["name"]: one["file"] for one in said["outputs"] if is_series(one["file"])}
+    names = {output["name"]: output["file"] for output in said["outputs"]
+             if is_series(output["file"])}
     if said["until"]:
         names.setdefault(condition(said["until"]).name, "{}.npy")
     return {name: f"{folder}/{quote(name, safe='')}" + (
@@ -286,8 +289,8 @@ def series_of(said: dict[str, Any]) -> dict[str, str]:
 
 
 def command_of(said: dict[str, Any], series: dict[str, str]) -> list[str]:
-    """The launcher's words, and those of `spmd run` with the files of the job. series: where frames
-    go, by the names of saves."""
+    """Return the launcher's words, and those of `spmd run` with the files of the job. series: where
+    frames go, by the names of saves."""
     alone = len(said["places"]) == 1
     launch = shlex.split(said["launch"]) or ([] if alone else multi_agent_launch.launcher())
     launch = [word.replace("{ranks}", str(said["ranks"])) for word in launch]
@@ -299,12 +302,12 @@ def command_of(said: dict[str, Any], series: dict[str, str]) -> list[str]:
     for name, path in series.items():
         words += ["-o", f"{name}={path}"]
     for option, kind in (("-i", "inputs"), ("-o", "outputs")):
-        for one in said[kind]:
-            if kind == "outputs" and one["name"] in series:
+        for entry in said[kind]:
+            if kind == "outputs" and entry["name"] in series:
                 continue
-            name, member = (f"{one['name']}=" if one["name"] else "",
-                            f":{one['member']}" if one["member"] else "")
-            words += [option, f"{name}{one['file']}{member}"]
+            name, member = (f"{entry['name']}=" if entry["name"] else "",
+                            f":{entry['member']}" if entry["member"] else "")
+            words += [option, f"{name}{entry['file']}{member}"]
     return words + said["words"]
 
 

@@ -23,8 +23,8 @@ class SavedValues:
     """The frames of one save, as the mean of each. last: that of the newest that was looked at,
     None before the first; frames: how many were."""
 
-    def __init__(self, path: str, one: EndCondition) -> None:
-        self.path, self.condition = path, one
+    def __init__(self, path: str, condition: EndCondition) -> None:
+        self.path, self.condition = path, condition
         self.frames = 0
         self.last: float | None = None
         self.holds = False

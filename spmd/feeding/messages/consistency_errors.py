@@ -14,7 +14,8 @@ def streams_differ(pipeline: str) -> AgreementError:
 
 
 def lifo_refused(pipeline: str, acts: bool) -> UsageError:
-    """Where each process would take the newest batch, and all must have the same, or in order."""
+    """Return the error for queue='lifo' where environments go on from batch to batch, or several
+    processes need the same batches."""
     return UsageError(
         f"pipeline {pipeline} has queue='lifo', and "
         + ("its environments go on from batch to batch" if acts else

@@ -18,7 +18,8 @@ _TEXT = re.compile(rf"\s*(.*?)\s*({'|'.join(OPERATORS)})\s*(.*?)\s*")
 
 
 class EndCondition(NamedTuple):
-    """name: under which the program saves the value. sign: one of OPERATORS."""
+    """Holds a condition on a saved value, at which a job ends. name: under which the program saves
+    it. sign: one of OPERATORS."""
 
     name: str
     sign: str
@@ -42,8 +43,8 @@ def condition(text: str) -> EndCondition:
         >>> condition("loss<0.1")
         EndCondition(name='loss', sign='<', limit=0.1)
     """
-    found = _TEXT.fullmatch(text)
-    name, sign, number = found.groups() if found else ("", "", "")
+    match = _TEXT.fullmatch(text)
+    name, sign, number = match.groups() if match else ("", "", "")
     try:
         limit = float(number)
     except ValueError:
@@ -55,25 +56,29 @@ def condition(text: str) -> EndCondition:
     return EndCondition(name, sign, limit)
 
 
-def check_condition(one: EndCondition, manifest: dict[str, Any], feed: str) -> None:
+def check_condition(condition: EndCondition, manifest: dict[str, Any], feed: str) -> None:
     """Raise UsageError where a program saves nothing that a condition could compare, or could not
     end when it holds. feed: the one that ends then, "" for the only one."""
     rows = {row["name"]: row for row in manifest["saves"]}
-    if one.name not in rows:
-        output = any(row["name"] == one.name for row in manifest["outputs"])
+    if condition.name not in rows:
+        output = any(row["name"] == condition.name for row in manifest["outputs"])
         raise UsageError(
-            f"--until {one}: the program saves nothing under {one.name!r} while it runs",
-            expected=", ".join(rows) or f'spmd.save("{one.name}", …) in its loop',
-            found=f"{one.name}, an output, which is there at the end" if output else one.name,
-            remedy=f'spmd.save("{one.name}", …) in the loop' if output else meant(one.name, rows))
-    if rows[one.name]["dtype"].startswith("complex"):
-        raise UsageError(f"--until {one}: {one.name} is complex", expected="a real value",
-                         found=rows[one.name]["dtype"], remedy=f'spmd.save("{one.name}", abs(…))')
+            f"--until {condition}: the program saves nothing under {condition.name!r} "
+            "while it runs",
+            expected=", ".join(rows) or f'spmd.save("{condition.name}", …) in its loop',
+            found=f"{condition.name}, an output, which is there at the end" if output else (
+                condition.name),
+            remedy=f'spmd.save("{condition.name}", …) in the loop' if output else (
+                meant(condition.name, rows)))
+    if rows[condition.name]["dtype"].startswith("complex"):
+        raise UsageError(f"--until {condition}: {condition.name} is complex",
+                         expected="a real value", found=rows[condition.name]["dtype"],
+                         remedy=f'spmd.save("{condition.name}", abs(…))')
     feeds = [row["name"] for row in manifest["feeds"] if feed in ("", row["name"])]
     asks = any(row["kind"] == "more" and row["feed"] in feeds for row in manifest["operations"])
     if not asks:
         raise UsageError(
-            f"--until {one}: the program cannot end before it has taken all of its batches",
+            f"--until {condition}: the program cannot end before it has taken all of its batches",
             expected="a loop that ends with its feed: for batch in feed, or while feed.more()",
             found="feed.next() in a loop that counts its turns" if feeds else "no feed",
             remedy="for batch in feed: …")

@@ -43,9 +43,9 @@ def plain(depth: int = 4, most: int = 256) -> Check:
                 raise Invalid(f"at most {most} entries, {depth} levels deep", value)
             for item in value.values() if isinstance(value, dict) else value:
                 check(item, left - 1)
-            for one in value if isinstance(value, dict) else ():
-                if len(one) > 128:
-                    raise Invalid("a key of at most 128 characters", one)
+            for key in value if isinstance(value, dict) else ():
+                if len(key) > 128:
+                    raise Invalid("a key of at most 128 characters", key)
             return
         if isinstance(value, str):
             if len(value) > 65536:

@@ -40,5 +40,5 @@ def checkpoint_folder(words: Sequence[str]) -> str:
 def has_frames(asked: Mapping[str, Any]) -> bool:
     """Return whether a job saves frames where only one agent sees them: in the folder in which its
     ranks run. Others lie beside its checkpoints, in a folder that all agents see."""
-    saves = asked["until"] or any(is_series(one["file"]) for one in asked["outputs"])
+    saves = asked["until"] or any(is_series(output["file"]) for output in asked["outputs"])
     return bool(saves) and not os.path.isabs(checkpoint_folder(asked["words"]))

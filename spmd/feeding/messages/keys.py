@@ -29,7 +29,8 @@ PARTS = ("server.key", "server.secret", "client.key", "client.secret")
 
 
 class Keys:
-    """What one process knows: the scheduler's public key, a pair of its own, who is allowed.
+    """Holds the keys of one process: the scheduler's public key, a pair of its own, and the keys
+    that are allowed.
 
     server: the scheduler's public key. public, secret: of this process. allowed: public keys.
     server_secret: known to the scheduler only, else "".
@@ -41,7 +42,7 @@ class Keys:
         self.allowed, self.server_secret = allowed, server_secret
 
     def as_plain(self, with_server: bool = False) -> dict[str, Any]:
-        """For a child process, through a pipe."""
+        """Return the keys as JSON has them, for a child process."""
         return {"server": self.server, "public": self.public, "secret": self.secret,
                 "allowed": sorted(self.allowed),
                 "server_secret": self.server_secret if with_server else ""}
@@ -53,20 +54,21 @@ class Keys:
 
 
 def pair() -> tuple[str, str]:
-    """A public key and its secret."""
+    """Return a new public key and its secret."""
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 
 
 def made_for_a_run() -> Keys:
-    """Keys that only this run and the processes that it starts ever know."""
+    """Return new keys that only this run and the processes that it starts know."""
     server, server_secret = pair()
     public, secret = pair()
     return Keys(server, public, secret, frozenset({public}), server_secret)
 
 
 def make_folder(folder: str) -> Path:
-    """A folder with a new pair for the scheduler and one for everybody who may connect to it."""
+    """Make a folder with a new pair for the scheduler and one for everybody who may connect to
+    it."""
     there = Path(folder)
     if any((there / part).exists() for part in PARTS):
         raise UsageError(f"{there}: holds keys already",
@@ -84,7 +86,7 @@ def make_folder(folder: str) -> Path:
 
 
 def read_folder(folder: str, *, scheduler: bool = False) -> Keys:
-    """The keys of a folder. A scheduler needs server.secret; the others client.secret."""
+    """Return the keys of a folder. A scheduler needs server.secret; the others client.secret."""
     there = Path(folder)
     server = _read(there / "server.key")
     allowed = {_read(path) for path in sorted((there / "allowed").glob("*.key"))}
@@ -97,19 +99,19 @@ def read_folder(folder: str, *, scheduler: bool = False) -> Keys:
 
 
 def state_folder() -> str:
-    """Where schedulers and clients of this user keep keys and state unless they are told."""
+    """Return the folder where this user's schedulers and clients keep keys and state by default."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return os.path.join(base, "spmd")
 
 
 def folder_of(folder: str) -> str:
-    """The folder of keys that is meant."""
+    """Return the folder of keys to use."""
     return folder or os.environ.get(KEYS, "") or os.path.join(state_folder(), "feed-keys")
 
 
 def keys_of(folder: str, *, scheduler: bool = False) -> Keys:
-    """The keys of a folder, or of SPMD_FEED_KEYS, or of this user on this machine: these are made
-    by whoever comes first."""
+    """Return the keys of a folder, or of SPMD_FEED_KEYS, or of this user on this machine: the first
+    process that needs these makes them."""
     folder = folder or os.environ.get(KEYS, "")
     where = folder_of(folder)
     if not folder and not os.path.exists(where):
@@ -131,7 +133,8 @@ class AllowedKeys:
         self._stamp = None if folder is None else _stamp(folder)
 
     def now(self) -> set[str]:
-        """Return them. While somebody writes the folder, those that were read before count."""
+        """Return the allowed keys. While somebody writes the folder, those that were read before
+        count."""
         if self._folder is not None and self._stamp != (now := _stamp(self._folder)):
             with suppress(SpmdError):
                 self._keys = set(keys_of(self._folder, scheduler=True).allowed)
@@ -140,14 +143,14 @@ class AllowedKeys:
 
 
 def _stamp(folder: str) -> tuple[Any, ...]:
-    """Another one when a key came to a folder, or left it."""
+    """Return a value that changes when a key is added to a folder, or removed from it."""
     there = Path(folder_of(folder))
-    found = []
+    stamps = []
     for path in sorted((there / "client.key", there / "allowed", *there.glob("allowed/*.key"))):
         with suppress(OSError):
             stat = path.stat()
-            found.append((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
-    return tuple(found)
+            stamps.append((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return tuple(stamps)
 
 
 def _read(path: Path, secret: bool = False) -> str:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Refused(SpmdError):
-    """What a scheduler refused, with its own words."""
+    """Raised for a request that a scheduler refused, with its own words."""
 
 
 def refused(message: Message) -> Refused:
-    """Of a message that has `text` and `code`."""
+    """Return the error that a message with `text` and `code` stands for."""
     error = Refused(message["text"])
     error.exit_code = message["code"]
     return error

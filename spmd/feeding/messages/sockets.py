@@ -82,95 +82,96 @@ class Lines:
         self._keeper.start()
 
     def router(self, address: str, secret: str, public: str) -> Any:
-        """A ROUTER that strangers cannot connect to. address: tcp://0.0.0.0:* takes a free port,
-        tcp://0.0.0.0:40000-40099 one of these.
+        """Return a ROUTER that strangers cannot connect to. address: tcp://0.0.0.0:* takes a free
+        port, tcp://0.0.0.0:40000-40099 one of these.
 
         Raises ZMQError, or EnvironmentFault where none of these is free.
         """
-        found = self._router(secret, public)
+        router = self._router(secret, public)
         try:
-            bind(found, address)
+            bind(router, address)
         except BaseException:
-            self.forget(found)
+            self.forget(router)
             raise
-        self._bound[found] = found.last_endpoint.decode(), secret, public
-        return found
+        self._bound[router] = router.last_endpoint.decode(), secret, public
+        return router
 
     def without_strangers(self, router: Any) -> Any:
-        """The ROUTER to go on with: where a key is not allowed any more that has connected, a new
-        one in the place of this, to which all others connect again by themselves."""
+        """Return the ROUTER to use from now on. Where a peer is connected whose key is no longer
+        allowed, it is a new one bound to the same address, to which all other peers connect again
+        by themselves."""
         gone = {key for key in set(self._let_in) if not self._is_allowed(key)}
         if not gone:
             return router
         address, secret, public = self._bound[router]
-        found = self._router(secret, public)
+        successor = self._router(secret, public)
         with suppress(zmq.ZMQError):  # of an attempt before, which came to nothing
             router.unbind(address)
         end = time.monotonic() + BOUND_S
         while True:
             try:
-                found.bind(address)
+                successor.bind(address)
                 break
             except zmq.ZMQError:
                 if time.monotonic() > end:
-                    self.forget(found)
+                    self.forget(successor)
                     raise
                 time.sleep(0.005)
-        self._bound[found] = address, secret, public
+        self._bound[successor] = address, secret, public
         self.forget(router, LAST_WORD_MS)
         self._let_in -= gone
-        return found
+        return successor
 
     def _router(self, secret: str, public: str) -> Any:
-        found = self._socket(zmq.ROUTER)
-        found.router_mandatory = True
-        found.router_handover = True  # who comes again after its line broke is the same peer
-        found.curve_server = True
-        found.curve_publickey, found.curve_secretkey = public.encode(), secret.encode()
-        found.zap_domain = b"feed"
-        return found
+        router = self._socket(zmq.ROUTER)
+        router.router_mandatory = True
+        router.router_handover = True  # who comes again after its line broke is the same peer
+        router.curve_server = True
+        router.curve_publickey, router.curve_secretkey = public.encode(), secret.encode()
+        router.zap_domain = b"feed"
+        return router
 
     def dealer(self, address: str, server: str, identity: str) -> Any:
-        """A DEALER to one ROUTER, whose public key is `server`. It connects again by itself.
+        """Return a DEALER to one ROUTER, whose public key is `server`. It connects again by itself.
 
         Raises UsageError for what is no address.
         """
-        found = self._socket(zmq.DEALER)
-        found.routing_id = identity.encode()
-        found.curve_serverkey = server.encode()
-        found.curve_publickey = self.keys.public.encode()
-        found.curve_secretkey = self.keys.secret.encode()
-        found.reconnect_ivl, found.reconnect_ivl_max = 50, 500
-        found.connect_timeout = CONNECT_MS
+        dealer = self._socket(zmq.DEALER)
+        dealer.routing_id = identity.encode()
+        dealer.curve_serverkey = server.encode()
+        dealer.curve_publickey = self.keys.public.encode()
+        dealer.curve_secretkey = self.keys.secret.encode()
+        dealer.reconnect_ivl, dealer.reconnect_ivl_max = 50, 500
+        dealer.connect_timeout = CONNECT_MS
         try:
             address = resolved(address)
-            self._watches[found] = LineWatch(found, address)
-            found.connect(address)
+            self._watches[dealer] = LineWatch(dealer, address)
+            dealer.connect(address)
         except zmq.ZMQError as error:
             raise UsageError(f"{address}: {error}", expected="tcp://HOST:PORT") from None
-        return found
+        return dealer
 
     def watch(self, dealer: Any) -> LineWatch:
-        """What becomes of a dealer's line; it ends with the socket."""
+        """Return the watch over a dealer's line; it ends with the socket."""
         return self._watches[dealer]
 
     def _socket(self, kind: int) -> Any:
-        found = self.context.socket(kind)
-        found.linger = 0
+        opened = self.context.socket(kind)
+        opened.linger = 0
         # No limit for what comes: libzmq 4.3.5 aborts the process where a peer's queue is full, its
         # line breaks, and a heartbeat is due (its issue 4767). Credits keep queues short.
-        found.sndhwm, found.rcvhwm = MESSAGES, 0
-        found.maxmsgsize = FRAME_BYTES
-        found.handshake_ivl = HANDSHAKE_MS
-        found.heartbeat_ivl = HEARTBEAT_MS
-        found.heartbeat_timeout = SILENT_MS
-        found.ipv6 = True
-        found.tcp_keepalive = 1
-        self._sockets.add(found)
-        return found
+        opened.sndhwm, opened.rcvhwm = MESSAGES, 0
+        opened.maxmsgsize = FRAME_BYTES
+        opened.handshake_ivl = HANDSHAKE_MS
+        opened.heartbeat_ivl = HEARTBEAT_MS
+        opened.heartbeat_timeout = SILENT_MS
+        opened.ipv6 = True
+        opened.tcp_keepalive = 1
+        self._sockets.add(opened)
+        return opened
 
     def forget(self, line: Any, linger_ms: int = 0) -> None:
-        """Closes one of our sockets; what it still has to send may take so long."""
+        """Close one of our sockets; what it still has to send may take so long."""
         self._sockets.discard(line)
         self._bound.pop(line, None)
         if watch := self._watches.pop(line, None):
@@ -178,7 +179,7 @@ class Lines:
         line.close(linger_ms)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Closes all sockets. It takes limited time: a process ends though ZeroMQ does not."""
+        """Close all sockets. It takes limited time: a process ends though ZeroMQ does not."""
         for line in list(self._sockets):
             self.forget(line, linger_ms)
         # It ends the doorkeeper, which closes its own socket.
@@ -188,7 +189,7 @@ class Lines:
         self._keeper.join(END_S)
 
     def _keep(self) -> None:
-        """Answers who may connect: ZeroMQ's RFC 27."""
+        """Answer ZeroMQ's questions which keys may connect, by its RFC 27 (ZAP)."""
         try:
             while True:
                 parts = self._door.recv_multipart()
@@ -226,11 +227,11 @@ class LineWatch:
         self._ended = False  # ZeroMQ does not try any more
 
     def fds(self) -> tuple[int, ...]:
-        """Where something shows when it stands, or breaks."""
+        """Return the descriptors that become readable when the line stands, or breaks."""
         return self._fds
 
     def broke(self) -> bool:
-        """Has it broken since the last call? It may stand again already."""
+        """Return whether the line has broken since the last call. It may stand again already."""
         broken = False
         while is_readable(self.monitor):
             # As zmq.utils.monitor reads it, which would import asyncio: much of a start.
@@ -261,18 +262,19 @@ class LineWatch:
             self._tried = now
 
     def _try_again(self) -> None:
-        """A key may have been allowed meanwhile, or another process may listen there."""
+        """Connect again: a key may have been allowed meanwhile, or another process may listen
+        there."""
         self._ended, self._tried = False, time.monotonic()
         with suppress(zmq.ZMQError):  # there is nothing left of it
             self._watched.disconnect(self.address)
         self._watched.connect(self.address)
 
     def away(self) -> float:
-        """For how many seconds there has been no line."""
+        """Return for how many seconds there has been no connection."""
         return 0.0 if self.stands else time.monotonic() - self.since
 
     def why(self) -> str:
-        """What was found where a line was tried."""
+        """Return why the last attempt to connect failed."""
         return self._found
 
     def close(self) -> None:
@@ -281,12 +283,12 @@ class LineWatch:
 
 
 def bind(router: Any, address: str) -> None:
-    """Also to the first port that is free of tcp://HOST:FIRST-LAST."""
+    """Bind a socket to an address, or to the first free port of tcp://HOST:FIRST-LAST."""
     host, _, port = address.rpartition(":")
     first, dash, last = port.partition("-")
-    for one in range(int(first), int(last) + 1) if dash else ():
+    for number in range(int(first), int(last) + 1) if dash else ():
         try:
-            router.bind(f"{host}:{one}")
+            router.bind(f"{host}:{number}")
             return
         except zmq.ZMQError as error:
             if error.errno != zmq.EADDRINUSE:
@@ -298,7 +300,8 @@ def bind(router: Any, address: str) -> None:
 
 
 def resolved(address: str) -> str:
-    """tcp://NAME:PORT with the address of that name: asking for names would hold up all lines.
+    """Return tcp://NAME:PORT with the address of that name: looking names up later would hold up
+    all lines.
 
     Raises UsageError for a name that nobody knows.
     """
@@ -309,12 +312,12 @@ def resolved(address: str) -> str:
         raise UsageError(f"{address}: there is no such port", expected=f"at most {LAST_PORT}",
                          found=port, remedy="is the number right?")
     try:
-        found = socket.getaddrinfo(host, int(port), socket.AF_INET6, socket.SOCK_STREAM,
-                                   flags=socket.AI_V4MAPPED)
+        addresses = socket.getaddrinfo(host, int(port), socket.AF_INET6, socket.SOCK_STREAM,
+                                       flags=socket.AI_V4MAPPED)
     except (OSError, OverflowError, UnicodeError) as error:
         raise UsageError(f"{address}: {error}", expected="tcp://HOST:PORT",
                          remedy="is the name of the host right?") from None
-    ip = str(found[0][4][0]).removeprefix("::ffff:")
+    ip = str(addresses[0][4][0]).removeprefix("::ffff:")
     return f"tcp://[{ip}]:{port}" if ":" in ip else f"tcp://{ip}:{port}"
 
 
@@ -336,7 +339,7 @@ def is_readable(socket: Any) -> bool:
 
 
 def received(socket: Any) -> list[Any] | None:
-    """The frames of the next message without waiting, or None."""
+    """Return the frames of the next message without waiting, or None."""
     if not is_readable(socket):  # a tenth of what zmq.Again takes
         return None
     try:

@@ -278,7 +278,7 @@ IN_PIECES = "in_pieces"  # no kind of message: so many frames behind this one ar
 
 
 class Message:
-    """A checked message: its kind, its fields (message["id"]), its raw frames."""
+    """Holds a checked message: its kind, its fields (message["id"]), its raw frames."""
 
     __slots__ = ("fields", "frames", "kind")
 
@@ -293,40 +293,43 @@ class Message:
 
 
 def new_id() -> str:
-    """A name that nobody else has: 16 hexadecimal digits."""
+    """Return a name that nobody else has: 16 hexadecimal digits."""
     return secrets.token_hex(8)
 
 
 def encode(kind: str, frames: Sequence[Any] = (), /, **fields: Any) -> list[Any]:
-    """The frames of a message. A field that its table does not allow is our own mistake: it raises
-    as decode() would at the other end."""
+    """Return the frames of a message. A field that its table does not allow is our own mistake: it
+    raises as decode() would at the other end."""
     _checked(kind, fields, len(frames))
     header = _ENCODER.encode(
         {"wire": VERSION, "kind": kind,
-         **{one: value for one, value in fields.items()
-            if value is not None or one not in OPTIONAL[kind]}}).encode("utf-8", "replace")
+         **{name: value for name, value in fields.items()
+            if value is not None or name not in OPTIONAL[kind]}}).encode("utf-8", "replace")
     if len(header) > HEADER_BYTES:
         raise _malformed(f"a header of {kind}: expected at most {HEADER_BYTES} bytes, "
                          f"found {len(header)}")
     if len(header) <= PIECE_BYTES:
         return [header, *frames]
-    pieces = [header[at : at + PIECE_BYTES] for at in range(0, len(header), PIECE_BYTES)]
+    pieces = [header[offset : offset + PIECE_BYTES]
+              for offset in range(0, len(header), PIECE_BYTES)]
     first = json.dumps({"wire": VERSION, "kind": IN_PIECES, "pieces": len(pieces)}).encode()
     return [first, *pieces, *frames]
 
 
 def with_room(broken: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first of these failures: as many as the header of a message surely has room for."""
+    """Return the first of these failures: as many as the header of a message surely has room
+    for."""
     used = 0
-    for k, one in enumerate(broken):
-        used += 200 + 6 * (len(one["example"]) + len(one["file"] or "") + len(one["text"]))
+    for k, failure in enumerate(broken):
+        texts = failure["example"], failure["file"] or "", failure["text"]
+        used += 200 + 6 * sum(map(len, texts))
         if k and used > HEADER_BYTES // 2:
             return broken[:k]
     return broken
 
 
 def decode(frames: Sequence[Any]) -> Message:
-    """The message that these frames are; bytes, memoryviews and frames of pyzmq are taken."""
+    """Return the message that these frames are: bytes, memoryviews or frames of pyzmq."""
     if not 1 <= len(frames) <= 1 + MOST_PIECES + FRAMES:
         raise _malformed(f"expected 1 to {1 + MOST_PIECES + FRAMES} frames, found {len(frames)}")
     raw = [memoryview(f) for f in frames]
@@ -346,7 +349,7 @@ def decode(frames: Sequence[Any]) -> Message:
 
 
 def _header(raw: memoryview) -> tuple[str, dict[str, Any]]:
-    """Of a message of our version: its kind, and fields that nobody has checked yet."""
+    """Return the kind of a message of our version, and its fields, not yet checked."""
     if raw.nbytes > HEADER_BYTES:
         raise _malformed(f"a header: expected at most {HEADER_BYTES} bytes, found {raw.nbytes}")
     try:
@@ -384,14 +387,14 @@ def _checked(kind: str, fields: dict[str, Any], frames: int) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a key that stands there twice")
-    return found
+    return entries
 
 
-def _constant(found: str) -> None:
-    raise ValueError(f"{found} is no number of JSON")
+def _constant(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 # Made once: json.loads and json.dumps make another one for each call with options.

@@ -41,38 +41,38 @@ def packed(data: Any, codec: str) -> Any:
 
 
 def unpacked(data: Any, codec: str, size: int) -> Any:
-    """The bytes that were packed: InputError unless they are `size` bytes."""
+    """Return the bytes that were packed. Raises InputError unless they are `size` bytes."""
     try:
         if codec == "lz4":
-            found = lz4.block.decompress(data, uncompressed_size=size)
+            plain = lz4.block.decompress(data, uncompressed_size=size)
         elif codec == "zstd":
             # The limit is ours, not the sender's: a small frame cannot ask for much memory.
             reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data)
-            found = reader.read(size + 1)
+            plain = reader.read(size + 1)
         else:
-            found = data
+            plain = data
     except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError, OverflowError) as error:
         raise InputError(f"a result that cannot be unpacked by {codec}: {error}") from None
-    if memoryview(found).nbytes != size:
+    if memoryview(plain).nbytes != size:
         raise InputError(f"a result of another length: expected {size} bytes, "
-                         f"found {memoryview(found).nbytes}")
-    return found
+                         f"found {memoryview(plain).nbytes}")
+    return plain
 
 
 def in_parts(data: Any, size: int = LEAST_PART) -> list[Any]:
-    """The frames of so many bytes that these travel in; there are never too many frames."""
+    """Return data as frames of `size` bytes, or of more where there would be too many frames."""
     whole = memoryview(data)
     size = max(size, -(-whole.nbytes // MOST_PARTS))
-    return [whole[at : at + size] for at in range(0, whole.nbytes, size)] or [whole]
+    return [whole[offset : offset + size] for offset in range(0, whole.nbytes, size)] or [whole]
 
 
 def of_parts(frames: Sequence[Any]) -> Any:
-    """The bytes that were cut by in_parts()."""
+    """Return the bytes that were cut by in_parts()."""
     return frames[0] if len(frames) == 1 else b"".join(frames)
 
 
 class Link:
-    """What is measured of the way to one consumer, and what follows for each field.
+    """Measures the network to one consumer, and chooses a codec for each field from that.
 
     fixed: "auto", or the codec that the pipeline's author wants.
     """
@@ -92,7 +92,8 @@ class Link:
         self.largest = max(self.largest, size)
 
     def arrived(self, result: str) -> None:
-        """The consumer says that it has a result: what was under way together shared the time."""
+        """Record that the consumer has a result: those that were under way together shared the
+        time."""
         self.heard = time.monotonic()
         if result not in self._sent:
             return
@@ -106,11 +107,11 @@ class Link:
             self.speed = speed if not self.speed else 0.8 * self.speed + 0.2 * speed
 
     def count(self) -> int:
-        """Results under way."""
+        """Return how many results are under way."""
         return len(self._sent)
 
     def part(self) -> int:
-        """Bytes of a frame: small ones until it is known that the line is fast."""
+        """Return the bytes of a frame: few until the connection is known to be fast."""
         return min(max(LEAST_PART, int(self.speed * PART_S)), PART)
 
     def codec(self, field: str, data: memoryview) -> str:
@@ -126,7 +127,7 @@ class Link:
         return best
 
     def _tried(self, data: memoryview) -> str:
-        """The codec that gets a sample of this to the other side soonest."""
+        """Return the codec that gets a sample of this data to the other side soonest."""
         begin = (data.nbytes - min(SAMPLE, data.nbytes)) // 2
         sample = data[begin : begin + SAMPLE]
         best, least = "none", sample.nbytes / self.speed
@@ -141,7 +142,7 @@ class Link:
 
 
 def in_frames(values: dict[str, np.ndarray]) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Arrays as they travel, with copies of their bytes."""
+    """Return arrays as messages have them, with copies of their bytes."""
     arrays: list[dict[str, Any]] = []
     frames: list[Any] = []
     for name, value in values.items():

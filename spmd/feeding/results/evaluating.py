@@ -27,9 +27,9 @@ NAMED_S = 5e-3  # work that takes longer has the names of its examples in its he
 
 @dataclass
 class Computed:
-    """rows: fewer than asked where the stream ends. there: which of the rows asked for have an
-    example. broken: what failed, as on the wire. end: the stream's length, once known. fatal:
-    nothing behind the last of `broken` is there."""
+    """Holds what was computed for a request. rows: fewer than asked where the stream ends. there:
+    which of the rows asked for have an example. broken: what failed, as on the wire. end: the
+    stream's length, once known. fatal: nothing behind the last of `broken` is there."""
 
     rows: int
     there: np.ndarray
@@ -54,13 +54,13 @@ class Evaluator:
         self._order: str | None = None
 
     def with_settings(self, settings: dict[str, Any]) -> Evaluator:
-        """The same with other settings."""
-        found = Evaluator(self.pipeline, settings)
-        found._order = self._order
-        return found
+        """Return an evaluator of the same pipeline with other settings."""
+        evaluator = Evaluator(self.pipeline, settings)
+        evaluator._order = self._order
+        return evaluator
 
     def order(self) -> str:
-        """What tells its stream from others on this machine; "" where its source cannot say."""
+        """Return the digest of its stream's order on this machine; "" where its source has none."""
         if self._order is None:
             try:
                 self._order = self.pipeline.order()
@@ -70,8 +70,8 @@ class Evaluator:
 
     def compute(self, work: Any, fields: list[dict[str, Any]], out: dict[str, np.ndarray],
                 heartbeat: Any, rows_of: Callable[[np.ndarray], Any] | None = None) -> Computed:
-        """Rows first, first + 1, … into `out`, as far as the stream goes; rows_of: as Pipeline
-        writes them."""
+        """Compute the examples of a request into the rows of `out`, as far as the stream goes.
+        rows_of: as for Pipeline.compute."""
         first, count = work.first, work.count
         if fields != self._fields:
             self._fields = fields
@@ -86,13 +86,14 @@ class Evaluator:
         for begin, stop in ranges:
             part = out if stop - begin == count else {
                 name: a[begin - first : stop - first] for name, a in out.items()}
-            found = self.pipeline.compute(begin, stop - begin, specs, part, watch, rows_of=rows_of,
-                                          raises=False)
-            there[begin - first : stop - first] = found.there
-            end = found.total if end is None else end  # reading on may have come to it
-            for one in found.failures:
-                broken.append(_on_wire(one))
-                fatal = fatal or one.fatal or not self.skips
+            computed = self.pipeline.compute(begin, stop - begin, specs, part, watch,
+                                             rows_of=rows_of,
+                                             raises=False)
+            there[begin - first : stop - first] = computed.there
+            end = computed.total if end is None else end  # reading on may have come to it
+            for failure in computed.failures:
+                broken.append(_on_wire(failure))
+                fatal = fatal or failure.fatal or not self.skips
             if fatal:
                 break
         if end is None and self._may_end and work.through >= first + count and not fatal:
@@ -105,7 +106,8 @@ class Evaluator:
         return Computed(rows, there, broken, end, fatal)
 
     def _all_left_out(self, work: Any) -> set[int]:
-        """Positions to leave out, with those that would be computed together with one of them."""
+        """Return the positions to leave out, with those that would be computed in one call with
+        them."""
         size = self.pipeline.size or 1
         return {position for p in work.left_out
                 for position in range(p - p % size, p - p % size + size)}
@@ -122,17 +124,17 @@ class Evaluator:
 
 def _ranges(first: int, count: int, left_out: set[int],
             out: dict[str, np.ndarray]) -> list[tuple[int, int]]:
-    """The positions to compute, around those that are left out as zeros."""
-    found, begin = [], first
+    """Return the ranges of positions to compute; rows that are left out are set to zeros."""
+    ranges, begin = [], first
     for position in sorted({p for p in left_out if first <= p < first + count}):
         if begin < position:
-            found.append((begin, position))
+            ranges.append((begin, position))
         for a in out.values():
             a[position - first] = np.zeros((), a.dtype)
         begin = position + 1
     if begin < first + count:
-        found.append((begin, first + count))
-    return found
+        ranges.append((begin, first + count))
+    return ranges
 
 
 def _on_wire(failure: Any) -> dict[str, Any]:

@@ -15,15 +15,15 @@ TEXT = 16000  # characters of what was raised
 
 
 def load_pipeline(said: dict[str, Any]) -> Pipeline:
-    """The pipeline that its file's text makes, as a load message has it: by the name that it has
+    """Load a pipeline from its file's text, as a load message has it, by the name that it has
     there, if that is known. Errors name the file and the line."""
     file, name = said["file"], said.get("own_name")
-    found = load_text(said["source"], file, modules=said.get("modules"))
-    return select_pipeline(found, file, name or (said["name"] if len(found) != 1 else ""))
+    pipelines = load_text(said["source"], file, modules=said.get("modules"))
+    return select_pipeline(pipelines, file, name or (said["name"] if len(pipelines) != 1 else ""))
 
 
 def what_failed(error: BaseException, file: str) -> tuple[str, str | None, int | None]:
-    """Text, file and line of what a worker could not do, beside examples that fail."""
+    """Return text, file and line of an error of a worker that is not the failure of an example."""
     if isinstance(error, SpmdError):
         text = str(SpmdError(error.message, expected=error.expected, found=error.found,
                              remedy=error.remedy))

@@ -18,29 +18,31 @@ ALIGNED = 64
 
 
 def dtype_named(name: str) -> np.dtype:
-    """As it stands on the wire; UsageError where this machine does not have it."""
+    """Return the dtype of a name on the wire. Raises UsageError where this machine does not have
+    it."""
     try:
-        found = dtype_of(name)
+        dtype = dtype_of(name)
     except (AttributeError, TypeError):
         raise UsageError(f"a field of an unknown dtype {name[:40]!r}") from None
-    if found.hasobject or not found.itemsize:
+    if dtype.hasobject or not dtype.itemsize:
         raise UsageError(f"a field of dtype {name[:40]!r}: expected numbers")
-    return found
+    return dtype
 
 
 def dtype_text(dtype: np.dtype) -> str:
-    """As dtype_named reads it. Those that NumPy does not have go by their names."""
+    """Return a dtype as text that dtype_named reads: by name, where NumPy itself does not have
+    it."""
     return dtype.str if dtype.kind != "V" else dtype.name
 
 
 def described(field: Any) -> dict[str, Any]:
-    """A field as it stands on the wire: its shape without the batch."""
+    """Return a field as wire messages have it: its shape without the batch."""
     return {"name": field.name, "dtype": dtype_text(np.dtype(field.dtype)),
             "shape": [int(n) for n in field.shape[1:]]}
 
 
 def bytes_of(field: dict[str, Any]) -> int:
-    """Of one example."""
+    """Return how many bytes a field has in one example."""
     size = int(dtype_named(field["dtype"]).itemsize)
     for extent in field["shape"]:
         size *= extent
@@ -48,14 +50,15 @@ def bytes_of(field: dict[str, Any]) -> int:
 
 
 def placed(fields: list[dict[str, Any]], rows: int) -> tuple[list[tuple[Any, ...]], int]:
-    """(name, shape, dtype, offset, bytes) of each array in one block, and the block's bytes."""
-    found, offset = [], 0
+    """Return (name, shape, dtype, offset, bytes) of each array in one block, and the block's
+    bytes."""
+    arrays, offset = [], 0
     for field in fields:
         size = rows * bytes_of(field)
         shape = (rows, *field["shape"])
-        found.append((field["name"], shape, dtype_named(field["dtype"]), offset, size))
+        arrays.append((field["name"], shape, dtype_named(field["dtype"]), offset, size))
         offset += -(-size // ALIGNED) * ALIGNED
-    return found, offset
+    return arrays, offset
 
 
 def views(places: list[tuple[Any, ...]], memory: Any) -> dict[str, np.ndarray]:
@@ -64,13 +67,13 @@ def views(places: list[tuple[Any, ...]], memory: Any) -> dict[str, np.ndarray]:
 
 
 def bits_of(there: np.ndarray) -> str | None:
-    """Which rows have an example, as a message says it; None where all have one."""
+    """Return which rows have an example, as text for a message; None where all have one."""
     return None if there.all() else np.packbits(there).tobytes().hex()
 
 
 def of_bits(bits: str, count: int) -> np.ndarray | None:
-    """Which of `count` rows have an example, from the text of a message; None if the text is of
-    another number of rows."""
+    """Return which of `count` rows have an example, from the text of a message; None if the text is
+    of another number of rows."""
     if len(bits) != 2 * -(-count // 8):
         return None
     return np.unpackbits(np.frombuffer(bytes.fromhex(bits), np.uint8), count=count).astype(bool)

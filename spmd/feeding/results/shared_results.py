@@ -52,7 +52,7 @@ class SharedRegion:
 
 
 class ResultSharer:
-    """The worker's side: who of this host may have regions, and which are whose.
+    """Lends regions of shared memory to the consumers on this host, for a worker.
 
     most: bytes of all regions together. `local`: the name of its socket, `secret`: what it asks.
     """
@@ -93,7 +93,8 @@ class ResultSharer:
             self._greet(peer)
 
     def heard(self) -> tuple[list[tuple[str, bytes]], list[str]]:
-        """Messages, each with its consumer, and the consumers that are gone."""
+        """Return the messages that have come, each with its consumer, and the consumers that are
+        gone."""
         said, gone = [], []
         for who, peer in self.peers.items():
             for _ in range(AT_ONCE):
@@ -110,7 +111,7 @@ class ResultSharer:
         return said, gone
 
     def say(self, consumer: str, message: bytes) -> bool:
-        """False: it has to go another way."""
+        """Send a message over the local socket; return False where it must go over the network."""
         peer = self.peers.get(consumer)
         return peer is not None and _said(peer, message)
 
@@ -131,7 +132,7 @@ class ResultSharer:
         peer.close()
 
     def leave(self, consumer: str) -> None:
-        """A consumer is gone: its regions are ours again."""
+        """Take back the regions of a consumer that is gone."""
         if peer := self.peers.pop(consumer, None):
             peer.close()
         for result, (whose, region) in list(self._lent.items()):
@@ -142,7 +143,8 @@ class ResultSharer:
             self._drop(region)
 
     def lend(self, consumer: str, result: str, size: int) -> SharedRegion | None:
-        """Room for a result of so many bytes; None: send it as frames, there is no room now."""
+        """Return a region for a result of so many bytes; None where there is no room now: send it
+        as frames."""
         peer = self.peers.get(consumer)
         if peer is None or size == 0:
             return None
@@ -169,13 +171,13 @@ class ResultSharer:
         return region
 
     def free(self, result: str) -> None:
-        """The consumer does not look at this result any more."""
+        """Free the region of a result that its consumer no longer needs."""
         if result in self._lent:
             whose, region = self._lent.pop(result)
             self._free.setdefault(whose, []).append(region)
 
     def _make_room(self, size: int) -> None:
-        """Lets unused regions go until so much more fits."""
+        """Release unused regions until so many more bytes fit."""
         for consumer, regions in self._free.items():
             while regions and not self._fits(size):
                 region = regions.pop(0)
@@ -243,28 +245,30 @@ class ResultReader:
             raise
 
     def region(self, number: int) -> mmap.mmap | None:
-        """The memory of a region that was handed over; None: the worker is gone, or lies."""
+        """Return the memory of a region that the worker has shared; None where the worker is gone,
+        or its number is wrong."""
         while number not in self._memory and self._take_in():  # it may lie behind many messages
             pass
         return self._memory.get(number)
 
     def say(self, message: bytes) -> bool:
-        """False: it has to go another way."""
+        """Send a message over the local socket; return False where it must go over the network."""
         return _said(self.socket, message)
 
     def heard(self) -> bytes | None:
-        """The next message."""
+        """Return the next message, or None."""
         return self._heard.popleft() if self._heard else None
 
     def attend(self) -> bool:
-        """Maps what was handed over, and takes in messages; False once the worker has ended."""
+        """Map regions and receive messages that have come; return False once the worker has
+        ended."""
         for _ in range(AT_ONCE):
-            if not (found := self._take_in()):
-                return found is None
+            if not (taken := self._take_in()):
+                return taken is None
         return True  # there may be more
 
     def _take_in(self) -> bool | None:
-        """The next thing that lies there, as attend() does. None: nothing does; False: the end."""
+        """Receive one region or message; return None where none has come, False at the end."""
         try:
             said, fds, _, _ = socket.recv_fds(self.socket, SHORT + 1, 1)
         except BlockingIOError:

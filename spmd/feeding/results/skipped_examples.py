@@ -17,7 +17,7 @@ AGAIN_S = 1.0  # without an answer: lines break, and what is under way is lost t
 
 
 class SkippedExamples:
-    """Of one process."""
+    """Counts the examples that were skipped, and prints each once, for one process."""
 
     def __init__(self, pipeline: str) -> None:
         self.pipeline = pipeline
@@ -25,31 +25,31 @@ class SkippedExamples:
         self.named: set[str] = set()  # what was printed of them: one line for a batch that failed
         self.told: dict[int, tuple[str, float]] = {}  # not answered for: what, and since when
 
-    def say(self, position: int, what: str) -> None:
-        """Counts a skipped example, and prints `what` failed, if that is not "": the same once."""
+    def say(self, position: int, failure: str) -> None:
+        """Count a skipped example, and print its failure once, if that is not ""."""
         self.told.pop(position, None)
         if position not in self.said:
             self.said.add(position)
-            if what and what not in self.named and len(self.named) < NAMED:
-                self.named.add(what)
-                say(f"{self.pipeline}: skipped {what}")
+            if failure and failure not in self.named and len(self.named) < NAMED:
+                self.named.add(failure)
+                say(f"{self.pipeline}: skipped {failure}")
 
-    def tells(self, position: int, what: str) -> dict[str, object]:
-        """What the scheduler is told of it, for the first process to say."""
-        self.told[position] = what, time.monotonic()
-        return {"position": position, "text": what[:4000]}
+    def tells(self, position: int, failure: str) -> dict[str, object]:
+        """Return what the scheduler passes on to the first process, which prints it."""
+        self.told[position] = failure, time.monotonic()
+        return {"position": position, "text": failure[:4000]}
 
     def answered(self, position: int) -> None:
         self.told.pop(position, None)
 
     def late(self) -> list[tuple[int, str]]:
-        """What nobody has answered for."""
+        """Return the skipped examples that no process has acknowledged."""
         now = time.monotonic()
-        return [(k, what) for k, (what, since) in self.told.items() if now - since > AGAIN_S]
+        return [(k, failure) for k, (failure, since) in self.told.items() if now - since > AGAIN_S]
 
     def end(self) -> None:
-        for position, (what, _) in list(self.told.items()):
-            self.say(position, what)
+        for position, (failure, _) in list(self.told.items()):
+            self.say(position, failure)
         if len(self.said) > NAMED:
             say(f"{self.pipeline}: {len(self.said)} examples were skipped in all")
 

@@ -35,7 +35,8 @@ MORE = 1.1  # times what it has: a pipeline that can have this goes on being rai
 
 @dataclass(frozen=True)
 class PipelineRow:
-    """What a pipeline asks for. rates: examples/s of a worker by kind of device, until measured.
+    """Holds the request of a pipeline. rates: examples/s of a worker by kind of device, until
+    measured.
 
     limits and left: what it may spend in an hour, and yet in total, of "cost" and of "energy".
     workers: so many, whatever the rates say. preferred: agents, hosts or addresses. acts: it has
@@ -54,7 +55,8 @@ class PipelineRow:
     acts: bool = False
 
     def without_spare(self) -> str:
-        """Why it has nothing of what others leave, or "". What it spends is counted in shares."""
+        """Return why the pipeline has no spare time of others, or "": what it spends is counted in
+        shares."""
         if self.acts:
             return "its environments stay with workers of its own"
         limited = bool(self.limits or self.left)
@@ -80,7 +82,7 @@ class ConsumerRow:
 
 @dataclass(frozen=True)
 class WorkerRow:
-    """A worker. rates: measured, by pipeline. names: those by which it may be preferred.
+    """Describes a worker. rates: measured, by pipeline. names: those by which it may be preferred.
 
     prices: "cost" and "energy" of an hour.
     """
@@ -95,7 +97,8 @@ class WorkerRow:
 
 @dataclass(frozen=True)
 class Assignment:
-    """shares: worker -> consumer -> part of its time. pending: pipeline -> why it has no worker.
+    """Holds which consumers have which workers. shares: worker -> consumer -> part of its time.
+    pending: pipeline -> why it has no worker.
 
     needs: how many workers each consumer takes by the rate equation (None: not known yet).
     lacks: how many more would do, for those that have too few.
@@ -111,8 +114,9 @@ class Assignment:
     spare: Mapping[str, SpareCapacity] = field(default_factory=dict)
 
     def of(self, consumer: str) -> dict[str, float]:
-        """The workers of a consumer, with their shares."""
-        return {w: given[consumer] for w, given in self.shares.items() if consumer in given}
+        """Return the workers of a consumer, with their shares."""
+        return {w: by_consumer[consumer] for w, by_consumer in self.shares.items()
+                if consumer in by_consumer}
 
 
 def assign(
@@ -120,7 +124,8 @@ def assign(
     workers: Sequence[WorkerRow], before: Shares | None = None, turn: int = 0,
     spare_before: Mapping[str, SpareCapacity] | None = None,
 ) -> Assignment:
-    """Priorities first; then all alike. turn: the number of the time slice, where slices are due.
+    """Assign workers to consumers: by priority, then max-min fair. turn: the number of the time
+    slice, where slices are due.
 
     What consumers had before stays theirs as long as it is about what they need. Who lacks workers
     has what others leave of theirs.
@@ -147,44 +152,44 @@ def assign(
     line = sorted(pipelines, key=lambda r: -r.priority)
     _spread([d for row in line for d in demands[row.name] if d.spread and row.name not in pending],
             budgets, pool, before)
-    found = _told(rows, demands, pool, pending, budgets)
+    assignment = _told(rows, demands, pool, pending, budgets)
     waiting = {row.name for row in line if row.name in pending and not _refusal(row, workers)}
-    return _with_spare(found, line, waiting, demands, budgets, pool, spare_before or {}, turn)
+    return _with_spare(assignment, line, waiting, demands, budgets, pool, spare_before or {}, turn)
 
 
 # ---- what each one needs ------------------------------------------------------------------------
 
 
 def production(row: PipelineRow, workers: Sequence[WorkerRow]) -> dict[str, float] | None:
-    """Examples/s of each worker: measured; else given for its kind; else as others of its kind;
-    else as the others. None where nothing is known of any."""
+    """Return the examples/s of each worker: measured, else declared for its kind, else the mean of
+    its kind, else of all. None where no rate is known."""
     measured = {w.worker: w.rates[row.name] for w in workers if w.rates.get(row.name, 0) > 0}
     kinds: dict[str, list[float]] = {}
     for w in workers:
         if w.worker in measured:
             kinds.setdefault(w.device, []).append(measured[w.worker])
     means = {**{kind: sum(r) / len(r) for kind, r in kinds.items()}}
-    given = {kind: rate for kind, rate in row.rates.items() if rate > 0}
-    known = list(measured.values()) or [given[w.device] for w in workers if w.device in given]
+    declared = {kind: rate for kind, rate in row.rates.items() if rate > 0}
+    known = list(measured.values()) or [declared[w.device] for w in workers if w.device in declared]
     if not known:
         return None
     usual = sum(known) / len(known)
-    return {w.worker: measured.get(w.worker) or given.get(w.device) or means.get(w.device, usual)
+    return {w.worker: measured.get(w.worker) or declared.get(w.device) or means.get(w.device, usual)
             for w in workers}
 
 
 def _demands(
     row: PipelineRow, consumers: Sequence[ConsumerRow], workers: Sequence[WorkerRow]
 ) -> Iterator[Need]:
-    found = production(row, workers)
-    speeds = found or {w.worker: 1.0 for w in workers}
+    known_speeds = production(row, workers)
+    speeds = known_speeds or {w.worker: 1.0 for w in workers}
     usual = sum(speeds.values()) / len(speeds) if speeds else 1.0
     fastest = max(speeds.values(), default=1.0)
     rates = [c.rate for c in consumers if c.rate]
     whole = sum(rates) / len(rates) if rates else 0.0
     total = sum(c.rate or whole for c in consumers)
     for c in consumers:
-        known = bool(found and rates)
+        known = bool(known_speeds and rates)
         need = (c.rate or whole) if known else usual
         more = min(HEADROOM * need, MOST_HEADROOM * usual) if known else 0.0
         if row.workers is not None:
@@ -203,13 +208,13 @@ def _budget(row: PipelineRow) -> Budget:
 
 
 def _refusal(row: PipelineRow, workers: Sequence[WorkerRow]) -> str:
-    """Why a pipeline can have no worker at all, or ""."""
+    """Return why a pipeline can have no worker at all, or ""."""
     if not workers:
         return "no worker has joined; try: python -m spmd feed worker --connect ADDRESS"
-    for what, left in row.left.items():
+    for resource, left in row.left.items():
         if left <= 0:
-            return (f"its limit of {what} is used up; try: python -m spmd feed update {row.name} "
-                    f"--{what} MORE --connect ADDRESS")
+            return (f"its limit of {resource} is used up; try: python -m spmd feed update "
+                    f"{row.name} --{resource} MORE --connect ADDRESS")
     if row.max_workers == 0 or row.workers == 0:
         return (f"it is held at 0 workers; try: python -m spmd feed update {row.name} "
                 "--max-workers 4 --connect ADDRESS")
@@ -223,7 +228,8 @@ def _note(pending: dict[str, str], name: str, why: str) -> bool:
 
 
 def _above(row: PipelineRow, rows: Mapping[str, PipelineRow], pool: Pool) -> str:
-    """That pipelines of higher priority have all workers, and how long they may take."""
+    """Return the text that pipelines of higher priority have all workers, and how long they may
+    take."""
     busy = sorted({d for _, d in pool.owners()}, key=lambda n: (-rows[n].priority, n))
     names = ", ".join(f"{n} (priority {rows[n].priority})" for n in busy)
     times = [rows[n].estimated_s for n in busy]
@@ -240,7 +246,8 @@ def _sliced(
     able: list[PipelineRow], demands: Mapping[str, list[Need]], budgets: Mapping[str, Budget],
     pool: Pool, turn: int, pending: dict[str, str],
 ) -> list[PipelineRow]:
-    """Those whose turn it is: fewer workers than pipelines, and not enough for all, go around.
+    """Return the pipelines that have this time slice: workers rotate where they are too few for all
+    pipelines.
 
     The shortest comes first. Others are pending.
     """
@@ -264,7 +271,7 @@ def _sliced(
 def _level(
     demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Held
 ) -> None:
-    """Gives the consumers of one priority their workers: what they need, or all alike less."""
+    """Assign workers to the consumers of one priority: what they need, or an equal part of it."""
     held = {d.consumer: supplied(d, before, pool) for d in demands}
     kept = {d.consumer: held[d.consumer] for d in demands if _is_right(d, held[d.consumer])}
     trial, spent = pool.copy(), _copies(budgets)
@@ -275,15 +282,15 @@ def _level(
     goals = _fair_goals(demands, budgets, pool, before)
     if (best := _divided(demands, budgets, pool)) and best[0] > WORTH * goals.level:
         goals = max(goals, _fair_goals(demands, budgets, pool, before, *best),
-                    key=lambda found: found.level)
+                    key=lambda candidate: candidate.level)
     if all(goals.of[d.consumer] * FAIR_ENOUGH <= held[d.consumer] <= d.target for d in demands):
         goals = FairGoals(0.0, held, None)  # nobody could have much more: nothing moves
     fit(demands, 1.0, goals.of, budgets, pool, before, goals.parts)
 
 
 class FairGoals(NamedTuple):
-    """What each consumer should get, in examples/s. level: so many workers each pipeline has at
-    least, if it needs so many. parts: which workers are best for whom."""
+    """Holds the examples/s that each consumer should get. level: how many workers each pipeline has
+    at least, if it needs so many. parts: which workers are best for whom."""
 
     level: float
     of: dict[str, float]
@@ -291,17 +298,17 @@ class FairGoals(NamedTuple):
 
 
 def _wanted(demands: list[Need]) -> dict[str, float]:
-    """By pipeline, how many workers of its usual speed it should get."""
-    found: dict[str, float] = {}
+    """Return by pipeline how many workers of its usual speed it should get."""
+    workers: dict[str, float] = {}
     for d in demands:
-        found[d.pipeline] = found.get(d.pipeline, 0.0) + d.target / d.usual
-    return found
+        workers[d.pipeline] = workers.get(d.pipeline, 0.0) + d.target / d.usual
+    return workers
 
 
 def _divided(
     demands: list[Need], budgets: Mapping[str, Budget], pool: Pool
 ) -> tuple[float, Parts] | None:
-    """Who is best for whom, where workers are not equally fast for all, or not equally dear; and
+    """Return which workers are best for which pipelines, where their speeds or prices differ, and
     how many workers of its usual speed each pipeline can have."""
     wanted = _wanted(demands)
     if len(wanted) < 2:
@@ -320,8 +327,9 @@ def _fair_goals(
     demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Held,
     high: float = 0.0, parts: Parts | None = None,
 ) -> FairGoals:
-    """Max-min fair: all pipelines have equally many workers, but none more than it needs; what one
-    cannot have the others share. Consumers of one pipeline have the same part of what they need.
+    """Return max-min fair goals: all pipelines have equally many workers, but none more than it
+    needs; what one cannot have the others share. Consumers of one pipeline have the same part of
+    what they need.
 
     high: no more than so many can be had (0: not known).
     """
@@ -332,8 +340,9 @@ def _fair_goals(
         return fit(demands, 1.0, goals, _copies(budgets), trial or pool.copy(), before, parts,
                    only_all=trial is None)
 
-    def at(level: float, active: list[str]) -> dict[str, float]:
-        """Parts of what they want, with so many workers for these, and the others as they are."""
+    def parts_at(level: float, active: list[str]) -> dict[str, float]:
+        """Return the part of its want that each pipeline has: `level` workers for the active ones,
+        the others as they are."""
         return {**levels, **{n: min(level / wanted[n], most[n]) for n in active}}
 
     most = dict.fromkeys(wanted, 1.0)
@@ -345,9 +354,9 @@ def _fair_goals(
     levels, active, first = dict.fromkeys(most, 0.0), list(most), 0.0
     for turn in range(len(most)):
         level = _largest(lambda level, active=active: fits(  # type: ignore[misc]
-            at(level, active)), high or max(wanted[n] for n in active))
+            parts_at(level, active)), high or max(wanted[n] for n in active))
         first, high = first if turn else level, 0.0
-        levels, trial = at(level, active), pool.copy()
+        levels, trial = parts_at(level, active), pool.copy()
         fits(levels, trial)
         if sum(trial.left.values()) < LEFT_OVER * sum(pool.left.values()):
             break
@@ -374,13 +383,13 @@ def _first_ones(demands: list[Need], levels: Mapping[str, float]) -> dict[str, f
 
 
 def _is_right(d: Need, supply: float) -> bool:
-    """Whether what a consumer has is about what it needs."""
+    """Return whether a consumer has about what it needs."""
     low = d.need + (d.target - d.need) * KEPT_FROM
     return low <= supply <= min((1 + NOISE) * d.need + KEPT_MORE * d.usual, KEPT_UP_TO * d.need)
 
 
 def _largest(fits: Callable[[float], bool], high: float = 1.0) -> float:
-    """The largest amount that can be had, up to `high`."""
+    """Return the largest amount that fits, up to `high`."""
     if fits(high):
         return high
     low = 0.0
@@ -402,7 +411,7 @@ def _take_over(budgets: Mapping[str, Budget], spent: Mapping[str, Budget]) -> No
 def _spread(
     demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Shares
 ) -> None:
-    """Deals idle workers to those of whom nothing was measured yet: so they will be measured."""
+    """Deal idle workers to consumers that were not measured yet, so that they will be."""
     idle = pool.idle() if demands else []
     fair = (len(idle) + sum(len(pool.of(d.consumer)) for d in demands)) // max(1, len(demands))
     for worker in idle:
@@ -416,35 +425,36 @@ def _spread(
 
 
 def _with_spare(
-    found: Assignment, line: Sequence[PipelineRow], waiting: Set[str],
+    assignment: Assignment, line: Sequence[PipelineRow], waiting: Set[str],
     demands: Mapping[str, list[Need]], budgets: Mapping[str, Budget], pool: Pool,
     before: Mapping[str, SpareCapacity], turn: int,
 ) -> Assignment:
-    """Who lacks workers, the highest priority first, has what others leave; those that wait for
-    workers are told so."""
+    """Add spare time to an assignment: consumers that lack workers, the highest priority first,
+    have what others leave. The reasons of waiting pipelines say so."""
     rows = {row.name: row for row in line}
 
     def is_short(d: Need) -> bool:
-        """Who had some before keeps it until it has a little more than it needs."""
+        """Return whether a consumer should have spare time. One that had some keeps it until it has
+        a little more than it needs."""
         more = d.known and d.consumer in before and _had(d, pool) < d.target
-        return more or d.consumer in found.lacks or not pool.of(d.consumer)
+        return more or d.consumer in assignment.lacks or not pool.of(d.consumer)
 
     short = [d for row in line if not row.without_spare()
              for d in filter(is_short, demands[row.name])]
     levels = sorted({rows[d.pipeline].priority for d in short}, reverse=True)
     behind = {d.pipeline: 1 + levels.index(rows[d.pipeline].priority) for d in short}
     spare = spare_time(short, behind, budgets, pool, before, turn)
-    served, pending = {d.pipeline for d in short if d.consumer in spare}, dict(found.pending)
+    served, pending = {d.pipeline for d in short if d.consumer in spare}, dict(assignment.pending)
     for name in waiting:
         if why := rows[name].without_spare():
             pending[name] += f"; {why}"
         elif name in served:
             pending[name] += "; until then it has what others leave of their time"
-    return replace(found, pending=pending, spare=spare)
+    return replace(assignment, pending=pending, spare=spare)
 
 
 def _had(d: Need, pool: Pool) -> float:
-    """Examples/s of the workers that a consumer has."""
+    """Return the examples/s of the workers that a consumer has."""
     return sum(share * d.speed(w) for w, (_, share) in pool.of(d.consumer).items())
 
 

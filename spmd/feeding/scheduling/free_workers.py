@@ -36,7 +36,8 @@ class FreeWorkers:
         self.allowed: dict[str, set[str]] = {}  # whole ones without those
 
     def changed(self, worker: str, before: float) -> None:
-        """So much of a worker was free before."""
+        """Update the order after a worker's free time has changed. before: how much was free
+        then."""
         left, place = self.pool.left[worker], self.place[worker]
         if before == 1.0:
             for whole in (self.whole, *self.allowed.values()):
@@ -49,29 +50,29 @@ class FreeWorkers:
             insort(self.parts, (-left, place, worker))
 
     def refuse(self, pipeline: str, worker: str, most: float) -> None:
-        """The budget of a pipeline allows no sliver of this one: examples/s at most. It will not
-        allow more of it: budgets shrink."""
+        """Note that the budget of a pipeline allows no sliver of this worker, and how many
+        examples/s at most. It will never allow more: budgets shrink."""
         if pipeline not in self.refused:
             self.refused[pipeline], self.allowed[pipeline] = {}, set(self.whole)
         self.refused[pipeline][worker] = most
         self.allowed[pipeline].discard(worker)
 
     def in_order(self, d: Need, want: float, budget: Budget) -> Iterator[str]:
-        """Whole workers while a whole one is needed, the fastest first; then of one that others
-        use too the one with the least time left that is enough; else whatever is left."""
-        line, at = self._line(d), 0
+        """Yield whole workers while a whole one is needed, the fastest first; then, of partly used
+        ones, the one with the least time left that is enough; else whatever is left."""
+        line, index = self._line(d), 0
         refused = self.refused.get(d.pipeline, {})
         if want < SLIVER * d.fastest and want <= max(refused.values(), default=0.0):
             refused = {}  # so little may be had of them
         whole = self.allowed[d.pipeline] if refused else self.whole
-        while at < len(line):
-            worker = line[at][2]
+        while index < len(line):
+            worker = line[index][2]
             if worker not in d.avoids:
                 if d.speeds[worker] > want:
                     break  # one is enough for the rest
                 want -= d.speeds[worker]
                 yield worker
-            at += at < len(line) and line[at][2] == worker  # else it was taken
+            index += index < len(line) and line[index][2] == worker  # else it was taken
         if worker := self._just_enough(d, want, line):
             yield worker
         if not budget.is_full():
@@ -85,17 +86,18 @@ class FreeWorkers:
         return self.fastest[d.pipeline][1]
 
     def _just_enough(self, d: Need, want: float, line: Line) -> str:
-        """Of those that are enough the one with the least time left, then the slowest; or ""."""
-        found: list[tuple[float, float, int, str]] = []
+        """Return, of the workers with enough time left, the one with the least, then the slowest;
+        or ""."""
+        candidates: list[tuple[float, float, int, str]] = []
         least = want / d.fastest * NEARLY_ALL  # nobody with less is enough
         for left, place, worker in reversed(self.parts[:bisect_right(self.parts, (-least, inf))]):
-            if found and -left > found[0][0]:
+            if candidates and -left > candidates[0][0]:
                 break
             if -left * d.speeds[worker] >= want and worker not in d.avoids:
-                found.append((-left, d.speeds[worker], place, worker))
-        if found:
-            return min(found)[3]
+                candidates.append((-left, d.speeds[worker], place, worker))
+        if candidates:
+            return min(candidates)[3]
         enough = line[:bisect_right(line, (-want, inf))]
         if d.avoids:
-            enough = [one for one in enough if one[2] not in d.avoids]
+            enough = [entry for entry in enough if entry[2] not in d.avoids]
         return enough[bisect_left(enough, (enough[-1][0],))][2] if enough else ""

@@ -19,13 +19,13 @@ UNCLAIMED_S = 3600.0  # for whoever sends the files of a job to submit it
 
 
 class JobFiles:
-    """folder: "" for a scheduler that keeps nothing: it takes no jobs."""
+    """Keeps the files of jobs. folder: "" for a scheduler that keeps nothing and takes no jobs."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
     def put(self, job: str, attempt: int, file: str, offset: int, data: bytes) -> None:
-        """Writes bytes of a file; the same bytes may come twice.
+        """Write bytes of a file; the same bytes may come twice.
 
         Raises OutputError where they cannot be written, UsageError where some before them lack.
         """
@@ -75,7 +75,7 @@ class JobFiles:
         shutil.rmtree(os.path.join(self.folder, job, str(attempt)), ignore_errors=True)
 
     def drop_unclaimed(self, known: Collection[str]) -> None:
-        """Removes files that were sent for jobs which nobody has submitted since."""
+        """Remove files that were sent for jobs which nobody has submitted since."""
         with suppress(OSError):
             for job in set(os.listdir(self.folder)) - set(known):
                 if time.time() - os.stat(os.path.join(self.folder, job)).st_mtime > UNCLAIMED_S:

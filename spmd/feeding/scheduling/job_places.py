@@ -27,7 +27,7 @@ class JobRow(NamedTuple):
 
 
 class SlotRow(NamedTuple):
-    """An agent. free: of its slots, those that no job has."""
+    """Describes an agent's slots. free: how many of them no job has."""
 
     agent: str
     host: str
@@ -37,7 +37,7 @@ class SlotRow(NamedTuple):
 
 
 class JobStart(NamedTuple):
-    """places: an agent and how many ranks it has, in the order of ranks."""
+    """Says where a job starts. places: agents and their numbers of ranks, in the order of ranks."""
 
     job: str
     places: tuple[tuple[str, int], ...]
@@ -103,13 +103,13 @@ def _on_several(job: JobRow, agents: Sequence[SlotRow], free: dict[str, int]) ->
 def _first_enough(job: JobRow, agents: Sequence[SlotRow], slots: dict[str, int]) -> list[SlotRow]:
     """Return agents that a job takes together, where they have so many slots; none where all of
     them have too few. Those of the kind that it prefers come first, then those with most slots."""
-    found, left = [], job.least
+    chosen, left = [], job.least
     for row in sorted(agents, key=lambda row: (
             row.device != (job.device or row.device), -slots[row.agent], row.host, row.agent)):
         if left > 0 and slots[row.agent]:
-            found.append(row)
+            chosen.append(row)
             left -= slots[row.agent]
-    return found if left <= 0 else []
+    return chosen if left <= 0 else []
 
 
 def distinct_names(hosts: Sequence[str]) -> list[str]:
@@ -150,7 +150,7 @@ def _why(job: JobRow, agents: Sequence[SlotRow], able: Sequence[SlotRow], free: 
 
 
 def _offers(agents: Sequence[SlotRow], free: dict[str, int] | None) -> str:
-    """nodea 4, nodeb 2; with the slots that are free: nodea 1 of 4."""
+    """Return the slots of agents as text: nodea 4, nodeb 2; with the free ones: nodea 1 of 4."""
     rows = sorted((row for row in agents if row.slots), key=lambda row: (-row.slots, row.host))
     parts = [f"{row.host} " + (f"{free[row.agent]} of " if free else "") + f"{row.slots}"
              for row in rows[:8]]

@@ -48,33 +48,33 @@ def divided(
     names, workers = list(wanted), list(free)
     times = np.array([free[w] for w in workers])
     worth = {n: np.array([speeds[n][w] for w in workers]) * times for n in names}
-    dear = {n: {what: np.array([prices[w].get(what, 0.0) for w in workers]) * times / limit
-                for what, limit in limits[n].items()} for n in names}
+    dear = {n: {resource: np.array([prices[w].get(resource, 0.0) for w in workers]) * times / limit
+                for resource, limit in limits[n].items()} for n in names}
     got = dict.fromkeys(names, 0.0)  # in all turns
     mean = sum(map(_sum, worth.values())) / len(names) ** 2 or 1.0
-    extra = {(n, what): 0.0 for n in names for what in limits[n]}
-    given = {n: np.zeros(len(workers), np.int64) for n in names}
+    extra = {(n, resource): 0.0 for n in names for resource in limits[n]}
+    counts = {n: np.zeros(len(workers), np.int64) for n in names}
     skipped = TURNS // 4  # turns in which weights are not yet about right
     for turn in range(TURNS):
         poor = [n for n in names if got[n] < wanted[n] * turn] or names
         least = min(got[n] for n in poor)
         values = [
-            (worth[n] - sum(extra[n, what] * dear[n][what] for what in limits[n]))
+            (worth[n] - sum(extra[n, resource] * dear[n][resource] for resource in limits[n]))
             * exp(-SPEED * (got[n] - least) / (mean * (turn + 1) ** 0.5)) for n in poor]
         best = np.where(np.max(values, axis=0) > 0, np.argmax(values, axis=0), len(poor))
         for n in names:
             mine = best == (poor.index(n) if n in poor else -1)
             got[n] = _sum(worth[n][mine], got[n])
-            given[n] += mine if turn >= skipped else 0
-            for what, cost in dear[n].items():  # a limit that is passed makes workers dearer
+            counts[n] += mine if turn >= skipped else 0
+            for resource, cost in dear[n].items():  # a limit that is passed makes workers dearer
                 spent = _sum(cost[mine])
-                extra[n, what] = max(0.0, extra[n, what] + STEP * mean * (spent - 1.0)
-                                     / (turn + 1) ** 0.5)
+                extra[n, resource] = max(0.0, extra[n, resource] + STEP * mean * (spent - 1.0)
+                                         / (turn + 1) ** 0.5)
     return {n: {w: int(count) / (TURNS - skipped) * free[w]
                 for w, count in zip(workers, row, strict=True) if count}
-            for n, row in given.items()}
+            for n, row in counts.items()}
 
 
 def _sum(values: Numbers, start: float = 0.0) -> float:
-    """One after the other: in the same order they give the same bits anywhere."""
+    """Return the sum of values added one by one: the order gives the same bits on every machine."""
     return float(np.cumsum(np.concatenate([[start], values]))[-1])

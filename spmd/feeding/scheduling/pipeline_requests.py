@@ -22,7 +22,7 @@ from spmd.feeding.scheduling.scheduler_state import StoredPipeline
 def submitted(
     said: Mapping[str, Any], pipelines: Mapping[str, KnownPipeline], running: set[str]
 ) -> tuple[KnownPipeline, str]:
-    """The pipeline, and whether it is "new", "changed" or "unchanged" (asked for twice).
+    """Return the pipeline, and whether it is "new", "changed" or "unchanged" (asked for twice).
 
     UsageError: a setting that is wrong, or a running pipeline that is another one.
     """
@@ -49,19 +49,20 @@ def _stored(said: Mapping[str, Any], version: int, settings: dict[str, Any],
 
 
 def _reordered(said: Mapping[str, Any], old: StoredPipeline) -> bool:
-    """Other files, say: the same text, but other examples at the positions."""
+    """Return whether positions have other examples though the text is the same: of other files,
+    say."""
     return bool(said["order"] and old.facts.get("order", said["order"]) != said["order"])
 
 
 def facts_of(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What whoever submits found in the source, as far as it is known."""
+    """Return what the submitter knows of the source."""
     return {name: said[name] for name in FACTS if said[name] is not None}
 
 
 def updated(
     said: Mapping[str, Any], pipelines: Mapping[str, KnownPipeline]
 ) -> StoredPipeline:
-    """A pipeline with other settings, or with another source: then it is a new version.
+    """Return a pipeline with other settings, or with another source: then it is a new version.
 
     UsageError: no such pipeline, or a setting that only its source can change.
     """
@@ -80,7 +81,7 @@ def updated(
 
 
 def cancelled(name: str, pipelines: Mapping[str, KnownPipeline]) -> None:
-    """UsageError where there is no such pipeline."""
+    """Raise UsageError where there is no such pipeline."""
     _of(name, pipelines)
 
 

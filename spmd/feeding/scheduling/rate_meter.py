@@ -16,7 +16,7 @@ SAMPLES = 256
 
 
 class RateMeter:
-    """Of one consumer, or of one worker for one pipeline."""
+    """Measures the rate of one consumer, or of one worker for one pipeline."""
 
     def __init__(self, window_s: float = WINDOW_S, rate: float | None = None) -> None:
         self.rate = rate  # amounts in a busy second; None: not known yet
@@ -25,7 +25,7 @@ class RateMeter:
         self._seen: deque[tuple[float, float, float, float]] = deque(maxlen=SAMPLES)
 
     def see(self, now: float, amount: float, busy_s: float, waited_s: float = 0.0) -> None:
-        """What it says of itself since it started: how much, busy and waiting for how long."""
+        """Record totals since the peer's start: an amount, and seconds busy and waiting."""
         if self._seen and (amount < self._seen[-1][1] or busy_s < self._seen[-1][2]):
             self._seen.clear()
         self._seen.append((now, amount, busy_s, waited_s))
@@ -40,7 +40,7 @@ class RateMeter:
             self.rate = max(self.rate or 0.0, more / LEAST_S)  # it is at least so fast
 
     def waiting(self, now: float, within_s: float = 5.0) -> float:
-        """Which part of the last seconds it waited."""
+        """Return which part of the last seconds the peer waited."""
         recent = [s for s in self._seen if s[0] >= now - within_s]
         if len(recent) < 2:
             return 0.0
@@ -50,13 +50,13 @@ class RateMeter:
         return waited / whole if whole > 0 else 0.0
 
     def per_second(self, now: float, within_s: float = 3.0) -> float:
-        """Amounts in a second of the clock, just now."""
+        """Return the amount per second of the clock over the last seconds."""
         recent = [s for s in self._seen if s[0] >= now - within_s]
         took = recent[-1][0] - recent[0][0] if len(recent) > 1 else 0.0
         return (recent[-1][1] - recent[0][1]) / took if took > 0 else 0.0
 
     def busy(self, now: float, within_s: float = 3.0) -> float:
-        """Which part of the last seconds it was busy."""
+        """Return which part of the last seconds the peer was busy."""
         parts = [(b[0] - a[0], b[2] - a[2]) for a, b in pairwise(self._seen)
                  if a[0] >= now - within_s]
         took = sum(clock for clock, _ in parts)

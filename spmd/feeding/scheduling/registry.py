@@ -30,13 +30,13 @@ class KnownWorker:
     def __init__(self, process: dict[str, Any]) -> None:
         self.process = process
         self.meters: dict[str, RateMeter] = {}
-        self.made: dict[str, dict[str, Any]] = {}  # pipeline -> the last beat
+        self.counts: dict[str, dict[str, Any]] = {}  # pipeline -> the last beat
 
     def beat(self, now: float, by_pipeline: dict[str, dict[str, Any]]) -> None:
-        for name, made in by_pipeline.items():
+        for name, counts in by_pipeline.items():
             meter = self.meters.setdefault(name, RateMeter())
-            meter.see(now, made["examples"], made["busy_s"])
-        self.made = by_pipeline
+            meter.see(now, counts["examples"], counts["busy_s"])
+        self.counts = by_pipeline
 
 
 class Avoided(NamedTuple):
@@ -48,8 +48,8 @@ class Avoided(NamedTuple):
 
 
 class KnownAgent:
-    """What supervises the workers of a machine. loaded: (pipeline, version) -> settings as told.
-    allowed: keys that its workers let in, as told.
+    """Holds what is known of an agent, which supervises the workers of a machine. loaded:
+    (pipeline, version) -> settings as told. allowed: keys that its workers let in, as told.
 
     cost: of one of its workers in an hour; watts: that such a worker takes.
     """
@@ -62,7 +62,7 @@ class KnownAgent:
         self.hear(said)
 
     def hear(self, said: dict[str, Any]) -> None:
-        """Its join: which processes it has now."""
+        """Take over the fields of a join message: which processes the agent has now."""
         self.agent, self.name, self.host = said["agent"], said["name"], said["host"]
         self.device, self.free = said["device"], said["free"]
         self.cost, self.watts = said["cost"] or 0.0, said["energy"] or 0.0
@@ -76,20 +76,21 @@ class KnownAgent:
     def rows(self) -> list[WorkerRow]:
         return [WorkerRow(
             worker, self.host, self.device,
-            {name: meter.rate for name, meter in one.meters.items() if meter.rate},
-            frozenset({self.name, self.agent, self.host, one.process["address"]}),
+            {name: meter.rate for name, meter in known.meters.items() if meter.rate},
+            frozenset({self.name, self.agent, self.host, known.process["address"]}),
             {"cost": self.cost, "energy": self.watts * JOULES})
-            for worker, one in self.workers.items()]
+            for worker, known in self.workers.items()]
 
 
 def names_of(agents: Collection[KnownAgent]) -> set[str]:
-    """By which their workers may be preferred, also those that are still starting."""
-    found = {name for one in agents for name in (one.name, one.agent, one.host)}
-    return found.union(*(row.names | {row.worker} for one in agents for row in one.rows()))
+    """Return the names by which agents' workers may be preferred, also workers that are still
+    starting."""
+    names = {name for agent in agents for name in (agent.name, agent.agent, agent.host)}
+    return names.union(*(row.names | {row.worker} for agent in agents for row in agent.rows()))
 
 
 def preferred(settings: Mapping[str, Any]) -> set[str]:
-    """Names of workers that a pipeline prefers."""
+    """Return the names of workers that a pipeline prefers."""
     workers = settings.get("workers")
     return set(workers) if isinstance(workers, list) else set()
 
@@ -127,7 +128,8 @@ class KnownConsumer:
         self.meter.see(now, said["taken"], said["busy_s"], said["waited_s"])
 
     def adapt(self, now: float, enough: bool) -> None:
-        """Asks for more where it starves with workers that should be enough, later for less."""
+        """Raise what the consumer needs where it starves with workers that should be enough; lower
+        it later."""
         if now - self.steady_since < SETTLES_S + STEADY_S or not self.meter.rate:
             return
         starved = self.meter.waiting(now, STEADY_S)
@@ -145,16 +147,17 @@ class KnownConsumer:
         self.avoided[worker] = Avoided(now + seconds, seconds, why)
 
     def avoids(self, now: float, workers: Collection[str]) -> frozenset[str]:
-        """The workers that it is not sent to now. Where these would be all, it goes on trying."""
-        for worker in [w for w, one in self.avoided.items()
-                       if w not in workers or now > one.until + 2 * one.seconds]:
+        """Return the workers that the consumer cannot reach now; none where these would be all, so
+        that it goes on trying."""
+        for worker in [w for w, outage in self.avoided.items()
+                       if w not in workers or now > outage.until + 2 * outage.seconds]:
             del self.avoided[worker]
-        found = frozenset(w for w, one in self.avoided.items() if now < one.until)
-        return frozenset() if len(found) == len(workers) else found
+        unreachable = frozenset(w for w, outage in self.avoided.items() if now < outage.until)
+        return frozenset() if len(unreachable) == len(workers) else unreachable
 
     def row(self, now: float, workers: Collection[str],
             settings: Mapping[str, Any]) -> ConsumerRow:
-        """settings: of its pipeline, as they are now."""
+        """Return the row that assign() takes for it. settings: of its pipeline, as they are now."""
         rate, ranks = self.could, self.said["ranks"]
         serves, first = settings.get("serves") or {}, settings.get("first") or ""
         mine = frozenset(name for name, text in serves.items() if any(map(ranks_in(text), ranks)))
@@ -165,7 +168,7 @@ class KnownConsumer:
                            bool(first) and any(map(ranks_in(first), ranks)))
 
     def ranks(self) -> str:
-        """rank 3; ranks 0-3; ranks 1, 5."""
+        """Return its ranks as text: rank 3; ranks 0-3; ranks 1, 5."""
         ranks = sorted(self.said["ranks"])
         if len(ranks) == 1:
             return f"rank {ranks[0]}"
@@ -175,25 +178,28 @@ class KnownConsumer:
 
 
 def find_rates(consumers: Collection[KnownConsumer], now: float) -> None:
-    """What each could take. Ranks that exchange wait for the one that starves, and what they
-    measure has its wait in it: where ranks of a run are at the same batch, and one of them
-    starves, the fastest of them tells for all. It does so for those that wait nearly always, too:
-    what these could take is not known, and each rank takes all batches in the end."""
+    """Set the rate at which each consumer could take examples. Ranks that exchange wait for the one
+    that starves, and what they measure has its wait in it: where ranks of a run are at the same
+    batch, and one of them starves, the fastest of them tells for all. It does so for those that
+    wait nearly always, too: what these could take is not known, and each rank takes all batches in
+    the end."""
     runs: dict[tuple[str, str], list[KnownConsumer]] = {}
-    for one in consumers:
-        one.could = one.meter.rate
-        runs.setdefault((one.said["stream"] or one.consumer, one.said["feed"]), []).append(one)
+    for consumer in consumers:
+        consumer.could = consumer.meter.rate
+        of = consumer.said["stream"] or consumer.consumer, consumer.said["feed"]
+        runs.setdefault(of, []).append(consumer)
     for mine in runs.values():
-        if len(mine) < 2 or all(one.meter.waiting(now) <= STARVED for one in mine):
+        if len(mine) < 2 or all(consumer.meter.waiting(now) <= STARVED for consumer in mine):
             continue
-        front = max(one.taken / one.per_batch for one in mine)
+        front = max(consumer.taken / consumer.per_batch for consumer in mine)
         behind = STEPS_APART + APART_S * max(
-            one.meter.per_second(now) / one.per_batch for one in mine)
-        together = [one for one in mine if one.taken / one.per_batch >= front - behind
-                    or one.meter.waiting(now) > NEARLY_ALWAYS]
-        most = max((one.meter.rate or 0.0) / one.per_batch for one in together)
-        for one in together if most else ():
-            one.could = most * one.per_batch
+            consumer.meter.per_second(now) / consumer.per_batch for consumer in mine)
+        together = [consumer for consumer in mine
+                    if consumer.taken / consumer.per_batch >= front - behind
+                    or consumer.meter.waiting(now) > NEARLY_ALWAYS]
+        most = max((consumer.meter.rate or 0.0) / consumer.per_batch for consumer in together)
+        for consumer in together if most else ():
+            consumer.could = most * consumer.per_batch
 
 
 class KnownPipeline:
@@ -206,29 +212,30 @@ class KnownPipeline:
         self.ended: str = ""  # why it cannot go on, as workers said
 
     def row(self, now: float, rates: dict[str, float]) -> PipelineRow:
-        """rates: measured in earlier runs, by kind of device; given ones come first."""
-        given, spent = self.stored.settings, self.stored.spent
-        workers = given.get("workers")
-        estimated = given.get("estimated_seconds")
+        """Return the row that assign() takes for it. rates: measured in earlier runs, by kind of
+        device; those of its settings come first."""
+        settings, spent = self.stored.settings, self.stored.spent
+        workers = settings.get("workers")
+        estimated = settings.get("estimated_seconds")
         if estimated is not None and self.running_since is not None:
             estimated = max(0.0, estimated - (now - self.running_since))
         return PipelineRow(
-            self.name, given.get("priority") or 0,
+            self.name, settings.get("priority") or 0,
             workers if isinstance(workers, int) else None,
-            given.get("max_workers"), estimated, {**rates, **(given.get("rates") or {})},
-            {what: given[key] for what, key in (("cost", "cost_per_hour"),
-                                                ("energy", "energy_per_hour"))
-             if given.get(key) is not None},
-            {what: given[what] - spent.get(what, 0.0) for what in ("cost", "energy")
-             if given.get(what) is not None},
+            settings.get("max_workers"), estimated, {**rates, **(settings.get("rates") or {})},
+            {resource: settings[key] for resource, key in (("cost", "cost_per_hour"),
+                                                           ("energy", "energy_per_hour"))
+             if settings.get(key) is not None},
+            {resource: settings[resource] - spent.get(resource, 0.0)
+             for resource in ("cost", "energy") if settings.get(resource) is not None},
             frozenset(workers if isinstance(workers, list) else ()),
             self.stored.facts.get("environments") is not None,
         )
 
     def charge(self, shares: float, prices: dict[str, float], seconds: float) -> None:
-        """That so much of workers at such prices of an hour worked for it so long."""
-        for what, price in prices.items():
+        """Charge the pipeline for a share of workers' time. prices: of an hour."""
+        for resource, price in prices.items():
             if price:
                 spent = self.stored.spent
-                spent[what] = spent.get(what, 0.0) + shares * price * seconds / 3600
+                spent[resource] = spent.get(resource, 0.0) + shares * price * seconds / 3600
 

@@ -25,26 +25,28 @@ LOOK_S = 60.0  # between two looks at which are older
 
 
 class RunVersions:
-    """store: where all of it outlives a restart."""
+    """Holds the versions of pipelines that runs use. store: keeps them over a restart."""
 
     def __init__(self, store: StateFile) -> None:
         self.store = store
-        self.older = {(one.name, one.version): one for one in store.older()}
-        self.runs = {one.stream: one for one in store.runs()}
+        self.older = {(stored.name, stored.version): stored for stored in store.older()}
+        self.runs = {run.stream: run for run in store.runs()}
         self._looked = 0.0
 
     def begin(self, now: StoredPipeline, said: Mapping[str, Any]) -> dict[str, Any]:
-        """A run opens a stream, or goes on with one (version, text). What its processes are told.
+        """Register a run that opens a stream, or goes on with one (version, text). Return what its
+        processes are told.
 
         AgreementError where what it goes on with is not kept any more.
         """
-        one = self.of(now, said)
-        run = KnownRun(new_id(), said["run"], said["feed"], now.name, one.version,
+        stored = self.of(now, said)
+        run = KnownRun(new_id(), said["run"], said["feed"], now.name, stored.version,
                        seen=time.time())
         self.runs[run.stream] = run
         self.store.remember(runs=[run])
-        return {"stream": run.stream, "version": one.version, "text": text_digest(*one.code()),
-                "facts": one.facts, "order": {name: one.settings.get(name) for name in ORDER}}
+        return {"stream": run.stream, "version": stored.version,
+                "text": text_digest(*stored.code()), "facts": stored.facts,
+                "order": {name: stored.settings.get(name) for name in ORDER}}
 
     def register(self, now: StoredPipeline, said: Mapping[str, Any]) -> int:
         """The version that a consumer takes; the newest, where its run did not say one."""
@@ -58,24 +60,24 @@ class RunVersions:
         return version
 
     def by_pipeline(self) -> dict[str, list[KnownRun]]:
-        """Those that have come, the last one that was seen at the end."""
-        found: dict[str, list[KnownRun]] = {}
-        for one in sorted(self.runs.values(), key=lambda one: one.seen):
-            if one.taken != COMES:
-                found.setdefault(one.pipeline, []).append(one)
-        return found
+        """Return by pipeline the runs whose consumers have come, the one seen last at the end."""
+        by_name: dict[str, list[KnownRun]] = {}
+        for run in sorted(self.runs.values(), key=lambda run: run.seen):
+            if run.taken != COMES:
+                by_name.setdefault(run.pipeline, []).append(run)
+        return by_name
 
     def of(self, now: StoredPipeline, said: Mapping[str, Any]) -> StoredPipeline:
-        """The version that is meant: by its number, and by its text where the state is another one
-        than that which counted."""
+        """Return the version that a run names: by its number, or by its text where that is
+        known."""
         version, text = said["version"], said["text"]
         if version is None:
             return now
         every = [now, *(o for of, o in self.older.items() if of[0] == now.name)]
-        every.sort(key=lambda one: one.version != version)
-        for one in every:
-            if text_digest(*one.code()) == text if text else one.version == version:
-                return self.with_settings(now, one)
+        every.sort(key=lambda stored: stored.version != version)
+        for stored in every:
+            if text_digest(*stored.code()) == text if text else stored.version == version:
+                return self.with_settings(now, stored)
         raise AgreementError(
             f"version {version} of pipeline {now.name}, with which this run began, is not kept any "
             "more", expected="one that a run has used within the last day, of a pipeline that was "
@@ -83,30 +85,32 @@ class RunVersions:
             remedy="start the run again, with --resume if it was kept")
 
     def numbered(self, now: StoredPipeline, version: int) -> StoredPipeline:
-        """The version of a consumer that is there."""
-        one = self.older.get((now.name, version), now)
-        return self.with_settings(now, one)
+        """Return a version of a pipeline by its number."""
+        stored = self.older.get((now.name, version), now)
+        return self.with_settings(now, stored)
 
-    def with_settings(self, now: StoredPipeline, one: StoredPipeline) -> StoredPipeline:
-        """With the settings of now, but for those that say which examples there are."""
-        if one is now:
+    def with_settings(self, now: StoredPipeline, stored: StoredPipeline) -> StoredPipeline:
+        """Return a version with the settings of now, except those that determine which examples
+        there are."""
+        if stored is now:
             return now
-        fixed = {name: one.settings[name] for name in FIXED if name in one.settings}
-        return replace(one, settings={**now.settings, **fixed})
+        fixed = {name: stored.settings[name] for name in FIXED if name in stored.settings}
+        return replace(stored, settings={**now.settings, **fixed})
 
     def replaced(self, old: StoredPipeline, new: StoredPipeline) -> list[StoredPipeline]:
-        """What must be kept beside a new version: the one before it, if it is another source."""
+        """Return what must be kept beside a new version: the one before it, if its source
+        differs."""
         if old.version == new.version:
             return []
         self.older[old.name, old.version] = old
         return [old]
 
     def cancelled(self, name: str) -> None:
-        self.older = {of: one for of, one in self.older.items() if of[0] != name}
-        self.runs = {s: one for s, one in self.runs.items() if one.pipeline != name}
+        self.older = {of: stored for of, stored in self.older.items() if of[0] != name}
+        self.runs = {s: run for s, run in self.runs.items() if run.pipeline != name}
 
     def see(self, taken: Iterable[tuple[str, int]]) -> list[KnownRun]:
-        """By stream, how many batches the runs that are heard have taken. What to keep of them."""
+        """Record by stream how many batches runs have taken. Return the runs to store."""
         seen = []
         for stream, batches in taken:
             if run := self.runs.get(stream):
@@ -115,25 +119,25 @@ class RunVersions:
         return seen
 
     def forget(self) -> None:
-        """Runs that were not seen for a day, and the versions that nobody goes on with."""
+        """Forget runs that were not seen for a day, and the versions that no run uses."""
         if time.monotonic() - self._looked < LOOK_S:
             return
         self._looked = time.monotonic()
         before = time.time() - KEPT_S
-        self.runs = {s: one for s, one in self.runs.items() if one.seen >= before}
-        used = {(one.pipeline, one.version) for one in self.runs.values()}
-        self.older = {of: one for of, one in self.older.items() if of in used}
+        self.runs = {s: run for s, run in self.runs.items() if run.seen >= before}
+        used = {(run.pipeline, run.version) for run in self.runs.values()}
+        self.older = {of: stored for of, stored in self.older.items() if of in used}
         self.store.forget_runs(before)
 
 
 def text_digest(source: str, own_name: str = "", modules: Any = None) -> str:
-    """What tells the texts of one version from those of another."""
+    """Return a digest of the texts of a version."""
     more = json.dumps([own_name, modules]) if own_name or modules else ""
     return blake2b((source + more).encode(), digest_size=16).hexdigest()
 
 
 def unknown_pipeline(name: str, names: Iterable[str], address: str) -> AgreementError:
-    """What a run is told that takes a pipeline that nobody submitted."""
+    """Return the error for a run that takes a pipeline that nobody submitted."""
     known = sorted(names)
     return AgreementError(
         f"pipeline {name} was not submitted to {address}",

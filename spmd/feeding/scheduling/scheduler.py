@@ -51,7 +51,8 @@ MOVED = 0.05  # of a worker's time: a share that moves by less is not told
 
 
 class Scheduler:
-    """router: a ROUTER of sockets.Lines. address: as others reach it; strangers: refused keys."""
+    """Handles the messages of agents, consumers and clients. router: a ROUTER of sockets.Lines.
+    address: as others reach it; strangers: refused keys."""
 
     def __init__(self, router: Any, store: StateFile, *, address: str = "",
                  slice_s: float = SLICE_S, counts: Counter[str] | None = None) -> None:
@@ -61,7 +62,7 @@ class Scheduler:
         self.last_malformed = ""
         self.agents: dict[str, KnownAgent] = {}
         self.consumers: dict[str, KnownConsumer] = {}
-        self.pipelines = {one.name: KnownPipeline(one) for one in store.pipelines()}
+        self.pipelines = {stored.name: KnownPipeline(stored) for stored in store.pipelines()}
         self.jobs = Jobs(store, self.pipelines, self.agents, self.consumers, address, self.tell)
         self.versions = RunVersions(store)
         self.given_rates = store.rates()
@@ -101,7 +102,8 @@ class Scheduler:
                 self.hear(bytes(frames[0]), frames[1:])
 
     def hear(self, peer: bytes, frames: list[Any]) -> None:
-        """One message. A wrong one is counted; a defect of ours is told, and the loop goes on."""
+        """Handle one message. A malformed one is counted; a defect of ours is logged, and the loop
+        goes on."""
         try:
             message = decode(frames)
             handler = getattr(self, f"_on_{message.kind}", None)
@@ -128,7 +130,7 @@ class Scheduler:
                   f"{traceback.format_exc()}", file=sys.stderr, flush=True)
 
     def tick(self) -> None:
-        """What is due by the clock."""
+        """Do what is due by the clock."""
         now = time.monotonic()
         late = now - self._ticked - 0.5
         self._ticked = now
@@ -185,9 +187,9 @@ class Scheduler:
         if agent is None:
             return
         agent.seen, agent.peer = now, peer
-        for worker, made in message["workers"].items():
+        for worker, counts in message["workers"].items():
             if worker in agent.workers:
-                agent.workers[worker].beat(now, made)
+                agent.workers[worker].beat(now, counts)
         self.jobs.heard(agent, message["jobs"] or {})
 
     def _on_leave(self, peer: bytes, message: Message) -> None:
@@ -197,11 +199,11 @@ class Scheduler:
     def _on_gone(self, peer: bytes, message: Message) -> None:
         for agent in self.agents.values():
             agent.workers.pop(message["worker"], None)
-        for one in self.consumers.values():
-            if message["worker"] in self.assigned.of(one.consumer) or (
-                    one.pipeline == message["pipeline"]):
-                mine = message["version"] in (None, one.version)
-                self.tell(one.peer, "gone", **message.fields if mine else {
+        for consumer in self.consumers.values():
+            if message["worker"] in self.assigned.of(consumer.consumer) or (
+                    consumer.pipeline == message["pipeline"]):
+                mine = message["version"] in (None, consumer.version)
+                self.tell(consumer.peer, "gone", **message.fields if mine else {
                     **message.fields, "position": None, "example": None})
         self.counts["workers lost"] += 1
         self.dirty = True
@@ -211,18 +213,19 @@ class Scheduler:
         if lost is None:
             return
         for worker in lost.workers:
-            for one in self.consumers.values():
-                if worker in self.assigned.of(one.consumer):
-                    self.tell(one.peer, "gone", worker=worker, why=why)
+            for consumer in self.consumers.values():
+                if worker in self.assigned.of(consumer.consumer):
+                    self.tell(consumer.peer, "gone", worker=worker, why=why)
         self.store.forget_agent(agent)
         self.dirty = True
 
     def _bury(self, now: float) -> None:
-        """Forgets whoever has been silent for too long."""
-        for agent in [a for a, one in self.agents.items() if now - one.seen > SILENT_S]:
+        """Forget agents and consumers whose heartbeat has been missing for too long."""
+        for agent in [a for a, known in self.agents.items() if now - known.seen > SILENT_S]:
             self.counts["agents lost"] += 1
             self._forget(agent, f"its agent has been silent for {SILENT_S} s")
-        for name in [c for c, one in self.consumers.items() if now - one.seen > CONSUMER_SILENT_S]:
+        for name in [c for c, known in self.consumers.items()
+                     if now - known.seen > CONSUMER_SILENT_S]:
             self.counts["consumers lost"] += 1
             del self.consumers[name]
             self.dirty = True
@@ -236,13 +239,13 @@ class Scheduler:
         except SpmdError as error:
             self.tell(peer, "failed", code=error.exit_code, text=str(error))
             return
-        one = KnownConsumer(peer, message.fields, version, now)
-        if before := self.consumers.get(one.consumer):
-            one.meter = before.meter  # its line broke: it is what it was
+        consumer = KnownConsumer(peer, message.fields, version, now)
+        if before := self.consumers.get(consumer.consumer):
+            consumer.meter = before.meter  # its line broke: it is what it was
         pipeline = self.pipelines[name]
         if name not in self._running():  # another run takes as long again
             pipeline.running_since = now
-        self.consumers[one.consumer] = one
+        self.consumers[consumer.consumer] = consumer
         self.dirty = True
 
     def _pipeline(self, name: str) -> KnownPipeline:
@@ -255,80 +258,81 @@ class Scheduler:
         self.tell(peer, "answer", value=self.versions.begin(stored, message.fields))
 
     def _on_learnt(self, peer: bytes, message: Message) -> None:
-        """The order of a stream, as the first worker read it that was asked."""
-        one = self.consumers.get(message["consumer"])
-        if one is None:
+        """Record the order of a stream, as the first worker that read the source sent it."""
+        consumer = self.consumers.get(message["consumer"])
+        if consumer is None:
             return
-        stored = self._version_of(one)
+        stored = self._version_of(consumer)
         if stored.facts.setdefault("order", message["order"]) != message["order"]:
-            self.tell(peer, "failed", code=65, text=str(streams_differ(one.pipeline)))
-        elif stored.version == self.pipelines[one.pipeline].stored.version:
+            self.tell(peer, "failed", code=65, text=str(streams_differ(consumer.pipeline)))
+        elif stored.version == self.pipelines[consumer.pipeline].stored.version:
             with suppress(FullDisk):
                 self.store.put_pipeline(stored)
 
     def _on_skipped(self, peer: bytes, message: Message) -> None:
-        """Of one run, one process speaks."""
-        one = self.consumers.get(message["consumer"])
-        if one is not None and one.said["stream"]:
-            mine = [c for c in self.consumers.values() if c.said["stream"] == one.said["stream"]]
-            one = min(mine, key=lambda c: min(c.said["ranks"], default=1 << 40))
-        self.tell(one.peer if one else peer, "skipped", **message.fields)
+        """Pass on a skipped example to the process of its run that prints them."""
+        consumer = self.consumers.get(message["consumer"])
+        if consumer is not None and consumer.said["stream"]:
+            mine = [c for c in self.consumers.values()
+                    if c.said["stream"] == consumer.said["stream"]]
+            consumer = min(mine, key=lambda c: min(c.said["ranks"], default=1 << 40))
+        self.tell(consumer.peer if consumer else peer, "skipped", **message.fields)
 
     def _on_said(self, peer: bytes, message: Message) -> None:
-        if one := self.consumers.get(message["consumer"]):
-            self.tell(one.peer, "said", **message.fields)
+        if consumer := self.consumers.get(message["consumer"]):
+            self.tell(consumer.peer, "said", **message.fields)
 
     def _on_rate(self, peer: bytes, message: Message) -> None:
-        one = self.consumers.get(message["consumer"])
-        if one is None:
+        consumer = self.consumers.get(message["consumer"])
+        if consumer is None:
             self.tell(peer, "who")
             return
-        one.peer = peer
-        one.rate(time.monotonic(), message.fields)
+        consumer.peer = peer
+        consumer.rate(time.monotonic(), message.fields)
 
     def _on_lost(self, peer: bytes, message: Message) -> None:
-        if one := self.consumers.get(message["consumer"]):
-            one.avoid(message["worker"], time.monotonic(), message["why"] or "")
+        if consumer := self.consumers.get(message["consumer"]):
+            consumer.avoid(message["worker"], time.monotonic(), message["why"] or "")
             self.counts["no answers"] += 1
             self.dirty = True
 
     def _on_reached(self, peer: bytes, message: Message) -> None:
-        if one := self.consumers.get(message["consumer"]):
-            one.avoided.pop(message["worker"], None)
+        if consumer := self.consumers.get(message["consumer"]):
+            consumer.avoided.pop(message["worker"], None)
             self.dirty = True
 
     def _on_held(self, peer: bytes, message: Message) -> None:
-        if one := self.consumers.get(message["consumer"]):
-            one.held = message["batches"]
+        if consumer := self.consumers.get(message["consumer"]):
+            consumer.held = message["batches"]
 
     def _on_done(self, peer: bytes, message: Message) -> None:
-        one = self.consumers.pop(message["consumer"], None)
-        self.dirty = self.dirty or one is not None
+        consumer = self.consumers.pop(message["consumer"], None)
+        self.dirty = self.dirty or consumer is not None
         self.tell(peer, "parted")
 
     # ---- clients
 
     def _on_submit(self, peer: bytes, message: Message) -> None:
-        one, what = submitted(message.fields, self.pipelines, self._running())
-        if what == "new":
-            self.store.put_pipeline(one.stored)
-        elif what == "changed":
-            self._replace(self.pipelines[one.name].stored, one.stored)
-        self.pipelines[one.name] = one
+        pipeline, outcome = submitted(message.fields, self.pipelines, self._running())
+        if outcome == "new":
+            self.store.put_pipeline(pipeline.stored)
+        elif outcome == "changed":
+            self._replace(self.pipelines[pipeline.name].stored, pipeline.stored)
+        self.pipelines[pipeline.name] = pipeline
         self.dirty = True
-        self.tell(peer, "answer", value={"name": one.name, "version": one.stored.version,
-                                         "what": what, **self._not_here(message)})
+        self.tell(peer, "answer", value={"name": pipeline.name, "version": pipeline.stored.version,
+                                         "what": outcome, **self._not_here(message)})
 
     def _on_update(self, peer: bytes, message: Message) -> None:
         stored = updated(message.fields, self.pipelines)
-        one = self.pipelines[stored.name]
-        self._replace(one.stored, stored)
-        one.stored = stored
+        pipeline = self.pipelines[stored.name]
+        self._replace(pipeline.stored, stored)
+        pipeline.stored = stored
         self.dirty = True
         before = [c for c in self.consumers.values()
-                  if c.pipeline == one.name and c.version != stored.version]
+                  if c.pipeline == pipeline.name and c.version != stored.version]
         self.tell(peer, "answer", value={
-            "name": one.name, "version": stored.version, "settings": stored.settings,
+            "name": pipeline.name, "version": stored.version, "settings": stored.settings,
             "runs_before": len({c.said["stream"] or c.consumer for c in before}),
             **self._not_here(message)})
 
@@ -354,12 +358,12 @@ class Scheduler:
                 worker.meters.pop(name, None)
         self.versions.cancelled(name)
         ended = [c for c in self.consumers.values() if c.pipeline == name]
-        for one in ended:
-            self.tell(one.peer, "failed", code=75, text=str(PeerError(
+        for consumer in ended:
+            self.tell(consumer.peer, "failed", code=75, text=str(PeerError(
                 f"pipeline {name} was cancelled by {message['by'] or 'somebody'}",
-                found=f"{one.taken // one.per_batch} batches that this process took",
+                found=f"{consumer.taken // consumer.per_batch} batches that this process took",
                 remedy="submit it again; a run that keeps checkpoints goes on with --resume")))
-            del self.consumers[one.consumer]
+            del self.consumers[consumer.consumer]
         self._drop_unused()
         self.dirty = True
         self.tell(peer, "answer", value={
@@ -372,44 +376,45 @@ class Scheduler:
 
     def takers(self) -> list[KnownConsumer]:
         """Return the consumers that need workers: all but those that are idle."""
-        return [one for one in self.consumers.values() if not one.idle]
+        return [consumer for consumer in self.consumers.values() if not consumer.idle]
 
     def _running(self) -> set[str]:
-        return {one.pipeline for one in self.consumers.values()}
+        return {consumer.pipeline for consumer in self.consumers.values()}
 
     # ---- who works for whom
 
     def plan(self, now: float) -> None:
-        """Assigns anew, and tells those for whom something is different."""
+        """Assign workers anew, and tell the consumers whose assignment has changed."""
         self._planned, self.dirty = now, False
         workers = [row for agent in self.agents.values() for row in agent.rows()]
         running = self._running()
-        pipelines = [one.row(now, {device: rate for (name, device), rate in self.given_rates.items()
-                                   if name == one.name})
-                     for one in self.pipelines.values() if one.name in running]
+        pipelines = [known.row(now, {device: rate
+                                     for (name, device), rate in self.given_rates.items()
+                                     if name == known.name})
+                     for known in self.pipelines.values() if known.name in running]
         there = {row.worker for row in workers}
         takers = self.takers()
         find_rates(takers, now)
-        found = assign(pipelines, [
+        assignment = assign(pipelines, [
             c.row(now, there, self.pipelines[c.pipeline].stored.settings)
             for c in takers], workers,
-                       self.assigned.shares, int(now // self.slice_s), self.assigned.spare)
+                            self.assigned.shares, int(now // self.slice_s), self.assigned.spare)
         if now < self.coming_until and (self.awaited or self._are_unmeasured()):
             return  # just restarted: everybody works on as before, until all are here again
-        self.assigned, self.coming_until = found, now
+        self.assigned, self.coming_until = assignment, now
         for name, pipeline in self.pipelines.items():
-            pipeline.why = self._why(found.pending.get(name, ""))
+            pipeline.why = self._why(assignment.pending.get(name, ""))
         rows = {row.worker: row for row in workers}
         self._drop_unused()
         for consumer in takers:
-            self._tell_workers(consumer, found.of(consumer.consumer), now)
-            consumer.adapt(now, consumer.consumer not in found.lacks)
+            self._tell_workers(consumer, assignment.of(consumer.consumer), now)
+            consumer.adapt(now, consumer.consumer not in assignment.lacks)
         self._charge(rows, now)
         self.look(now)
 
     def _are_unmeasured(self) -> bool:
-        """Is there a consumer that had workers, and whose rate is not known again?"""
-        had = {c for given in self.assigned.shares.values() for c in given}
+        """Return whether a consumer that had workers has no measured rate since the restart."""
+        had = {c for by_consumer in self.assigned.shares.values() for c in by_consumer}
         return any(c not in self.consumers or not self.consumers[c].meter.rate for c in had)
 
     def _why(self, why: str) -> str:
@@ -421,10 +426,10 @@ class Scheduler:
             return "its workers are still starting"
         return why.replace("--connect ADDRESS", f"--connect {self.address}")
 
-    def _version_of(self, one: KnownConsumer) -> StoredPipeline:
-        """Of its pipeline, the one with which its run began."""
-        newest = self.pipelines[one.pipeline].stored
-        return self.versions.numbered(newest, one.version)
+    def _version_of(self, consumer: KnownConsumer) -> StoredPipeline:
+        """Return the version of a consumer's pipeline with which its run began."""
+        newest = self.pipelines[consumer.pipeline].stored
+        return self.versions.numbered(newest, consumer.version)
 
     def _drop_unused(self) -> None:
         """Agents hold the versions that somebody takes, and the newest one."""
@@ -435,19 +440,19 @@ class Scheduler:
                 del agent.loaded[name, version]
                 self.tell(agent.peer, "drop", name=name, version=version)
 
-    def _tell_workers(self, one: KnownConsumer, shares: dict[str, float], now: float) -> None:
-        stored = self._version_of(one)
+    def _tell_workers(self, consumer: KnownConsumer, shares: dict[str, float], now: float) -> None:
+        stored = self._version_of(consumer)
         of = stored.name, stored.version
         where = {w: (agent, known) for agent in self.agents.values()
                  for w, known in agent.workers.items()}
         how = stored.settings.get("pull") or "turn"
         if how == "all":  # of all that work for this pipeline
-            peers = {c.consumer for c in self.consumers.values() if c.pipeline == one.pipeline}
-            avoids = one.avoids(now, where)
-            shares = {w: max(given.get(one.consumer, 0.0), SHARE_OF_ALL / len(peers))
-                      for w, given in self.assigned.shares.items()
-                      if peers & given.keys() and w not in avoids}
-        spare = self.assigned.spare.get(one.consumer, NO_TIME)
+            peers = {c.consumer for c in self.consumers.values() if c.pipeline == consumer.pipeline}
+            avoids = consumer.avoids(now, where)
+            shares = {w: max(by_consumer.get(consumer.consumer, 0.0), SHARE_OF_ALL / len(peers))
+                      for w, by_consumer in self.assigned.shares.items()
+                      if peers & by_consumer.keys() and w not in avoids}
+        spare = self.assigned.spare.get(consumer.consumer, NO_TIME)
         shares = {**dict.fromkeys(spare.workers, 0.0), **shares}  # 0: what others leave
         shares = {w: share for w, share in shares.items() if w in where}
         for agent in {id(a): a for a in (where[w][0] for w in shares)}.values():
@@ -455,46 +460,46 @@ class Scheduler:
                     self.tell(agent.peer, "load", **_travelling(stored)) == SENT):
                 agent.loaded[of] = stored.settings
         own = {w for w, share in shares.items() if share}
-        why = "" if own else self.pipelines[one.pipeline].why or "all workers are taken"
+        why = "" if own else self.pipelines[consumer.pipeline].why or "all workers are taken"
         about = stored.version, stored.settings, why, own, spare.behind
-        before, had = one.told
+        before, had = consumer.told
         if before == about and had.keys() == shares.keys() and (
                 all(abs(had[w] - share) < MOVED for w, share in shares.items())):
             return
         sent = SENT
         if why:
-            sent = self.tell(one.peer, "pending", why=why)
+            sent = self.tell(consumer.peer, "pending", why=why)
         if shares or had or not why:
             assigned = [{**where[w][1].process, "share": min(share, 1.0),
                          "behind": 0 if share else spare.behind} for w, share in shares.items()]
-            sent = self.tell(one.peer, "workers", name=stored.name, version=stored.version,
+            sent = self.tell(consumer.peer, "workers", name=stored.name, version=stored.version,
                              settings=stored.settings, workers=assigned, how=how)
         if sent == SENT:
             if before is None or before[3] != own:
-                one.steady_since = now
-            one.told = about, shares
+                consumer.steady_since = now
+            consumer.told = about, shares
         elif sent == GONE:
-            one.seen = min(one.seen, now - CONSUMER_SILENT_S + 2.0)
+            consumer.seen = min(consumer.seen, now - CONSUMER_SILENT_S + 2.0)
 
     def _charge(self, rows: dict[str, Any], now: float) -> None:
-        """What those who worked since the last time have cost."""
+        """Charge pipelines for the workers that they have had since the last call."""
         took, self._charged = now - self._charged, now
         self.jobs.charge(took)
-        for worker, given in self.assigned.shares.items():
-            for consumer, share in given.items():
-                one = self.consumers.get(consumer)
-                if one and worker in rows and one.pipeline in self.pipelines:
-                    self.pipelines[one.pipeline].charge(share, rows[worker].prices, took)
+        for worker, by_consumer in self.assigned.shares.items():
+            for consumer, share in by_consumer.items():
+                known = self.consumers.get(consumer)
+                if known and worker in rows and known.pipeline in self.pipelines:
+                    self.pipelines[known.pipeline].charge(share, rows[worker].prices, took)
 
     # ---- what is kept and seen
 
     def keep(self, now: float) -> None:
-        """Writes what a restart should know; a full disk is told, and tried again."""
+        """Write what a restart should know; a full disk is reported, and tried again."""
         self._kept = now
         rates: dict[tuple[str, str], list[float]] = {}
         for agent in self.agents.values():
-            for one in agent.workers.values():
-                for name, meter in one.meters.items():
+            for worker in agent.workers.values():
+                for name, meter in worker.meters.items():
                     if meter.rate:
                         rates.setdefault((name, agent.device), []).append(meter.rate)
         self.given_rates.update({of: sum(all_) / len(all_) for of, all_ in rates.items()})
@@ -508,10 +513,10 @@ class Scheduler:
         for name in self._running() & self.pipelines.keys():
             mine = [c for c in self.takers() if c.pipeline == name]
             workers = {w for c in mine for w in self.assigned.of(c.consumer)}
-            made = sum(one.meters[name].per_second(now) for a in self.agents.values()
-                       for one in a.workers.values() if name in one.meters)
+            computed = sum(worker.meters[name].per_second(now) for a in self.agents.values()
+                           for worker in a.workers.values() if name in worker.meters)
             self.history.setdefault(name, deque(maxlen=HISTORY)).append((
-                time.time(), sum(c.meter.per_second(now) for c in mine), made,
+                time.time(), sum(c.meter.per_second(now) for c in mine), computed,
                 max((c.meter.waiting(now) for c in mine), default=0.0), float(len(workers))))
 
     def look(self, now: float) -> None:

@@ -69,7 +69,7 @@ class StoredPipeline:
     modules: list[dict[str, str]] | None = None
 
     def code(self) -> tuple[Any, ...]:
-        """What tells it from another version, beside settings."""
+        """Return what distinguishes it from another version, beside settings."""
         return self.source, self.own_name, self.modules
 
 
@@ -130,13 +130,13 @@ class StoredJob:
     @property
     def where(self) -> str:
         """Return the hosts of its last start; of several, which ranks each has."""
-        found, first = [], 0
+        hosts, first = [], 0
         for _, host, ranks in self.places:
             last = first + ranks - 1
-            found.append(f"{host} (rank{'s' * (ranks > 1)} {first}" + f"-{last}" * (ranks > 1) + ")"
+            hosts.append(f"{host} (rank{'s' * (ranks > 1)} {first}" + f"-{last}" * (ranks > 1) + ")"
                          if len(self.places) > 1 else host)
             first = last + 1
-        return ", ".join(found)
+        return ", ".join(hosts)
 
     def part_of(self, agent: str) -> int | None:
         """Return which of its places an agent has, or None."""
@@ -172,7 +172,8 @@ class StateMemory:
 
 
 class StateFile:
-    """The file. path: "" keeps everything in memory, for a scheduler that ends with its run."""
+    """Keeps a scheduler's state in a SQLite file. path: "" keeps everything in memory, for a
+    scheduler that ends with its run."""
 
     def __init__(self, path: str = "", memory: StateMemory | None = None) -> None:
         self.path, self.memory = os.path.abspath(path) if path else "", memory
@@ -199,9 +200,9 @@ class StateFile:
                 raise VersionError(f"{self.path}: state of a newer version",
                                    expected=f"format {FORMAT} at most", found=f"{version}",
                                    remedy="another --state FILE, or the newer version of spmd")
-            found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if found != "ok":
-                raise sqlite3.DatabaseError(found)
+            verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if verdict != "ok":
+                raise sqlite3.DatabaseError(verdict)
             if version == FORMAT:
                 return db  # nothing is written: the disk may be full
             with db:
@@ -224,9 +225,11 @@ class StateFile:
 
     # ---- what must be kept: FullDisk where it cannot
 
-    def put_pipeline(self, one: StoredPipeline, older: Iterable[StoredPipeline] = ()) -> None:
-        """Keeps a new pipeline, or a new version of one, and what it was before for its runs."""
-        self._must(("INSERT OR REPLACE INTO pipelines VALUES (?,?,?,?,?,?,?,?,?,?)", [_row(one)]),
+    def put_pipeline(self, pipeline: StoredPipeline, older: Iterable[StoredPipeline] = ()) -> None:
+        """Store a new pipeline, or a new version of one, and the older versions that its runs
+        use."""
+        self._must(("INSERT OR REPLACE INTO pipelines VALUES (?,?,?,?,?,?,?,?,?,?)",
+                    [_row(pipeline)]),
                    ("INSERT OR REPLACE INTO older VALUES (?,?,?,?,?,?,?,?)",
                     [(o.name, o.version, o.file, o.source, json.dumps(o.settings),
                       json.dumps(o.facts), o.own_name, json.dumps(o.modules)) for o in older]))
@@ -237,15 +240,15 @@ class StateFile:
                    ("DELETE FROM older WHERE name=?", [(name,)]),
                    ("DELETE FROM runs WHERE pipeline=?", [(name,)]))
 
-    def put_job(self, one: StoredJob) -> None:
-        """Keeps a job as it is now, and gives a new one its number, which no other ever has."""
-        value = asdict(one)
+    def put_job(self, stored: StoredJob) -> None:
+        """Store a job as it is now, and set a new one's number, which no other ever has."""
+        value = asdict(stored)
         number, job = value.pop("number") or None, value["job"]
         self._must(("INSERT INTO jobs VALUES (?,?,?) ON CONFLICT (job) DO UPDATE SET "
                     "value=excluded.value", [(number, job, json.dumps(value))]))
         if not number:
-            one.number = self._db.execute("SELECT number FROM jobs WHERE job=?",
-                                          (job,)).fetchone()[0]
+            stored.number = self._db.execute("SELECT number FROM jobs WHERE job=?",
+                                             (job,)).fetchone()[0]
 
     def drop_job(self, job: str) -> None:
         self._must(("DELETE FROM jobs WHERE job=?", [(job,)]))
@@ -266,15 +269,15 @@ class StateFile:
         rates: Mapping[tuple[str, str], float] | None = None, keys: Iterable[str] = (),
         shares: Mapping[str, Mapping[str, float]] | None = None,
     ) -> bool:
-        """Everything at once or nothing. agents: id, name, host, device; rates: by pipeline and
-        device. False: see `trouble`."""
+        """Write all of this in one transaction. agents: id, name, host, device; rates: by pipeline
+        and device. False: see `trouble`."""
         now = time.time()
         work: list[tuple[str, list[tuple[Any, ...]]]] = [
             ("UPDATE pipelines SET spent=? WHERE name=?",
-             [(json.dumps(one.spent), one.name) for one in pipelines]),
+             [(json.dumps(pipeline.spent), pipeline.name) for pipeline in pipelines]),
             ("INSERT OR REPLACE INTO agents VALUES (?,?,?,?,?)", [(*row, now) for row in agents]),
             ("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?,?)",
-             [astuple(one) for one in runs]),
+             [astuple(run) for run in runs]),
             ("INSERT OR REPLACE INTO rates VALUES (?,?,?)",
              [(*of, rate) for of, rate in (rates or {}).items()]),
             ("INSERT OR IGNORE INTO allowed VALUES (?)", [(key,) for key in keys]),
@@ -286,11 +289,11 @@ class StateFile:
         return not work or self._try(work)
 
     def forget_agent(self, agent: str) -> None:
-        """One that has left, or is dead: nobody waits for it after a restart."""
+        """Delete an agent that has left, or is dead: nobody waits for it after a restart."""
         self._try([("DELETE FROM agents WHERE agent=?", [(agent,)])])
 
     def forget_runs(self, before: float) -> None:
-        """Those that were not seen since then, and the older versions that no run goes on with."""
+        """Delete runs that were not seen since then, and the older versions that no run uses."""
         self._try([("DELETE FROM runs WHERE seen<?", [(before,)]),
                    ("DELETE FROM older WHERE NOT EXISTS (SELECT 1 FROM runs WHERE "
                     "runs.pipeline=older.name AND runs.version=older.version)", [()])])
@@ -312,16 +315,16 @@ class StateFile:
 
     def pipelines(self) -> list[StoredPipeline]:
         rows = self._db.execute("SELECT * FROM pipelines ORDER BY submitted, name").fetchall()
-        return [StoredPipeline(n, v, f, s, json.loads(given), json.loads(spent), at,
+        return [StoredPipeline(n, v, f, s, json.loads(settings), json.loads(spent), submitted,
                                json.loads(facts), own, json.loads(modules))
-                for n, v, f, s, given, spent, at, facts, own, modules in rows]
+                for n, v, f, s, settings, spent, submitted, facts, own, modules in rows]
 
     def older(self) -> list[StoredPipeline]:
-        """Versions that were replaced, and that runs may go on with."""
+        """Return the versions that were replaced, and that runs may go on with."""
         rows = self._db.execute("SELECT * FROM older ORDER BY name, version").fetchall()
-        return [StoredPipeline(n, v, f, s, json.loads(given), facts=json.loads(facts),
+        return [StoredPipeline(n, v, f, s, json.loads(settings), facts=json.loads(facts),
                                own_name=own, modules=json.loads(modules))
-                for n, v, f, s, given, facts, own, modules in rows]
+                for n, v, f, s, settings, facts, own, modules in rows]
 
     def jobs(self) -> list[StoredJob]:
         rows = self._db.execute("SELECT number, value FROM jobs ORDER BY number").fetchall()
@@ -345,10 +348,10 @@ class StateFile:
         return json.loads(row[0]) if row else {}
 
 
-def _row(one: StoredPipeline) -> tuple[Any, ...]:
-    return (one.name, one.version, one.file, one.source, json.dumps(one.settings),
-            json.dumps(one.spent), one.submitted, json.dumps(one.facts), one.own_name,
-            json.dumps(one.modules))
+def _row(pipeline: StoredPipeline) -> tuple[Any, ...]:
+    return (pipeline.name, pipeline.version, pipeline.file, pipeline.source,
+            json.dumps(pipeline.settings), json.dumps(pipeline.spent), pipeline.submitted,
+            json.dumps(pipeline.facts), pipeline.own_name, json.dumps(pipeline.modules))
 
 
 def _as_now(value: dict[str, Any]) -> dict[str, Any]:
@@ -369,7 +372,7 @@ def _folder(path: str) -> None:
 
 
 def _refusal(path: str, error: sqlite3.Error) -> Exception:
-    """What is wrong with a file that cannot be opened as the state of a scheduler."""
+    """Return the error for a file that cannot be opened as the state of a scheduler."""
     if "locked" in str(error):
         return EnvironmentFault(
             f"{path}: another scheduler works with this file",

@@ -20,7 +20,8 @@ LOADING = 8  # one of so many workers may load the pipeline at a time
 
 
 class SpareCapacity(NamedTuple):
-    """Of a consumer. behind: after those that are behind fewer."""
+    """Holds the workers whose spare time a consumer has. behind: its rank in their queues; those
+    with a lower one come first."""
 
     workers: tuple[str, ...]
     behind: int
@@ -30,24 +31,26 @@ def spare_time(
     short: Sequence[Need], behind: Mapping[str, int], budgets: Mapping[str, Budget], pool: Pool,
     before: Mapping[str, SpareCapacity], turn: int,
 ) -> dict[str, SpareCapacity]:
-    """short: who lacks workers, the highest priority first. behind: by pipeline. turn: changes now
-    and then, and with it the workers that load a pipeline."""
-    found = {}
+    """Return the spare capacity of consumers that lack workers. short: these consumers, the highest
+    priority first. behind: by pipeline. turn: changes now and then, and with it the workers that
+    load a pipeline."""
+    spare = {}
     for name in dict.fromkeys(d.pipeline for d in short):
         line = _line(name, pool, turn)
-        rank, at = {worker: k for k, worker in enumerate(line)}, 0
+        rank, start = {worker: k for k, worker in enumerate(line)}, 0
         for d in [d for d in short if d.pipeline == name] if line else ():
             had = before[d.consumer].workers if d.consumer in before else ()
-            order = chain(had, near_ones(d, pool), line[at:], line[:at])
+            order = chain(had, near_ones(d, pool), line[start:], line[:start])
             mine = dict.fromkeys(_allowed(d, order, rank, budgets[name], pool))
             if mine:
-                found[d.consumer] = SpareCapacity(tuple(mine), behind[name])
-                at = (rank[next(reversed(mine))] + 1) % len(line)
-    return found
+                spare[d.consumer] = SpareCapacity(tuple(mine), behind[name])
+                start = (rank[next(reversed(mine))] + 1) % len(line)
+    return spare
 
 
 def _line(name: str, pool: Pool, turn: int) -> list[str]:
-    """Workers that others use too, or nobody; a few of those that have not loaded the pipeline."""
+    """Return workers that others use too, or nobody, and a few that have not loaded the
+    pipeline."""
     owners: dict[str, set[str]] = {}
     for worker, pipeline in pool.owners():
         owners.setdefault(worker, set()).add(pipeline)
@@ -62,15 +65,16 @@ def _line(name: str, pool: Pool, turn: int) -> list[str]:
 def _allowed(
     d: Need, order: Iterator[str], among: Collection[str], budget: Budget, pool: Pool
 ) -> Iterator[str]:
-    """The first workers in this order that it reaches, and may have beside its own."""
+    """Yield the first workers in this order that a consumer reaches, and may have beside its
+    own."""
     own = pool.of(d.consumer)
-    found: set[str] = set()
+    chosen: set[str] = set()
     for worker in order:
-        if len(found) == MOST:
+        if len(chosen) == MOST:
             return
-        if worker not in among or worker in own or not d.speed(worker) or worker in found or (
+        if worker not in among or worker in own or not d.speed(worker) or worker in chosen or (
                 budget.is_full() and worker not in budget.workers):
             continue
-        found.add(worker)
+        chosen.add(worker)
         budget.workers.add(worker)
         yield worker

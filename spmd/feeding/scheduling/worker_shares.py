@@ -21,7 +21,8 @@ Held = Mapping[str, list[tuple[str, float]]]  # consumer -> its workers with the
 
 @dataclass(frozen=True)
 class Need:
-    """What a consumer needs and should get, in examples/s. usual: what a worker makes of them.
+    """Holds the examples/s that a consumer needs, and should get. usual: what a worker makes of
+    them.
 
     speeds: what each makes, one mapping for its pipeline; fastest: the most. avoids: workers that
     it does not reach. known: by measuring. spread: it takes whatever is idle, to be measured.
@@ -43,12 +44,13 @@ class Need:
     first: bool = False
 
     def speed(self, worker: str) -> float:
-        """What a worker makes for it."""
+        """Return how many examples/s a worker computes for the consumer; 0 where it cannot reach
+        it."""
         return 0.0 if worker in self.avoids else self.speeds[worker]
 
 
 class Budget:
-    """How many workers a pipeline may have, and what they may cost together in an hour."""
+    """Limits how many workers a pipeline may have, and what they may cost together in an hour."""
 
     def __init__(
         self, most: int | None, limits: Mapping[str, float], setting: str = "max_workers"
@@ -61,15 +63,15 @@ class Budget:
         return self.most is not None or bool(self.limits)
 
     def is_full(self) -> bool:
-        """Whether it may have no other worker than those that it has."""
+        """Return whether the pipeline may have no other worker than those that it has."""
         return self.most is not None and len(self.workers) >= self.most
 
     def used_up(self) -> str:
-        """The setting of its pipeline that allows no more, or ""."""
+        """Return the setting of its pipeline that allows no more, or ""."""
         if self.is_full():
             return self.setting
-        return next((f"{what}_per_hour" for what, limit in self.limits.items()
-                     if self.spent[what] >= NEARLY * limit), "")
+        return next((f"{resource}_per_hour" for resource, limit in self.limits.items()
+                     if self.spent[resource] >= NEARLY * limit), "")
 
     def copy(self) -> Budget:
         other = Budget(self.most, self.limits, self.setting)
@@ -80,19 +82,19 @@ class Budget:
         self.spent, self.workers = dict(other.spent), set(other.workers)
 
     def allowed(self, worker: str, prices: Mapping[str, float]) -> float:
-        """Which part of a worker's time may be taken yet."""
+        """Return which part of a worker's time may still be taken."""
         if self.is_full() and worker not in self.workers:
             return 0.0
         if not self.limits:
             return 1.0
-        parts = [(limit - self.spent[what]) / prices[what]
-                 for what, limit in self.limits.items() if prices.get(what, 0) > 0]
+        parts = [(limit - self.spent[resource]) / prices[resource]
+                 for resource, limit in self.limits.items() if prices.get(resource, 0) > 0]
         return max(0.0, min([1.0, *parts]))
 
     def take(self, worker: str, share: float, prices: Mapping[str, float]) -> None:
         self.workers.add(worker)
-        for what in self.limits:
-            self.spent[what] += share * prices.get(what, 0.0)
+        for resource in self.limits:
+            self.spent[resource] += share * prices.get(resource, 0.0)
 
 
 class Pool:
@@ -114,7 +116,7 @@ class Pool:
 
     def become(self, other: Pool) -> None:
         self.left = dict(other.left)
-        self.taken = {c: dict(given) for c, given in other.taken.items()}
+        self.taken = {c: dict(by_worker) for c, by_worker in other.taken.items()}
 
     def is_empty(self) -> bool:
         return all(left < SLIVER for left in self.left.values())
@@ -129,9 +131,9 @@ class Pool:
         return self.taken.get(consumer, {})
 
     def owners(self) -> Iterator[tuple[str, str]]:
-        """Workers and the pipelines that they work for."""
-        for given in self.taken.values():
-            for worker, (pipeline, _) in given.items():
+        """Yield workers and the pipelines that they work for."""
+        for by_worker in self.taken.values():
+            for worker, (pipeline, _) in by_worker.items():
                 yield worker, pipeline
 
     def take(self, d: Need, worker: str, most: float, budget: Budget) -> float:
@@ -150,23 +152,23 @@ class Pool:
 
     def shares(self) -> dict[str, dict[str, float]]:
         out: dict[str, dict[str, float]] = {}
-        for consumer, given in self.taken.items():
-            for worker, (_, share) in given.items():
+        for consumer, by_worker in self.taken.items():
+            for worker, (_, share) in by_worker.items():
                 out.setdefault(worker, {})[consumer] = min(1.0, round(share, 6))
         return out
 
 
 def held_by(shares: Mapping[str, Mapping[str, float]]) -> Held:
-    """The workers of each consumer with their shares, the largest first."""
-    found: dict[str, list[tuple[str, float]]] = {}
-    for worker, given in shares.items():
-        for consumer, share in given.items():
-            found.setdefault(consumer, []).append((worker, share))
-    return {c: sorted(pairs, key=lambda pair: -pair[1]) for c, pairs in found.items()}
+    """Return the workers of each consumer with their shares, the largest first."""
+    held: dict[str, list[tuple[str, float]]] = {}
+    for worker, by_consumer in shares.items():
+        for consumer, share in by_consumer.items():
+            held.setdefault(consumer, []).append((worker, share))
+    return {c: sorted(pairs, key=lambda pair: -pair[1]) for c, pairs in held.items()}
 
 
 def supplied(d: Need, before: Held, pool: Pool) -> float:
-    """Examples/s that a consumer has of those who are there yet, and free."""
+    """Return the examples/s that a consumer has of workers that are still there, and free."""
     return sum(min(share, pool.left[w]) * d.speed(w) for w, share in before.get(d.consumer, ())
                if w in pool.left)
 
@@ -204,7 +206,7 @@ def fit(
 
 
 class Taking:
-    """What consumers take of a pool, one after the other."""
+    """Takes workers from a pool for consumers, one after the other."""
 
     def __init__(
         self, demands: list[Need], part: float, goals: Mapping[str, float],
@@ -221,7 +223,7 @@ class Taking:
         return self.wants[d.consumer] <= SLIVER * min(d.usual, d.target)
 
     def take(self, d: Need, workers: Iterable[tuple[str, float]]) -> None:
-        """Of each of these so much at most, until it has enough."""
+        """Take at most these shares of workers, until the consumer has enough."""
         if self.has_enough(d):
             return
         pool, budget = self.pool, self.budgets[d.pipeline]
@@ -241,14 +243,16 @@ class Taking:
                     return
 
     def take_near(self, d: Need, owned: Set[str]) -> None:
-        """Of those that its pipeline prefers, or else of its host, except the ones owned."""
+        """Take workers that its pipeline prefers, or else those of its host, except the ones
+        owned."""
         if not self.has_enough(d):
             near = d.preferred or d.host, bool(owned)
             self.take_of(d, near, () if near in self.groups else (
                 w for w in near_ones(d, self.pool) if w not in owned))
 
     def take_of(self, d: Need, name: Any, members: Iterable[str]) -> None:
-        """Of a group of workers, in their order. members: those of the group, where it is new."""
+        """Take workers of a group, in their order. members: the workers of the group, where it is
+        new."""
         if self.has_enough(d):
             return
         if name not in self.groups:
@@ -267,7 +271,8 @@ def _is_near(d: Need, worker: str, pool: Pool) -> bool:
 
 def _take_best(demands: list[Need], parts: Mapping[str, Mapping[str, float]],
                taking: Taking) -> None:
-    """Of the workers that are best for their pipelines: first those that they have."""
+    """Take for consumers the workers that are best for their pipelines: first those that they
+    have."""
     pool = taking.pool
     best = {name: dict(mine) for name, mine in parts.items()}
     line = {name: _by_host(mine, pool) for name, mine in parts.items()}
@@ -295,15 +300,17 @@ def _take_best(demands: list[Need], parts: Mapping[str, Mapping[str, float]],
 
 
 def _by_host(mine: Mapping[str, float], pool: Pool) -> dict[str, deque[str]]:
-    """The workers that are best for a pipeline, by host, and all of them as "": the most first."""
-    found = {"": deque(sorted(mine, key=lambda w: -mine[w]))}
-    for worker in found[""]:
-        found.setdefault(pool.rows[worker].host or "?", deque()).append(worker)
-    return found
+    """Return the workers that are best for a pipeline by host, and all of them as "", the best
+    first."""
+    by_host = {"": deque(sorted(mine, key=lambda w: -mine[w]))}
+    for worker in by_host[""]:
+        by_host.setdefault(pool.rows[worker].host or "?", deque()).append(worker)
+    return by_host
 
 
 def near_ones(d: Need, pool: Pool) -> Iterable[str]:
-    """Workers that a pipeline prefers; where it prefers none, those of the consumer's host."""
+    """Return the workers that a pipeline prefers; where it prefers none, those of the consumer's
+    host."""
     if d.preferred:
         return [w for w, row in pool.rows.items() if d.preferred & (row.names | {w})]
     return pool.hosts.get(d.host, ())

@@ -92,7 +92,7 @@ def on_ray(connect: str, keys: str | Keys = "", processes: int = 1, **more: Any)
 
 
 class RayAgent:
-    """An actor: an agent beside it, as long as it lives."""
+    """Runs an agent beside a Ray actor, as long as that lives."""
 
     def __init__(self, said: dict[str, Any]) -> None:
         self.why = ""
@@ -102,12 +102,13 @@ class RayAgent:
             self.why = str(error)
 
     def trouble(self) -> str:
-        """Why there is no agent, or ""."""
+        """Return why there is no agent, or ""."""
         return self.why
 
 
 def start_agent(said: dict[str, Any]) -> Child:
-    """An agent in a process of its own, which ends with this one. said: what on_dask sends."""
+    """Start an agent in a process of its own, which ends with this one. said: what on_dask
+    sends."""
     child = Child("spmd.feeding.starting.dask_and_ray", ends_itself=True)
     child.channel.send(**said)
     word, why = child.first_word(START_S)
@@ -119,8 +120,8 @@ def start_agent(said: dict[str, Any]) -> Child:
 
 
 def _said(connect: str, keys: str | Keys, processes: int, more: dict[str, Any]) -> dict[str, Any]:
-    found = keys if isinstance(keys, Keys) else keys_of(keys)
-    return {"connect": connect, "keys": found.as_plain(), "processes": processes, "more": more}
+    loaded = keys if isinstance(keys, Keys) else keys_of(keys)
+    return {"connect": connect, "keys": loaded.as_plain(), "processes": processes, "more": more}
 
 
 def _imported(module: str, package: str) -> Any:

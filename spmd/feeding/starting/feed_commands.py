@@ -30,7 +30,7 @@ BEGIN, END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen, w
 
 
 def command(asked: argparse.Namespace, _: Processes) -> int:
-    """Does what was asked for. Returns the exit code, which may be that of a job."""
+    """Run a `feed` command; return the exit code, which may be that of a job."""
     return WHAT[asked.subcommand](asked) or 0
 
 
@@ -69,19 +69,19 @@ def _submit(asked: argparse.Namespace) -> int:
         raise UsageError(f"{min(without)} is for ranks, and none are submitted",
                          expected="--ranks N, or ranks= in the pipeline")
     with Client(asked.connect, asked.keys, timeout=asked.wait) as client:
-        found = client.submit(pipeline, name=asked.name, **command_line_settings(asked))
+        answer = client.submit(pipeline, name=asked.name, **command_line_settings(asked))
         how = {"new": "submitted", "changed": "submitted in the place of what was there",
-               "unchanged": "is there already, as it is"}[found["what"]]
-        text = f"{found['name']}: {how} (version {found['version']})"
+               "unchanged": "is there already, as it is"}[answer["what"]]
+        text = f"{answer['name']}: {how} (version {answer['version']})"
         if asked.ranks is None:
-            _told(asked, found, text + _not_here(found) + _unknown(found))
+            _told(asked, answer, text + _not_here(answer) + _unknown(answer))
             return 0
-        return _submit_ranks(asked, client, found)
+        return _submit_ranks(asked, client, answer)
 
 
-def _submit_ranks(asked: argparse.Namespace, client: Client, found: dict[str, Any]) -> int:
-    """The other half of a submission; then it is followed to its end, unless --detach."""
-    name = found["name"]
+def _submit_ranks(asked: argparse.Namespace, client: Client, answer: dict[str, Any]) -> int:
+    """Submit the ranks of a pipeline; follow them to their end, unless --detach."""
+    name = answer["name"]
     image = asked.image or row_of(client.status(), name)["settings"].get("image")
     if not image:
         raise UsageError("which image do the ranks run?", expected="--image IMAGE",
@@ -91,15 +91,15 @@ def _submit_ranks(asked: argparse.Namespace, client: Client, found: dict[str, An
         options=asked.options, launch=asked.launch or "", device=asked.device,
         restarts=asked.restarts, feed=asked.feed, until=asked.until or "")
     if asked.detach:
-        _told(asked, {**found, "job": job}, f"{job['name']}: submitted")
+        _told(asked, {**answer, "job": job}, f"{job['name']}: submitted")
         return 0
     _follow("note", f"{job['name']}: submitted")
     return _fetched(client, job["name"], ())
 
 
-def _files(asked: argparse.Namespace, what: str) -> list[tuple[str, str]]:
-    alone = getattr(asked, f"{what}_all")
-    return [*getattr(asked, what).items(), *(("", path) for path in alone)]
+def _files(asked: argparse.Namespace, kind: str) -> list[tuple[str, str]]:
+    alone = getattr(asked, f"{kind}_all")
+    return [*getattr(asked, kind).items(), *(("", path) for path in alone)]
 
 
 def _fetch(asked: argparse.Namespace) -> int:
@@ -109,7 +109,8 @@ def _fetch(asked: argparse.Namespace) -> int:
 
 
 def _fetched(client: Client, job: str, outputs: Any) -> int:
-    """Exit code: that of the job. Whoever interrupts this leaves the job alone."""
+    """Follow a job to its end; return its exit code. Whoever interrupts this leaves the job
+    alone."""
     try:
         return int(client.fetch(job, outputs=outputs, follow=_follow)["status"])
     except (KeyboardInterrupt, Terminated):
@@ -128,39 +129,40 @@ def _follow(kind: str, text: str) -> None:
 
 def _update(asked: argparse.Namespace) -> None:
     with _client(asked) as client:
-        found = client.update(asked.name, source=asked.source, **command_line_settings(asked))
-        text = f"{found['name']}: updated (version {found['version']}){_not_here(found)}"
-        if count := found["runs_before"]:
+        answer = client.update(asked.name, source=asked.source, **command_line_settings(asked))
+        text = f"{answer['name']}: updated (version {answer['version']}){_not_here(answer)}"
+        if count := answer["runs_before"]:
             text += (f"; {count} run{'s go' if count > 1 else ' goes'} on with the source with "
                      "which it began, later ones take this one")
-        text += _unknown(found)
-        _told(asked, found, text)
+        text += _unknown(answer)
+        _told(asked, answer, text)
 
 
-def _unknown(found: dict[str, Any]) -> str:
-    """What is said of a first example that could not be computed where it was submitted."""
-    why = found.get("first_example")
+def _unknown(answer: dict[str, Any]) -> str:
+    """Return the note on a first example that could not be computed where it was submitted, or
+    ""."""
+    why = answer.get("first_example")
     return ("\nIts first example could not be computed here, so a run is compared with it when a "
             f"worker has done so: {why}") if why else ""
 
 
-def _not_here(found: dict[str, Any]) -> str:
-    """That workers are preferred which are not here."""
-    if "not_here" not in found:
+def _not_here(answer: dict[str, Any]) -> str:
+    """Return the note on preferred workers that have not joined, or ""."""
+    if "not_here" not in answer:
         return ""
-    return (f"; no worker is called {' or '.join(found['not_here'])} now, there is "
-            + (", ".join(found["here"]) or "none"))
+    return (f"; no worker is called {' or '.join(answer['not_here'])} now, there is "
+            + (", ".join(answer["here"]) or "none"))
 
 
 def _cancel(asked: argparse.Namespace) -> None:
     with _client(asked) as client:
         if "/" in asked.name:
-            found = client.cancel_job(asked.name)
-            _told(asked, found, f"{asked.name}: {found['what']}")
+            answer = client.cancel_job(asked.name)
+            _told(asked, answer, f"{asked.name}: {answer['what']}")
             return
-        found = client.cancel(asked.name)
-        runs = found["runs"]
-        _told(asked, found, f"{asked.name}: cancelled" + (
+        answer = client.cancel(asked.name)
+        runs = answer["runs"]
+        _told(asked, answer, f"{asked.name}: cancelled" + (
             f"; {runs} run{'s' * (runs > 1)} that took it end{'s' * (runs == 1)}" if runs else ""))
 
 
@@ -186,7 +188,8 @@ def _tables(seen: dict[str, Any], name: str, width: int) -> str:
 
 
 def _top(asked: argparse.Namespace) -> None:
-    """On a terminal the table is drawn over itself; elsewhere one comes after the other."""
+    """Print the status again and again: over itself on a terminal, else one table after the
+    other."""
     drawn = sys.stdout.isatty()
     width, height = shutil.get_terminal_size() if drawn else (0, 0)
     with _client(asked) as client:

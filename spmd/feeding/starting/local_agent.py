@@ -35,14 +35,14 @@ def main(channel: Any) -> None:
     agent.run()
 
 
-def cores_of(given: list[int], busy: int, started_by: str) -> list[int]:
-    """Cores for workers. given: those that the processes of this host may use together.
+def cores_of(cores: list[int], busy: int, started_by: str) -> list[int]:
+    """Return the cores for workers. cores: those that the processes of this host may use together.
 
     Others may belong to somebody else: to another job of Slurm, or as taskset says. But mpirun
     binds each process to one core of a machine that it has for itself.
     """
-    if len(given) > busy or started_by in ("", "Slurm"):
-        return given
+    if len(cores) > busy or started_by in ("", "Slurm"):
+        return cores
     return list(range(os.cpu_count() or 1))
 
 

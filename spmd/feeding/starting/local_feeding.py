@@ -45,7 +45,8 @@ class StartedSupply(PipelineSupply):
         self._end = weakref.finalize(self, keeper.end)  # at the end of Python, too
 
     def can_go_on(self, ranks: tuple[int, ...]) -> bool:
-        """For the same ranks in another job of this run: all that was started still runs."""
+        """Return whether another job of this run with the same ranks can use it: all child
+        processes run."""
         return ranks == self.ranks and self.keeper.error is None
 
     def name_of(self, position: int) -> str:
@@ -77,7 +78,8 @@ class LocalScheduler:
 
 def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...], feed: Any,
             run: str) -> StartedSupply:
-    """In all processes together. Raises EnvironmentFault where something does not start."""
+    """Start scheduler and workers; all processes call this together. Raises EnvironmentFault where
+    something does not start."""
     keeper = ChildSupervisor(pipeline.name)
     try:
         rows = processes.all_gather((host_name(), len(ranks), os.sched_getaffinity(0)))
@@ -105,18 +107,19 @@ def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...], feed:
 
 
 def workers_each(pipeline: Pipeline, hosts: int) -> int:
-    """Workers of each host where the pipeline says how many in all, else 0."""
+    """Return how many workers each host has where the pipeline says how many in all, else 0."""
     workers = pipeline.settings.workers
     return -(-workers // hosts) if isinstance(workers, int) else 0
 
 
 def begin_scheduler(pipeline: Pipeline, feed: Any, run: str, several_hosts: bool,
                     keeper: ChildSupervisor) -> dict[str, Any]:
-    """A scheduler that knows the pipeline: its address, the keys of this run, the name."""
+    """Start a scheduler and submit the pipeline; return its address, the keys of this run, and the
+    name."""
     local = LocalScheduler(several_hosts)
-    one = SupervisedChild("the scheduler", local.start, local.greet)
-    keeper.add(one)
-    keeper.meet(one)
+    supervised = SupervisedChild("the scheduler", local.start, local.greet)
+    keeper.add(supervised)
+    keeper.meet(supervised)
     with Client(local.address, local.keys, timeout=START_S) as client:
         name = client.submit(pipeline, compute=False)["name"]  # workers are at it
         stream = opened_by(client, name, feed, run)
@@ -125,8 +128,8 @@ def begin_scheduler(pipeline: Pipeline, feed: Any, run: str, several_hosts: bool
 
 
 def begin_agent(child: Child, asked: dict[str, Any]) -> None:
-    """Tells an agent what it works for: where the scheduler is, who the agent is (another one
-    takes the place of a dead one), cores that the ranks of this host need, how many workers."""
+    """Tell an agent what it works for: where the scheduler is, who the agent is (another one takes
+    the place of a dead one), cores that the ranks of this host need, how many workers."""
     child.channel.send(**asked)
     said, why = child.first_word(START_S)
     if not said:

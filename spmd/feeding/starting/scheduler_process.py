@@ -34,7 +34,8 @@ SCHEDULER = "spmd.feeding.starting.scheduler_process"  # as a child
 
 
 def checked_listen(listen: str, folder: str, option: str = "--listen") -> str:
-    """An address to listen at. UsageError where others could reach it, and there are no keys."""
+    """Return an address to listen at. Raises UsageError where others could reach it, and there are
+    no keys."""
     host, _, port = listen.removeprefix("tcp://").rpartition(":")
     is_port = port == "*" or (port.isascii() and port.isdecimal() and int(port) <= LAST_PORT)
     if not listen.startswith("tcp://") or not host or not is_port:
@@ -92,7 +93,8 @@ class Served:
         self.store.remember(keys=self._allowed.now())
 
     def _allows(self, key: str) -> bool:
-        """Asked for every connection, and now and then for lines that stand."""
+        """Return whether a key is allowed; asked for every connection, and now and then for those
+        that stand."""
         if key in self._allowed.now():
             return True
         self.counts["strangers"] += 1
@@ -115,7 +117,7 @@ def reached_at(listen: str, endpoint: str) -> str:
 
 def serve(listen: str, folder: str, state: str, page: int | None, slice_s: float,
           say: Callable[[str], None]) -> None:
-    """`feed serve`: until Ctrl-C or SIGTERM; consumers go on with the workers that they have."""
+    """Run `feed serve` until Ctrl-C or SIGTERM; consumers go on with the workers that they have."""
     folder = folder or os.environ.get(KEYS, "")
     checked_listen(listen, folder)
     keys = keys_of(folder, scheduler=True)
@@ -140,7 +142,8 @@ def serve(listen: str, folder: str, state: str, page: int | None, slice_s: float
 
 
 def wait_for_address(child: Child, keys: Keys, listen: str) -> str:
-    """The address of a scheduler that has been started, once it listens; else EnvironmentFault."""
+    """Return the address of a started scheduler once it listens. Raises EnvironmentFault where it
+    does not."""
     child.channel.send(keys=keys.as_plain(with_server=True), listen=listen)
     said, why = child.first_word(START_S)
     if not said or "address" not in said:
@@ -152,7 +155,7 @@ def wait_for_address(child: Child, keys: Keys, listen: str) -> str:
 
 
 def _in_child(channel: Channel, memory: StateMemory | None) -> None:
-    """What the child does: until its parent closes the channel."""
+    """Run a scheduler in a child process until its parent closes the channel."""
     channel.wait_for(START_S)
     asked: dict[str, Any] = (channel.said() or [{}])[0]
     if not asked:
@@ -170,7 +173,8 @@ def _in_child(channel: Channel, memory: StateMemory | None) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """As its parent starts it: a channel, and memory for the state if it is to be kept."""
+    """Run the scheduler that a parent starts with a channel, and memory for the state if it is to
+    be kept."""
     channel, kept = of_parent(arguments)
     _in_child(channel, StateMemory(kept[0]) if kept else None)
 

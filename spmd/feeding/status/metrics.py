@@ -41,7 +41,7 @@ METRICS = {
 
 
 class _Collector:
-    """What the library asks for metrics: those of one overview."""
+    """Gives the Prometheus library the metrics of one overview."""
 
     def __init__(self, seen: dict[str, Any]) -> None:
         self._seen = seen
@@ -78,8 +78,8 @@ def _samples(seen: dict[str, Any]) -> Iterator[tuple[str, dict[str, str], float]
         yield "spmd_feed_pipeline_pending", of, p["state"] == "pending"
         yield "spmd_feed_pipeline_taken_per_second", of, p["taken_per_s"]
         yield "spmd_feed_pipeline_made_per_second", of, p["made_per_s"]
-        for what, value in p["spent"].items():
-            yield "spmd_feed_pipeline_spent", {**of, "of": what}, value
+        for resource, value in p["spent"].items():
+            yield "spmd_feed_pipeline_spent", {**of, "of": resource}, value
     for c in seen["consumers"]:
         of = {"pipeline": c["pipeline"], "ranks": c["ranks"], "run": c["run"], "feed": c["feed"]}
         yield "spmd_feed_consumer_starved_ratio", of, c["starved"]

@@ -30,17 +30,17 @@ DISK = "make room on that disk: what is submitted until then is refused"
 
 
 def overview(scheduler: Scheduler, now: float) -> dict[str, Any]:
-    """Everything, as it is now."""
-    consumers = [_consumer(scheduler, one, now) for one in scheduler.takers()]
+    """Return everything that `feed status` shows, as it is now."""
+    consumers = [_consumer(scheduler, taker, now) for taker in scheduler.takers()]
     workers = list(_workers(scheduler, now))
     free = {row.agent: row.free for row in scheduler.jobs.slots()}
     runs, here = scheduler.versions.by_pipeline(), _names(scheduler)
     pipelines = [
-        {**_pipeline(scheduler, one, now, consumers, workers),
+        {**_pipeline(scheduler, known, now, consumers, workers),
          "runs": [{"stream": r.stream, "run": r.run, "version": r.version, "batches": r.taken}
-                  for r in runs.get(one.name, [])[-RUNS:]],
-         "not_here": sorted(preferred(one.stored.settings) - here)}
-        for one in scheduler.pipelines.values()]
+                  for r in runs.get(known.name, [])[-RUNS:]],
+         "not_here": sorted(preferred(known.stored.settings) - here)}
+        for known in scheduler.pipelines.values()]
     seen = {
         "scheduler": {
             "address": scheduler.address, "pid": os.getpid(), "since": scheduler.since,
@@ -56,97 +56,100 @@ def overview(scheduler: Scheduler, now: float) -> dict[str, Any]:
                     "workers": len(a.workers), "free": a.free or "", "slots": a.slots,
                     "slots_free": free.get(a.agent, 0)}
                    for a in scheduler.agents.values()],
-        "jobs": [scheduler.jobs.row(one) for one in scheduler.jobs.known.values()],
+        "jobs": [scheduler.jobs.row(job) for job in scheduler.jobs.known.values()],
     }
     return {**seen, "warnings": warnings(seen)}
 
 
-def _consumer(scheduler: Scheduler, one: KnownConsumer, now: float) -> dict[str, Any]:
-    found = scheduler.assigned
-    needs = found.needs.get(one.consumer)
-    starved = one.meter.waiting(now)
-    taken, spare = one.meter.per_second(now), found.spare.get(one.consumer)
-    if not found.of(one.consumer) and one.queued < one.per_batch and not (spare and taken):
+def _consumer(scheduler: Scheduler, consumer: KnownConsumer, now: float) -> dict[str, Any]:
+    assignment = scheduler.assigned
+    needs = assignment.needs.get(consumer.consumer)
+    starved = consumer.meter.waiting(now)
+    taken, spare = consumer.meter.per_second(now), assignment.spare.get(consumer.consumer)
+    if not assignment.of(consumer.consumer) and consumer.queued < consumer.per_batch and not (
+            spare and taken):
         starved = 1.0  # it waits for a batch that nobody makes: such a wait is counted at its end
     return {
-        "consumer": one.consumer, "run": one.said["run"], "pipeline": one.pipeline,
-        "version": one.version,
-        "feed": one.said["feed"], "ranks": one.ranks(), "host": _host(scheduler, one.said["host"]),
-        "device": one.said["device"], "rows": one.said["rows"],
-        "batches": one.taken // one.per_batch,
-        "rate": _round(one.could), "taken_per_s": _round(taken),
-        "starved": round(starved, 4), "queued": one.queued // one.per_batch,
+        "consumer": consumer.consumer, "run": consumer.said["run"], "pipeline": consumer.pipeline,
+        "version": consumer.version,
+        "feed": consumer.said["feed"], "ranks": consumer.ranks(),
+        "host": _host(scheduler, consumer.said["host"]),
+        "device": consumer.said["device"], "rows": consumer.said["rows"],
+        "batches": consumer.taken // consumer.per_batch,
+        "rate": _round(consumer.could), "taken_per_s": _round(taken),
+        "starved": round(starved, 4), "queued": consumer.queued // consumer.per_batch,
         "needs": None if needs is None else round(needs, 2),
-        "workers": {w: round(s, 3) for w, s in found.of(one.consumer).items()},
+        "workers": {w: round(s, 3) for w, s in assignment.of(consumer.consumer).items()},
         "spare": list(spare.workers) if spare else [],  # of these what others leave
-        "lacks": found.lacks.get(one.consumer, 0),
-        "no_line": {w: no.why for w, no in one.avoided.items() if now < no.until},
+        "lacks": assignment.lacks.get(consumer.consumer, 0),
+        "no_line": {w: no.why for w, no in consumer.avoided.items() if now < no.until},
     }
 
 
 def _host(scheduler: Scheduler, host: str) -> str:
-    """A machine by the name that its agents give it: what consumers say is for machines."""
+    """Return a machine's name as its agents say it: consumers say its host_name()."""
     return scheduler.names.get(host) or host[:8]
 
 
 def _workers(scheduler: Scheduler, now: float) -> Any:
     for agent in scheduler.agents.values():
-        for worker, one in agent.workers.items():
+        for worker, known in agent.workers.items():
             yield {
                 "worker": worker, "agent": agent.agent, "host": agent.name, "device": agent.device,
-                "rates": {name: _round(meter.rate) for name, meter in one.meters.items()},
-                "busy": round(min(1.0, sum(m.busy(now) for m in one.meters.values())), 3),
-                "made_per_s": _round(sum(m.per_second(now) for m in one.meters.values())),
-                "queue": sum(made.get("queue") or 0 for made in one.made.values()),
-                "at": next((made["at"] for made in one.made.values() if made.get("at")), None),
+                "rates": {name: _round(meter.rate) for name, meter in known.meters.items()},
+                "busy": round(min(1.0, sum(m.busy(now) for m in known.meters.values())), 3),
+                "made_per_s": _round(sum(m.per_second(now) for m in known.meters.values())),
+                "queue": sum(counts.get("queue") or 0 for counts in known.counts.values()),
+                "at": next((counts["at"] for counts in known.counts.values() if counts.get("at")),
+                           None),
                 "shares": {c: round(s, 3)
                            for c, s in scheduler.assigned.shares.get(worker, {}).items()},
             }
 
 
 def _pipeline(
-    scheduler: Scheduler, one: KnownPipeline, now: float, consumers: list[dict[str, Any]],
+    scheduler: Scheduler, pipeline: KnownPipeline, now: float, consumers: list[dict[str, Any]],
     workers: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    mine = [c for c in consumers if c["pipeline"] == one.name]
+    mine = [c for c in consumers if c["pipeline"] == pipeline.name]
     used = {w for c in mine for w in c["workers"]}
     spare = {w for c in mine for w in c["spare"]} - used
     needs = [c["needs"] for c in mine]
-    given = one.stored.settings
+    settings = pipeline.stored.settings
     return {
-        "name": one.name, "version": one.stored.version, "file": one.stored.file,
-        "own_name": one.stored.own_name or one.name,
-        "user": given.get("user", ""), "priority": given.get("priority", 0),
+        "name": pipeline.name, "version": pipeline.stored.version, "file": pipeline.stored.file,
+        "own_name": pipeline.stored.own_name or pipeline.name,
+        "user": settings.get("user", ""), "priority": settings.get("priority", 0),
         "state": "running" if used else "pending" if mine else "idle",
-        "why": one.why if mine and not used else "",
-        "versions": _versions(scheduler, one),
-        "ran": one.running_since is not None, "consumers": len(mine),
+        "why": pipeline.why if mine and not used else "",
+        "versions": _versions(scheduler, pipeline),
+        "ran": pipeline.running_since is not None, "consumers": len(mine),
         "workers": len(used), "spare": len(spare),  # of these more it has what others leave
         "needs": None if None in needs or not needs else round(sum(needs), 2),
         "lacks": sum(c["lacks"] for c in mine),
-        "limited": scheduler.assigned.limited.get(one.name, ""),
+        "limited": scheduler.assigned.limited.get(pipeline.name, ""),
         "taken_per_s": _round(sum(c["taken_per_s"] or 0 for c in mine)),
         "made_per_s": _round(sum(
-            known.meters[one.name].per_second(now) for a in scheduler.agents.values()
-            for known in a.workers.values() if one.name in known.meters)),
+            known.meters[pipeline.name].per_second(now) for a in scheduler.agents.values()
+            for known in a.workers.values() if pipeline.name in known.meters)),
         "starved": max((c["starved"] for c in mine), default=0.0),
         "queued": sum(c["queued"] for c in mine),
-        "spent": {what: round(value, 6) for what, value in one.stored.spent.items()},
-        "settings": given,
+        "spent": {resource: round(value, 6) for resource, value in pipeline.stored.spent.items()},
+        "settings": settings,
     }
 
 
 def _names(scheduler: Scheduler) -> set[str]:
-    """By which workers that are here may be preferred, where some are."""
-    if not any(preferred(one.stored.settings) for one in scheduler.pipelines.values()):
+    """Return the names by which workers may be preferred, if a pipeline prefers any."""
+    if not any(preferred(pipeline.stored.settings) for pipeline in scheduler.pipelines.values()):
         return set()
     return names_of(scheduler.agents.values())
 
 
-def _versions(scheduler: Scheduler, one: KnownPipeline) -> dict[str, int]:
-    """How many runs take which version."""
+def _versions(scheduler: Scheduler, pipeline: KnownPipeline) -> dict[str, int]:
+    """Return by version how many runs take it."""
     runs = {(c.said["stream"] or c.consumer, c.version) for c in scheduler.consumers.values()
-            if c.pipeline == one.name}
+            if c.pipeline == pipeline.name}
     return {str(v): n for v, n in sorted(Counter(version for _, version in runs).items())}
 
 
@@ -158,20 +161,20 @@ def _round(rate: float | None) -> float | None:
 
 
 def _lines(seen: dict[str, Any]) -> Iterator[str]:
-    """Who has no line to which workers."""
+    """Yield warnings about consumers that have no connection to some workers."""
     hosts = {w["worker"]: w["host"] for w in seen["workers"]}
     for c in seen["consumers"]:
         for why in sorted(set(c["no_line"].values())):
-            mine = [w for w, found in c["no_line"].items() if found == why]
+            mine = [w for w, reason in c["no_line"].items() if reason == why]
             where = ", ".join(sorted({hosts.get(w, "a machine that left") for w in mine}))
             yield (f"{_who(c, 'has', 'have')} no line to {len(mine)} "
                    f"worker{'s' * (len(mine) > 1)} of {where}: {why}; ranks must reach the ports "
                    "that workers listen at: is there a firewall?")
 
 
-def _where(at: dict[str, Any]) -> str:
-    """A line is not known while a file is loaded."""
-    return f"{at['file']}:{at['line']}" if at["line"] else f"{at['file']}"
+def _where(activity: dict[str, Any]) -> str:
+    """Return the file and line at which a worker is; the line is unknown while a file is loaded."""
+    return f"{activity['file']}:{activity['line']}" if activity["line"] else f"{activity['file']}"
 
 
 def _raised(limit: str, pipeline: str, address: str) -> str:
@@ -180,14 +183,14 @@ def _raised(limit: str, pipeline: str, address: str) -> str:
             f"--connect {address}")
 
 
-def _who(consumer: dict[str, Any], one: str, several: str) -> str:
+def _who(consumer: dict[str, Any], singular: str, plural: str) -> str:
     ranks = consumer["ranks"]
-    return f"{ranks} of {consumer['pipeline']} {several if ranks.startswith('ranks') else one}"
+    return f"{ranks} of {consumer['pipeline']} {plural if ranks.startswith('ranks') else singular}"
 
 
 def warnings(seen: dict[str, Any]) -> list[str]:
-    """What is not as it should be, each with what to do."""
-    found = []
+    """Return warnings, each with what to do."""
+    texts = []
     address = seen["scheduler"]["address"]
     kinds = {w["worker"]: w["device"] for w in seen["workers"]}
     limits = {p["name"]: p["limited"] for p in seen["pipelines"]}
@@ -215,25 +218,25 @@ def warnings(seen: dict[str, Any]) -> list[str]:
             more = f"update {c['pipeline']} --workers {count + 1}" if free else "worker"
             text += _raised(limit, c["pipeline"], address) if limit else (
                 f"python -m spmd feed {more} --connect {address}")
-        found.append(text)
-    found += _lines(seen)
-    found += [f"a worker of {w['host']} is at {w['at']['example']} ({_where(w['at'])}), for "
+        texts.append(text)
+    texts += _lines(seen)
+    texts += [f"a worker of {w['host']} is at {w['at']['example']} ({_where(w['at'])}), for "
               f"{w['at']['seconds']:.0f} s now"
               for w in seen["workers"] if w["at"] and w["at"]["seconds"] > SLOW_S
               and w["at"]["example"] in (WHILE_LOADED, WHILE_READ)]
-    found += [f"{p['name']} waits: {p['why']}" for p in seen["pipelines"] if p["why"]]
-    found += [f"{j['name']} waits: {j['why']}" for j in seen["jobs"]
+    texts += [f"{p['name']} waits: {p['why']}" for p in seen["pipelines"] if p["why"]]
+    texts += [f"{j['name']} waits: {j['why']}" for j in seen["jobs"]
               if j["state"] == "pending" and j["why"]]
-    found += [f"{p['name']} prefers workers that are not here: {', '.join(p['not_here'])}; "
+    texts += [f"{p['name']} prefers workers that are not here: {', '.join(p['not_here'])}; "
               f"python -m spmd feed update {p['name']} --workers none --connect {address} takes any"
               for p in seen["pipelines"] if p["not_here"]]
     if seen["scheduler"]["trouble"]:
-        found.append(f"the state is not written ({seen['scheduler']['trouble']}): {DISK}")
+        texts.append(f"the state is not written ({seen['scheduler']['trouble']}): {DISK}")
     counts = seen["scheduler"]["counts"]
     if counts.get("strangers"):
-        found.append(f"{counts['strangers']} connections with a key that is not allowed were "
+        texts.append(f"{counts['strangers']} connections with a key that is not allowed were "
                      "refused: copy server.key, client.key and client.secret to whoever may")
     if counts.get("malformed"):
-        found.append(f"{counts['malformed']} malformed messages were dropped, the last one: "
+        texts.append(f"{counts['malformed']} malformed messages were dropped, the last one: "
                      f"{seen['scheduler']['last_malformed']}")
-    return found
+    return texts

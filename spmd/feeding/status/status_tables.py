@@ -28,7 +28,7 @@ Row = list[str]
 
 
 def table_text(seen: dict[str, Any], width: int = 0) -> str:
-    """Everything. width: of the terminal; 0 cuts no line."""
+    """Return the tables of the whole status. width: of the terminal; 0 cuts no line."""
     lines = [_head(seen)]
     lines += _aligned(PIPELINES, [_pipeline(p) for p in seen["pipelines"]], width)
     lines += _shortened(RUNS, [_run(c) for c in seen["consumers"]], "ranks", width)
@@ -41,20 +41,21 @@ def table_text(seen: dict[str, Any], width: int = 0) -> str:
 
 
 def pipeline_text(seen: dict[str, Any], name: str, width: int = 0) -> str:
-    """One pipeline, with all its ranks and workers. name: of one that is there."""
-    one = next(p for p in seen["pipelines"] if p["name"] == name)
+    """Return the status of one pipeline, with all its ranks and workers."""
+    row = next(p for p in seen["pipelines"] if p["name"] == name)
     runs = [c for c in seen["consumers"] if c["pipeline"] == name]
     mine = {c["consumer"] for c in runs}
     parts = {w["worker"]: sum(s for c, s in w["shares"].items() if c in mine)
              for w in seen["workers"]}
-    lines = [_head(seen), *_aligned(PIPELINES, [_pipeline(one)], width),
-             "", f"from {one['file']}, {_versions(one)}"]
-    if one["spent"]:
-        lines.append("spent up to now: " + ", ".join(_spent(one, what) for what in one["spent"]))
+    lines = [_head(seen), *_aligned(PIPELINES, [_pipeline(row)], width),
+             "", f"from {row['file']}, {_versions(row)}"]
+    if row["spent"]:
+        lines.append("spent up to now: " + ", ".join(
+            _spent(row, resource) for resource in row["spent"]))
     usual = Settings().as_json()
-    given = [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
-             for key, value in one["settings"].items() if value != usual.get(key)]
-    lines += textwrap.wrap("settings: " + (", ".join(given) or "as usual"), width or WIDTH,
+    changed = [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+               for key, value in row["settings"].items() if value != usual.get(key)]
+    lines += textwrap.wrap("settings: " + (", ".join(changed) or "as usual"), width or WIDTH,
                            subsequent_indent="          ")
     lines += _aligned(RUNS, [_run(c) for c in runs], width)
     lines += _aligned(WORKERS, [
@@ -68,7 +69,7 @@ def pipeline_text(seen: dict[str, Any], name: str, width: int = 0) -> str:
 
 
 def job_text(job: dict[str, Any]) -> str:
-    """One job: where and how it runs, how it ended, what it said last."""
+    """Return the status of one job: where and how it runs, how it ended, its last lines."""
     lines = _aligned(JOBS, [_job(job)], 0)[1:]
     if condition := job["asked"]["until"]:
         lines += ["", f"until {condition}"]
@@ -94,7 +95,7 @@ def _pipeline(p: dict[str, Any]) -> Row:
 
 
 def _own(workers: int, spare: int) -> str:
-    """2+5: two of its own, and what others leave of five."""
+    """Return numbers of workers as text: 2+5 for two of its own, and the spare time of five."""
     return f"{workers}+{spare}" if spare else f"{workers}"
 
 
@@ -128,34 +129,35 @@ def _job(j: dict[str, Any]) -> Row:
             f"{j['attempt']}" if j["attempt"] > 1 else ""]
 
 
-def _versions(one: dict[str, Any]) -> str:
-    """Which runs take which version of its source."""
-    older = {v: n for v, n in one["versions"].items() if v != str(one["version"])}
-    text = f"version {one['version']}"
+def _versions(row: dict[str, Any]) -> str:
+    """Return in words which runs take which version of a pipeline's source."""
+    older = {v: n for v, n in row["versions"].items() if v != str(row["version"])}
+    text = f"version {row['version']}"
     if older:
         text += "; " + ", ".join(f"{n} run{'s go' if n > 1 else ' goes'} on with version {v}"
                                  for v, n in older.items())
     return text
 
 
-def _spent(one: dict[str, Any], what: str) -> str:
-    limit = one["settings"].get(what)
-    return f"{what} {one['spent'][what]:.4g}" + (f" of {limit:g}" if limit is not None else "")
+def _spent(row: dict[str, Any], resource: str) -> str:
+    limit = row["settings"].get(resource)
+    most = f" of {limit:g}" if limit is not None else ""
+    return f"{resource} {row['spent'][resource]:.4g}{most}"
 
 
 # ---- lines --------------------------------------------------------------------------------------
 
 
-def _shortened(head: tuple[str, ...], rows: list[Row], what: str, width: int) -> list[str]:
+def _shortened(head: tuple[str, ...], rows: list[Row], kind: str, width: int) -> list[str]:
     lines = _aligned(head, rows[:MOST_ROWS], width)
     if len(rows) > MOST_ROWS:
-        lines.append(f"… {len(rows) - MOST_ROWS} more lines of {what}: feed status PIPELINE, or "
+        lines.append(f"… {len(rows) - MOST_ROWS} more lines of {kind}: feed status PIPELINE, or "
                      "--json")
     return lines
 
 
 def _aligned(heads: tuple[str, ...], rows: list[Row], width: int) -> list[str]:
-    """Columns that are as wide as they must be, and those that fit; none that says nothing."""
+    """Return rows in aligned columns, without empty ones and last ones that do not fit."""
     if not rows:
         return []
     kept = [k for k in range(len(heads)) if any(row[k] for row in rows)]
@@ -173,7 +175,7 @@ def _cut(lines: list[str], width: int) -> str:
 
 
 def _warned(warnings: list[str], width: int) -> str:
-    """Warnings are never cut: what to do stands at their end."""
+    """Return warnings, wrapped and never cut: they end with what to do."""
     parts = [textwrap.fill(text, width or WIDTH, initial_indent="warning: ",
                            subsequent_indent="         ", break_long_words=False,
                            break_on_hyphens=False) for text in warnings]

@@ -22,7 +22,7 @@ POLICY = ("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 
 
 class WebPage:
-    """port: 0 takes a free one. address says where the page is."""
+    """Serves the status as a web page. port: 0 takes a free one. address says where the page is."""
 
     def __init__(self, scheduler: Scheduler, port: int) -> None:
         html = files("spmd.feeding.status").joinpath("page.html").read_bytes()
@@ -55,15 +55,15 @@ class _Answering(BaseHTTPRequestHandler):
         if self.headers.get("Host", "").rpartition(":")[0] not in NAMES:
             self._give(403, "text/plain", b"this page is for this machine only\n")
             return
-        what = self.path.partition("?")[0]
-        if what == "/":
+        path = self.path.partition("?")[0]
+        if path == "/":
             self._give(200, "text/html; charset=utf-8", self.page)
-        elif what == "/status.json":
+        elif path == "/status.json":
             self._give(200, "application/json", _json(self.of.snapshot))
-        elif what == "/history.json":
+        elif path == "/history.json":
             self._give(200, "application/json",
                        _json({name: list(rows) for name, rows in self.of.history.copy().items()}))
-        elif what == "/metrics":
+        elif path == "/metrics":
             text, kind = prometheus(self.of.snapshot)
             self._give(200, kind, text)
         else:
@@ -80,7 +80,7 @@ class _Answering(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: requests of a page that refreshes itself are no news."""
+        """Log nothing: the page refreshes itself."""
 
 
 def _json(value: Any) -> bytes:

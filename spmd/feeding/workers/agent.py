@@ -85,7 +85,8 @@ class Supervised:
         self.told: set[tuple[Any, ...]] = set()  # of what takes long
 
     def where_it_hangs(self) -> tuple[str, int] | None:
-        """File and line at which its Python stands: the innermost that is not ours."""
+        """Return the file and line at which a worker's Python is: the innermost frame that is not
+        ours."""
         os.ftruncate(self.trace, 0)
         os.lseek(self.trace, 0, os.SEEK_SET)
         try:
@@ -93,17 +94,17 @@ class Supervised:
         except ProcessLookupError:
             return None
         end = time.monotonic() + GRACE_S
-        found: list[tuple[str, int]] = []
-        while not found and time.monotonic() < end:
+        frames: list[tuple[str, int]] = []
+        while not frames and time.monotonic() < end:
             time.sleep(0.02)
             text = os.pread(self.trace, 1 << 16, 0).decode("utf-8", "replace")
-            found = [(file, int(line)) for file, line in FRAME.findall(text)]
-        at = self.heartbeat.current()
-        mine = [f for f in found if f[0] == at["file"]]
-        return (mine or found or [None])[0]  # type: ignore[list-item]
+            frames = [(file, int(line)) for file, line in FRAME.findall(text)]
+        activity = self.heartbeat.current()
+        mine = [f for f in frames if f[0] == activity["file"]]
+        return (mine or frames or [None])[0]  # type: ignore[list-item]
 
     def memory(self) -> int:
-        """Bytes that are its own: without what it shares with consumers."""
+        """Return the bytes of its own memory, without what it shares with consumers."""
         try:
             with open(f"/proc/{self.child.pid}/statm") as file:
                 _, resident, shared = file.read().split()[:3]
@@ -118,7 +119,8 @@ class Supervised:
 
 
 class Agent:
-    """connect: the scheduler's address. memory: bytes that all workers may take together.
+    """Supervises the workers and job runners of a machine. connect: the scheduler's address.
+    memory: bytes that all workers may take together.
 
     cost: of one worker in an hour; watts: that one takes.
     free: from when to when on the clock it works, as "20:00-06:00"; "" always.
@@ -165,7 +167,7 @@ class Agent:
         self._joined: tuple[list[dict[str, Any]], int] | None = None
 
     def run(self) -> None:
-        """Until it is told to stop, or whoever started it is gone."""
+        """Run until told to stop, or until the process that started it is gone."""
         try:
             while not self.stopping:
                 self.keep_number()
@@ -182,9 +184,9 @@ class Agent:
         self.lines.close(linger_ms=200)
 
     def end_workers(self) -> None:
-        end_together([one.child for one in self.workers], END_S)
-        for one in self.workers:
-            one.close()
+        end_together([worker.child for worker in self.workers], END_S)
+        for worker in self.workers:
+            worker.close()
         self.workers.clear()
 
     # ---- workers
@@ -204,22 +206,23 @@ class Agent:
             self.workers.append(Supervised(started, list(self.pipelines.values())))
 
     def bind(self) -> str:
-        """Where workers listen: nowhere else than on this machine if the scheduler is here too."""
+        """Return the address at which workers listen: only on this machine if the scheduler is here
+        too."""
         return "127.0.0.1" if self.mine == "127.0.0.1" else "*"
 
     def attend(self) -> None:
         poller = zmq.Poller()
         poller.register(self.scheduler, zmq.POLLIN)
-        for one in self.workers:
-            poller.register(one.child.channel.fileno(), zmq.POLLIN)
+        for worker in self.workers:
+            poller.register(worker.child.channel.fileno(), zmq.POLLIN)
         if self.lifeline is not None:
             poller.register(self.lifeline.fileno(), zmq.POLLIN)
         ready = dict(poller.poll(int(LOOK_S * 1000)))
         if self.lifeline is not None and self.lifeline.said() is None:
             self.stopping.say("whoever started it has ended")
-        for one in list(self.workers):
-            if one.child.channel.fileno() in ready:
-                self.worker_said(one)
+        for worker in list(self.workers):
+            if worker.child.channel.fileno() in ready:
+                self.worker_said(worker)
         if self.watch.broke():  # what we said just now may be lost
             self._joined = None
         self.say_of_line()
@@ -230,7 +233,7 @@ class Agent:
                 self.log(f"from the scheduler: {error}")
 
     def say_of_line(self) -> None:
-        """That there is no scheduler, and why; and when there is one again."""
+        """Log that there is no scheduler, and why; and when there is one again."""
         why = self.watch.why() if self.watch.away() > AWAY_S else ""
         if self.watch.stands and self._told:
             self.log(f"the scheduler at {self.watch.address} is there")
@@ -242,93 +245,97 @@ class Agent:
                 "is feed serve running there?" + " does a firewall let us through?" * (
                     self.mine != "127.0.0.1")))
 
-    def worker_said(self, one: Supervised) -> None:
-        said = one.child.channel.said()
+    def worker_said(self, worker: Supervised) -> None:
+        said = worker.child.channel.said()
         if said is None:
-            one.child.end(GRACE_S)
-            self.died(one)
+            worker.child.end(GRACE_S)
+            self.died(worker)
         elif said and "error" in said[0]:
             self.log(said[0]["error"])
         elif said:
-            one.said = said[0]
+            worker.said = said[0]
             self.join()
 
     def look(self) -> None:
-        """Ends what takes too long or too much memory."""
+        """End workers that take too long or too much memory."""
         now = time.monotonic()
         if now - self._looked < LOOK_S:
             return
         self._looked = now
-        for one in list(self.workers):
-            one.child.channel.flush()
-            if one.child.has_ended() is not None:
-                self.died(one)
+        for worker in list(self.workers):
+            worker.child.channel.flush()
+            if worker.child.has_ended() is not None:
+                self.died(worker)
                 continue
-            at = one.heartbeat.current()
-            limit, whose = limit_of(at)
-            if at["state"] != IDLE and limit and at["seconds"] > limit:
-                one.why = f"took longer than {limit:g} s, {whose}"
-            elif one.memory() > self.memory + BASE_BYTES:
-                one.why = f"took more than {(self.memory + BASE_BYTES) >> 20} MiB of memory"
+            activity = worker.heartbeat.current()
+            limit, whose = limit_of(activity)
+            if activity["state"] != IDLE and limit and activity["seconds"] > limit:
+                worker.why = f"took longer than {limit:g} s, {whose}"
+            elif worker.memory() > self.memory + BASE_BYTES:
+                worker.why = f"took more than {(self.memory + BASE_BYTES) >> 20} MiB of memory"
             else:
-                self.say_if_slow(one, at)
+                self.say_if_slow(worker, activity)
                 continue
-            where = one.where_it_hangs()
-            one.child.kill()
-            self.died(one, where)
+            where = worker.where_it_hangs()
+            worker.child.kill()
+            self.died(worker, where)
 
-    def say_if_slow(self, one: Supervised, at: dict[str, Any]) -> None:
-        """Once, while it lasts: of each worker what comes before its first example; of all of them
-        one example."""
-        about = at["pipeline"], at["version"], at["state"]
-        before = at["state"] in BEFORE
-        told = one.told if before else self.told
-        if at["state"] != IDLE and at["seconds"] > TELL_S and about not in told:
+    def say_if_slow(self, worker: Supervised, activity: dict[str, Any]) -> None:
+        """Log a slow activity once while it lasts: for each worker what precedes its first example,
+        then one example for all of them."""
+        about = activity["pipeline"], activity["version"], activity["state"]
+        before = activity["state"] in BEFORE
+        told = worker.told if before else self.told
+        if activity["state"] != IDLE and activity["seconds"] > TELL_S and about not in told:
             told.add(about)
-            file, line = before and one.where_it_hangs() or (at["file"], at["line"])
-            what = at["example"] or f"position {at['position']}"
-            self.log(f"worker {one.worker} is at {what}, of {at['pipeline']} ({file}:{line}), for "
-                     f"{at['seconds']:.0f} s now")
+            file, line = before and worker.where_it_hangs() or (activity["file"], activity["line"])
+            example = activity["example"] or f"position {activity['position']}"
+            self.log(f"worker {worker.worker} is at {example}, of {activity['pipeline']} "
+                     f"({file}:{line}), for {activity['seconds']:.0f} s now")
 
-    def died(self, one: Supervised, where: tuple[str, int] | None = None) -> None:
-        """Names what it was at, and lets another one begin."""
-        self.workers.remove(one)
-        status = one.child.wait()
-        why, outside = self.why_it_died(one, status)
-        at = one.heartbeat.current()
-        end_marked([one.child.mark])
-        one.close()
+    def died(self, worker: Supervised, where: tuple[str, int] | None = None) -> None:
+        """Report what a dead worker was computing, and have another one start."""
+        self.workers.remove(worker)
+        status = worker.child.wait()
+        why, outside = self.why_it_died(worker, status)
+        activity = worker.heartbeat.current()
+        end_marked([worker.child.mark])
+        worker.close()
         self.join()  # at once, without it: nobody asks it any more
         # What it did may kill it a moment later, whatever it does then.
-        by_itself = at["state"] == IDLE and at["pipeline"] and not outside and not one.why
+        by_itself = activity["state"] == IDLE and activity["pipeline"] and (
+            not outside and not worker.why)
         if by_itself:
-            at.update(position=None, example=SOON_AFTER)
-        elif at["state"] == IDLE or not at["pipeline"]:
-            at.update(pipeline=None, position=None, example=None, file=None, line=None)
-        file, line = where or (at["file"], at["line"])
-        if at["state"] in BEFORE:
-            at["position"] = None
+            activity.update(position=None, example=SOON_AFTER)
+        elif activity["state"] == IDLE or not activity["pipeline"]:
+            activity.update(pipeline=None, position=None, example=None, file=None, line=None)
+        file, line = where or (activity["file"], activity["line"])
+        if activity["state"] in BEFORE:
+            activity["position"] = None
         if outside and status != -signal.SIGKILL:  # it was told to end: no example has part in that
-            at["position"] = at["example"] = None
-        named = at["example"] or (None if at["position"] is None else f"position {at['position']}")
+            activity["position"] = activity["example"] = None
+        named = activity["example"] or (
+            None if activity["position"] is None else f"position {activity['position']}")
         counts = status != OUT_OF_MEMORY  # it is tried in another one before
-        self.tell("gone", worker=one.worker, why=why, pipeline=at["pipeline"],
-                  version=at["version"] if at["pipeline"] else None,
-                  position=at["position"] if counts else None, example=named if counts else None,
+        self.tell("gone", worker=worker.worker, why=why, pipeline=activity["pipeline"],
+                  version=activity["version"] if activity["pipeline"] else None,
+                  position=activity["position"] if counts else None,
+                  example=named if counts else None,
                   file=file, line=line, outside=outside)
-        what = f" at {named} of {at['pipeline']} ({file}:{line})" if named else ""
+        location = f" at {named} of {activity['pipeline']} ({file}:{line})" if named else ""
         if status in OUTSIDE:  # who ends a worker so ends us too, mostly
             time.sleep(CALM_S)
-        self.log(f"worker {one.worker}{what} {why}" + "; another one starts" * (not self.stopping))
+        self.log(f"worker {worker.worker}{location} {why}"
+                 + "; another one starts" * (not self.stopping))
         now = time.monotonic()
         self.deaths = [d for d in self.deaths if now - d < 10] + [now]
-        soon = now - one.began < 2 and one.said is None  # it does not even begin
+        soon = now - worker.began < 2 and worker.said is None  # it does not even begin
         self.start_at = now + AGAIN_S[min(len(self.deaths), len(AGAIN_S) - 1) if soon else 0]
 
-    def why_it_died(self, one: Supervised, status: int) -> tuple[str, bool]:
-        """In words; and whether somebody killed it, for all that can be known."""
-        if one.why:
-            return one.why, False
+    def why_it_died(self, worker: Supervised, status: int) -> tuple[str, bool]:
+        """Return in words why a worker died, and whether somebody seems to have killed it."""
+        if worker.why:
+            return worker.why, False
         if status == OUT_OF_MEMORY:
             return "had no memory left for it, which is tried in another one", False
         before, self.memory_kills = self.memory_kills, memory_kills()
@@ -345,12 +352,12 @@ class Agent:
             pass  # it has been away for long; when it is back, it asks us who we are
 
     def join(self) -> None:
-        """Tells the scheduler which workers there are, if that has changed."""
+        """Tell the scheduler which workers there are, if that has changed."""
         processes = [
-            {"worker": one.worker, "address": f"tcp://{self.mine}:{one.said['port']}",
-             "key": one.said["key"], "local": one.said["local"], "secret": one.said["secret"],
-             "host": self.host}
-            for one in self.workers if one.said]
+            {"worker": worker.worker, "address": f"tcp://{self.mine}:{worker.said['port']}",
+             "key": worker.said["key"], "local": worker.said["local"],
+             "secret": worker.said["secret"], "host": self.host}
+            for worker in self.workers if worker.said]
         slots = self.jobs.slots if is_free(self.hours) else 0
         if (processes, slots) != self._joined:
             self._joined = processes, slots
@@ -367,13 +374,13 @@ class Agent:
         if self._joined is None or self.jobs.slots:  # whose number the clock may change
             self.join()
         workers = {}
-        for one in self.workers:
-            if one.said:
-                made, at = one.heartbeat.counts(), one.heartbeat.current()
-                if at["state"] != IDLE and at["pipeline"] in made:
-                    made[at["pipeline"]]["at"] = {
-                        k: at[k] for k in ("position", "example", "file", "line", "seconds")}
-                workers[one.worker] = made
+        for worker in self.workers:
+            if worker.said:
+                counts, activity = worker.heartbeat.counts(), worker.heartbeat.current()
+                if activity["state"] != IDLE and activity["pipeline"] in counts:
+                    counts[activity["pipeline"]]["at"] = {
+                        k: activity[k] for k in ("position", "example", "file", "line", "seconds")}
+                workers[worker.worker] = counts
         self.tell("beat", agent=self.agent, workers=workers, jobs=self.jobs.states() or None)
 
     def scheduler_said(self, message: Message) -> None:
@@ -382,14 +389,14 @@ class Agent:
             self.join()
         elif message.kind == "allowed":
             self.allowed = message["keys"]
-            for one in self.workers:
-                one.child.channel.send(allowed=message["keys"])
+            for worker in self.workers:
+                worker.child.channel.send(allowed=message["keys"])
         elif message.kind == "stop":
             self.stopping.say(message["why"] or "the scheduler")
         elif message.kind == "load":
             self.pipelines[message["name"], message["version"]] = message.fields
-            for one in self.workers:
-                one.child.channel.send(load=message.fields)
+            for worker in self.workers:
+                worker.child.channel.send(load=message.fields)
         elif message.kind == "start_job":
             self.jobs.start(message.fields)
         elif message.kind == "end_job":
@@ -398,19 +405,19 @@ class Agent:
             self.jobs.have_yield(message["job"])
         elif message.kind == "drop":
             self.pipelines.pop((message["name"], message["version"]), None)
-            for one in self.workers:
-                one.child.channel.send(drop=[message["name"], message["version"]])
+            for worker in self.workers:
+                worker.child.channel.send(drop=[message["name"], message["version"]])
 
 
-def limit_of(at: dict[str, Any]) -> tuple[float | None, str]:
-    """How many seconds a worker may be at what it is at, None for ever; and why so long."""
-    if at["state"] == LOADING:
+def limit_of(activity: dict[str, Any]) -> tuple[float | None, str]:
+    """Return how many seconds a worker's activity may take, None for no limit, and why so long."""
+    if activity["state"] == LOADING:
         return reading_time.LOAD_S, "in which a pipeline must be loaded"
-    timeout = at["timeout"]
-    if at["state"] == READING:
+    timeout = activity["timeout"]
+    if activity["state"] == READING:
         return reading_time.source_limit(timeout), (
             f"which its timeout of {timeout} s allows to read its source")
-    return timeout, "its timeout" + f" for a batch of {at['count']}" * (at["count"] > 1)
+    return timeout, "its timeout" + f" for a batch of {activity['count']}" * (activity["count"] > 1)
 
 
 def _say(text: str) -> None:
@@ -418,7 +425,7 @@ def _say(text: str) -> None:
 
 
 def run_agent(connect: str, keys: Keys, processes: int, **more: Any) -> None:
-    """`feed worker`: until Ctrl-C, SIGTERM, or the scheduler's word. more: as of Agent."""
+    """Run `feed worker` until Ctrl-C, SIGTERM, or the scheduler's stop. more: as for Agent."""
     agent = Agent(connect, keys, processes, **more)
     with agent.stopping.by_signals():
         slots = agent.jobs.slots

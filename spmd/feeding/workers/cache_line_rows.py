@@ -15,14 +15,15 @@ LEAST_BYTES = 64 << 10  # of a row
 
 
 def rows_by_cache_lines(array: np.ndarray) -> Any:
-    """What takes rows: `rows[k] = value`, of the shape of a row, or `rows[j:k]`, of so many."""
+    """Return an object that stores rows: `rows[k] = value`, of the shape of a row, or `rows[j:k]`,
+    of so many."""
     long = len(array) and array.nbytes >= LEAST_BYTES * len(array)
     lies = array.flags.c_contiguous and array.dtype.kind in "biufc"  # others show no buffer
     return CacheLineRows(array) if long and lies else array
 
 
 class CacheLineRows:
-    """Of an array that lies contiguous in memory."""
+    """Stores rows of a contiguous array by whole cache lines."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array, self.dtype, self.row_bytes = array, array.dtype, array.nbytes // len(array)

@@ -35,7 +35,7 @@ class QueuedWork:
 
 
 class ConsumerTurn:
-    """What one consumer has waiting, and how much time it has had, over its share.
+    """Holds one consumer's waiting work, and the time that it has had, over its share.
 
     not_before: when it may have its next piece, where it is held to its share. behind: it has what
     all leave that are behind fewer; 0: it has a share.
@@ -49,7 +49,7 @@ class ConsumerTurn:
 
 
 class FairQueue:
-    """Of one worker."""
+    """Orders the work of a worker's consumers by their shares of its time."""
 
     def __init__(self) -> None:
         self.consumers: dict[bytes, ConsumerTurn] = {}
@@ -63,87 +63,94 @@ class FairQueue:
         self._none_before = 0.0  # of those without a share is begun while others wait
 
     def due_in(self, now: float) -> float:
-        """In how many seconds there is something to do; infinite where nothing waits."""
-        return min((max(0.0, self._due(one) - now) for peer, one in self.consumers.items()
-                    if one.waiting and peer not in self.held_up), default=inf)
+        """Return in how many seconds there is work to do; infinite where none waits."""
+        return min((max(0.0, self._due(consumer) - now) for peer, consumer in self.consumers.items()
+                    if consumer.waiting and peer not in self.held_up), default=inf)
 
-    def _due(self, one: ConsumerTurn) -> float:
-        """Ranks for whom nothing is asked in such a time have more than that lying ready, and can
+    def _due(self, consumer: ConsumerTurn) -> float:
+        """Return when a consumer may have its next piece. Spare time is due once consumers with a
+        share have asked nothing for the time of a piece: they have more than that ready, and can
         wait for so long. A piece that was slow by chance shuts nobody out."""
-        if not one.behind:
-            return one.not_before
-        seconds, _ = self._pieces.get(one.pipeline, (FIRST_S, inf))
-        return min(self._left_at + seconds, self._seldom(one))
+        if not consumer.behind:
+            return consumer.not_before
+        seconds, _ = self._pieces.get(consumer.pipeline, (FIRST_S, inf))
+        return min(self._left_at + seconds, self._seldom(consumer))
 
-    def _seldom(self, one: ConsumerTurn, since: float = 0.0) -> float:
-        """When it begins without a gap: counted from its last piece, or from `since` if later."""
-        seconds, ended = self._pieces.get(one.pipeline, (FIRST_S, inf))
+    def _seldom(self, consumer: ConsumerTurn, since: float = 0.0) -> float:
+        """Return when a consumer of spare time is due without a gap: counted from its pipeline's
+        last piece, or from `since` if later."""
+        seconds, ended = self._pieces.get(consumer.pipeline, (FIRST_S, inf))
         return max(ended, since) + SELDOM * seconds
 
     def add(self, peer: bytes, share: float | None, works: Iterable[QueuedWork],
             behind: int = 0) -> None:
-        """Work of a consumer, and what it has of this worker from now on."""
-        one = self.consumers.setdefault(peer, ConsumerTurn())
-        if one.behind != behind:
-            one.turn = 0.0  # of another clock
-        if one.behind != behind or not one.waiting:
-            one.turn = max(one.turn, self._now.get(behind, 0.0))
-        one.behind = behind
+        """Queue work of a consumer, and set its share of this worker from now on."""
+        consumer = self.consumers.setdefault(peer, ConsumerTurn())
+        if consumer.behind != behind:
+            consumer.turn = 0.0  # of another clock
+        if consumer.behind != behind or not consumer.waiting:
+            consumer.turn = max(consumer.turn, self._now.get(behind, 0.0))
+        consumer.behind = behind
         if share is not None:
-            one.share = max(share, LEAST)
+            consumer.share = max(share, LEAST)
         for work in works:
-            if len(one.waiting) < MOST:
-                one.waiting.append(work)
-                one.pipeline = work.of[0]
+            if len(consumer.waiting) < MOST:
+                consumer.waiting.append(work)
+                consumer.pipeline = work.of[0]
 
     def next(self, now: float) -> QueuedWork | None:
-        """Of whoever had the least time for its share; the newest first where it says so."""
-        asking = [one for peer, one in self.consumers.items()
-                  if one.waiting and peer not in self.held_up]
-        for one in asking:
-            if one.behind and one.pipeline not in self._pieces:
-                self._pieces[one.pipeline] = FIRST_S, now
-        if all(one.behind for one in asking):
+        """Return the next work of the consumer that had the least time for its share; the newest
+        first where it asks for that."""
+        asking = [consumer for peer, consumer in self.consumers.items()
+                  if consumer.waiting and peer not in self.held_up]
+        for consumer in asking:
+            if consumer.behind and consumer.pipeline not in self._pieces:
+                self._pieces[consumer.pipeline] = FIRST_S, now
+        if all(consumer.behind for consumer in asking):
             self._free_at = now
-        waiting = [one for one in asking if self._due(one) <= now]
+        waiting = [consumer for consumer in asking if self._due(consumer) <= now]
         if not waiting:
             return None
-        one = self._longest_left_out(waiting, now) or min(
+        consumer = self._longest_left_out(waiting, now) or min(
             waiting, key=lambda c: (c.behind, c.turn))
-        self._now[one.behind] = one.turn
-        return one.waiting.pop() if one.waiting[-1].take["newest_first"] else one.waiting.popleft()
+        self._now[consumer.behind] = consumer.turn
+        newest_first = consumer.waiting[-1].take["newest_first"]
+        return consumer.waiting.pop() if newest_first else consumer.waiting.popleft()
 
     def _longest_left_out(self, waiting: list[ConsumerTurn], now: float) -> ConsumerTurn | None:
-        """Who comes before all others for once, since they have left nothing for long."""
-        found = [one for one in waiting if one.behind and self._seldom(one, self._free_at) <= now]
-        return min(found, key=lambda c: self._pieces[c.pipeline][1], default=None) if (
+        """Return the consumer of spare time that goes before all others once, since they have left
+        it none for long; or None."""
+        starved = [consumer for consumer in waiting
+                   if consumer.behind and self._seldom(consumer, self._free_at) <= now]
+        return min(starved, key=lambda c: self._pieces[c.pipeline][1], default=None) if (
             now >= self._none_before) else None
 
     def took(self, peer: bytes, seconds: float, now: float, held: bool = False) -> None:
-        """What its piece took, until now. held: it may have its share, and no more."""
-        one = self.consumers.get(peer)
-        if one:
-            self._pieces[one.pipeline] = seconds, now
-        if one and one.behind:
-            one.turn += seconds
+        """Record how many seconds a consumer's piece took. held: it may have its share, and no
+        more."""
+        consumer = self.consumers.get(peer)
+        if consumer:
+            self._pieces[consumer.pipeline] = seconds, now
+        if consumer and consumer.behind:
+            consumer.turn += seconds
             self._none_before = now + SELDOM * seconds
             return
         self._left_at = now
-        if one:
-            one.turn += seconds / one.share
+        if consumer:
+            consumer.turn += seconds / consumer.share
             # A while that it did not use counts for it, but not a long one.
-            began = max(one.not_before, now - seconds - SAVED_S)
-            one.not_before = began + seconds / one.share if held else 0.0
+            began = max(consumer.not_before, now - seconds - SAVED_S)
+            consumer.not_before = began + seconds / consumer.share if held else 0.0
 
     def forget(self, peer: bytes, numbers: Iterable[str]) -> None:
-        """It does not want these any more."""
-        if one := self.consumers.get(peer):
+        """Drop work that a consumer no longer wants."""
+        if consumer := self.consumers.get(peer):
             gone = set(numbers)
-            one.waiting = deque(w for w in one.waiting if w.number not in gone)
+            consumer.waiting = deque(w for w in consumer.waiting if w.number not in gone)
 
     def leave(self, peer: bytes) -> None:
         self.consumers.pop(peer, None)
 
     def lengths(self) -> Counter[str]:
-        """How many pieces wait, by pipeline."""
-        return Counter(w.of[0] for one in self.consumers.values() for w in one.waiting)
+        """Return by pipeline how many pieces wait."""
+        return Counter(w.of[0] for consumer in self.consumers.values() for w in consumer.waiting)

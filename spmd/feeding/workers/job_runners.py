@@ -42,7 +42,7 @@ class JobRunner:
         self.child.channel.send(**said, folder=self.folder)
 
     def has_ended(self) -> bool:
-        """Whether it ends now; what it leaves behind is removed."""
+        """Return whether the runner has just ended; remove what it leaves behind."""
         if not self.runs or self.child.has_ended() is None:
             self.child.channel.flush()
             return False
@@ -58,8 +58,8 @@ class JobRunner:
 
 
 def remove_left(parent: str) -> None:
-    """Removes folders of jobs whose agents and runners are gone. One without a lock is just made,
-    or not ours."""
+    """Remove folders of jobs whose agents and runners are gone. One without a lock is just made, or
+    not ours."""
     for path in Path(parent or tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError), open(path / LOCK, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,9 +67,9 @@ def remove_left(parent: str) -> None:
 
 
 class JobRunners:
-    """slots: for how many ranks. launch: what starts them, "" for one process. folder: where jobs
-    have folders of their own, "" for the usual one for temporary files. about: what each runner is
-    told beside its job."""
+    """Starts and ends the runners of jobs on this machine. slots: for how many ranks. launch: what
+    starts them, "" for one process. folder: where jobs have folders of their own, "" for the usual
+    one for temporary files. about: what each runner is told beside its job."""
 
     def __init__(self, slots: int, launch: str, folder: str, log: Callable[[str], None],
                  **about: Any) -> None:
@@ -97,31 +97,32 @@ class JobRunners:
             self.log(f"{said['name']} cannot start here: {error}")
 
     def end(self, job: str) -> None:
-        """Ends a job that counts no more, and forgets it. Nobody waits for that meanwhile."""
-        if (one := self.here.pop(job, None)) and one.runs:
-            self.log(f"{one.name} is ended here")
-            one.child.channel.send(end=True)
-            self.ending.append((time.monotonic() + END_S, one))
+        """End a job that is obsolete, and forget it, without waiting for its end."""
+        if (runner := self.here.pop(job, None)) and runner.runs:
+            self.log(f"{runner.name} is ended here")
+            runner.child.channel.send(end=True)
+            self.ending.append((time.monotonic() + END_S, runner))
 
     def have_yield(self, job: str) -> None:
-        """Tells the runner of a job, once, to end it behind its next checkpoint."""
-        if (one := self.here.get(job)) and one.runs and not one.yields:
-            one.yields = True
-            one.child.channel.send(yields=True)
+        """Tell the runner of a job, once, to end it after its next checkpoint."""
+        if (runner := self.here.get(job)) and runner.runs and not runner.yields:
+            runner.yields = True
+            runner.child.channel.send(yields=True)
 
     def states(self) -> dict[str, list[Any]]:
-        """For each job here, its attempt, and whether it runs."""
-        for until, one in self.ending:
-            if not one.has_ended() and time.monotonic() > until:
-                one.end(0.0)
-        self.ending = [(until, one) for until, one in self.ending if one.runs]
-        for one in self.here.values():
-            if one.has_ended() and (status := one.child.process.returncode):
-                self.log(f"what runs {one.name} {ended_by(status)}")
-        return {job: [one.attempt, one.runs] for job, one in self.here.items()}
+        """Return for each job here its attempt, and whether it runs."""
+        for until, runner in self.ending:
+            if not runner.has_ended() and time.monotonic() > until:
+                runner.end(0.0)
+        self.ending = [(until, runner) for until, runner in self.ending if runner.runs]
+        for runner in self.here.values():
+            if runner.has_ended() and (status := runner.child.process.returncode):
+                self.log(f"what runs {runner.name} {ended_by(status)}")
+        return {job: [runner.attempt, runner.runs] for job, runner in self.here.items()}
 
     def close(self) -> None:
-        left = [one for one in (*self.here.values(), *(one for _, one in self.ending)) if one.runs]
-        end_together([one.child for one in left], END_S)
-        for one in left:
-            one.end(0.0)
+        left = [runner for runner in (*self.here.values(), *(runner for _, runner in self.ending))
+                if runner.runs]
+        end_together([runner.child for runner in left], END_S)
+        for runner in left:
+            runner.end(0.0)

@@ -67,7 +67,7 @@ class HeldPipeline:
 
 
 class PipelineCounts:
-    """What this worker has made of a pipeline since it started, of all its versions."""
+    """Counts what this worker has computed of a pipeline since it started, over all versions."""
 
     def __init__(self) -> None:
         self.examples = self.bytes = 0
@@ -75,7 +75,8 @@ class PipelineCounts:
 
 
 class Worker:
-    """started: what its agent says at the beginning: keys, where to bind, how much memory."""
+    """Computes examples for consumers. started: its agent's first message: keys, where to bind, how
+    much memory."""
 
     def __init__(self, channel: Channel, heartbeat: WorkerHeartbeat,
                  started: dict[str, Any]) -> None:
@@ -87,7 +88,7 @@ class Worker:
         self.router = self.lines.router(started["bind"], secret, public)
         self.handing = ResultSharer(started["memory"])
         self.pipelines: dict[tuple[str, int], HeldPipeline] = {}  # by name and version
-        self.made: dict[str, PipelineCounts] = {}
+        self.counts: dict[str, PipelineCounts] = {}
         self.queue = FairQueue()
         self.links: dict[bytes, Link] = {}
         self.ended = False
@@ -119,16 +120,16 @@ class Worker:
         return not self.queue.due_in(time.monotonic())
 
     def show_made(self) -> None:
-        """What was made so far, for the agent's beats."""
+        """Write what was computed so far into the heartbeat, for the agent's beats."""
         waiting = self.queue.lengths()
         self.heartbeat.set_counts({
-            name: {"examples": one.examples, "busy_s": one.busy_s, "bytes": one.bytes,
-                   "queue": waiting[name]} for name, one in self.made.items()})
+            name: {"examples": counts.examples, "busy_s": counts.busy_s, "bytes": counts.bytes,
+                   "queue": waiting[name]} for name, counts in self.counts.items()})
 
     # ---- messages
 
     def attend(self, wait_ms: int) -> None:
-        """Waits until somebody says something; the agent, and consumers who come or leave."""
+        """Wait for messages, and handle those of the agent and of consumers that come or leave."""
         self.looked = time.monotonic()
         self.show_made()
         poller = zmq.Poller()
@@ -144,7 +145,7 @@ class Worker:
             self.handing.attend()
 
     def hear(self) -> None:
-        """Takes in what consumers say."""
+        """Handle the messages of consumers."""
         said, gone = self.handing.heard()
         for who, message in said:
             self.consumer_said(who.encode(), [message])
@@ -167,16 +168,17 @@ class Worker:
                 self.let_in(set(line["allowed"]))
 
     def load(self, said: dict[str, Any]) -> None:
-        """A pipeline, another version of one beside those that are there, or other settings."""
+        """Take over a pipeline, another version of one, or other settings."""
         of = said["name"], said["version"]
         before, now = self.pipelines.get(of), HeldPipeline(said)
         if before and before.evaluator and all(before.said.get(k) == said.get(k) for k in TEXTS):
             now.evaluator = before.evaluator.with_settings(said["settings"])
         self.pipelines[of] = now
-        self.made.setdefault(said["name"], PipelineCounts())
+        self.counts.setdefault(said["name"], PipelineCounts())
 
     def let_in(self, allowed: set[str]) -> None:
-        """These keys only. Who has another one loses its line; all come again, or do not."""
+        """Allow these keys only. Consumers with another key lose their connection; the others
+        connect again."""
         self.allowed = allowed
         router = self.lines.without_strangers(self.router)
         if router is not self.router:
@@ -186,12 +188,12 @@ class Worker:
                 self.leave(peer)
 
     def drop(self, name: str, version: int) -> None:
-        """Nobody takes this version any more."""
+        """Forget a version that no run takes any more."""
         dropped = self.pipelines.pop((name, version), None)
         if dropped and dropped.evaluator and dropped.evaluator.pipeline.own:
             dropped.evaluator.pipeline.own.close()
         if all(of[0] != name for of in self.pipelines):
-            self.made.pop(name, None)
+            self.counts.pop(name, None)
 
     def consumer_said(self, peer: bytes, frames: list[Any]) -> None:
         try:
@@ -232,7 +234,7 @@ class Worker:
                                  ids=numbers))
 
     def give_back(self, message: Message) -> None:
-        """Actions for environments that this worker owns."""
+        """Pass actions on to the environments that this worker owns."""
         pipeline = self.pipelines.get((message["pipeline"], message["version"]))
         if pipeline and pipeline.evaluator:
             places, _ = placed([{**a, "shape": a["shape"][1:]} for a in message["arrays"]],
@@ -246,7 +248,8 @@ class Worker:
             pipeline.evaluator.pipeline.send(message["first"], told(arrays))
 
     def answer(self, peer: bytes, frames: list[Any]) -> str:
-        """A consumer that is gone, or that reads none of thousands of answers, gets no more."""
+        """Send an answer; a consumer that is gone, or that reads none of thousands of answers, gets
+        no more."""
         if len(frames) == 1 and self.handing.say(peer.decode("latin-1"), frames[0]):
             return SENT
         how = send_to(self.router, peer, frames)
@@ -255,15 +258,16 @@ class Worker:
         return how
 
     def weigh(self) -> None:
-        """How much is on its way to consumers, and who must take some of it before there is more:
-        one that stops reading takes no memory from the others."""
+        """Sum the bytes that are under way to consumers, and hold up those that must take some of
+        them first: one that stops reading takes no memory from the others."""
         self.handing.beside = sum(link.under_way for link in self.links.values())
         most = max(self.handing.most - self.handing.used, 0) / max(len(self.links), 1)
         self.queue.held_up = {peer for peer, link in self.links.items() if link.count() and (
             link.under_way + link.largest > most or link.count() >= UNREAD)}
 
     def look_after_links(self) -> None:
-        """Lets those go that left without a word, with what was under way to them."""
+        """Forget consumers that left without a message, with the results that were under way to
+        them."""
         now = time.monotonic()
         for peer, link in list(self.links.items()):
             if now - link.heard > SILENT_S:
@@ -271,7 +275,7 @@ class Worker:
                 self.answer(peer, encode("who"))
 
     def leave(self, peer: bytes) -> None:
-        """A consumer is gone: nobody wants what it asked for."""
+        """Drop the requests of a consumer that is gone."""
         self.handing.leave(peer.decode("latin-1"))
         self.links.pop(peer, None)
         self.gathered.pop(peer, None)
@@ -289,16 +293,16 @@ class Worker:
             self.heartbeat.set_preparing(LOADING, where)
             try:
                 with in_one_process(Place(said["file"], 0)):
-                    found = load_pipeline(said)
-                timeout = said["settings"].get("timeout", found.settings.timeout)
+                    definition = load_pipeline(said)
+                timeout = said["settings"].get("timeout", definition.settings.timeout)
                 self.heartbeat.set_preparing(
-                    READING, {**where, "line": found.line, "timeout": timeout})
-                evaluator = Evaluator(found, said["settings"])
-                with in_one_process(found.place):
+                    READING, {**where, "line": definition.line, "timeout": timeout})
+                evaluator = Evaluator(definition, said["settings"])
+                with in_one_process(definition.place):
                     evaluator.order()
                 with suppress(Exception):  # it is said at the examples
-                    found.total()
-                found.when_full = self.end_if_used
+                    definition.total()
+                definition.when_full = self.end_if_used
                 pipeline.evaluator = evaluator
             except BaseException as error:
                 self.fail(pipeline, work, error, BEFORE[LOADING])
@@ -308,12 +312,13 @@ class Worker:
         return pipeline.evaluator
 
     def end_if_used(self) -> None:
-        """No memory is left: what was computed before may have kept it. A new worker has it."""
-        if any(made.examples for made in self.made.values()):
+        """End the worker where no memory is left and earlier examples may have kept it: a new one
+        has it."""
+        if any(counts.examples for counts in self.counts.values()):
             os._exit(OUT_OF_MEMORY)
 
     def is_meant(self, evaluator: Evaluator, work: QueuedWork) -> bool:
-        """Does this machine read the stream that the run has begun with?"""
+        """Return whether this machine reads the stream with which the run has begun."""
         expected = work.take["order"]
         if not expected or evaluator.order() in (expected, ""):
             return True
@@ -327,17 +332,17 @@ class Worker:
         return False
 
     def fail(self, pipeline: HeldPipeline, work: QueuedWork, error: BaseException,
-             what: str) -> None:
+             example: str) -> None:
         text, file, line = what_failed(error, pipeline.said["file"])
         self.answer(work.peer, encode("broken", id=work.number, broken={
-            "position": work.first, "example": what, "file": file, "line": line, "text": text}))
+            "position": work.first, "example": example, "file": file, "line": line, "text": text}))
 
     def compute(self, work: QueuedWork) -> None:
         pipeline = self.pipelines.get(work.of)
         if pipeline is None:  # it was dropped meanwhile
             self.answer_unknown(work.peer, work.take, [work.number])
             return
-        evaluator, made = self.loaded(pipeline, work), self.made[work.of[0]]
+        evaluator, counts = self.loaded(pipeline, work), self.counts[work.of[0]]
         if evaluator is None or not self.is_meant(evaluator, work):
             return
         if self.shown is not pipeline:
@@ -358,8 +363,8 @@ class Worker:
                                   f"{self.handing.most}")
             region = self.handing.lend(work.peer.decode("latin-1"), work.number, size)
             memory = region.memory if region else bytearray(size)
-            found = evaluator.compute(work, fields, views(places, memory), self.heartbeat,
-                                      rows_by_cache_lines if region else None)
+            computed = evaluator.compute(work, fields, views(places, memory), self.heartbeat,
+                                         rows_by_cache_lines if region else None)
         except BaseException as error:  # also KeyboardInterrupt: nobody but a user raises it here
             self.handing.free(work.number)
             self.fail(pipeline, work, error, "its source" if isinstance(error, SourceFailed) else (
@@ -368,17 +373,17 @@ class Worker:
         finally:
             self.heartbeat.set_idle()
             seconds = time.monotonic() - began
-            made.busy_s += seconds
+            counts.busy_s += seconds
             self.queue.took(work.peer, seconds, began + seconds, pipeline.has_limit)
-        made.examples += found.rows
-        made.bytes += size
-        if found.fatal:
+        counts.examples += computed.rows
+        counts.bytes += size
+        if computed.fatal:
             self.handing.free(work.number)
-            self.answer(work.peer, encode("broken", id=work.number, broken=found.broken[-1]))
+            self.answer(work.peer, encode("broken", id=work.number, broken=computed.broken[-1]))
             return
-        said: dict[str, Any] = {"id": work.number, "rows": found.rows, "seconds": seconds,
-                                "there": bits_of(found.there), "end": found.end,
-                                "broken": with_room(found.broken) or None,
+        said: dict[str, Any] = {"id": work.number, "rows": computed.rows, "seconds": seconds,
+                                "there": bits_of(computed.there), "end": computed.end,
+                                "broken": with_room(computed.broken) or None,
                                 "together": evaluator.pipeline.size or 1}
         if work.take["order"] is None:
             said["order"] = evaluator.order() or None
@@ -387,14 +392,15 @@ class Worker:
             return
         link = self.link(work.peer, evaluator)
         # What lies beyond the end of the stream is zeros.
-        arrays, frames = to_frames(link, places, memory, "" if found.rows else "zstd")
+        arrays, frames = to_frames(link, places, memory, "" if computed.rows else "zstd")
         if self.answer(work.peer, encode("given", frames, arrays=arrays, **said)) == SENT:
             link.sent(work.number, sum(f.nbytes for f in frames))
             self.weigh()
 
     def gather(self, work: QueuedWork, said: dict[str, Any], places: list[tuple[Any, ...]],
                region: int) -> None:
-        """A result in memory. Where each takes little time, several go in one message."""
+        """Announce a result in shared memory. Where each takes little time, several go in one
+        message."""
         before = self.gathered.get(work.peer)
         if before and (before["places"], before["said"]["end"]) == (places, said["end"]) and not (
                 said["there"] or said["broken"]):
@@ -409,9 +415,9 @@ class Worker:
 
     def give_gathered(self) -> None:
         while self.gathered:
-            peer, one = self.gathered.popitem()
-            self.answer(peer, encode("given", region=one["region"], more=one["more"] or None,
-                                     **one["said"]))
+            peer, message = self.gathered.popitem()
+            self.answer(peer, encode("given", region=message["region"],
+                                     more=message["more"] or None, **message["said"]))
 
     def link(self, peer: bytes, evaluator: Evaluator) -> Link:
         return self.links.setdefault(peer, Link(evaluator.compress))
@@ -419,7 +425,7 @@ class Worker:
 
 def to_frames(link: Link, places: list[tuple[Any, ...]], memory: Any,
            fixed: str) -> tuple[list[dict[str, Any]], list[Any]]:
-    """A result as it travels to another machine, by this codec or by what pays on that line."""
+    """Return a result as frames for another machine, by this codec or by what pays on that line."""
     arrays: list[dict[str, Any]] = []
     frames: list[Any] = []
     whole = memoryview(memory)
@@ -439,7 +445,8 @@ def _array(place: tuple[Any, ...], **where: Any) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """As its agent starts it: a channel, its heartbeat, and where to write what hung."""
+    """Run the worker that an agent starts with a channel, a heartbeat, and a file for its stack
+    trace."""
     channel, (heartbeat, trace) = of_parent(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which ends us
     faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)

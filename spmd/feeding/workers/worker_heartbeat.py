@@ -32,7 +32,8 @@ OUT_OF_MEMORY = 76  # the status with which a worker ends that is full
 
 
 class WorkerHeartbeat:
-    """What one worker computes now and has computed. Worker and agent map the same memfd `fd`."""
+    """Shows what one worker computes now and has computed. Worker and agent map the same memfd
+    `fd`."""
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd = os.memfd_create("spmd-feed-heartbeat", os.MFD_CLOEXEC) if fd is None else fd
@@ -66,16 +67,16 @@ class WorkerHeartbeat:
             self._memory[NAME_AT : NAME_AT + length] = said
         NOW.pack_into(self._memory, 0, state, count, position, time.monotonic_ns(), length)
 
-    def set_counts(self, made: dict[str, Any]) -> None:
-        """Say what was computed of each pipeline since the worker started."""
-        self._put(MADE_AT, SIZE - MADE_AT, made)
+    def set_counts(self, counts: dict[str, Any]) -> None:
+        """Set what was computed of each pipeline since the worker started."""
+        self._put(MADE_AT, SIZE - MADE_AT, counts)
 
-    def _put(self, at: int, most: int, value: dict[str, Any]) -> None:
+    def _put(self, offset: int, most: int, value: dict[str, Any]) -> None:
         said = json.dumps(value, separators=(",", ":")).encode()
         if len(said) + LENGTH.size > most:
             said = b"{}"
-        self._memory[at + 4 : at + 4 + len(said)] = said
-        LENGTH.pack_into(self._memory, at, len(said))
+        self._memory[offset + 4 : offset + 4 + len(said)] = said
+        LENGTH.pack_into(self._memory, offset, len(said))
 
     # ---- the agent
 
@@ -94,14 +95,14 @@ class WorkerHeartbeat:
         """Return what was computed of each pipeline, as set_counts() said last."""
         return self._get(MADE_AT, SIZE - MADE_AT)
 
-    def _get(self, at: int, most: int) -> dict[str, Any]:
+    def _get(self, offset: int, most: int) -> dict[str, Any]:
         """Return a JSON object; {} while it is being written."""
-        (length,) = LENGTH.unpack_from(self._memory, at)
+        (length,) = LENGTH.unpack_from(self._memory, offset)
         try:
-            found = json.loads(self._memory[at + 4 : at + 4 + min(length, most)])
+            value = json.loads(self._memory[offset + 4 : offset + 4 + min(length, most)])
         except ValueError:
             return {}
-        return found if isinstance(found, dict) else {}
+        return value if isinstance(value, dict) else {}
 
     def close(self) -> None:
         self._memory.close()

@@ -16,7 +16,7 @@ from codegen.ir import indexing
 from codegen.ir.graph import Op, Shape, Value
 from codegen.ir.indexing import loop_vars, positions
 from codegen.ir.plan import Box, Load
-from codegen.loops.access import Resolver
+from codegen.loops.resolver import Resolver
 from codegen.mesh import Mesh
 from codegen.ops.group import Bounds, Span, Wraps, each
 from codegen.symbolic import expr

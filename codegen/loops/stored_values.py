@@ -21,7 +21,7 @@ from codegen.ir.indexing import (
     rows_kept,
 )
 from codegen.ir.plan import Load
-from codegen.loops.access import Resolver
+from codegen.loops.resolver import Resolver
 from codegen.ops import (
     Branch,
     Broadcast,

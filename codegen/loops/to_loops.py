@@ -23,8 +23,8 @@ from codegen.ir.loops import Act, Do, Loops
 from codegen.ir.plan import Caller, Exchange, LibraryCall, Literal, Part, Store, Var
 from codegen.ir.steps import memory_read
 from codegen.library_routines import Routine
-from codegen.loops.access import Resolver
 from codegen.loops.exchange_boxes import Sides
+from codegen.loops.resolver import Resolver
 from codegen.ops.rules import Element
 from codegen.symbolic import expr
 from codegen.symbolic.expr import LAUNCH, Expr, Sym

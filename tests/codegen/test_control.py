@@ -556,12 +556,31 @@ def dispatched_by_type(x, steps, limit):
     return x + named(x[0:]) * 10 + named(x.sum()) + named(limit) * 100 + named("a") * 1000
 
 
+def rebound_in_an_inner_loop(x, steps, limit):
+    """An inner loop that does not read a name binds it; only code behind both loops reads it."""
+    last = x + 1
+    for k in spmd.range(steps):
+        last = x + 2
+        for _ in spmd.range(k):
+            last = x + 3 + k
+    seen, i = x + 1, 0
+    while i < steps:
+        seen = x * 2
+        j = 0
+        while j < i:
+            seen = x * 3 + j
+            j += 1
+        i += 1
+    return last + seen
+
+
 PROGRAMS = [
     matches,
     rebinding, in_place, through_a_view, through_a_helper, python_numbers, nested, negative_step,
     bounds_by_the_index, bounds_by_data, backwards, swapping, double_buffer, two_names_of_one,
     containers, rebuilt_containers, objects,
-    unrolled, break_and_continue, break_in_inner, break_unrolled, counter_after, zero_dim_memory,
+    rebound_in_an_inner_loop, unrolled, break_and_continue, break_in_inner, break_unrolled,
+    counter_after, zero_dim_memory,
     while_data, while_known_at_first, while_true, while_plain, while_walrus, while_else,
     on_the_index, on_data, numbers_stay_numbers, early_returns, returns_in_unrolled_loop,
     conditional_expressions, logic, operands, membership, guarded_operands, builtins,

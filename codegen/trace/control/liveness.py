@@ -111,7 +111,8 @@ def annotate(body: Stmts) -> None:
                     n for n in names if n in always or n.startswith("__")
                     or next((e[n] for e in (again, *rest) if n in e), "") == _READ
                 )
-                rest = [iteration, *rest]  # the next iteration
+                # The next iteration, or none: what it binds may still be read behind the loop.
+                rest = [{n: e for n, e in iteration.items() if e == _READ}, *rest]
             if not isinstance(s, SCOPES):
                 for inside in blocks(s):
                     visit(inside, rest)

@@ -136,6 +136,11 @@ class Cluster:
         self.daemons[one.pid] = one
         return one
 
+    def jobs(self, name: str) -> str:
+        """Return what waits or runs under a name. A job that is COMPLETING has ended: for how long
+        Slurm keeps it in that state, its daemons decide between them."""
+        return self.run("squeue", "-h", f"--name={name}", "-t", "PENDING,CONFIGURING,RUNNING")
+
     def _comes_up(self, ours: list[subprocess.Popen[bytes]]) -> bool:
         """Whether all nodes are there; False where one of the daemons ended before."""
         def state() -> bool | str:

@@ -192,7 +192,7 @@ def test_a_submitted_job_that_slurm_cancels(cluster, submitting, restarts):
     else:
         assert found["status"] and "srun ended with status" in found["why"], found
         assert not (submitting.folder / "ids.npy").exists()
-    until(lambda: cluster.run("squeue", "-h", "--name=ours") == "")
+    until(lambda: not cluster.jobs("ours"))
 
 
 @pytest.mark.mpi
@@ -200,5 +200,5 @@ def test_a_submitted_job_that_slurm_cancels(cluster, submitting, restarts):
 def test_a_submitted_job_that_is_cancelled_is_none_of_slurm_any_more(cluster, submitting):
     row = submitting.started_job("ids", seconds=0.03, ranks=4)
     assert submitting.feed("cancel", row["name"]) == 0
-    until(lambda: cluster.run("squeue", "-h", "--name=ours") == "")
+    until(lambda: not cluster.jobs("ours"))
     until(lambda: not any("spmd run" in left for left in cluster.left()))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 
-from codegen.graph.clone import said_with
+from codegen.graph.clone import with_symbols
 from codegen.graph.counted_loop import CountedLoop
 from codegen.graph.rewriter import Rewriter
 from codegen.ir.cuts import layout_of
@@ -313,7 +313,7 @@ class _Blocks:
                 self.to.add(kind.but(start=tuple(position)), (self.held[key],), o.results)
                 return
         if any(self.i in e.symbols() for e in kind.exprs()):
-            kind = said_with(kind, self.where)
+            kind = with_symbols(kind, self.where)
         self.to.keep(replace(o, kind=kind))
 
     def added(self, x: Value, sums: Value) -> Value:

@@ -47,7 +47,7 @@ class Copier:
                          for e in (counter.lo, counter.hi))
             own = Sym(self.fresh(counter.name), counter.kind, low, high, counter.divides)
             self.symbols[counter] = expr.symbol(own)
-        kind = said_with(op.kind, self.symbols, own if counter is not None else None)
+        kind = with_symbols(op.kind, self.symbols, own if counter is not None else None)
         regions = tuple(map(self.region, op.regions))
         results = tuple(map(self.value, op.results))
         return Op(kind, operands, results, regions, op.place)
@@ -58,31 +58,32 @@ class Copier:
         return Region(args, ops, tuple(map(self.of, region.results)))
 
     def value(self, value: Value) -> Value:
-        copy = Value(value.name, said_with(value.type, self.symbols))
+        copy = Value(value.name, with_symbols(value.type, self.symbols))
         self.instead[value] = copy
         return copy
 
 
-def said_with(what: T, symbols: Mapping[Sym, IntLike], counter: Sym | None = None) -> T:
-    """Return a kind with other symbols in its formulas. counter: that it counts with, of an op's
-    kind that does."""
+def with_symbols(node: T, symbols: Mapping[Sym, IntLike], counter: Sym | None = None) -> T:
+    """Return a kind, or a type, with other symbols in its formulas. counter: the new counter of a
+    kind that counts."""
     if not symbols:
-        return what
-    return _said(what, symbols, counter)  # type: ignore[no-any-return]
+        return node
+    return _substituted(node, symbols, counter)  # type: ignore[no-any-return]
 
 
-def _said(what: Any, symbols: Mapping[Sym, IntLike], counter: Sym | None) -> Any:
-    if isinstance(what, Expr):
-        return what.subst(symbols)
-    if isinstance(what, ArrayType):
-        return replace(what, shape=tuple(e.subst(symbols) for e in what.shape))
-    if isinstance(what, (tuple, list)):
-        parts = [_said(part, symbols, None) for part in what]
-        return type(what)(*parts) if hasattr(what, "_fields") else type(what)(parts)
-    if isinstance(what, Sym):
-        return what if counter is None else counter
-    if isinstance(what, Kind):
-        now = {f.name: getattr(what, f.name) for f in fields(what)}  # type: ignore[arg-type]
-        new = {k: _said(v, symbols, counter if k == "counter" else None) for k, v in now.items()}
-        return what.but(**new) if any(new[k] is not now[k] for k in now) else what
-    return what
+def _substituted(node: Any, symbols: Mapping[Sym, IntLike], counter: Sym | None) -> Any:
+    if isinstance(node, Expr):
+        return node.subst(symbols)
+    if isinstance(node, ArrayType):
+        return replace(node, shape=tuple(e.subst(symbols) for e in node.shape))
+    if isinstance(node, (tuple, list)):
+        parts = [_substituted(part, symbols, None) for part in node]
+        return type(node)(*parts) if hasattr(node, "_fields") else type(node)(parts)
+    if isinstance(node, Sym):
+        return node if counter is None else counter
+    if isinstance(node, Kind):
+        now = {f.name: getattr(node, f.name) for f in fields(node)}  # type: ignore[arg-type]
+        new = {k: _substituted(v, symbols, counter if k == "counter" else None)
+               for k, v in now.items()}
+        return node.but(**new) if any(new[k] is not now[k] for k in now) else node
+    return node

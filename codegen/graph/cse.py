@@ -46,9 +46,9 @@ def cse(graph: Module) -> Module:
 
 @dataclass
 class _Known:
-    """What is computed in a region. by_key: the first of all equal ops. first: by value, the first
-    value that is equal to it. costly: values of costly ops that are computed in each loop that
-    reads them, and what follows from those."""
+    """Records the ops of a region that have been visited. by_key: the first of all equal ops.
+    first: by value, the first value that is equal to it. costly: values of costly ops that are
+    computed in each loop that reads them, and what follows from those."""
 
     by_key: dict[Hashable, Value] = field(default_factory=dict)
     first: dict[Value, Value] = field(default_factory=dict)

@@ -26,8 +26,9 @@ Path = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class LoopCarry:
-    """What a loop carries. carried: leaves of variables. stored: memory that it writes. aliases:
-    for a leaf, the memory that it may share. held: variables that it binds first."""
+    """Records the state that a loop carries. carried: leaves of variables. stored: memory that it
+    writes. aliases: for a leaf, the memory that it may share. held: variables that it binds
+    first."""
 
     carried: Mapping[Key, LeafType]
     stored: Mapping[Memory | Storage, ArrayType]
@@ -37,7 +38,7 @@ class LoopCarry:
 
 @dataclass
 class CarryCache:
-    """What each loop in a body carried when the body was captured last."""
+    """Keeps the state that each loop in a body carried when the body was captured last."""
 
     carries: dict[tuple[Path, int], LoopCarry] = field(default_factory=dict)
     met: dict[Path, int] = field(default_factory=dict)  # how often each was reached in this pass

@@ -16,7 +16,7 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import UnsupportedError
-from codegen.graph.clone import Copier, said_with
+from codegen.graph.clone import Copier, with_symbols
 from codegen.ir.graph import Op, Region, Value, used_values
 from codegen.ops import Branch, DynamicSlice, DynamicUpdate, Full, Let, Map, Reshape
 from codegen.symbolic import expr
@@ -279,7 +279,7 @@ class _Machine:
         end = stretch.end
         if isinstance(end, Choose):
             arms = [self._arm(f, arm, copier) for arm in end.arms]
-            kind = said_with(end.op.kind, copier.symbols)
+            kind = with_symbols(end.op.kind, copier.symbols)
             self._choose(kind, tuple(map(copier.of, end.op.operands)), arms, state)
         elif isinstance(end, Jump):
             self._jump(f, end, list(map(copier.of, end.values)), state)

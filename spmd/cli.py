@@ -436,7 +436,7 @@ def main(arguments: list[str]) -> int:
             getattr(sys, name).reconfigure(errors="backslashreplace")
     processes = Processes()
     try:
-        if _is_one_of_several(arguments):
+        if several := _is_one_of_several(arguments):
             command_group = _loaded("spmd.launch.command_group")
             options, wrong = _attempt(arguments)
             limit = options.time_limit if options else TIME_LIMIT
@@ -446,14 +446,16 @@ def main(arguments: list[str]) -> int:
             if options is None:
                 return 0
         else:
-            interrupts.hear()
             options = parsed(arguments)
         target = COMMANDS[options.command][2]
         if getattr(options, "eager", False):
             target = EAGER
         elif getattr(options, "join", None):
             target = REPLICA
-        code = int(_loaded(target)(options, processes))
+        run = _loaded(target)
+        if not several:  # from here on: until then, a signal ends the process without Python
+            interrupts.hear()
+        code = int(run(options, processes))
         sys.stdout.flush()
         processes.finish()
         return code

@@ -273,6 +273,35 @@ def test_a_signal_that_comes_again(number):
     assert (done.code, done.out, done.err) == (128 + number, "left\n", "")
 
 
+DROPPED = """
+import os, signal, time, weakref
+from spmd import interrupts
+
+class Thing:
+    pass
+
+def callback(_):
+    os.kill(os.getpid(), signal.{name})
+
+interrupts.hear()
+try:
+    thing = Thing()
+    reference = weakref.ref(thing, callback)
+    del thing  # Python drops what a callback raises
+    print("dropped", flush=True)
+    time.sleep(60)
+except (KeyboardInterrupt, interrupts.Terminated) as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("number, name", [(signal.SIGINT, "KeyboardInterrupt"),
+                                          (signal.SIGTERM, "Terminated")])
+def test_a_signal_in_a_callback_is_not_lost(number, name):
+    done = run([sys.executable, "-c", DROPPED.format(name=number.name)], timeout=30)
+    assert (done.code, done.out, done.err) == (0, f"dropped\n{name}\n", "")
+
+
 STOPPED = """
 import os, signal, sys
 if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):

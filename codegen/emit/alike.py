@@ -18,7 +18,7 @@ _APART = {ord(c): f"\0{c}\0" for c in map(chr, range(128)) if not (c.isalnum() o
 
 @lru_cache(maxsize=4096)
 def tokens(text: str) -> tuple[str, ...]:
-    """Return the names and numbers of a text, and each character that stands between them."""
+    """Return the names and numbers of a text, and each other character between them, in order."""
     pieces = [piece for piece in text.translate(_APART).split("\0") if piece]
     out: list[str] = []
     for piece in pieces:
@@ -72,7 +72,7 @@ def numbers(pieces: Sequence[str]) -> list[int]:
 
 
 def kind(number: str) -> str:
-    """Return the type of C of a number with a point or a suffix; "" for an int."""
+    """Return the C type of a number that has a point or a suffix; "" for an int."""
     if number.endswith(("u", "ull")):
         return "uint64_t"
     if "." in number or "e" in number:
@@ -81,8 +81,7 @@ def kind(number: str) -> str:
 
 
 def differing(rows: Sequence[Sequence[str]]) -> list[list[int]]:
-    """Return the columns in which rows differ, in groups of columns that are equal to each
-    other."""
+    """Return the columns in which rows differ; equal columns form one group."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for k, column in enumerate(zip(*rows, strict=True)):
         if len(set(column)) > 1:

@@ -20,12 +20,13 @@ T = TypeVar("T")
 
 
 def stretches(rows: Sequence[T]) -> list[Sequence[T]]:
-    """Return rows by the functions that they stand in."""
+    """Return the rows in groups of at most LONGEST, each for a C function of its own."""
     return [rows[k : k + LONGEST] for k in range(0, len(rows), LONGEST)]
 
 
 class Cuts:
-    """The sizes of all steps, each in the function where it stands."""
+    """The sizes of all steps: by the step's id, how many statements it adds to the function in
+    which it stands."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.size: dict[int, int] = {}  # by the step's id
@@ -38,8 +39,8 @@ class Cuts:
         return len(groups) if len(groups) > 1 else sum(self.size[id(s)] for s in steps)
 
     def groups(self, steps: Sequence[Step]) -> list[list[Step]]:
-        """Return the steps of a body by the functions that they stand in: one group where they are
-        few enough for the function around them."""
+        """Return the steps of a body in groups, each for a C function of its own; one group if they
+        are few enough to stay in the surrounding function."""
         total = sum(self.size[id(s)] for s in steps)
         most = max(LONGEST, total // LONGEST)
         groups: list[list[Step]] = [[]]

@@ -36,8 +36,8 @@ from codegen.symbolic.spelling import Binds
 
 
 def exchange_functions(x: Exchange, mesh: Mesh, places: Places, shared: Mapping[str, str]) -> str:
-    """Return all functions of an exchange. shared: those that tell its boxes and those of
-    others."""
+    """Return the C functions of an exchange. shared: by name, the functions for its boxes that it
+    shares with other exchanges, which are left out here."""
     where = [source(x.place)] if x.place else []
     asked = f"exchange {x.site}, asked by the engine"
     out: list[str] = []
@@ -55,7 +55,8 @@ def exchange_functions(x: Exchange, mesh: Mesh, places: Places, shared: Mapping[
 
 
 def says(x: Exchange) -> dict[str, str]:
-    """Return, by the name of each function of an exchange, what it tells the engine, in words."""
+    """Return, by the name of each function of an exchange, a phrase for comments that says what the
+    engine learns from it."""
     taken = "fold" if x.fn else "copy"
     return {
         "pull": f"what I {taken} from `member`, and into what",
@@ -69,7 +70,8 @@ def over(x: Exchange) -> str:
 
 
 def beginning(x: Exchange, mesh: Mesh, places: Places, shared: Mapping[str, str]) -> str:
-    """Return the body of a function that begins an exchange."""
+    """Return the body of a function that begins an exchange. shared: by name, the functions for its
+    boxes that it shares with other exchanges."""
     f, told = RankFunction(places), _told(x)
     names = {name: shared.get(name, f"{name}_{x.site}") for name in told}
     _begin(f, x, mesh)
@@ -86,7 +88,8 @@ def beginning(x: Exchange, mesh: Mesh, places: Places, shared: Mapping[str, str]
 
 
 def _taking(x: Exchange, take: Store, places: Places, does: str) -> str:
-    """Return take_K, after the phase over one piece that it calls."""
+    """Return the C function take_K, which computes with a piece that has arrived, after the phase
+    that it calls for that."""
     names, dtype = Fresh(places.names.values()), take.buffer.dtype
     arrived = Buffer(-1, names.name(ARRIVED), x.dtype or dtype, expr.const(0))
     symbols = {
@@ -115,12 +118,12 @@ def _taking(x: Exchange, take: Store, places: Places, does: str) -> str:
 
 
 def fold_name(x: Exchange) -> str:
-    """Return how ranks' elements are folded."""
+    """Return the name of the function that combines ranks' elements."""
     return f"fold_{x.fn}_{x.dtype}"
 
 
 def _told(x: Exchange) -> dict[str, tuple[Box, ...]]:
-    """Return the boxes that each of the functions tells."""
+    """Return, by the name of each function for boxes, the boxes that it returns."""
     told: dict[str, tuple[Box, ...]] = {}
     if x.send is not None and x.pull_from is not None and x.pull_into is not None:
         told |= {"pull": (x.pull_from, x.pull_into), "send": (x.send,)}
@@ -170,7 +173,7 @@ def _begin(f: RankFunction, x: Exchange, mesh: Mesh) -> None:
 
 
 def _kind(x: Exchange) -> str:
-    """Return the engine's name for the kind of an exchange."""
+    """Return the engine's constant for the kind of an exchange."""
     if not x.boxes:
         return "SPMD_BARRIER"
     if x.fn:
@@ -179,7 +182,8 @@ def _kind(x: Exchange) -> str:
 
 
 def _peer(f: RankFunction, guard: Expr | None, peer: Expr | None) -> str:
-    """Return the peer of a permute, where the guard holds."""
+    """Return the C expression of a permute's peer: SPMD_NONE where `guard` is 0, SPMD_UNKNOWN if it
+    is not solved for."""
     if guard is None or peer is None:
         return "SPMD_UNKNOWN"
     if guard.is_const:
@@ -197,13 +201,13 @@ def _index_stride(mesh: Mesh, axis: str) -> Expr:
 
 
 def box_bodies(x: Exchange, places: Places) -> dict[str, str]:
-    """Return the bodies of the functions that tell the boxes of an exchange."""
+    """Return, by name, the bodies of the functions that return the boxes of an exchange."""
     return {name: _box_body(x, boxes, places) for name, boxes in _told(x).items()}
 
 
 def box_head(function: str, name: str) -> str:
-    """Return the head of a function that tells boxes: of which it sends, or where they go as
-    well."""
+    """Return the head of a function that returns boxes: the one it reads from and, unless it is a
+    send, the one it writes into."""
     into = "" if name == "send" else ", spmd_box *into"
     return f"static void {function}(const spmd_rank *r, int64_t member, spmd_box *from{into})"
 

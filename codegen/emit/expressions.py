@@ -25,7 +25,7 @@ _PREFIX = {"-": Binds.UNARY, "~": Binds.UNARY, "!": Binds.NOT}
 
 
 def single(text: str) -> Text:
-    """Return a name, an element, a call."""
+    """Return the Text of a name, an element or a call, which needs no parentheses anywhere."""
     return text, Binds.ATOM
 
 
@@ -47,7 +47,8 @@ def prefix(operator: str, text: Text) -> Text:
 
 
 def applied(form: Form, operands: Sequence[Text], ending: str) -> Text:
-    """Return a form of FUNCTIONS with its operands; ending: of support functions."""
+    """Return a form of FUNCTIONS applied to its operands; ending: the suffix of support
+    functions."""
     if isinstance(form, int):
         return operands[form]
     head, *parts = (form, *range(len(operands))) if isinstance(form, str) else form

@@ -42,8 +42,8 @@ from codegen.symbolic.spelling import Binds, Text, within
 
 
 class CFunction:
-    """A function of C while it is written. Subclasses say how an Expr, an element in memory and a
-    scalar of the run are spelled: symbolic, load, runtime."""
+    """A C function while it is written. Subclasses spell an Expr (`symbolic`), an element in memory
+    (`load`) and a run-time scalar (`runtime`)."""
 
     def __init__(self, depth: int = 1) -> None:
         self.lines: list[str] = []
@@ -77,19 +77,21 @@ class CFunction:
             self.line("}")
 
     def loop(self, v: Var, ends: tuple[str, str] | None = None) -> None:
-        """Open a loop over all positions, or over those between two that have names."""
+        """Open a loop over all positions of a variable, or over those between the two C expressions
+        `ends`."""
         j, (begin, end) = v.sym.name, ends or ("0", self.integer(v.extent))
         self.open(f"for (int64_t {j} = {begin}; {j} < {end}; {j}++) {{")
 
     def loops(self, loops: Sequence[Var]) -> int:
-        """Open the loops of more than one turn; return how many they are."""
+        """Open the loops that have more than one iteration; return how many were opened."""
         long = [v for v in loops if v.extent != 1]
         for v in long:
             self.loop(v)
         return len(long)
 
     def turns(self, counter: str, loop: Loop | WorkLoop) -> str:
-        """Return start; test; advance of a loop that counts."""
+        """Return the head of a counted loop in C: its start, test and step, separated by
+        semicolons."""
         start, step = (self.integer(e, Binds.CHOICE) for e in (loop.start, loop.step))
         test = self.test_of(counter, loop)
         advance = f"{counter}++" if loop.step == 1 else f"{counter} += {step}"
@@ -98,7 +100,8 @@ class CFunction:
         return f"{counter} = {start}; {test}; {advance}"
 
     def test_of(self, counter: str, loop: Loop | WorkLoop) -> str:
-        """Return the condition under which a loop has a turn of this counter; "" without an end."""
+        """Return the C condition under which a loop executes an iteration with this counter; "" if
+        the loop has no bound."""
         if loop.stop is None:
             return ""
         stop = self.integer(loop.stop)
@@ -108,7 +111,8 @@ class CFunction:
         return f"{by} > 0 ? {counter} < {stop} : {by} < 0 && {counter} > {stop}"
 
     def arms(self, branch: Branch | WorkBranch) -> Iterator[int]:
-        """Opens each arm in turn; closes the last one."""
+        """Open the arms of a branch one after the other, yielding the number of each; close the
+        last."""
         last = len(branch.arms) - 1
         for k in range(last + 1):
             if k == last and k and not branch.arms[k]:
@@ -121,7 +125,8 @@ class CFunction:
         self.close()
 
     def chooses(self, on: Expr | Load, arm: int) -> str:
-        """Return C that is true for this arm of a branch: the first one for all numbers up to 0."""
+        """Return a C condition that is true if `on` selects this arm; numbers below 0 select arm
+        0."""
         if isinstance(on, Expr):
             if not arm and len(on.terms) > 1 and expr.nonneg(on):  # a sum of what may be true
                 return f"!({self.integer(on)})"
@@ -132,8 +137,7 @@ class CFunction:
         return f"{value} {'==' if arm else '<='} {arm}"
 
     def quote(self, place: Place | None, text: str = "") -> None:
-        """Write the line of the source that the next lines come from, unless it is the last one
-        quoted."""
+        """Write the source line of `place` as a comment, unless it was the last line quoted."""
         if place and (text or self.quoted is None or self.quoted.line != place.line):
             self.lines.append(comment(text + source(place), indent="    " * self.depth))
             self.quoted = place
@@ -141,16 +145,16 @@ class CFunction:
     # ---- scalars ---------------------------------------------------------------------------------
 
     def integer(self, e: Expr, least: Binds = Binds.SUM) -> str:
-        """Return an Expr where something binds this tightly."""
+        """Return the C of an Expr, in parentheses where it binds less tightly than `least`."""
         return within(self.symbolic(e), least)
 
     def position(self, node: Node) -> str:
-        """Return a number that the program computes, as an int64_t."""
+        """Return the C of an integer that the program computes, as an int64_t."""
         text = self.value(node)
         return text[0] if dtype_of(node).compute == "int64_t" else cast("int64_t", text)[0]
 
     def bounds(self, bounds: Sequence[Bound]) -> None:
-        """Declare the positions that data decides, kept within their limits."""
+        """Declare the positions that data decides, clamped to their limits."""
         for b in bounds:
             if b.sym.name not in self.declared:
                 raw = self.position(b.node)
@@ -189,7 +193,7 @@ class CFunction:
 
 
 def _stays_far(stop: Expr, step: Expr) -> bool:
-    """Return whether a counter that passes its stop by less than a step is an int64 for sure."""
+    """Return whether a counter that exceeds its stop by less than a step provably fits an int64."""
     far = stop.is_const and step.is_const and abs(stop.value) + abs(step.value) < 2**62
     return far or step in (1, -1)
 

@@ -125,7 +125,8 @@ def _headers(plan: Plan, body: str) -> list[str]:
 
 
 def lane_lines(body: str) -> list[str]:
-    """Return the lines that stand before a text of C: functions that its loops call for vectors."""
+    """Return the definitions that precede a text of C: vector versions of the functions that its
+    loops call."""
     return [f"SPMD_LANES_{f.arity}({f.name}, {ending})" for f in FUNCTIONS.values() if f.lanes
             for ending in ("f32", "f64") if f"{f.c}_{ending}(" in body]
 
@@ -163,7 +164,7 @@ def _constants(plan: Plan) -> tuple[bytes, str]:
 
 
 def _routines(plan: Plan) -> list[str]:
-    """Return the names of routines, and the functions around them."""
+    """Return the names of library routines, and the functions that call them."""
     names = "".join(
         f"#define {r.called} (({r.result} (*)({r.takes}))library[{k}])\n"
         for k, r in enumerate(plan.libraries)
@@ -192,7 +193,7 @@ def _kernels(plan: Plan) -> list[str]:
 
 
 def _folds(plan: Plan) -> list[str]:
-    """Return how ranks' elements are combined: a function for each fn and dtype."""
+    """Return the C functions that combine ranks' elements, one for each function and dtype."""
     folds = {(x.fn, x.dtype): x for x in walk_steps(plan.steps)
              if isinstance(x, Exchange) and x.fn and x.dtype}
     return [_fold(fn, dtype, fold_name(x)) for (fn, dtype), x in folds.items() if dtype]
@@ -232,8 +233,8 @@ def _per_array(
     places: Places, name: str, rows: Sequence[tuple[str, Sequence[tuple[Expr, Expr]]]],
     pair: tuple[str, str],
 ) -> str:
-    """Return a function that gives two integers for each dim of one array, of those that have
-    some."""
+    """Return a C function that writes two integers for each dim of one array, for the arrays in
+    `rows`."""
     f = RankFunction(places)
     f.line("switch (array) {")
     for k, (array, dims) in enumerate(rows):
@@ -255,7 +256,8 @@ def _per_array(
 
 
 def _load(plan: Plan, places: Places) -> str:
-    """Return every expression of the index that does not change while the program runs."""
+    """Return the C functions that evaluate, when a rank loads the image, every expression of the
+    index that does not change while the program runs."""
     entries = list(plan.at_load.items())
     few = stretches(entries)
     if len(few) < 2:
@@ -266,7 +268,8 @@ def _load(plan: Plan, places: Places) -> str:
 
 
 def _loading(places: Places, name: str, entries: Sequence[tuple[Sym, Expr]]) -> str:
-    """Return a function that evaluates some of them. An entry may read those before it."""
+    """Return a C function that evaluates some of these expressions, in order: one may read the
+    earlier ones."""
     f = RankFunction(places, changing=places.at_load)
     for sym, e in entries:
         f.line(f"{places.symbol(sym)} = {f.integer(e, Binds.CHOICE)};")

@@ -15,7 +15,7 @@ WIDTH = 99
 
 
 def source(place: Place) -> str:
-    """Return file:line and what stands there in the user's program, fit for a comment."""
+    """Return file:line and the source text of a place in the user's program, fit for a comment."""
     line = " ".join(place.source_line().split()).replace("*/", "* /").replace("/*", "/ *")
     return f"{os.path.basename(place.file)}:{place.line}: {line}".rstrip(": ")
 
@@ -38,7 +38,7 @@ def _filled(text: str, room: int) -> list[str]:
 
 
 def wrapped(head: str, parts: Sequence[str], end: str, indent: str = "    ") -> str:
-    """Return head, the parts with commas, end; broken before the last column."""
+    """Return head, the parts separated by commas, and end, broken before the last column."""
     lines = [head]
     for k, part in enumerate(parts):
         piece = part + (end if k + 1 == len(parts) else ",")
@@ -50,8 +50,8 @@ def wrapped(head: str, parts: Sequence[str], end: str, indent: str = "    ") -> 
 
 
 def fold(line: str, width: int = WIDTH) -> str:
-    """Return a long line of code broken at operators or commas; what follows is indented once
-    more."""
+    """Return a long line of code broken at operators or commas, with the following lines
+    indented."""
     if len(line) <= width or line.lstrip().startswith(("/*", "* ", "#")):
         return line
     indent = len(line) - len(line.lstrip())
@@ -69,8 +69,8 @@ _MARKS = (" + ", " - ", " ? ", " : ", ", ")
 
 
 def _cut(line: str, first: int, width: int) -> int:
-    """Return where to break a line: the last place within the width among those in the fewest
-    parentheses; never within a text."""
+    """Return the column at which to break a line: the last one within the width among those inside
+    the fewest parentheses, and never inside a string."""
     depth, best, least, quoted = 0, -1, 0, False
     for k, c in enumerate(line[:width]):
         quoted ^= c == '"'  # one within a text is \042

@@ -1,8 +1,7 @@
-"""Loops that store: element by element, several results in one loop, what is folded at its end.
+"""Loops that store: element by element, several results in one loop, and folds at its end.
 
-Goes in: Stores and Nests. Comes out: lines of C.
-Always holds: what is kept is a const of its block, declared before what reads it.
-"""
+Goes in: Stores and Nests. Comes out: lines of C. Always holds: a local value is a const of its
+block, declared before what reads it."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ from codegen.target import TARGET
 
 
 class NestWriter(CFunction):
-    """A C function that takes all that it uses as arguments: buffers, by name, and numbers."""
+    """A C function that takes as arguments all that it uses: buffers, by name, and numbers."""
 
     def __init__(self, buffer_names: dict[int, str], taken: Collection[str]) -> None:
         super().__init__()
@@ -67,12 +66,12 @@ class NestWriter(CFunction):
         return name
 
     def target(self, buffer: Buffer, offset: Expr) -> str:
-        """Return an element that is written."""
+        """Return the C of an element that is written."""
         self.buffer(buffer, written=True)
         return self.load(buffer, offset)
 
     def put(self, buffer: Buffer, offset: Expr, value: Text, combine: str = "set") -> str:
-        """Return a statement that stores, or combines with what is there."""
+        """Return a statement that stores a value in an element, or combines it with the old one."""
         target, dtype = self.target(buffer, offset), buffer.dtype
         if combine == KEEPS:
             self.library = True
@@ -99,7 +98,8 @@ class NestWriter(CFunction):
         self.close(opened)
 
     def one_by_one(self, sweep: Sweep) -> int:
-        """Open the last loop of a sweep; return how many loops are opened."""
+        """Open the loops of a sweep for one element at a time; return how many loops were
+        opened."""
         inside = len(sweep.long[-1:])
         if sweep.ahead:
             inside += 1
@@ -112,8 +112,9 @@ class NestWriter(CFunction):
         return inside
 
     def in_lanes(self, sweep: Sweep) -> None:
-        """Write the last loop of a sweep, which takes an element for each lane in an iteration, and
-        then a loop for the elements left. Compilers vectorise complex numbers by themselves."""
+        """Write the last loop of a sweep, which computes an element for each lane in an iteration,
+        and then a loop for the remaining elements. Compilers vectorise complex numbers by
+        themselves."""
         last, lanes = sweep.long[-1], sweep.lanes
         j, n = last.sym.name, self.integer(last.extent, Binds.UNARY)
         begin, whole = (self.names.name(f"{j}_{x}") for x in ("begin", "whole"))
@@ -134,8 +135,8 @@ class NestWriter(CFunction):
         self.totals |= totals
 
     def look_ahead(self, sweep: Sweep) -> tuple[str, str]:
-        """Opens the loop over pieces, and reads what is looked up in one: first where, then what.
-        The piece's begin and end."""
+        """Open the loop over pieces, and load into local arrays the elements that a piece looks up:
+        first all their positions, then the elements. Return the piece's begin and end."""
         last = sweep.long[-1]
         ends = self.pieces(last, TARGET.lookahead)
         index = f"[{last.sym.name} - {ends[0]}]"
@@ -158,7 +159,7 @@ class NestWriter(CFunction):
         return ends
 
     def pieces(self, last: Var, size: int) -> tuple[str, str]:
-        """Opens a loop over pieces of a loop; where one begins and ends."""
+        """Open a loop over pieces of a loop's range; return where a piece begins and ends."""
         j, n = last.sym.name, self.integer(last.extent)
         piece, end = self.names.name(f"{j}_piece"), self.names.name(f"{j}_end")
         self.open(f"for (int64_t {piece} = 0; {piece} < {n}; {piece} += {size}) {{")
@@ -166,13 +167,13 @@ class NestWriter(CFunction):
         return piece, end
 
     def simd(self, *folded: tuple[str, DType, str]) -> None:
-        """Write the line before a loop that is vectorised: what it folds by which function, of
-        which type."""
+        """Write the pragma that vectorises the next loop. folded: for each fold in it, the
+        function, the dtype and the name of the total."""
         clauses = [f"reduction({openmp(fn, dtype)} : {total})" for fn, dtype, total in folded]
         self.lines.append(" \\\n    ".join(["#pragma omp simd", *clauses]))
 
     def parts(self, sweep: Sweep) -> None:
-        """Write the parts of a sweep at one point."""
+        """Write what the parts of a sweep do at one point."""
         self.declared.clear()
         for part in sweep.parts:
             self.quote(part.place)
@@ -189,12 +190,12 @@ class NestWriter(CFunction):
                     self.line(self.put(part.buffer, part.offset, value, part.combine))
 
     def keep(self, name: str) -> str:
-        """Return the name of a value that is kept from here on."""
+        """Declare that local value `name` is available from here on; return its name in C."""
         self.kept[name] = self.names.name(identifier(name))
         return self.kept[name]
 
     def start(self, f: LocalValue, lanes: int) -> None:
-        """Write the total of a fold before the first point, or those of its lanes."""
+        """Write the initial total of a fold, or those of its lanes."""
         name, dtype = self.keep(f.name), total_of(f)
         first = literal(neutral(f.fn, dtype), dtype)[0]
         if lanes:
@@ -239,8 +240,9 @@ class NestWriter(CFunction):
         self.close(opened)
 
     def store_sifted(self, work: Store) -> None:
-        """Write a store of what is found, without a branch: one that nobody can foretell takes
-        longer than to write down all."""
+        """Write a store of which points may be dropped: the points that are not are listed
+        first, without a branch, since one that is predicted wrongly costs more than listing
+        every point."""
         *outer, last = (v for v in work.loops if v.extent != 1)
         j = last.sym.name
         indices, many, k = (self.names.name(x) for x in ("found", "many", "k"))
@@ -266,7 +268,8 @@ class NestWriter(CFunction):
         self.close(opened + 2)
 
     def within(self, b: Bound) -> str:
-        """Declare a position of a Store; return whether it is one."""
+        """Declare a bound position of a Store; return the C condition that it is within its
+        limit."""
         return self.inside(b, self.position(b.node))
 
     def inside(self, b: Bound, raw: str) -> str:
@@ -276,7 +279,8 @@ class NestWriter(CFunction):
         return f"{position} >= 0 && {position} <= {self.integer(b.limit)}"
 
     def store_waiting(self, work: Store, waiting: Buffer) -> None:
-        """Write a loop that computes a row in each turn, and stores an earlier one."""
+        """Write a loop that computes a row into a buffer in each iteration, and stores an earlier
+        row."""
         first, *inner = work.loops
         j, n, behind = first.sym.name, self.integer(first.extent), work.rows - 1
         late, back = (f" + {behind}", f" - {behind}") if behind else ("", "")
@@ -302,7 +306,8 @@ class NestWriter(CFunction):
     def waiting_line(
         self, constant: str, work: Store, waiting: Buffer, number: str, begins: Expr
     ) -> None:
-        """Declares where a row waits, away from where it goes."""
+        """Declare where a row is buffered: at an address that does not alias the row's target in
+        the cache."""
         rows, target = self.buffer(waiting, written=True), self.buffer(work.buffer, True)
         if work.rows > 1:
             rows += f" + {number} % {work.rows} * {self.integer(work.room, Binds.PRODUCT)}"
@@ -321,7 +326,7 @@ _OF_FLOAT = {"min": "spmd_minimum", "max": "spmd_maximum"}
 
 
 def openmp(fn: str, dtype: DType) -> str:
-    """Return OpenMP's name of a combining function, by which a loop may combine in another order;
-    spmd_…: of csrc/spmd_simd.h."""
+    """Return OpenMP's name of a combining function, by which a loop may combine in any order. The
+    names spmd_… are declared in csrc/spmd_simd.h."""
     special = {"b": _OF_BOOL, "f": _OF_FLOAT}.get(dtype.kind, {})
     return special.get(fn, OPENMP[fn])

@@ -1,8 +1,7 @@
 """Compute phases as C functions over pointers, extents and offsets.
 
-Goes in: a Phase. Comes out: its function and the arguments of its call.
-Always holds: a phase function is handed everything; it reads neither the rank nor the index.
-"""
+Goes in: a Phase. Comes out: its function and the arguments of its call. Always holds: a phase
+function gets all it uses as arguments; it reads neither rank nor index."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from codegen.symbolic.spelling import Binds, Text
 
 
 class PhaseWriter(NestWriter):
-    """The writer of one compute phase. After write(): what the caller hands over, in this order:
+    """The writer of one compute phase. After write(), it has the arguments of the call, in order:
     buffers, parameters of the phase, runtimes, and with `library` the table of routines."""
 
     def __init__(self, phase: Phase, buffer_names: dict[int, str],
@@ -130,7 +129,7 @@ class PhaseWriter(NestWriter):
         self.close(opened + 1)
 
     def along(self, work: Lane, make: Callable[[], str]) -> None:
-        """Write a statement for every position of a lane, also of a single one."""
+        """Write a statement for every position of a lane, even if there is only one."""
         self.loop(work.along)
         self.declared.clear()
         self.line(make())
@@ -168,7 +167,8 @@ class PhaseWriter(NestWriter):
         self.line(self.put(work.buffer, work.offset, single("where")))
 
     def beyond(self, work: Lane, than: str) -> str:
-        """Return C that is true if `value` is more extreme."""
+        """Return a C condition that `value` is more extreme than `than`, where NaN exceeds any
+        number."""
         form = FUNCTIONS["lt" if work.fn == "min" else "gt"].form(work.dtype)
         more = applied(form, (single("value"), single(than)), suffix(work.dtype))[0]
         if work.dtype.kind in "fc":
@@ -176,9 +176,9 @@ class PhaseWriter(NestWriter):
         return more
 
     def argreduce_in_lanes(self, work: Lane, value: Node) -> None:
-        """Write a search for an extreme in blocks: in a block that has something more extreme,
-        every lane of so many finds its extreme, and in which turn; then the first of those is
-        taken."""
+        """Write a search for an extreme in blocks. In a block with an element more extreme than all
+        before, each vector lane computes its extreme and the iteration that has it; then the first
+        of the lanes' extremes is taken."""
         j, n, lanes = work.along.sym.name, self.integer(work.along.extent), work.lanes
         dtype, compute = work.dtype, work.dtype.compute
         number = "int64_t" if dtype.size == 8 else "int32_t"  # as wide as what is compared
@@ -220,7 +220,7 @@ class PhaseWriter(NestWriter):
         self.line(self.put(work.buffer, work.offset, single("where")))
 
     def take(self, work: Lane, value: Node, number: str, k: str) -> None:
-        """Write the update of a lane's extreme by one more element."""
+        """Write the update of one vector lane's extreme by one more element."""
         self.line(f"const {work.dtype.compute} value = {self.value(value)[0]};")
         self.line(f"const int better = {self.beyond(work, f'most[{k}]')};")
         for name, new, ending in (("most", "value", suffix(work.dtype)),
@@ -257,7 +257,8 @@ class PhaseWriter(NestWriter):
         self.line(f"{work.symbol}({', '.join(arguments)});")
 
     def argument(self, a: Argument) -> list[str]:
-        """Return an array's address and extents; a complex number's parts."""
+        """Return the C arguments of a kernel's argument: the address and extents of an array, or a
+        scalar (the two parts of a complex one)."""
         if isinstance(a.value, Buffer):
             name = self.buffer(a.value, written=a.writes)
             address = f"(void *){name if a.offset == 0 else f'({name} + {self.integer(a.offset)})'}"

@@ -1,8 +1,7 @@
-"""Where a rank finds what the program names, and functions of C that are handed the rank.
+"""Where a rank finds what the program names, and C functions whose argument is the rank.
 
-Goes in: a finished Plan. Comes out: C of buffers and symbols.
-Always holds: a function declares the symbols that it uses, each once, and no other.
-"""
+Goes in: a finished Plan. Comes out: C of buffers and symbols. Always holds: a function declares the
+symbols that it uses, each once, and no other."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from codegen.symbolic.spelling import Binds, Text, c_operand
 
 class Places:
     """The places of a rank's data. counters: the slots of a rank that loops and `let` write.
-    constants: whether one is used."""
+    constants: whether any constant is used."""
 
     def __init__(self, plan: Plan) -> None:
         self.names = buffer_names(plan)
@@ -66,7 +65,7 @@ class Places:
 
 class RankFunction(CFunction):
     """A C function that takes the rank `r` as its argument. changing: symbols whose values change
-    in it, which are read from memory each time. Others are copied to variables."""
+    within it, which are read from memory each time; others are copied to local variables."""
 
     def __init__(
         self, places: Places, depth: int = 1, changing: Container[Sym] = (), world: str = "r->world"
@@ -95,7 +94,7 @@ class RankFunction(CFunction):
         return f"spmd_scalar_f64(r, {node.number})"
 
     def body(self) -> str:
-        """Return the lines of the function, after the declarations of what they use."""
+        """Return the lines of the function, after the declarations of the symbols that they use."""
         names = sorted(self.variables.items())
         declarations = (f"    const int64_t {n} = {value};" for n, value in names)
         return "\n".join([*declarations, *self.lines])

@@ -23,7 +23,8 @@ LEAST_USES = 3
 
 @dataclass(frozen=True)
 class _Body:
-    """The body of a function of one exchange, in tokens. numbers: the places of its numbers."""
+    """The body of a function of one exchange, in tokens. numbers: the positions of the tokens that
+    are numbers and may differ."""
 
     x: Exchange
     pieces: list[str]
@@ -50,8 +51,9 @@ class _Body:
 
 
 class SharedExchanges:
-    """Functions that exchanges share. boxes: the shared functions of an exchange, by its site and
-    their kind. begins: the call that begins it. functions: the texts of all these."""
+    """Functions that several exchanges share. boxes: by the site of an exchange and the kind of
+    function, the name of the shared function for its boxes. begins: by site, the call that begins
+    the exchange. functions: the texts of all these."""
 
     def __init__(self, plan: Plan, places: Places) -> None:
         self.places, self.mesh = places, plan.mesh
@@ -81,7 +83,7 @@ class SharedExchanges:
         return _Body(x, pieces, numbers)
 
     def share_boxes(self, name: str, group: list[_Body]) -> None:
-        """Write one function that tells the boxes of some exchanges."""
+        """Write one function that returns the boxes of all exchanges of a group."""
         first, columns = group[0], differing([body.row for body in group])
         function = f"{name}_shared_{len(self.functions)}"
         for body in group:
@@ -102,7 +104,7 @@ class SharedExchanges:
         self.functions.append("\n".join(out))
 
     def share_beginning(self, group: list[_Body]) -> None:
-        """Write one function that begins some exchanges."""
+        """Write one function that begins any exchange of a group."""
         first, columns = group[0], differing([body.row for body in group])
         function = f"exchange_shared_{len(self.functions)}"
         names = ["site" if all(body.row[c[0]] == str(body.x.site) for body in group)
@@ -117,7 +119,7 @@ class SharedExchanges:
 
 
 def _groups(bodies: list[_Body]) -> Iterator[list[_Body]]:
-    """Return groups of bodies that are alike, of LEAST_USES at least."""
+    """Yield groups of bodies that are alike, each of at least LEAST_USES."""
     groups: dict[str, list[_Body]] = {}
     for body in bodies:
         groups.setdefault(body.key, []).append(body)

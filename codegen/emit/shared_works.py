@@ -32,8 +32,9 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True)
 class SharedWork:
-    """A work as the body of a function that other works share. arguments: their names, in order.
-    numbers: literals in its text that may differ between the works that share the function."""
+    """A work as the body of a function that other works share. arguments: the names of its
+    arguments, in order. numbers: literals in its text that may differ between the works that share
+    the function."""
 
     key: Key
     lines: tuple[str, ...]
@@ -46,7 +47,7 @@ class SharedWork:
 
 @dataclass(frozen=True)
 class SharedCall:
-    """A call of the function that a work shares. numbers: literals that it passes behind the
+    """A call of the function that a work shares. numbers: literals that it passes after the
     arguments."""
 
     name: str
@@ -55,8 +56,8 @@ class SharedCall:
 
 
 class SharedWorks:
-    """The works of a Plan, and which of them share a function. functions: the texts of these, in
-    the order of first use. phases: the first phase that does what a phase does, by its number."""
+    """The works of a Plan, and the functions that they share. functions: the texts of these, in the
+    order of first use. phases: by the number of a phase, the first phase with the same function."""
 
     def __init__(self, plan: Plan, names: dict[int, str], writer: type[PhaseWriter]) -> None:
         self.names, self.writer = names, writer
@@ -80,7 +81,8 @@ class SharedWorks:
                     self.count(step, works)
 
     def key(self, phase: Phase, works: Sequence[SharedWork]) -> Key:
-        """Return the texts of the works of a phase, and which of them are handed the same."""
+        """Return the key of a phase: the texts of its works, and which of their arguments are the
+        same. Phases with equal keys share a function."""
         order: dict[str | Runtime, int] = {}
         parts: list[object] = []
         for work in works:
@@ -100,7 +102,8 @@ class SharedWorks:
                 self.rows.setdefault(shape.key, []).append(shape.numbers)
 
     def handed(self, phase: Phase, writer: PhaseWriter) -> tuple[list[Buffer], list[Runtime]]:
-        """Return what a phase hands to the function of its first one, as this writer wrote it."""
+        """Return the arguments with which a phase calls the function of the first phase with its
+        key, which `writer` wrote: buffers and run-time scalars."""
         first, own = (self.operands[k] for k in (self.phases[phase.number].number, phase.number))
         here = dict(zip(first, own, strict=True))
         buffers, runtimes = [], []
@@ -113,7 +116,7 @@ class SharedWorks:
         return buffers, runtimes
 
     def read(self, phase: Phase, work: Work) -> SharedWork:
-        """Return a work as the body of a function of its own."""
+        """Return a work as the body of a function, with its arguments and literals."""
         w = self.writer(phase, self.names)
         w.work(work)
         handed = {*w.buffers, *w.runtimes, *(p.sym.name for p in phase.parameters)}
@@ -136,7 +139,7 @@ class SharedWorks:
                           values, w.buffers, w.runtimes)
 
     def call(self, work: Work) -> SharedCall | None:
-        """Return how a work is done by a function; None if too few works share it."""
+        """Return a call of the function that does the work; None if too few works share one."""
         shared = self.works.get(id(work))
         if shared is None:
             return None
@@ -151,7 +154,7 @@ class SharedWorks:
         return SharedCall(self.called[shared.key], shared, handed)
 
     def function(self, name: str, work: SharedWork) -> str:
-        """Return the function that does a work and all that share it."""
+        """Return the C function that does this work and all those that share it."""
         columns, count = self.columns[work.key], len(self.rows[work.key])
         names = Fresh(token for line in work.lines for token in tokens(line))
         parameters = [d + n for d, n in zip(work.declared, work.arguments, strict=True)]
@@ -192,7 +195,7 @@ def _declared(buffer: Buffer, written: bool) -> str:
 
 
 def _keeps(work: Work) -> bool:
-    """Return whether it calls the engine, through a table that functions of works are not
-    handed."""
+    """Return whether a work calls the engine, through a table that functions of works do not have
+    as an argument."""
     parts = work.parts if isinstance(work, Nest) else (work,)
     return any(isinstance(part, Store) and part.combine == KEEPS for part in parts)

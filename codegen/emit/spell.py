@@ -96,7 +96,8 @@ def element(dtype: DType, place: str) -> Text:
 
 
 def stored(dtype: DType, value: Text) -> str:
-    """Return a value of the compute type as it is stored: of a half that was loaded, that half."""
+    """Return a value of the compute type in the type of memory; a half that was loaded is stored
+    unchanged."""
     if not dtype.c.startswith("spmd_"):
         return value[0]
     load = f"spmd_{dtype.name}_load("

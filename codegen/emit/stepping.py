@@ -44,7 +44,7 @@ from codegen.symbolic.spelling import Binds
 
 
 class ControlWriter:
-    """The writer of step(). phases, exchanges: the functions that step() needs."""
+    """The writer of step(). phases, exchanges: texts of the functions that step() calls."""
 
     def __init__(self, plan: Plan, places: Places) -> None:
         self.plan, self.places = plan, places
@@ -85,7 +85,7 @@ class ControlWriter:
                     self.step(step)
 
     def part(self, steps: Sequence[Step]) -> None:
-        """Steps in a function of their own."""
+        """Write steps as a C function of their own."""
         outer, self.f = self.f, self.new_function()
         self.cases += 1
         first, name = self.cases, f"step_{self.cases}"
@@ -96,7 +96,8 @@ class ControlWriter:
         self.f.line(f"if ({name}(r)) return SPMD_WAITS;")
 
     def resume(self, first: int) -> None:
-        """Write the case at which a rank goes on: from this case to the last one so far."""
+        """Write the case label at which a rank resumes; it covers the cases from `first` to the
+        last one so far."""
         self.f.line(f"r->pc = {first};")
         self.f.line("/* fall through */")
         last = f" ... {self.cases}" if self.cases > first else ""
@@ -167,8 +168,8 @@ class ControlWriter:
             self.f.close()
 
     def without_copy(self, x: Exchange) -> None:
-        """Open the branch of a single member, which need not copy; the branch of several members
-        follows."""
+        """Open the branch for a group of a single member, which need not copy; the branch for
+        several members follows."""
         assert x.pull_from is not None and x.pull_into is not None
         into, f = self.places.number(x.pull_into.buffer), self.f
         f.open(f"if ({f.integer(self.plan.mesh.size(x.axes), Binds.SUM)} == 1) {{")
@@ -187,7 +188,8 @@ class ControlWriter:
         self.waiting(step, f'feed "{step.feed}": ', call)
 
     def waiting(self, step: Take | More | Send | Save, title: str, call: str) -> None:
-        """Write a call of the engine that is made again and again until it is done."""
+        """Write a call of the engine that is repeated, each time the rank resumes, until it
+        succeeds."""
         self.cases += 1
         self.f.quote(step.place, title)
         self.f.line(f"spmd_enter(r, {self.numbers[id(step)]});")
@@ -203,8 +205,9 @@ class ControlWriter:
         self.f.close()
 
     def point(self, point: Point, loop: Loop) -> None:
-        """Write the point in the loop from which a turn may begin again, if the one before it is a
-        turn of the loop as it is now."""
+        """Write the start of a loop's iteration, where a run may resume from a checkpoint: it
+        resumes only if the iteration before the checkpoint's counter is one of the loop with its
+        present bounds."""
         counter = "NULL" if point.counter is None else f"&{self.f.integer(point.counter)}"
         self.cases += 1
         self.f.quote(point.place, "a turn begins: ")
@@ -287,7 +290,8 @@ class ControlWriter:
         self.f.close(2)
 
     def text(self, step: Print | Expect, around: Sequence[str] = ()) -> None:
-        """Write the text of a step, from `text` to `at`. around: what stands around the index."""
+        """Write the C that composes a step's text, from `text` to `at`. around: the C before and
+        after the index."""
         self.f.line("char text[1024], *at = text;")
         self.f.line("const char *const end = text + sizeof text;")
         if around:
@@ -310,7 +314,7 @@ class ControlWriter:
 
 
 def _of_loop(steps: Sequence[Step]) -> Iterator[Step]:
-    """Yield the steps of a loop's turn, those in branches too; not those of loops in it."""
+    """Yield the steps of a loop's body, those in branches too, but not those of inner loops."""
     for step in steps:
         yield step
         if not isinstance(step, Loop):
@@ -319,7 +323,7 @@ def _of_loop(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def _switch(name: str, first: int, f: RankFunction) -> str:
-    """Return a function that goes on at r->pc, where it begins: first."""
+    """Return a C function that resumes at r->pc; it begins with case `first`."""
     f.lines = ["    switch (r->pc) {", f"    case {first}:", *(f.lines or ["        break;"])]
     body = f"{f.body()}\n    }}\n    return SPMD_DONE;"
     return f"static int {name}(spmd_rank *r)\n{{\n{body}\n}}\n"

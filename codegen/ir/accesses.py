@@ -31,7 +31,7 @@ class ElementRange:
 
     @property
     def reach(self) -> Expr:
-        """The distance from the first element to the last one."""
+        """Return the distance from the first element to the last one."""
         return self.high - self.low
 
     def is_disjoint(self, other: ElementRange) -> bool:
@@ -60,8 +60,9 @@ class MemoryAccess(Generic[M]):
 
     @cached_property
     def linear(self) -> tuple[Expr, Shape] | None:
-        """The offset in the first iteration of all loops, and a stride for each loop, in elements;
-        None if the access is indirect, or its offset is not affine in the loop variables."""
+        """Return the offset in the first iteration of all loops, and a stride for each loop, in
+        elements; None if the access is indirect, or its offset is not affine in the loop
+        variables."""
         return affine(self.offset, self.loops) if self.is_direct else None
 
     def stride(self, loop: Var) -> Expr | None:
@@ -83,28 +84,29 @@ class MemoryAccess(Generic[M]):
 
     @cached_property
     def row(self) -> Expr:
-        """The distance of rows in memory, the stride of the outermost loop; only where `range` is
-        known."""
+        """Return the distance of rows in memory, the stride of the outermost loop; only where
+        `range` is known."""
         assert self.linear is not None
         return self.linear[1][0]
 
     @cached_property
     def first_row(self) -> ElementRange:
-        """The elements that the first iteration of the outermost loop touches; only where `range`
-        is known."""
+        """Return the elements that the first iteration of the outermost loop touches; only where
+        `range` is known."""
         outer, *inner = self.loops
         row = replace(self, offset=self.begin(outer), loops=tuple(inner)).range
         assert row is not None
         return row
 
     def varies(self, loops: Sequence[Var]) -> bool:
-        """Return whether the access may touch other elements in other iterations of some loops."""
+        """Return whether the access may touch different elements in different iterations of these
+        loops."""
         return not self.is_direct or not self.offset.symbols().isdisjoint(v.sym for v in loops)
 
     @property
     def contiguous_from(self) -> Expr | None:
-        """The first element, if the loops, in their order, touch elements that follow each other in
-        memory; else None."""
+        """Return the offset of the first element, if the loops, in their order, touch consecutive
+        elements of memory; else None."""
         extents = tuple(v.extent for v in self.loops)
         if self.linear is None or self.linear[1] != strides(extents):
             return None
@@ -114,8 +116,8 @@ class MemoryAccess(Generic[M]):
 
     @cached_property
     def range(self) -> ElementRange | None:
-        """The range within which the access stays in all iterations; None if it is not affine or
-        the sign of a stride is not known."""
+        """Return the range within which the access stays in all iterations; None if it is not
+        affine or the sign of a stride is not known."""
         if self.linear is None:
             return None
         low = high = self.linear[0]

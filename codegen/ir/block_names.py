@@ -17,8 +17,8 @@ from codegen.symbolic.expr import Call, Expr, Sym
 
 
 class Naming:
-    """Short names for the bounds of blocks. names: per extent and axes of a dim, what begin and end
-    of this rank's block are called."""
+    """Short names for the bounds of blocks. names: by extent and axes of a dim, the two names of
+    the begin and the end of this rank's block."""
 
     def __init__(self, mesh: Mesh, every: Iterable[Expr]) -> None:
         self.mesh = mesh
@@ -54,7 +54,7 @@ class Naming:
         return name
 
     def definitions(self) -> Iterable[str]:
-        """Yield a line per block."""
+        """Yield, for each block, a line that defines its names."""
         for (extent, axes), (low, high) in self.names.items():
             over = ", ".join(f'"{a}"' for a in axes)
             begin = local_offset(self.mesh, extent, axes)

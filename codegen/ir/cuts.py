@@ -31,11 +31,13 @@ ZERO = const(0)
 
 @dataclass(frozen=True)
 class Cut:
-    """The part of a dim that a rank holds or needs. axes: that split the dim `extent` whose blocks
-    are followed; (): first … last on all ranks.
+    """The part of a dim that a rank holds or needs: one range of elements, as a formula of its
+    rank.
 
-    interval: low and high themselves, where no blocks are followed. entry: that of all or nothing.
-    """
+    If `axes` split a dim of `extent` elements into blocks, it is the set of j with first <= j <
+    last for which step * j + s lies in the rank's block, for an s from `least` to `most`. If axes
+    is (), it is first … last - 1 on all ranks. interval: the range itself, where it follows no
+    blocks. entry: the layout entry of a dim of which a rank has all or nothing."""
 
     axes: LayoutEntry
     first: Expr
@@ -58,7 +60,7 @@ class Cut:
         return _bounds(self, mesh)
 
     def _at(self, begin: Expr, end: Expr) -> tuple[Expr, Expr]:
-        """Return the bounds without clipping, where my block is begin … end - 1."""
+        """Return the bounds before clipping for a rank whose block is begin … end - 1."""
         if self.step > 0:
             return _ceil(begin - self.most, self.step), _ceil(end - self.least, self.step)
         return (self.least - end) // -self.step + 1, (self.most - begin) // -self.step + 1
@@ -91,7 +93,8 @@ class Cut:
         return low == high and not self.open
 
     def inside(self, other: Cut) -> bool:
-        """Return whether every rank's part evidently lies in its part by another cut."""
+        """Return whether every rank's part evidently lies in the same rank's part by another
+        cut."""
         if self == other or self.empty:
             return True
         if self.period is not None and other.period is None:
@@ -105,8 +108,8 @@ class Cut:
         )
 
     def wraps(self) -> tuple[Expr, Expr, Expr] | None:
-        """Return how often a dim that goes on stands before itself, and behind, for this part to
-        lie within; and its period. None: it does not go on."""
+        """Return (before, behind, period): how many periods a part reaches beyond the two ends of a
+        periodic dim. None if the dim is not periodic."""
         if self.period is None:
             return None
         n = expr.maximum(self.period, 1)
@@ -121,8 +124,8 @@ class Cut:
         return expr.most(_ceil(before, n), 0), expr.most(_ceil(beyond, n), 0), self.period
 
     def opened(self) -> Cut:
-        """Return the cut without clipping, so that its bounds are simple formulas; itself if it has
-        few rows of many."""
+        """Return the cut without clipping, so that its bounds are simple formulas; the cut itself
+        if it selects a few of many rows."""
         if not self.axes or self.interval is not None:
             return self
         rows, n = self.last - self.first, self.extent
@@ -161,7 +164,8 @@ def fixed(first: IntLike, last: IntLike) -> Cut:
 
 
 def block(axes: LayoutEntry, extent: Expr) -> Cut:
-    """Return balanced blocks; of an Owned entry, all or nothing."""
+    """Return the cut of a dim into balanced blocks along `axes`; for an Owned entry, all or
+    nothing."""
     if isinstance(axes, Owned):
         bounds = ZERO, extent * axes.has
         return Cut(tuple(axes), ZERO, extent, interval=bounds, entry=axes)
@@ -169,20 +173,21 @@ def block(axes: LayoutEntry, extent: Expr) -> Cut:
 
 
 def owned(axes: LayoutEntry, rows: int, row: int, mesh: Mesh) -> Owned:
-    """Return the entry of dims of which a rank has all or nothing: all if it has row `row` of a dim
-    of `rows` rows that these axes split."""
+    """Return the layout entry of dims of which a rank has all or nothing. It has all if row number
+    `row` is in its block of a dim of `rows` rows that these axes split."""
     low, high = row_of(axes, rows, row, mesh).bounds(mesh)
     return Owned(tuple(axes), rows, row, high - low)
 
 
 def row_of(axes: LayoutEntry, rows: int, row: int, mesh: Mesh) -> Cut:
-    """Return the part of a row, of extent 1, that a rank has."""
+    """Return the cut of extent 1 that a rank has if row number `row` of `rows` is in its block, and
+    that is empty on other ranks."""
     return of_result(block(tuple(axes), const(rows)), const(row), 1, const(1), mesh)
 
 
 def entry_of(unit: Cut, mesh: Mesh) -> Owned | None:
-    """Return the Owned entry that says the same as this cut of a dim of extent 1: all of it on the
-    ranks whose block has a certain row. None where the cut is no such row."""
+    """Return the Owned entry that describes this cut of a dim of extent 1: all on the ranks whose
+    block has a certain row, nothing on others. None where the cut is of another form."""
     if unit.entry is not None:
         return unit.entry
     known = unit.extent.is_const and unit.least.is_const and unit.least == unit.most
@@ -195,7 +200,7 @@ def entry_of(unit: Cut, mesh: Mesh) -> Owned | None:
 
 def interval(axes: LayoutEntry, low: Expr, high: Expr) -> Cut:
     """Return the cut of which each rank holds the elements from `low` to `high`, without the last;
-    both depend on its coordinates."""
+    both may depend on the rank's coordinates."""
     return Cut(axes, low, high, interval=(low, high))
 
 
@@ -222,7 +227,8 @@ def lows(mesh: Mesh, window: Window) -> Shape:
 
 
 def inside(a: Window, b: Window) -> bool:
-    """Return whether every rank's part by window a evidently lies in its part by window b."""
+    """Return whether every rank's part by window a evidently lies in the same rank's part by window
+    b."""
     return all(x.inside(y) for x, y in zip(a, b, strict=True))
 
 
@@ -239,14 +245,13 @@ Ranges = tuple[Expr, Expr, Expr, Expr]
 def near(
     mesh: Mesh, axes: tuple[str, ...], have: Sequence[Cut], want: Sequence[Cut]
 ) -> tuple[Ranges, ...]:
-    """Return, along each of these axes, the range of members that a member reads, and of those that
-    read it, where each axis alone splits a dim that is shifted, widened or cut into blocks of
-    another extent; else ().
+    """Return, along each of these axes, the range of members that a member reads, and the range of
+    members that read it. Return () unless each axis alone splits one dim, which is shifted, widened
+    or cut into blocks of another extent.
 
-    A member reads those of which a part lies in what it wants before it is clipped, and that hold
-    anything. Ranges may go on beyond the ends of the axis, to its other end.
-    Always holds: p is among those that q reads if and only if q is among p's readers.
-    """
+    A member reads those members that hold elements of its unclipped wanted part. A range may go on
+    beyond the end of the axis, and continues at its other end. Always holds: p is among those that
+    q reads if and only if q is among p's readers."""
     ranges_of: dict[str, Ranges] = {}
     for held, wanted in zip(have, want, strict=True):
         if wanted == held or (wanted.period is not None and not held.axes):
@@ -277,8 +282,8 @@ def _ranges(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
 
 
 def _ranges_around(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
-    """Return the ranges that skip members without elements, which lie between the last that has
-    some and the first; where none has any, nobody reads."""
+    """Return the ranges of readers and read members around a periodic dim. They skip the members
+    without elements, which are the last along the axis; they are empty if no member has any."""
     n, size = held.extent, mesh.size(held.axes)
     begin, end = held.bounds(mesh)
     some = expr.gt(n, 0)
@@ -297,8 +302,8 @@ def _ranges_around(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
 
 
 def of_operand(cut: Cut, start: Expr, step: int, mesh: Mesh) -> Cut:
-    """Return the operand's part for this part of j, where element j is operand[start + step *
-    j]."""
+    """Return the part of a slice's operand that is read for this part of its result, where
+    result[j] = operand[start + step * j]."""
     first, last = _covered(cut.first, cut.last, start, step)
     assert cut.period is None or (start, step) == (ZERO, 1), "of a whole dim"
     if cut.interval is None and not cut.axes:
@@ -313,8 +318,8 @@ def of_operand(cut: Cut, start: Expr, step: int, mesh: Mesh) -> Cut:
 
 
 def of_result(cut: Cut, start: Expr, step: int, extent: Expr, mesh: Mesh) -> Cut:
-    """Return the part of the j of a slice, start + step * j with j < extent, that lie in this part
-    of the operand."""
+    """Return the part of a slice's result that is read from this part of its operand: those j <
+    extent for which start + step * j lies in it."""
     if cut.interval is not None:
         return interval(cut.axes, *_within(*cut.interval, start, step, extent))
     first, last = _within(cut.first, cut.last, start, step, extent)
@@ -325,8 +330,8 @@ def of_result(cut: Cut, start: Expr, step: int, extent: Expr, mesh: Mesh) -> Cut
 
 
 def rolled(cut: Cut, shift: Expr, extent: Expr, mesh: Mesh) -> Cut:
-    """Return the operand's part for this part of j, where element j is operand[(j - shift) mod
-    extent]."""
+    """Return the part of a roll's operand that is read for this part of its result, where result[j]
+    = operand[(j - shift) mod extent]."""
     if cut.axes and cut.interval is None and cut.step != 1:
         cut = interval(cut.axes, *cut.bounds(mesh))
     bounds = cut.interval and (cut.interval[0] - shift, cut.interval[1] - shift)
@@ -337,7 +342,8 @@ def rolled(cut: Cut, shift: Expr, extent: Expr, mesh: Mesh) -> Cut:
 
 
 def _covered(low: Expr, high: Expr, start: Expr, step: int) -> tuple[Expr, Expr]:
-    """Return the least and one more than the greatest of start + step * j, low <= j < high."""
+    """Return the range that contains start + step * j for all low <= j < high: its least element,
+    and the one after its greatest."""
     if step == 1:
         return low + start, high + start
     if step == -1:
@@ -349,7 +355,7 @@ def _covered(low: Expr, high: Expr, start: Expr, step: int) -> tuple[Expr, Expr]
 
 
 def _within(low: Expr, high: Expr, start: Expr, step: int, extent: Expr) -> tuple[Expr, Expr]:
-    """Bounds of the j, 0 <= j < extent, with low <= start + step * j < high."""
+    """Return the range of those j, 0 <= j < extent, for which low <= start + step * j < high."""
     if step > 0:
         first, last = _ceil(low - start, step), _ceil(high - start, step)
     else:
@@ -368,8 +374,8 @@ def _ceil(e: Expr, step: IntLike) -> Expr:
 
 
 def widened(blocks: Cut, width: int) -> Cut:
-    """Return these blocks with `width` more elements behind each, for a dim that is longer by
-    them."""
+    """Return these blocks, each with `width` more elements at its end, for a dim that is longer by
+    `width`."""
     if not blocks.axes:
         return replace(blocks, last=blocks.last + width)
     if blocks.interval is not None:
@@ -381,7 +387,7 @@ def widened(blocks: Cut, width: int) -> Cut:
 
 
 def hull(a: Cut, b: Cut) -> Cut | None:
-    """Return the least cut that contains both, where they lie near each other; else None."""
+    """Return the smallest cut that contains both, or None where they do not lie near each other."""
     if a == b or b.inside(a):
         return a
     if a.inside(b):
@@ -415,8 +421,8 @@ def hull_of(a: Window, b: Window) -> Window | None:
 
 
 def gather(windows: Sequence[Window]) -> list[Window]:
-    """Return a few windows that cover all of these; the windows that one of them covers lie near
-    each other."""
+    """Return a few windows that together cover all of these: windows that lie near each other are
+    replaced by their common hull."""
     out: list[Window] = []
     for window in windows:
         for k, known in enumerate(out):

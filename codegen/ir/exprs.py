@@ -54,7 +54,7 @@ def _gather(x: Any, formulas: list[Expr]) -> None:
 
 
 def picked(x: Any) -> Iterator[Sym]:
-    """Yield the symbols in it that stand for positions which data decides."""
+    """Yield the symbols in `x` that stand for positions which data decides."""
     if isinstance(x, g.Bound):
         yield x.sym
     if isinstance(x, tuple):

@@ -1,4 +1,4 @@
-"""Names that are given once: what a user called x_2 is never taken for the second x."""
+"""A source of unique names: a user's own x_2 is never taken for the second x."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 
 class Fresh:
-    """Give out names, each once. taken: names that are given away already."""
+    """A source of unique names. taken: names that are in use already."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._count = dict.fromkeys(taken, 1)
 
     def name(self, base: str) -> str:
-        """Return base, or base_2, base_3 …: the first that nothing has."""
+        """Return the first of base, base_2, base_3, … that is not in use, and take it."""
         count = self._count.get(base, 0) + 1
         while (name := base if count == 1 else f"{base}_{count}") in self._count:
             count += 1

@@ -117,11 +117,10 @@ class Op:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A value patched at launch. dtype int64 (then `sym` is its symbol) or float64.
+    """A number that a launch sets. dtype: int64 (then `sym` is its symbol) or float64.
 
-    at_most: where it is the extent of a named dim, which launches take from the inputs that they
-    are given; so many elements at most.
-    """
+    at_most: for the extent of a named dim, which launches take from the inputs, its upper bound;
+    None for other scalars."""
 
     name: str
     dtype: DType
@@ -195,10 +194,10 @@ class StateArray:
 
 @dataclass(frozen=True)
 class Entry:
-    """One of several programs in an image. Its inputs and outputs, by their numbers in the module;
-    reads, rebinds: numbers of the states that it reads, and that it gives new arrays; updates: of
-    those it writes into where they lie; returns: of the tree, a leaf k is its k-th output; None: it
-    returns nothing. feeds, saves: by name."""
+    """One of several programs in an image. inputs, outputs, reads, rebinds, updates: numbers in the
+    module, of its inputs and outputs, and of the states that it reads, replaces by new arrays, or
+    writes in place. returns: the tree of results, whose leaf k is the k-th output; None: it returns
+    nothing. scalars, feeds, saves: their names."""
 
     name: str
     inputs: tuple[int, ...]
@@ -215,7 +214,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Feed:
-    """A stream of batches. fields: names and types of the arrays of a batch, which lie so."""
+    """A stream of batches. fields: the names, types and layouts of the arrays of a batch."""
 
     name: str
     fields: tuple[tuple[str, ArrayType], ...]
@@ -224,7 +223,8 @@ class Feed:
 
 @dataclass(frozen=True)
 class Condition:
-    """Axis sizes and scalars must make `holds` 1, or the launch is refused with `text`."""
+    """A condition on axis sizes and scalars: unless `holds` is 1, the launch is refused with
+    `text`."""
 
     holds: Expr
     text: str
@@ -233,10 +233,11 @@ class Condition:
 
 @dataclass(frozen=True)
 class Route:
-    """A permutation that is right wherever it was tried, not proved: tried again at launch.
+    """A permutation that was tried at many sizes but not proved, so that the launch tries its own
+    size.
 
-    member: the symbol of a position; of `size` positions, those where `sends` is 1 send to `to`.
-    """
+    member: the symbol of a member's position. Of `size` members, each at which `sends` is 1 sends
+    to position `to`."""
 
     to: Expr
     sends: Expr
@@ -248,8 +249,9 @@ class Route:
 
 @dataclass(frozen=True)
 class Keeps:
-    """Values that a way back keeps: of a loop, in so many turns, an element along the first dim for
-    each; turns None: of a function that spmd.remat computes again."""
+    """Values that a reverse pass keeps in memory. turns: for a loop, the number of iterations, each
+    of which stores an element along the first dim; None for a function that spmd.remat computes
+    again."""
 
     values: tuple[Value, ...]
     turns: Expr | None
@@ -293,22 +295,22 @@ class Module:
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        """The regions in which it begins: defaults of inputs, then the body."""
+        """Return the outermost regions: defaults of inputs, then the body."""
         return (*(i.default for i in self.inputs if i.default is not None), self.body)
 
     @property
     def entry_branch(self) -> Op | None:
-        """The branch between the entries; None: there are none."""
+        """Return the branch that selects an entry; None if the module has no entries."""
         return self.body.ops[-1] if self.entries else None
 
     @property
     def bodies(self) -> tuple[Region, ...]:
-        """The regions that run in a call: the arm of each entry, or the body of a module that has
-        none."""
+        """Return the regions that run in a call: the arm of each entry, or the body of a module
+        that has no entries."""
         return self.body.ops[-1].regions if self.entries else (self.body,)
 
     def with_bodies(self, bodies: Iterable[Region]) -> Module:
-        """Return the module with others of these."""
+        """Return the module with these regions in the places of its `bodies`."""
         arms = tuple(bodies)
         if not self.entries:
             return self.with_body(arms[0])
@@ -333,8 +335,9 @@ class Module:
 
 @dataclass(frozen=True)
 class Use:
-    """A use of a value. operand: its number; op None: the result of a region, or an output.
-    position: in program order; region: in which that is."""
+    """A use of a value. op: the op that reads it; None: it is a result of a region, or an output.
+    operand: the number of the operand; position: the place in program order; region: the region
+    that contains the use."""
 
     op: Op | None
     operand: int
@@ -344,10 +347,10 @@ class Use:
 
 @dataclass(frozen=True)
 class DefUse:
-    """An index of definitions and uses. order: all ops, outer ones first. defs: the op that makes a
-    value; regions: in which that is. uses: of a value, in program order. begins: the position at
-    which a value or a counter comes to be: an argument as its region begins, a result as its op
-    ends."""
+    """An index of definitions and uses. order: all ops, outer ones first. defs: by value, the op
+    that defines it; regions: by value, the region of its definition. uses: by value, its uses in
+    program order. begins: by value or counter, the position in program order at which it is
+    defined: for an argument, where its region begins; for a result, where its op ends."""
 
     order: tuple[Op, ...]
     defs: Mapping[Value, Op]
@@ -357,7 +360,8 @@ class DefUse:
 
     @classmethod
     def of(cls, *entries: Region, shown: Iterable[Value] = ()) -> DefUse:
-        """Return the index of these regions. shown: the values used at the end of the last one."""
+        """Return the index of these regions. shown: values that count as used at the end of the
+        last one."""
         order: list[Op] = []
         defs: dict[Value, Op] = {}
         regions: dict[Value, Region] = {}
@@ -411,7 +415,7 @@ def used_values(region: Region) -> Iterator[Value]:
 
 
 def free_values(region: Region) -> list[Value]:
-    """Return values a region uses and does not define, in order of first use."""
+    """Return the values that a region uses and does not define, in order of first use."""
     defined = set(region.args)
     out: dict[Value, None] = {}
     for op in region.ops:
@@ -429,8 +433,8 @@ def free_values(region: Region) -> list[Value]:
 
 
 def free_counters(region: Region) -> list[Sym]:
-    """Return counters of loops, and integers that are computed, which a region uses and which stand
-    outside of it, in order of first use."""
+    """Return the counters of loops, and symbols that `let` ops define, that a region uses and that
+    are defined outside it, in order of first use."""
     ops = list(walk(region))
     own = {op.kind.counts() for op in ops}
     exprs = [e for op in ops for e in op.kind.exprs()]

@@ -110,8 +110,8 @@ def _op_text(op: Op, name: ValueNames) -> str:
 
 
 class EntryText:
-    """The text of an entry's arm. It shows the arm's ops without the blanks that stand for what the
-    other entries give; and what it gives, as "state w" or "output loss", with its value."""
+    """The text of an entry's arm: the ops of the arm, without the blank values that stand for other
+    entries' results, and then its results, such as "state w" or "output loss"."""
 
     def __init__(self, module: Module, number: int) -> None:
         branch, entry = module.entry_branch, module.entries[number]
@@ -212,7 +212,8 @@ def module_text(module: Module) -> str:
 
 
 def _kept_lines(some: Keeps, name: ValueNames) -> Iterator[str]:
-    """Yield lines about what a way back keeps, with the bytes of the whole arrays."""
+    """Yield lines about the values that a reverse pass keeps, with the bytes of the whole
+    arrays."""
     place = f" at line {some.place.line}" if some.place else ""
     reason = "to compute again what is called" if some.turns is None else "of each turn of the loop"
     yield f"kept {reason}{place}: {_kept_bytes(some.values, some.turns, name)}"

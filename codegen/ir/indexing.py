@@ -47,8 +47,8 @@ def unravel(offset: Expr, shape: Shape) -> Index:
 
 
 def loop_vars(shape: Shape, prefix: str = "j") -> tuple[Var, ...]:
-    """Return a loop variable per dim; one that runs over a single element is left out by
-    `positions`."""
+    """Return a loop variable for each dim. (`positions` writes 0 for one that runs over a single
+    element.)"""
     return tuple(
         Var(Sym(f"{prefix}{d}", "var", expr.const(0), extent - 1), extent)
         for d, extent in enumerate(shape)
@@ -70,8 +70,8 @@ def positions(loops: Sequence[Var]) -> Index:
 
 
 def waiting_room(row: Shape, dtype: DType) -> Expr:
-    """Return the elements of memory for a row that waits to be written: its own, and a page, within
-    which it is placed."""
+    """Return the number of elements of memory for a row that is buffered before it is written:
+    those of the row, and a page within which the row is aligned."""
     return expr.product(row) + 4096 // dtype.size  # csrc/spmd_support.h: spmd_apart
 
 
@@ -182,12 +182,11 @@ ROWS = 8  # that may lie between what is read and what is written
 def rows_kept(
     node: Node[M], source: M, target: Expr, shape: Shape, step: Sequence[int]
 ) -> int | None:
-    """Return how many rows of results wait in a buffer of their own, where `source` of this shape
-    is read while it is written at `target` in these steps: a row is written when no row after it
-    reads it any more.
+    """Return how many rows of results must be buffered when array `source` of this shape is read
+    while it is overwritten at `target` in these steps: a row is written once no later row reads its
+    old elements.
 
-    0: every element is read where it is written only. None: the order of rows does not help.
-    """
+    0: every element is read only where it is written. None: no order of rows makes it correct."""
     kept = 0
     upwards = any(k < 0 for k in step[:1])  # rows are written last to first
     row = expr.product(shape[1:])
@@ -204,7 +203,8 @@ def rows_kept(
 
 
 def _rows(distance: Expr, shape: Shape) -> int | None:
-    """Return the least number of rows that this distance may be; None if it is not a few."""
+    """Return the least number of rows that this distance in memory may span, which is negative for
+    earlier rows; None if it may be more than ROWS."""
     row, *inner = strides(shape)
     if row.is_const:
         shift = distance.value // row.value if distance.is_const and row.value else None
@@ -213,8 +213,8 @@ def _rows(distance: Expr, shape: Shape) -> int | None:
 
 
 def _within(distance: Expr, inner: Sequence[Expr]) -> bool:
-    """Return whether a distance is a few steps along the inner dims, as of what is read through
-    plain slices."""
+    """Return whether a distance is a few steps along the inner dims, as for reads through plain
+    slices."""
     if distance.is_const:
         return abs(distance.value) <= ROWS * ROWS
     if len(inner) < 2:

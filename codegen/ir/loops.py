@@ -32,10 +32,10 @@ Kernels = Mapping[str, tuple[Any, tuple[Parameter, ...]]]
 
 @dataclass(frozen=True, eq=False)
 class Do(Kind):
-    """Do these acts in order. begins: pairs of an operand and a result that starts with the
+    """A sequence of acts, in order. begins: pairs of an operand and a result that starts with the
     operand's elements: both lie in one memory, or the elements are copied. scratch: memory that
-    only these acts use. of: the op of the Program that became this Do; None for several that were
-    fused."""
+    only these acts use. of: the op of the Program that became this Do; None for several ops that
+    were fused."""
 
     name = "do"
     acts: tuple[Act, ...]
@@ -48,8 +48,8 @@ class Do(Kind):
 class Loops:
     """A program as loop nests. constants: arrays in the image, by the value that a Load names.
     named: symbols that stand for formulas. diverging: by result of a loop, the axes along which
-    ranks may have made another number of iterations. lets: symbols that `let` ops define and that
-    follow from a formula."""
+    ranks may have executed different numbers of iterations. lets: symbols that `let` ops define and
+    that are equal to a formula."""
 
     module: Module
     constants: Mapping[Value, Array]
@@ -70,10 +70,11 @@ Cycle = tuple[Buffer, ...]
 
 @dataclass(frozen=True)
 class BufferAssignment:
-    """Loops with the buffers of their values. across: by loop, the values that stay live during
-    all of its iterations. exchanged: the axes of the exchanges that touch a value. last: exchanges
-    whose source is dead afterwards. arms: the arms of branches. cycles: by loop, the cycles of
-    buffers; as an iteration ends, each buffer takes the content of the one before it."""
+    """Loops with a buffer for each of their values. across: by loop, the values that stay live
+    during all of its iterations. exchanged: by value, the axes of the exchanges that touch it.
+    last: the exchanges whose source is dead afterwards. arms: the arms of branches. cycles: by
+    loop, cycles of buffers; as an iteration ends, each buffer takes the content of the one before
+    it."""
 
     loops: Loops
     buffers: tuple[Buffer, ...]
@@ -86,7 +87,8 @@ class BufferAssignment:
 
 
 def capacity(value: Value) -> Expr:
-    """Return the number of elements that any rank needs of a value at any time."""
+    """Return the number of elements of a value's memory: the most that any rank needs at any
+    time."""
     extent = expr.product(value.type.shape)
     elements = bounded(extent)
     if elements.is_const and (open_ended := _unclipped(extent)) != extent:
@@ -96,8 +98,8 @@ def capacity(value: Value) -> Expr:
 
 
 def bounded(e: Expr) -> Expr:
-    """Return an upper bound of e on any rank at any time, in symbols by which memory is laid
-    out."""
+    """Return an upper bound of `e` on any rank at any time, in terms of the symbols that determine
+    memory."""
     # a counter's bound may name the counter of the loop around it
     while gone := {s for s in e.symbols() if not s.lays_out}:
         e = estimate.upper_bound(e, gone)
@@ -105,8 +107,8 @@ def bounded(e: Expr) -> Expr:
 
 
 def _unclipped(e: Expr) -> Expr:
-    """Return an upper bound of a formula, without the ends of the array: a rank's block and what is
-    around it."""
+    """Return an upper bound of a formula that ignores clipping at the ends of the array: a rank's
+    block and the ghost cells around it."""
     for atom in e.atoms():
         slope, _ = expr.linear_in(e, atom)
         if not isinstance(atom, Call) or slope is None or not slope.is_const:

@@ -21,15 +21,15 @@ from codegen.ops import Loop as LoopOp
 
 @dataclass(frozen=True)
 class Overlays:
-    """The overlays of a Plan. around: by number of an overlay, from 1 on, the one around it; 0:
-    none. of: by number of a buffer, its overlay; 0: it lies in none."""
+    """The overlays of a Plan, numbered from 1. around: by overlay, the number of the one that
+    contains it; 0 for none. of: by buffer, the number of its overlay; 0 if it lies in none."""
 
     around: tuple[int, ...]
     of: tuple[int, ...]
 
     def share_memory(self, a: int, b: int) -> bool:
-        """Return whether buffers of one overlay may lie where buffers of the other one do: neither
-        is around the other."""
+        """Return whether buffers of one overlay may lie where buffers of the other do: neither
+        contains the other."""
         return common(self.around, a, b) not in (a, b)
 
 
@@ -70,7 +70,8 @@ class Arms:
                 self._look(i.default, self.of[i.value])
 
     def _stretch(self, module: Module) -> bool:
-        """Look at a program stretch by stretch; return whether there are several."""
+        """Divide the program into stretches and make an arm of each, if there are several; return
+        whether there are."""
         stretches: list[list[Op]] = []
         for op in module.body.ops:
             alone = isinstance(op.kind, LoopOp)
@@ -97,7 +98,8 @@ class Arms:
         return True
 
     def without_stretches(self, arm: int) -> int:
-        """Return the innermost arm of a branch that an arm is or stands in."""
+        """Return the arm itself if it is an arm of a branch; for a stretch, the innermost arm of a
+        branch around it."""
         while arm in self.stretches.values():
             arm = self.around[arm - 1]
         return arm
@@ -114,28 +116,28 @@ class Arms:
                 self._look(inner, own)
 
     def shared(self, values: Iterable[Value], blank: Collection[Value]) -> int:
-        """Return the innermost arm that all these values are defined in, but for blank ones, which
-        nobody writes."""
+        """Return the innermost arm that contains the definitions of all these values; blank ones,
+        which nobody writes, are ignored."""
         arms = {self.of[v] for v in values if v not in blank}
         return reduce(self.common, arms) if arms else 0
 
     def common(self, a: int, b: int) -> int:
-        """Return the innermost arm that two arms stand in; 0 if there is none."""
+        """Return the innermost arm that contains both arms; 0 if there is none."""
         return common(self.around, a, b)
 
     def depth(self, arm: int) -> int:
-        """Return how many arms an arm stands in, itself counted."""
+        """Return how many arms contain an arm, the arm itself included."""
         return 1 + self.depth(self.around[arm - 1]) if arm else 0
 
     def entry_of(self, arm: int) -> int:
-        """Return the arm around an arm that is an entry; 0 if the program has no entries."""
+        """Return the entry's arm that contains an arm; 0 if the program has no entries."""
         while arm and arm not in self.entries:
             arm = self.around[arm - 1]
         return arm
 
 
 def common(around: Sequence[int], a: int, b: int) -> int:
-    """Return the innermost arm that two arms stand in; 0 if there is none."""
+    """Return the innermost arm that contains both arms; 0 if there is none."""
     while a != b:
         if a > b:
             a = around[a - 1]
@@ -145,9 +147,9 @@ def common(around: Sequence[int], a: int, b: int) -> int:
 
 
 def overlays(plan: Plan) -> Overlays:
-    """Return which buffers of a Plan lie where others do. Buffers that change places, or of which
-    one may lie in the other, belong to one overlay, and of those that a compute phase touches none
-    lies where another one does: a phase is one function, whose pointers do not alias."""
+    """Return which buffers of a Plan may share memory. Buffers that exchange their addresses, or of
+    which one may lie in the other, belong to one overlay. Buffers that one compute phase touches
+    never share memory: a phase is one function, whose pointers must not alias."""
     around, arm = plan.arms, [b.arm for b in plan.buffers]
     lift = partial(common, around)
     cycles = [[plan.inputs[s.input].buffer.number, plan.outputs[s.new].buffer.number]
@@ -173,7 +175,8 @@ def overlays(plan: Plan) -> Overlays:
 
 
 def _apart(lift: Callable[[int, int], int], arm: int, others: Collection[int]) -> int:
-    """Return the arm, or the innermost one around it in which it overlies none of the others."""
+    """Return the innermost arm, from `arm` outwards, whose buffers share memory with none of the
+    other arms'."""
     for other in others:
         if (shared := lift(arm, other)) not in (arm, other):
             arm = shared
@@ -181,7 +184,7 @@ def _apart(lift: Callable[[int, int], int], arm: int, others: Collection[int]) -
 
 
 def _without_empty(around: Sequence[int], arm: Sequence[int]) -> Overlays:
-    """Return the overlays of arms, without those that hold no buffer."""
+    """Return the overlays of arms, without those that contain no buffer."""
     number, outer = {0: 0}, list[int]()
     for a, over in enumerate(around, 1):
         number[a] = number[over]

@@ -74,7 +74,7 @@ class Literal:
 
 @dataclass(frozen=True)
 class Integer(Generic[M]):
-    """A symbolic integer as a number: positions, extents, the index itself."""
+    """A symbolic integer as a number, such as a position, an extent or the index itself."""
 
     value: Expr
     dtype: DType
@@ -92,7 +92,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Bound(Generic[M]):
-    """A position that data decides: sym stands for max(min(node, limit), 0) in offsets."""
+    """A position that data decides: in offsets, `sym` has the value max(min(node, limit), 0)."""
 
     sym: Sym
     node: Node[M]
@@ -146,12 +146,12 @@ class Var:
 
 @dataclass(frozen=True)
 class Store(Generic[M]):
-    """buffer[offset] = value, for every point. combine: a COMBINE, "set" or KEEPS. A point is
+    """Store buffer[offset] = value for every point. combine: a COMBINE, "set" or KEEPS. A point is
     dropped if one of its bound positions lies outside 0 … limit. rows: the number of rows of the
-    first loop that wait in the buffer `waiting` before they are stored, since later rows read the
-    old elements; a waiting row takes `room` elements, and a point lies at `line` in its row. sift:
-    the points that are not dropped are listed first, for this many iterations of the last loop; 0
-    if each is tested and stored by itself."""
+    first loop that are buffered in `waiting` before they are stored, since later rows read the old
+    elements; a buffered row takes `room` elements, and a point lies at `line` in its row. sift:
+    list the points that are not dropped first, for this many iterations of the last loop; 0: test
+    and store each point by itself."""
 
     loops: tuple[Var, ...]
     buffer: M
@@ -168,18 +168,18 @@ class Store(Generic[M]):
 
     @property
     def is_plain(self) -> bool:
-        """Whether every point writes its value where it is computed: none is combined with what is
-        there, none is dropped, none waits."""
+        """Return whether every point is written as soon as it is computed: no point is combined
+        with the old element, dropped or buffered."""
         return self.combine == "set" and not (self.bounds or self.rows)
 
 
 @dataclass(frozen=True)
 class Reduce(Generic[M]):
-    """buffer[offset] = COMBINE[fn] of value over `inner`, for every point of `loops`. rows: the
-    last of `loops` runs innermost, over a row of results that is contiguous in memory. total: the
-    type of the accumulator; None leaves it to loops/schedule.py. unroll: the number of iterations
-    of the loop around the innermost one that are computed in one; their terms are combined first,
-    then added to the row."""
+    """Compute buffer[offset] = COMBINE[fn] of value over `inner`, for every point of `loops`. rows:
+    the last of `loops` runs innermost, over a row of results that is contiguous in memory. total:
+    the type of the accumulator; None leaves it to loops/schedule.py. unroll: the number of
+    iterations of the loop around the innermost one that are computed together; their terms are
+    combined first, then added to the row."""
 
     loops: tuple[Var, ...]
     inner: tuple[Var, ...]
@@ -196,9 +196,9 @@ class Reduce(Generic[M]):
 
 @dataclass(frozen=True)
 class LocalValue(Generic[M]):
-    """A local variable of a nest, which LocalRead(name) reads: at this point or, with fn, once the
-    sweep is done; then it is COMBINE[fn] of the values at all points, computed in the type `total`
-    and rounded at the end."""
+    """A local variable of a nest, which LocalRead(name) reads: at this point or, with fn, after the
+    sweep. With fn it is COMBINE[fn] of the values at all points, computed in the type `total` and
+    rounded at the end."""
 
     name: str
     dtype: DType
@@ -214,10 +214,10 @@ class LocalValue(Generic[M]):
 
 @dataclass(frozen=True)
 class Sweep(Generic[M]):
-    """Do parts in order for every point of `loops` (within those of the nest). simd: iterations of
-    the last loop may run in vectors: folds in any order, stores to different elements. lanes: the
-    number of accumulators of each fold, which are folded at the end; 0 for one accumulator. ahead:
-    values that a loop of their own computes first, for a piece of the last loop
+    """Execute parts in order for every point of `loops` (within those of the nest). simd:
+    iterations of the last loop may run in vectors: folds in any order, stores to different
+    elements. lanes: the number of accumulators of each fold, which are combined at the end; 0 for
+    one accumulator. ahead: values that a separate loop computes first, for a piece of the last loop
     (loops/lookahead.py)."""
 
     loops: tuple[Var, ...]
@@ -228,7 +228,7 @@ class Sweep(Generic[M]):
 
     @property
     def long(self) -> tuple[Var, ...]:
-        """The loops of more than one iteration."""
+        """Return the loops of more than one iteration."""
         return tuple(v for v in self.loops if v.extent != 1)
 
     @property
@@ -238,8 +238,9 @@ class Sweep(Generic[M]):
 
 @dataclass(frozen=True)
 class Nest(Generic[M]):
-    """Do sweeps in order for every point of `loops`. A Reduce in it has `rows`. unroll: the number
-    of iterations of the last of `loops` that are computed in one (loops/unroll_and_jam.py)."""
+    """Execute sweeps in order for every point of `loops`. A Reduce in it has `rows`. unroll: the
+    number of iterations of the last of `loops` that are computed together
+    (loops/unroll_and_jam.py)."""
 
     loops: tuple[Var, ...]
     sweeps: tuple[Sweep[M], ...]
@@ -298,8 +299,9 @@ class Part(Generic[M]):
 
 @dataclass(frozen=True)
 class LibraryCall(Generic[M]):
-    """function(numbers, parts) for every point of `loops`. Operands that it updates are initialised
-    before. routines: logical numbers, in the order of the function's."""
+    """Call function(numbers, parts) for every point of `loops`. Operands that it updates are
+    initialised before. routines: the logical numbers of the library routines, in the order of the
+    function's parameters."""
 
     function: Caller
     loops: tuple[Var, ...]
@@ -311,7 +313,8 @@ class LibraryCall(Generic[M]):
 
 @dataclass(frozen=True)
 class Argument(Generic[M]):
-    """An argument of a kernel: a Buffer (from an offset on) or a Node. writes: an output."""
+    """An argument of a kernel: a Buffer (from an offset on) or a Node. writes: the kernel writes
+    it."""
 
     value: M | Expr | Node[M]
     dtype: DType
@@ -331,7 +334,7 @@ class KernelCall(Generic[M]):
 
 @dataclass(frozen=True)
 class WorkLoop(Generic[M]):
-    """A loop inside of a phase: its body in every iteration, for `sym` from start to stop."""
+    """A loop inside a phase: it executes its body for each value of `sym` from start to stop."""
 
     sym: Sym
     start: Expr
@@ -343,7 +346,7 @@ class WorkLoop(Generic[M]):
 
 @dataclass(frozen=True)
 class WorkBranch(Generic[M]):
-    """A branch inside of a phase: arm number `on` runs, as in a Branch."""
+    """A branch inside a phase: it executes arm number `on`, as a Branch does."""
 
     on: Expr | Load[M]
     arms: tuple[tuple[Work[M], ...], ...]
@@ -448,18 +451,18 @@ class Exchange(Generic[M]):
 
     @property
     def constant(self) -> bool:
-        """Whether its boxes are the same in every turn of the loops around it."""
+        """Return whether its boxes are the same in every iteration of the loops around it."""
         return all(s.kind != "counter" for box in self.boxes for s in box.symbols())
 
 
 @dataclass(frozen=True)
 class Loop:
     """Repeat a body of steps. slot: where a rank keeps the counter (None: a while loop has none).
-    condition: the steps that compute the truth value `flag`. rotate: cycles of buffers; as a turn
-    ends, what is in one comes to be in the next one, and what is in the last in the first, without
-    being moved: their places in the rank's memory change. All of a cycle have one dtype and one
-    capacity, so a box inside its buffer is so in every turn; and whoever takes part in an exchange
-    that touches them has made the same turns."""
+    condition: the steps that compute the truth value `flag`. rotate: cycles of buffers that
+    exchange addresses as an iteration ends, so that each takes the content of the one before it and
+    no element moves. All buffers of a cycle have one dtype and one capacity, so a box inside its
+    buffer is so in every iteration; and all ranks of an exchange that touches them have executed
+    the same number of iterations."""
 
     counter: Sym | None
     slot: int
@@ -475,7 +478,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Let(Generic[M]):
-    """The symbol `counter`, kept in this slot, is what stands in a 0-d buffer."""
+    """Define the symbol `counter`, kept in this slot, by the number in a 0-d buffer."""
 
     counter: Sym
     slot: int
@@ -485,7 +488,8 @@ class Let(Generic[M]):
 
 @dataclass(frozen=True)
 class Branch:
-    """Arm number `on` (clamped to the arms): an Expr (branch on the index) or a 0-d buffer."""
+    """Execute arm number `on` (clamped to the arms): an Expr (branch on the index) or a 0-d
+    buffer."""
 
     on: Expr | Load
     arms: tuple[tuple[Step, ...], ...]
@@ -494,7 +498,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Default:
-    """Steps that compute input number `input` in a call that omits it."""
+    """Execute steps that compute input number `input` in a call that omits it."""
 
     input: int
     name: str
@@ -527,9 +531,9 @@ class Expect(Generic[M]):
 
 @dataclass(frozen=True)
 class Home:
-    """Where a carried value belongs: the extents of its memory; the shape and layout of the array
-    of which it is a part, and the part's offset if it has ghost cells around it. `array` is None if
-    the value is this rank's only."""
+    """The place of a carried value in a global array: the extents of its memory; the shape and
+    layout of the array, and the offset of the rank's part in memory that has ghost cells. `array`
+    is None if the value is this rank's only."""
 
     name: str
     dtype: DType
@@ -602,7 +606,8 @@ class Array:
     offset and extent of a rank's part along every dim. own: each rank has an array of its own.
     room: where the part begins in memory with ghost cells, along every dim, and the extents of that
     memory. flag: the symbol that is 1 in a call that passes the input or asks for the output;
-    needs: the optional inputs that an output needs, or the declaration of an optional input."""
+    needs: the names of the optional inputs that an output needs, or of the declaration of an
+    optional input."""
 
     name: str
     buffer: Buffer

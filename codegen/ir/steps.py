@@ -64,7 +64,7 @@ def walk_steps(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def operations(steps: Sequence[Step]) -> list[Operation]:
-    """Return the steps that a rank can be at, by number."""
+    """Return the steps at which a rank can be, in the order of their numbers."""
     return [s for s in walk_steps(steps) if isinstance(s, _OPERATIONS)]
 
 
@@ -98,7 +98,7 @@ def simple_works(phase: Phase) -> list[Simple]:
 
 
 def mapped_steps(steps: Sequence[Step], f: Callable[[Step], Step]) -> tuple[Step, ...]:
-    """Return the steps with f(step) in the place of each, outer ones first."""
+    """Return the steps with each replaced by f(step), outer ones first."""
     return tuple(_inside(f(step), f) for step in steps)
 
 
@@ -115,13 +115,14 @@ def _inside(step: Step, f: Callable[[Step], Step]) -> Step:
 
 
 def is_asked(on: Expr | Load[M]) -> bool:
-    """Return whether a call decides about a branch, by what it gives and what it asks for."""
+    """Return whether a branch depends on the call: on which inputs it passes and which outputs it
+    asks for."""
     return isinstance(on, Expr) and any(s.kind == "flag" for s in on.symbols())
 
 
 def step_buffers(step: Step) -> Iterator[Buffer]:
     """Return an iterator over every buffer that a step itself (not a step inside it) touches.
-    Constants are none: they lie in the image, and are numbered on their own."""
+    Constants are not among them: they lie in the image and have their own numbers."""
     return (b for b in step_memory(step) if b.data is None)
 
 
@@ -208,7 +209,7 @@ def moved(act: Expect[N], of: Callable[[N], M]) -> Expect[M]: ...
 @overload
 def moved(act: Feeding[N], of: Callable[[N], M]) -> Feeding[M]: ...
 def moved(act: Any, of: Callable[[N], M]) -> Any:
-    """Return an act over other memory: `of` returns the new memory for the old."""
+    """Return an act over other memory: `of` maps the old memory to the new."""
 
     def change(x: Any) -> Any:
         if type(x) is tuple:
@@ -222,8 +223,8 @@ def moved(act: Any, of: Callable[[N], M]) -> Any:
 
 
 def relocated(act: Any, places: Mapping[Value, tuple[Value, Expr]]) -> Any:
-    """Return an act of Loops in which what lay in one value lies in another one, from an offset on:
-    places has both by the value that it lay in."""
+    """Return an act of Loops whose memory is replaced: `places` maps a value to the value in which
+    its elements lie now, and their offset there."""
 
     def change(x: Any) -> Any:
         if type(x) is tuple:
@@ -249,7 +250,7 @@ _OVER_MEMORY: dict[type, tuple[str, ...]] = {
 
 
 def array_of(argument: Argument[M]) -> M | None:
-    """Return the array that an argument of a kernel is; None if it is a number."""
+    """Return the buffer of an array argument of a kernel; None if the argument is a number."""
     operand = argument.value
     return None if isinstance(operand, Expr) or isinstance(operand, _NODES) else operand
 
@@ -258,7 +259,7 @@ _NODES = (Apply, Integer, Literal, Load, LocalRead, Runtime)
 
 
 def nodes(act: Act[M] | LocalValue[M]) -> Iterator[Node[M]]:
-    """Yield the trees of an act in order: what it computes at a point."""
+    """Yield the expression trees that an act computes at a point, in order."""
     if isinstance(act, Nest):
         for part in act.parts:
             yield from nodes(part)

@@ -29,7 +29,7 @@ def alike(first: Any, second: Any) -> bool:
 
 
 class _Comparison:
-    """Values of the first level with those of the second one in their places."""
+    """A correspondence between the values of two levels, built while they are compared."""
 
     def __init__(self) -> None:
         self.partners: dict[Value, Value] = {}
@@ -60,7 +60,8 @@ class _Comparison:
         return True
 
     def values(self, a: Value, b: Value) -> bool:
-        """Whether b stands wherever a does, and nothing else does; names are hints."""
+        """Return whether a and b correspond to each other and to no other value; names are
+        ignored."""
         if self.partners.setdefault(a, b) is not b or self.taken.setdefault(b, a) is not a:
             return False
         return a is b or self.alike(a.type, b.type)
@@ -75,7 +76,7 @@ class _Comparison:
 
 
 def size(level: Any) -> dict[str, int]:
-    """Return how many ops, steps, exchanges and buffers a level has, as far as it has such."""
+    """Return the numbers of ops, steps, exchanges and buffers of a level, where it has them."""
     if isinstance(level, BufferAssignment):
         return {**size(level.loops), "buffers": len(level.buffers)}
     if isinstance(level, Loops):

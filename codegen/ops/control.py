@@ -52,8 +52,9 @@ class Loop(Control):
         return batch.loop(op, stacked)
 
     def turns(self) -> Expr | None:
-        """Return the number of iterations of a loop that no condition ends before, 0 or less for
-        none; None if only the launch or the run knows it."""
+        """Return the number of iterations of a counted loop as a formula of its bounds (not
+        positive if it has none); None if the loop has no counter bound or its step is not a
+        constant."""
         if self.stop is None or not self.step.is_const:
             return None
         step = self.step.value
@@ -66,9 +67,10 @@ POSITION = "position"
 
 @dataclass(frozen=True)
 class Let(Control):
-    """Define the symbol `counter` for the ops after it: its value is the operand, a 0-d int64 that
-    is the same on all ranks. key: names the facts about the symbol for a second trace; POSITION:
-    the operand is the position in the program, for timelines and messages."""
+    """Define the symbol `counter` for the ops after it. Its value is the operand, a 0-d int64 that
+    is the same on all ranks. key: identifies the symbol's facts when the program is traced again. A
+    key of POSITION marks an operand that is the position in the program, for timelines and
+    messages."""
 
     name = "let"
     at_home = True
@@ -94,7 +96,8 @@ class Let(Control):
 
 @dataclass(frozen=True)
 class Branch(Stated, Control):
-    """Region number `on` (an Expr, clamped), or the operand if None; if: (else, then)."""
+    """Execute one of the regions: the one whose number is `on` (an Expr, clamped to the regions),
+    or the operand if `on` is None. The branch of an `if` has the regions (else, then)."""
 
     name = "branch"
     held = True
@@ -110,10 +113,10 @@ class Branch(Stated, Control):
 @dataclass(frozen=True, eq=False)
 class Defined(Stated, Control):
     """Compute a region that has a user-defined derivative, while a program is traced. back: the
-    derivative, from operands, results and cotangents of the results, as arrays, to cotangents of
-    the operands; None: the region is computed again for it. kept: so many last results exist for
-    the reverse pass only; a cotangent of one of them comes from a derivative of `back`, and goes
-    through the ops of the region."""
+    function that computes the operands' cotangents from operands, results and the results'
+    cotangents, all as arrays; None: the reverse pass computes the region again. kept: the number of
+    last results that exist for the reverse pass only; a cotangent of such a result, which a
+    derivative of `back` may have, is propagated through the ops of the region."""
 
     name = "defined"
     back: Callable[..., Any] | None
@@ -121,15 +124,15 @@ class Defined(Stated, Control):
     kept: int = 0
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Values:
-        """Map the region over members, and the way back too."""
+        """Map both the region and its derivative over the members."""
         return batch.defined(op, stacked)
 
 
 @dataclass(frozen=True)
 class Relayout(Kind):
-    """Give an array another layout (Graph level). asked: the user asks for it. because: the reason,
-    in words, if the compiler decides it. wanted: each rank gets all parts that it reads, ghost
-    cells too, in one exchange."""
+    """Give an array another layout (Graph level). asked: the user asks for it. because: the
+    compiler's reason for it, in words. wanted: one exchange gives each rank all elements that its
+    later ops read, ghost cells included."""
 
     name = "relayout"
     lays_out = True

@@ -45,10 +45,11 @@ MOST_DIMS = 3  # that a window moves along
 
 @dataclass(frozen=True)
 class Convolve(Kind):
-    """The sum of x[b, start + stride o + dilation k, g, c] w[g, k, c, f] y[b, o, g, f], without one
-    of the three: `gives` says which, of the other two. o and k have a dim for each of `stride`; c
-    is summed within each group g of channels. Elements beyond the ends of x count as 0. shape: the
-    result's extents along those dims."""
+    """Compute one of the arrays x, w and y from the other two, by sums of the products x[b, start +
+    stride o + dilation k, g, c] w[g, k, c, f] y[b, o, g, f] over all indices that the result lacks.
+    gives: the name of the result. o and k have an index for each entry of `stride`; c is summed
+    within each group g of channels. Elements beyond the ends of x count as 0. shape: the result's
+    extents along the dims of windows."""
 
     name = "convolve"
     has_room = False
@@ -66,12 +67,12 @@ class Convolve(Kind):
 
     @property
     def reads_of(self) -> str:
-        """Return the letters of the two among x, w and y that are the operands."""
+        """Return the names of the two operands, as letters: two of x, w and y."""
         return "xwy".replace(self.gives, "")
 
     @property
     def along(self) -> range:
-        """Return the dims along which windows move, the same in x, w and y."""
+        """Return the dims along which windows move, which have the same numbers in x, w and y."""
         return range(1, 1 + len(self.stride))
 
     def by_name(self, op: Op) -> dict[str, Value]:
@@ -213,14 +214,15 @@ class Convolve(Kind):
         return _clipped(_wider(cut, expr.const(0), span, shards), extent, shards)
 
     def _reached(self, op: Op, d: int, of_x: Cut, shards: Shards) -> Cut:
-        """Return which windows along a dim hold something of this part of x."""
+        """Return the windows along a dim that contain an element of this part of x, as a part of
+        y."""
         span, count = self._span(op, d), self.by_name(op)["y"].type.shape[1 + d]
         cut = _wider(of_x, span, expr.const(0), shards)
         return cuts.of_result(cut, self.start[d], self.stride[d], count, shards.mesh)
 
     def summed(self, op: Op, window: Window, shards: Shards) -> list[Cut] | None:
-        """Return the parts of the channels over which a sum goes; where it gives a window, of all
-        places that this has been at."""
+        """Return the parts of the summed dims that a rank takes: of the channels where the result
+        is y or x; of the batch and of all window positions where it is w."""
         if self.gives == "y":
             last = op.operands[1].type.ndim - 2
             return [shared(op, window, shards, op.operands[0].type.ndim - 1, last)]
@@ -237,7 +239,7 @@ class Convolve(Kind):
         return inner
 
     def windows(self, op: Op, window: Window, shards: Shards) -> dict[str, Window]:
-        """Return the parts of all three that a rank computes with."""
+        """Return, by name, the parts of x, w and y that a rank computes with."""
         inner = self.summed(op, window, shards)
         assert inner is not None
         held, of = shards.computed(op, window, inner), self.by_name(op)
@@ -316,8 +318,8 @@ class _Memory(NamedTuple):
 
     @classmethod
     def of(cls, value: Value, op: Op, builder: LoopBuilder) -> _Memory:
-        """Return the memory of an operand that lies row by row without gaps (of x: whose channels
-        lie together); else a copy that does."""
+        """Return the memory of an operand if its elements lie contiguously in row-major order (for
+        x, it is enough that its channels are contiguous); else that of a new contiguous copy."""
         loops, shape = loop_vars(value.type.shape), value.type.shape
         node, plain = builder.node(value, positions(loops)), strides(shape)
         address = affine(node.offset, loops) if isinstance(node, Load) and not node.bounds else None
@@ -333,7 +335,7 @@ class _Memory(NamedTuple):
 
 
 def _wider(cut: Cut, before: Expr, behind: Expr, shards: Shards) -> Cut:
-    """Return the cut with so many elements more at its ends."""
+    """Return the cut, extended by `before` and `behind` elements at its two ends."""
     if cut.interval is not None or (cut.axes and cut.step < 0):
         low, high = cut.bounds(shards.mesh)
         return cuts.interval(cut.axes, low - before, high + behind)
@@ -355,8 +357,8 @@ def _clipped(cut: Cut, extent: Expr, shards: Shards) -> Cut:
 
 
 def _inside(first: int, step: int, extent: int, count: int) -> tuple[slice, slice]:
-    """Return two slices, of the positions first + step * o for o < count that lie inside an extent,
-    and of these o."""
+    """Return two slices: the positions first + step * o, for 0 <= o < count, that lie in 0 … extent
+    - 1, and the range of those o."""
     low = min(max(0, -(first // step)), count)
     high = min(max(low, -((first - extent) // step)), count)
     begin = first + step * low
@@ -480,8 +482,8 @@ _LANE_FORMS = {
 
 def _caller(kind: Convolve, dtype: DType, moves: Sequence[Sequence[int]],
             known: Mapping[str, Expr], lanes: bool) -> tuple[Caller, Shape]:
-    """Return a C function in which known numbers are constants, and the numbers that are its
-    arguments."""
+    """Return the C function of a convolution, and the values of its integer arguments. Numbers that
+    are known when the image is built are constants in its text."""
     gives, c = kind.gives, dtype.c
     fixed = {name: known[name].value for name in _FIXED if known[name].is_const}
     if lanes:

@@ -42,7 +42,8 @@ def within(cut: Cut) -> bool:
 
 
 def _along(value: Value, defs: Defs) -> int | None:
-    """Return the dim along which a value is 0, 1, 2, …, whatever the place along others."""
+    """Return the dim along which a value counts 0, 1, 2, …, being constant along the others; None
+    if it does not, or if that is not known."""
     op = defs.get(value)
     if op is None:
         return None
@@ -70,8 +71,8 @@ def _along(value: Value, defs: Defs) -> int | None:
 
 
 def _as_it_was(op: Op, defs: Defs) -> Value | None:
-    """Return the operand that an op leaves unchanged if its numbers count: max(x, 0), min(x, last),
-    and the wrap of negative x to x from the end; else None."""
+    """Return the operand that an op leaves unchanged, provided that the operand counts 0, 1, 2, …:
+    by max(x, 0), min(x, last), or the wrap of negative indices x; else None."""
     assert isinstance(op.kind, Map)
     fn, operands = op.kind.fn, op.operands
     if fn == "maximum" and _number(operands[1], defs) == 0:
@@ -89,7 +90,7 @@ def _as_it_was(op: Op, defs: Defs) -> Value | None:
 
 
 def _number(value: Value, defs: Defs) -> Expr | None:
-    """Return the integer that all elements are."""
+    """Return the integer that all elements of a value are equal to; None if it is not known."""
     op = defs.get(value)
     if op is None:
         return None

@@ -19,8 +19,9 @@ from codegen.symbolic.expr import Expr
 
 @dataclass(frozen=True)
 class Edge(Kind):
-    """Repeat the first and the last element before and behind an array, along every dim (Graph
-    level). A part of the result is wanted with all that lies between."""
+    """Pad an array along every dim with copies of its first and its last element (Graph level), by
+    the `widths` before and behind it. A rank's part of the result is always one contiguous interval
+    per dim."""
 
     name = "edge"
     widths: tuple[tuple[int, int], ...]
@@ -101,7 +102,8 @@ def _lines(builder: GradientBuilder, x: Value, d: int, first: Expr, count: Expr)
 def _line_again(
     value: Value, d: int, source: Expr, count: Expr, target: Expr, build: GraphBuilder
 ) -> Value:
-    """Return the array with `count` copies of the line at `source` of a dim, from `target` on."""
+    """Return the array with `count` copies of its line `source` along dim d, written from line
+    `target` on."""
     shape, zeros = value.type.shape, [expr.const(0)] * value.type.ndim
     step = (1,) * len(shape)
     line_shape = (*shape[:d], expr.const(1), *shape[d + 1 :])

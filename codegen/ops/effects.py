@@ -61,7 +61,7 @@ class Expect(Effect):
     check: str = ""
 
     def batch(self, op: Op, stacked: Values, batch: BatchBuilder) -> Sequence[Value]:
-        """Expect that the condition holds for every member that comes here."""
+        """Expect that the condition holds for every member that executes this op."""
         first, *shown = op.operands
         holds = batch.where_active(*batch.every_of([first], stacked[:1]))
         each = []

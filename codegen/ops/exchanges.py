@@ -35,8 +35,8 @@ Axes = tuple[str, ...]
 
 
 class Exchange(Kind):
-    """A kind by which the members of a group give operands to each other. moves: a member may
-    receive elements that another one computed, so that both then have the same."""
+    """The base of kinds by which the members of a group send operands to each other. moves: a
+    member may receive elements that another one computed, so that both then have the same."""
 
     from_buffers = True
     moves: ClassVar[bool] = False
@@ -48,7 +48,7 @@ class Exchange(Kind):
         builder.exchange(op, self)
 
     def agreed(self) -> dict[str, Expr]:
-        """Return, by name, the formulas that must be the same on all members."""
+        """Return, by name, the formulas that must have the same value on all members."""
         return {}
 
     def differs(self) -> list[Expr] | None:
@@ -80,9 +80,9 @@ class Exchange(Kind):
 
 
 class Flowing(Exchange):
-    """An exchange in which `flow` says from whom a member receives. all: every member; from_root:
-    the member at position `root`; to_root: every member, if it is the root; up_to: itself and those
-    before it; before: those before it."""
+    """An exchange in which `flow` tells from whom a member receives: all (every member), from_root
+    (only the one at position `root`), to_root (only the root receives, from everybody), up_to
+    (itself and the members before it) or before (the members before it)."""
 
     flow: str
     root: Expr | None
@@ -207,8 +207,8 @@ class Move(Flowing):
 
     @property
     def parts(self) -> bool:
-        """Return whether every dim is held, or wanted, as a whole: then the members' parts make up
-        the array."""
+        """Return whether every dim is whole either in `have` or in `want`; then the members' parts
+        together make up the array."""
         return all(have is None or want is None for have, want in zip(self.have, self.want))
 
     @property

@@ -33,7 +33,7 @@ def along(ndim: int, spans: Mapping[int, Span]) -> Bounds:
 
 
 def each(bounds: Bounds, ndim: int) -> Bounds:
-    """Return one span for each dim; None stands for all of a dim."""
+    """Return one span for each dim; empty bounds become None, the whole dim, for each."""
     return bounds or (None,) * ndim
 
 
@@ -63,7 +63,8 @@ class Member:
                 for span, extent in zip(each(bounds, len(shape)), shape, strict=True)]
 
     def copies(self, box: Box, wraps: Wraps) -> list[Box]:
-        """Return the boxes at which a part stands, in dims that go on beyond their ends."""
+        """Return the box and its periodic images: its positions shifted by multiples of the period,
+        in dims that wrap around."""
         per_dim = []
         for (low, high), wrap in zip(box, wraps or [None] * len(box), strict=True):
             before, beyond, period = map(self.value, wrap or (0, 0, 0))
@@ -128,7 +129,8 @@ class Group:
         return total
 
     def near(self, taker: Member, giver: Member, axes: Sequence[str], near: Near) -> bool:
-        """Return whether two members are near each other, as both must say."""
+        """Return whether the taker reads from the giver by the ranges of neighbours. Raise
+        InternalError where the two members' own ranges disagree about that."""
         reads = told = True
         for axis, (begin, end, first, last) in zip(axes, near):
             coord, size = f"i_{axis}", taker.env.get(f"n_{axis}", 1)

@@ -26,12 +26,12 @@ Along = tuple[tuple[int, int, int] | None, ...]
 class Kernel(Stated):
     """Call a user's kernel.
 
-    args: for each parameter ("in", operand), ("out", (result, operand with which it begins, or
-    None: with anything)), ("own", …): as "out", for an input that the kernel overwrites, ("expr",
-    Expr), ("start", dims) or ("starts", Exprs). follows: the loops that the leading dims of each
-    parameter follow. along: for each operand, the dims of which the kernel needs a part only.
-    apart: each rank computes its parts of the results; it does not call the kernel for empty ones.
-    """
+    args: for each parameter ("in", operand), ("out", (result, operand with whose elements it
+    begins, or None: with any content)), ("own", …): as "out", for an input that the kernel
+    overwrites, ("expr", Expr), ("start", dims) or ("starts", Exprs). follows: for each parameter,
+    the loops over its leading dims, one call per iteration. along: for each operand, the dims of
+    which the kernel needs only a part. apart: each rank computes its own parts of the results, and
+    does not call the kernel for empty ones."""
 
     name = "kernel"
     has_room = False
@@ -99,7 +99,7 @@ class Kernel(Stated):
         return batch.emit_all(kind, *operands)
 
     def _loops_of(self, operand: int) -> bool:
-        """Return whether an operand has dims that loops follow."""
+        """Return whether an operand has leading dims over which the calls loop."""
         return any(loops for arg, loops in zip(self.args, self.follows)
                    if arg == ("in", operand))
 

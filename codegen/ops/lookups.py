@@ -307,8 +307,8 @@ class Gather(Kind):
     def _counted_points(
         self, op: Op, window: Window, shards: Shards
     ) -> tuple[Window, dict[int, int]]:
-        """Return the part of the points; and those dims of x of which a rank needs the same part,
-        with the dim of the points for each."""
+        """Return the window of the index arrays, and a mapping from dims of x to their dims: along
+        these the indices count 0, 1, 2, …, so that a rank needs the same part of both dims."""
         x, *index = op.operands
         points = window[self.index_dim : self.index_dim + index[0].type.ndim]
         along = counted(index, self.dims, x.type.shape, shards.defs)
@@ -477,7 +477,8 @@ class Scatter(Kind):
         return tuple(points) if any(cut.axes for cut in points) else None
 
     def summed(self, op: Op, window: Window, shards: Shards) -> list[Cut] | None:
-        """Return the points over which a sum goes, where they are added to zeros."""
+        """Return the parts of the points over which ranks compute partial sums, where the points
+        are added to zeros; else None."""
         into = shards.defs.get(op.operands[0])
         while into is not None and isinstance(into.kind, Relayout):
             into = shards.defs.get(into.operands[0])
@@ -487,7 +488,8 @@ class Scatter(Kind):
         return None if points is None else list(points)
 
     def _counted_dims(self, op: Op, window: Window, shards: Shards) -> dict[int, int]:
-        """Return dims of the points of which a rank needs the part that it has of this dim of x."""
+        """Return a mapping from dims of the index arrays to dims of x: along these the indices
+        count 0, 1, 2, …, so that a rank needs only the points in its own part of x."""
         x, _, *index = op.operands
         along = counted(index, self.dims, x.type.shape, shards.defs)
         return {j: d for d, j in along.items() if window[d].axes and within(window[d])}
@@ -573,7 +575,8 @@ def _places_in(dims: Sequence[int]) -> list[int]:
 
 
 def still(start: Value, moved: Expr, extent: Expr, shards: Shards) -> bool:
-    """Return whether a dim of a dynamic box is the whole dim, in place."""
+    """Return whether a dynamic box covers all of a dim: it starts at 0, and `moved`, its extent, is
+    the dim's extent."""
     op = shards.defs.get(start)
     is_zero = op is not None and isinstance(op.kind, Full) and op.kind.value == 0
     return is_zero and moved == extent

@@ -114,9 +114,9 @@ def sources(call: LibraryCall[Value], of: Value) -> Iterator[tuple[Expr, Expr, E
 
 @dataclass(frozen=True)
 class MatMul(Kind):
-    """[…, m, k] x […, k, n]; equal leading dims. gram: one operand is the other's transpose, of
-    which a rank may have some rows or some columns only. because: the reason, in words, if the
-    compiler has moved it."""
+    """Multiply matrices: […, m, k] x […, k, n], with equal leading dims. gram: one operand is the
+    other's transpose, of which a rank may have only some rows or some columns. because: the reason,
+    in words, if the compiler has moved it."""
 
     name = "matmul"
     rereads = True
@@ -198,8 +198,8 @@ class MatMul(Kind):
         return product if shards.axes_of([between]) else build.cast(product, op.result.type.dtype)
 
     def is_gram(self, op: Op, held: Window, shards: Shards) -> bool:
-        """Return whether one operand is the transpose of the other, and all rows or all columns of
-        the result are computed: of as many rows as columns, a rank has all."""
+        """Return whether one operand is the transpose of the other, and the rank computes all rows
+        or all columns of the result."""
         cut = held[-2:]
         if sum(bool(c.axes) for c in cut) > 1 or any(
             c != cuts.block(c.axes, e) for c, e in zip(cut, op.result.type.shape[-2:])
@@ -293,8 +293,9 @@ class _Matrix(NamedTuple):
         return self._replace(row=self.column, column=self.row)
 
     def beside(self, rows: Expr, batch: tuple[plan.Var, ...], other: _Matrix) -> _Matrix | None:
-        """Return all matrices along the last dim of a batch as one of more rows, if they lie so,
-        and if the other operand is the same for all of them."""
+        """Return the matrices along the last dim of a batch as one matrix of more rows. None unless
+        their rows are evenly spaced in memory, the other operand is the same for all of them, and
+        the number of rows fits a BLAS integer."""
         address = affine(self.offset, batch[-1:]) if batch else None
         if address is None or batch[-1].sym in other.offset.symbols():
             return None
@@ -319,8 +320,10 @@ class _Matrix(NamedTuple):
 
 
 def shared(op: Op, window: Window, shards: Shards, of_first: int, of_second: int) -> Cut:
-    """Return the part of a dim that a rank takes, over which products of two operands are summed:
-    where it stands in each of them."""
+    """Return the part of the summed dim that a rank takes, for a sum of products of two operands;
+    the dim has the number of_first in one and of_second in the other. If their cuts differ, the
+    rank takes a cut by axes that split no dim of the result; else the whole dim, unless moving one
+    operand costs much more than moving the other and the sums."""
     (a, b), used = op.operands, {axis for c in window for axis in c.axes}
     of_a, of_b = shards.natural(a, of_first), shards.natural(b, of_second)
     if of_a == of_b:
@@ -332,8 +335,8 @@ def shared(op: Op, window: Window, shards: Shards, of_first: int, of_second: int
     sums, whole = 2 * _size(op.result), cuts.whole(a.type.shape[of_first])
 
     def size(x: Value) -> Expr:
-        """Return how many elements move: where a batch repeats one matrix, only those of that
-        one."""
+        """Return how many elements of x an exchange moves; a matrix that a batch repeats counts
+        once."""
         by = shards.defs.get(x)
         repeated = by is not None and isinstance(by.kind, Broadcast)
         return _size(by.operands[0] if by is not None and repeated else x)

@@ -20,14 +20,16 @@ _LARGE = ("select", _NEAR, 1.0, 0)
 
 
 def _larger(first: str) -> tuple[Form, Form]:
-    """Return the partial derivatives of an extreme of two: where both are equal, each has half."""
+    """Return the partial derivatives of the larger or smaller of two numbers; where they are equal,
+    each is 1/2."""
     half = ("select", ("eq", 0, 1), 0.5, 0.0)
     second = "lt" if first == "gt" else "gt"
     return ("select", (first, 0, 1), 1.0, half), ("select", (second, 0, 1), 1.0, half)
 
 
 def _number(first: str) -> tuple[Form, Form]:
-    """Return the partial derivatives of an extreme that passes over NaN."""
+    """Return the partial derivatives of the larger or smaller of two numbers, by a function that
+    ignores a NaN (fmax, fmin)."""
     a, b = _larger(first)
     return ("select", ("isnan", 1), 1.0, a), ("select", ("isnan", 0), 1.0, b)
 

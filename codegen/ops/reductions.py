@@ -98,7 +98,8 @@ class Reduce(Kind):
         return [batch.emit(self.but(dims=behind(self.dims)), *batch.every(op, stacked))]
 
     def _others(self, x: Value, kept: tuple[int, ...], builder: GradientBuilder) -> Value:
-        """Return the product of all others, for each element; right where some are 0."""
+        """Return, for each element, the product of all other elements that are reduced with it;
+        correct also where some are 0."""
         x = builder.emit(OnceAtZero(x.type.shape), x)
         shape, ones = x.type.shape, builder.full(1, x)
         zero = builder.map("eq", x, builder.full(0, x))
@@ -216,8 +217,8 @@ class ArgReduce(Kind):
         return shards.part(first, kept, window, build)
 
     def extreme(self, x: Value, index: Value, build: GraphBuilder) -> Value:
-        """Return the extreme of a rank's part; of one lane it is read at its position, without a
-        second pass."""
+        """Return the extreme of a rank's part. That of a 1-d array is read at its position `index`,
+        without a second pass over the elements."""
         if x.type.ndim > 1:
             return build.emit(Reduce(self.fn, (self.dim,)), (x,))
         (n,), dtype = x.type.shape, x.type.dtype
@@ -326,8 +327,8 @@ class Cumulative(Lane):
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
-        """Return the running values of this rank's part, which continue after the totals of the
-        ranks before."""
+        """Return the running values of this rank's part: those within it, combined with the totals
+        of the ranks before it."""
         d, fn = self.dim, self.fn
         axes = window[d].axes
         if not axes:

@@ -86,8 +86,9 @@ class Reshape(View):
         builder.add(Store(loops, op.result, offset, builder.node(x, index), place=op.place))
 
     def lies(self, op: Op, dim: int, shards: Shards) -> Cut | None:
-        """Return the cut of the operand's leading dim in the group, if that dim leads to this one;
-        else None."""
+        """Return the part of dim `dim` of the result that a rank has already, if the dim leads
+        its group: it follows from the cut of the group's leading dim in the operand. Else return
+        None."""
         x, before, after = op.operands[0], op.operands[0].type.shape, self.shape
         for group in groups(before, after):
             if dim not in group.after or not group.before or dim != group.after[0]:
@@ -145,8 +146,8 @@ class Reshape(View):
 
 @dataclass(frozen=True)
 class _Owner:
-    """A dim of the result of which a rank has all or nothing, and the dim of the operand whose cut
-    decides which. rest: the window, where that dim is whole."""
+    """A dim of the result, `after`, of which a rank has all or nothing. before: the dim of the
+    operand that decides which, by its part `cut`. rest: the result's window with that dim whole."""
 
     after: int
     before: int
@@ -155,7 +156,9 @@ class _Owner:
 
 
 def _owner(before: Shape, after: Shape, window: Window, mesh: Mesh) -> _Owner | None:
-    """Return the first such dim, if a dim of the operand is whole beside it."""
+    """Return the first dim of the result of which a rank has all or nothing, if a dim of the
+    operand can be cut to decide which: one of extent 1, or one that is needed whole otherwise. Else
+    return None."""
     for d, (c, extent) in enumerate(zip(window, after, strict=True)):
         if c == cuts.whole(extent) or (c.entry is None and extent != 1):
             continue
@@ -174,8 +177,8 @@ def _owner(before: Shape, after: Shape, window: Window, mesh: Mesh) -> _Owner | 
 
 @dataclass(frozen=True)
 class _Plan:
-    """A plan to localize one group: rows of the operand's leading dim, then a cut to these
-    elements."""
+    """How one group of dims is localized: a rank takes `rows` of the operand's leading dim (None:
+    all of it), and then the range `elements` of these (None: the rows are those of the result)."""
 
     group: DimGroup
     rows: Cut | None  # None: all of it is needed

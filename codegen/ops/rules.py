@@ -66,7 +66,7 @@ class CheckBuilder(GraphBuilder, Protocol):
         """Return fn of all values, combined element by element with `join`."""
 
     def unless(self, value: Value, was: Value) -> Value:
-        """Return, for each element, whether it is finite or `was` holds."""
+        """Return, for each element, the condition that it is finite or that `was` holds."""
 
     def not_finite(self, value: Value) -> Value:
         """Return, for each element, whether it is a NaN or infinite."""
@@ -75,10 +75,12 @@ class CheckBuilder(GraphBuilder, Protocol):
         """Return whether a condition holds anywhere along some dims, which are dropped."""
 
     def is_later(self, value: Value) -> bool:
-        """Return whether a value is checked as part of the value that it goes into."""
+        """Return whether a value needs no check of its own, since the check of the value computed
+        from it reports the same fault, or since it is optional."""
 
     def sources(self, op: Op) -> list[Value]:
-        """Return the floats that a map's result follows from and that have checks of their own."""
+        """Return the floating-point values from which a map's result is computed and that have
+        checks of their own."""
 
     def floats(self, op: Op) -> list[Value]:
         """Return the operands of an op, cast to float64."""
@@ -141,10 +143,10 @@ class GradientBuilder(TraceBuilder, Protocol):
         """Add to the cotangent of a value `whole`, with zeros at what a slice shows."""
 
     def expect(self, holds: Value, text: str) -> None:
-        """End the run with this text where a condition does not hold."""
+        """Add a check that ends the run with `text` where the condition `holds` is false."""
 
     def none(self, op: Op) -> UnsupportedError:
-        """Return the error that an op has no derivative."""
+        """Return the error which says that an op has no derivative."""
 
 
 class BatchBuilder(TraceBuilder, Protocol):
@@ -192,10 +194,10 @@ class BatchBuilder(TraceBuilder, Protocol):
         """Return x where the formula `fits` is 1, else zeros."""
 
     def where_active(self, holds: Value) -> Value:
-        """Return a condition, which holds for members that skip these ops."""
+        """Return `holds`, or true for members that do not execute the op at hand."""
 
     def most(self, x: Value) -> Value:
-        """Return the largest of the members' integers, none of which is negative."""
+        """Return the largest of the members' integers, which are not negative."""
 
     def one_by_one(self, op: Op, stacked: Values) -> list[Value]:
         """Return the stacked results of an op that a loop runs for one member after the other."""
@@ -213,7 +215,7 @@ class BatchBuilder(TraceBuilder, Protocol):
         """Return the results of a shard_map, for all members."""
 
     def none(self, op: Op, found: str = "", remedy: str = "") -> UnsupportedError:
-        """Return the error that an op cannot be done for all members."""
+        """Return the error which says that an op cannot be computed for a batch."""
 
 
 # ---- from a Program to its loops -------------------------------------------------------------
@@ -255,7 +257,7 @@ class ElementResolver(Protocol):
         """Return a symbol for an integer that is read from a value, at most `limit`."""
 
     def constant(self, value: Value, data: Array) -> Value:
-        """Return the value that stands for a constant's data in the image."""
+        """Return the value by which loads refer to `data`, a constant that the image stores."""
 
 
 class LoopBuilder(ElementResolver, Protocol):
@@ -263,8 +265,8 @@ class LoopBuilder(ElementResolver, Protocol):
 
     @property
     def begins(self) -> list[tuple[Value, Value]]:
-        """Return the pairs (operand, result) in which the result initially holds the operand's
-        elements, as an update in place does."""
+        """Return the pairs (operand, result) in which the result's memory initially holds the
+        operand's elements, as for an update in place."""
 
     def add(self, act: Act) -> None:
         """Add an act to those of the op at hand."""
@@ -273,7 +275,8 @@ class LoopBuilder(ElementResolver, Protocol):
         """Add a store of all elements of a result; `node` is the one at its loops' positions."""
 
     def take_over(self, op: Op) -> Value:
-        """Return the result of an op, which has the elements of its first operand at first."""
+        """Return the result of an op whose memory initially holds the elements of the op's first
+        operand."""
 
     def spare(self, name: str, dtype: DType, *shape: Expr) -> Value:
         """Return a temporary array that only this op uses."""
@@ -285,10 +288,10 @@ class LoopBuilder(ElementResolver, Protocol):
         """Return loops over a value, and its index, without dims that a reshape added."""
 
     def is_everywhere(self, value: Value) -> bool:
-        """Return whether all ranks have the same value, on every mesh with the same extents."""
+        """Return whether a value is replicated: all ranks have the same."""
 
     def numbered(self) -> int:
-        """Return a number that no other take or send has."""
+        """Return a new number, unique among the program's takes and sends."""
 
     def call(self, function: Caller, loops: tuple[Var, ...], numbers: Sequence[Expr],
              parts: Sequence[Part[Value]], op: Op) -> None:
@@ -302,7 +305,7 @@ class LoopBuilder(ElementResolver, Protocol):
 
 
 class ExchangeSides(Protocol):
-    """An exchange as one rank and one other member of it see it."""
+    """An exchange between two members, as this rank and another member see it."""
 
     @property
     def me(self) -> Expr:
@@ -316,10 +319,12 @@ class ExchangeSides(Protocol):
         """Return the strided region of memory in which a value lies."""
 
     def seen(self, box: Box[Value], extent: Shape | None = None) -> Box[Value]:
-        """Return a region as the member has it, with these extents if there are some."""
+        """Return a region with its formulas in the other member's view, and with other extents if
+        `extent` is not None."""
 
     def theirs(self, into: Box[Value]) -> Box[Value]:
-        """Return what the member pulls from this rank, from where this rank pulls into."""
+        """Return the region that the member pulls from this rank, by exchanging the roles of the
+        two in the formulas of `into`, the region to which this rank pulls."""
 
     def flat(self, box: Box[Value]) -> Box[Value]:
         """Return the elements of a contiguous box as a box of one dim."""
@@ -333,7 +338,9 @@ class ExchangeSides(Protocol):
     def parts(
         self, op: Op, have: Bounds, want: Bounds, room: Bounds = (), wraps: Wraps = ()
     ) -> tuple[Box[Value], Box[Value], Box[Value]]:
-        """Return what this rank pulls, into what, and what the member pulls from it."""
+        """Return three regions: what this rank pulls from the member, where it writes that, and
+        what the member pulls from this rank. have and want: the elements that members hold and
+        receive; room: those of the memory that contains both, for a move in place."""
 
 
 # ---- parts of global arrays --------------------------------------------------------------------
@@ -356,13 +363,15 @@ class Shards(Protocol):
 
     @property
     def later(self) -> Container[Value]:
-        """Return values whose partial sums are added to others before ranks reduce them."""
+        """Return the values whose partial sums are added to other partial sums before ranks reduce
+        them."""
 
     def natural(self, value: Value, dim: int) -> Cut:
         """Return the part of a dim that a rank can have with the least exchange."""
 
     def goes_on(self, value: Value, dim: int) -> bool:
-        """Return whether what lies beyond the ends of a periodic dim can be had from operands."""
+        """Return whether the elements beyond the ends of a periodic dim can be computed from the
+        operands."""
 
     def shape(self, window: Window) -> Shape:
         """Return the extents of a part."""
@@ -386,19 +395,22 @@ class Shards(Protocol):
         """Return the axes that cut these dims, in the mesh's order."""
 
     def computed(self, op: Op, window: Window, inner: Iterable[Cut]) -> Window:
-        """Return the part that each rank computes of a result that combines dims cut so."""
+        """Return the part of a result that each rank computes before ranks combine theirs, where
+        the combined dims are cut by `inner`."""
 
     def combined(
         self, op: Op, window: Window, inner: Sequence[Cut], value: Value, fn: str,
         build: GraphBuilder,
     ) -> Value:
-        """Return a part of the result, combined over ranks from each one's own elements."""
+        """Return the part `window` of a result, from each rank's `value` over its part `inner` of
+        the combined dims: ranks combine these by COMBINE[fn]."""
 
     def over(
         self, axes: LayoutEntry, op: Op, held: Window, window: Window, value: Value, fn: str,
         build: GraphBuilder,
     ) -> Value:
-        """Return the part `window` of what ranks along some axes combine of their parts `held`."""
+        """Return the part `window` of the combination by COMBINE[fn] of all parts `held` of the
+        ranks along some axes."""
 
 
 # ---- what must hold, and what an exchange costs --------------------------------------------------
@@ -419,7 +431,8 @@ class Proofs(Protocol):
         """Raise InternalError where an extent may be negative."""
 
     def shapes(self, expected: Shape, received: Expr | None = None) -> None:
-        """Raise InternalError where the result has other extents, where something is received."""
+        """Raise InternalError where the result's shape is not the expected one; `received` is 1
+        where the result receives anything, and only there the shapes must agree."""
 
     def independent(self, shape: Shape, dims: Iterable[int] | None = None) -> None:
         """Raise MatchingError where an extent differs between members of the exchange."""

@@ -1,4 +1,4 @@
-"""The ways back through running combinations along a dim: cotangents of results to operands."""
+"""Derivatives of running combinations along a dim: an operand's cotangent from the result's."""
 
 from __future__ import annotations
 

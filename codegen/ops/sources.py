@@ -30,7 +30,7 @@ class Source(Kind):
 
 @dataclass(frozen=True, eq=False)
 class Const(Source):
-    """A NumPy array that is stored in the image."""
+    """An array whose data, a NumPy array, is stored in the image."""
 
     name = "const"
     inline = True
@@ -86,7 +86,7 @@ class Full(Source):
 
 @dataclass(frozen=True)
 class Iota(Source):
-    """0, 1, 2 … along a dim (local)."""
+    """Count 0, 1, 2, … along a dim of a local array."""
 
     name = "iota"
     inline = True
@@ -114,7 +114,7 @@ class Iota(Source):
 
 @dataclass(frozen=True)
 class Symbolic(Source):
-    """A symbolic integer as a 0-d array."""
+    """Return a symbolic integer as a 0-d array."""
 
     name = "expr"
     inline = True

@@ -210,8 +210,8 @@ _Dims = list[tuple[Expr, Expr, Expr]]
 
 
 def _batches(dims: _Dims) -> tuple[_Dims, tuple[Expr, Expr, Expr]]:
-    """Join dims that lie without gaps. Return those to loop over, and the one whose lanes one call
-    transforms: the closest to each other, or the most."""
+    """Join dims that lie in memory without gaps. Return the dims to loop over, and the dim that one
+    call of the transform covers: one of contiguous lanes if there is one, else the longest."""
     joined: _Dims = []
     for extent, a, b in dims:
         if extent == 1:

@@ -320,7 +320,7 @@ class Diagonal(View):
 @dataclass(frozen=True)
 class Roll(View):
     """Shift an array cyclically (Graph level): result[j] = operand[(j - shift) mod its extent]
-    along dim. extent: of the result, where it is another one."""
+    along dim. extent: that of the result, where it differs from the operand's."""
 
     name = "roll"
     dim: int
@@ -366,8 +366,8 @@ class Roll(View):
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: GraphBuilder, shards: Shards
     ) -> Value:
-        """Return the part of the operand that is there already, with the extents that the window
-        says in its own formulas."""
+        """Return the operand's part, which has all the elements already, with its extents written
+        by the formulas of `window`."""
         shape = shards.shape(window)
         if operands[0].type.shape == shape:
             return operands[0]
@@ -380,8 +380,8 @@ class Roll(View):
 
 @dataclass(frozen=True)
 class Update(Kind):
-    """Return x with x[start + step * j] = v[j], always in bounds. Operands: x, v. apart: none of
-    the updates that fill one blank array overlap."""
+    """Return x with x[start + step * j] = v[j], always in bounds. Operands: x, v. apart: of the
+    updates that fill one blank array, no two overlap."""
 
     name = "update"
     fuses = True

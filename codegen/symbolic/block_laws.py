@@ -82,8 +82,8 @@ def opened(e: Expr, nesting: int = 0) -> Expr:
 
 
 def evened(e: Expr, sign: int) -> Expr:
-    """Return e where all blocks are as long as the longest of their dim (sign 1), or the
-    shortest."""
+    """Return an estimate of e in which every block has the extent of the longest of its dim (sign
+    1), or of the shortest (-1)."""
     beginnings, ends = begins(e), {}
     for call in beginnings:
         _, extent, blocks = call.args
@@ -94,8 +94,9 @@ def evened(e: Expr, sign: int) -> Expr:
 
 
 def written(e: Expr, moving: Set[Sym] | None = None) -> Expr:
-    """Return e in the form in which it is computed: an extent needs no beginning, only e // n + (k
-    < e % n). moving: change only blocks that are numbered by one of these symbols."""
+    """Return e in the form in which it is computed: the extent of a block becomes e // n + (k < e %
+    n), without `begin`. moving: change only blocks whose number depends on one of these symbols;
+    None: all."""
     if e.has_blocks:
         for call, slope, rest in extents(e):
             k, extent, blocks = call.args
@@ -106,7 +107,8 @@ def written(e: Expr, moving: Set[Sym] | None = None) -> Expr:
 
 
 def by_parts(call: Call) -> Call:
-    """Return a beginning computed from quotient and remainder: in loops those are known before."""
+    """Return `begin` in terms of the quotient and remainder of its extent, which a loop over blocks
+    need not compute again."""
     if call.op != "begin":
         return call
     k, extent, blocks = call.args

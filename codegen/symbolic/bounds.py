@@ -107,7 +107,8 @@ def refuted(e: Expr, facts: tuple[Expr, ...] = ()) -> bool:
 
 
 class _Search:
-    """One bounded search for a proof. opens: blocks are opened that come with bounds."""
+    """One bounded search for a proof. opens: whether beginnings of blocks that occur in bounds are
+    replaced by their formulas."""
 
     def __init__(self, steps: int, opens: bool = False) -> None:
         self.left, self.opens = steps, opens
@@ -169,11 +170,10 @@ class _Search:
         return -1 if self.prove(-slope, facts, min(depth - 1, 3)) else 0
 
     def by_scaling(self, e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
-        """Prove by scaling with d, for q = x // d and d >= 1: d * e has the sign of e, and d * q is
-        x - x % d.
+        """Return whether e >= 0 is proved by scaling: for q = x // d and d >= 1, d * e has the sign
+        of e, and d * q is x - x % d.
 
-        Where e is r - q or r + q there is no remainder: q <= r means x < d * (r + 1).
-        """
+        If e is r - q or r + q, no remainder is needed: q <= r follows from x < d * (r + 1)."""
         for atom in e.atoms():
             if not (isinstance(atom, Call) and atom.op == "floordiv"):
                 continue
@@ -231,7 +231,8 @@ class _Search:
     def unwrap(
         self, call: Call, x: Expr, d: Expr, e: Expr, facts: tuple[Expr, ...]
     ) -> list[tuple[Expr, tuple[Expr, ...]]] | None:
-        """Return x % d and x // d where x lies within one d of [0, d)."""
+        """Return the cases of x % d or x // d where x lies within one d of [0, d), so that at most
+        one d is added or subtracted; None if it may be farther away."""
         if not _evident(d - 1):
             return None
 
@@ -282,7 +283,8 @@ def _atom_nonneg(a: Atom) -> bool:
 
 
 def _from_facts(atom: Atom, facts: tuple[Expr, ...], slope: int) -> list[Expr]:
-    """Return bounds that slope * atom + rest >= 0 gives: lower ones for slope 1, upper for -1."""
+    """Return the bounds of `atom` that follow from facts of the form slope * atom + rest >= 0:
+    lower ones for slope 1, upper ones for -1."""
     out = []
     for f in facts:
         factor, rest = linear_in(f, atom)
@@ -331,8 +333,8 @@ def _most(atom: Call, e: Expr, x: Expr, y: Expr) -> list[Expr]:
 
 
 def _largest(e: Expr) -> int | None:
-    """Return the most that a product of positive symbols can be, where each is bounded by a
-    constant."""
+    """Return the greatest value of a product of positive symbols; None unless each has a constant
+    upper bound."""
     if len(e.terms) != 1:
         return None
     (monomial, most), = e.terms
@@ -344,8 +346,8 @@ def _largest(e: Expr) -> int | None:
 
 
 def _alike(atom: Call, e: Expr, sign: int) -> list[Expr]:
-    """Return the atoms of e that rise with their argument as this one does, and bound it: x >= y
-    gives x // d >= y // d and (x >= 0) >= (y >= 0)."""
+    """Return bounds of `atom` among other atoms of e, since a quotient or comparison rises with its
+    argument: x >= y gives x // d >= y // d and (x >= 0) >= (y >= 0)."""
     if atom.op == "eq0":
         return []
     out = []
@@ -361,7 +363,8 @@ def _alike(atom: Call, e: Expr, sign: int) -> list[Expr]:
 
 
 def _from_one(e: Expr) -> bool:
-    """Write every positive symbol as 1 + m, m >= 0: enough if no coefficient is negative."""
+    """Return whether e >= 0 is evident once every positive symbol is written as 1 + m with m >= 0:
+    if then no coefficient is negative."""
     shifted = {
         a: from_atom(Sym(f"{a.name}'", "var", ZERO)) + 1
         for a in e.atoms()

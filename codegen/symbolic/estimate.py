@@ -168,7 +168,8 @@ def _elimination_order(a: Atom) -> tuple[int, int, str]:
 
 
 def _choice(e: Expr, away: frozenset[Sym]) -> Call | None:
-    """Return a truth value over eliminated symbols that chooses between values."""
+    """Return a call with a truth value (0 or 1) over eliminated symbols that selects between two
+    values; None if there is none."""
     for call in expr.calls(e):
         if call.op not in TRUTH or not (call.args[0].symbols() & away):
             continue
@@ -182,7 +183,8 @@ def _choice(e: Expr, away: frozenset[Sym]) -> Call | None:
 
 
 def _by_terms(e: Expr, away: frozenset[Sym], sign: int) -> Expr:
-    """Bounds of the monomials, added: always possible where the atoms are bounded."""
+    """Return a bound as the sum of bounds of the monomials, which exists if the atoms are
+    bounded."""
     total = const(0)
     for monomial, coefficient in e.terms:
         low = high = const(coefficient)
@@ -200,7 +202,7 @@ def _by_terms(e: Expr, away: frozenset[Sym], sign: int) -> Expr:
 
 
 def _atom_bound(atom: Atom, away: frozenset[Sym], sign: int) -> Expr:
-    """Return a bound of one atom that mentions eliminated symbols; it mentions none."""
+    """Return a bound, free of the eliminated symbols, of an atom that mentions them."""
     if isinstance(atom, Sym):
         bound = atom.hi if sign > 0 else atom.lo
         if bound is None:

@@ -58,8 +58,8 @@ SPELL.update({"text": text, "c": c_text, "prefix": to_json})
 
 
 def _remembered(construct: Callable[..., Expr]) -> Callable[..., Expr]:
-    """Remember the results of a constructor: a normal form depends only on the arguments, and on
-    how much proof there may be."""
+    """Return the constructor with a cache of its results: a normal form depends only on the
+    arguments and on how many proofs may be nested."""
     known: tuple[dict[tuple[Expr, ...], Expr], ...] = ({}, {}, {})
 
     @wraps(construct)
@@ -81,16 +81,16 @@ def _remembered(construct: Callable[..., Expr]) -> Callable[..., Expr]:
 
 
 def _can_split(d: Expr) -> bool:
-    """Return whether d is a constant, or one product of symbols (and a constant) that is positive
-    by their bounds."""
+    """Return whether d is a constant above 1, or a single product of symbols with a positive
+    coefficient that its bounds prove to be positive."""
     if d.is_const:
         return d.value > 1
     return len(d.terms) == 1 and d.terms[0][1] >= 1 and nonneg(d - 1)
 
 
 def _split_by(x: Expr, d: Expr, cut: Callable[[int, int], int]) -> tuple[Expr, Expr]:
-    """Return quotient and rest of x = d * quotient + rest, by terms; `cut` divides a coefficient by
-    a constant."""
+    """Return quotient and rest of x = d * quotient + rest, term by term; `cut` divides a
+    coefficient by a constant."""
     quotient: list[tuple[Monomial, int]] = []
     rest: list[tuple[Monomial, int]] = []
     factors, constant = d.terms[0]
@@ -240,13 +240,13 @@ def maximum(a: Expr, b: Expr) -> Expr:
 
 
 def least(a: IntLike, b: IntLike) -> Expr:
-    """Return the minimum without a search for a proof that one of them always is it: for formulas
-    that are evaluated and not compared."""
+    """Return the minimum, without searching for a proof that one argument is never larger; for
+    formulas that are evaluated but not compared."""
     return _unproved("min", as_expr(a), as_expr(b))
 
 
 def most(a: IntLike, b: IntLike) -> Expr:
-    """Return the maximum without that search."""
+    """Return the maximum, without searching for a proof that one argument is never smaller."""
     return _unproved("max", as_expr(a), as_expr(b))
 
 
@@ -277,8 +277,8 @@ def _leading_negative(e: Expr) -> bool:
 
 @_remembered
 def ge0(e: Expr) -> Expr:
-    """Return 1 where e >= 0, else 0. Kept with a positive leading coefficient: not ge0(-e-1) is
-    ge0(e)."""
+    """Return 1 where e >= 0, else 0. In its normal form the leading coefficient is positive: 1 -
+    ge0(-e - 1) equals ge0(e)."""
     if e.is_const:
         return const(int(e.value >= 0))
     common, constant = _scale(e)

@@ -16,7 +16,8 @@ LONGEST_AXIS = 2**20  # ranks along an axis for which bounds are looked at
 
 @cache
 def most(e: Expr) -> int:
-    """Return the most that it may be, and at least 1; UNKNOWN where that is not known."""
+    """Return the greatest value, and at least 1, that `e` has on any mesh; UNKNOWN if it has no
+    constant bound."""
     inside = with_bounds(e.symbols())
     bound = upper_bound(e, (s for s in inside if not s.lays_out))
     sizes = [s for s in bound.symbols() if s.kind == "size"]

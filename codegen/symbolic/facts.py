@@ -30,7 +30,8 @@ def _below(s: Sym) -> set[Sym]:
 
 
 def depth(s: Sym) -> int:
-    """Return how many symbols stand in each other's bounds below this one."""
+    """Return how long the longest chain of symbols is that starts at `s` and in which each occurs
+    in the bounds of the one before it."""
     return max((1 + depth(t) for t in _below(s)), default=0)
 
 
@@ -44,8 +45,8 @@ def with_bounds(used: Iterable[Sym]) -> set[Sym]:
 
 
 def related(used: Iterable[Sym], facts: Facts) -> Facts:
-    """Return the facts that share symbols with the used ones, through each other and through
-    bounds."""
+    """Return the facts that share symbols with `used`, directly or through other facts and the
+    bounds of symbols."""
     near, count = with_bounds(used), -1
     while count != len(near):
         count = len(near)
@@ -55,7 +56,8 @@ def related(used: Iterable[Sym], facts: Facts) -> Facts:
 
 
 def may_be(size: Sym, n: int, values: Mapping[str, int]) -> bool:
-    """Return whether as many ranks may lie along an axis, as far as its symbol tells."""
+    """Return whether a mesh axis may have n ranks: whether n meets the bounds and the divisibility
+    of the symbol `size`, given other symbols' values."""
     lo, hi = size.within(values)
     return not (size.divides and size.divides % n) and (lo is None or n >= lo) and (
         hi is None or n <= hi)
@@ -106,7 +108,7 @@ def _fill(symbols: Sequence[Sym], values: Values) -> Iterator[Values]:
 
 
 def candidates(sym: Sym, values: Mapping[str, int]) -> list[int]:
-    """Return some values that a symbol may have where others have theirs."""
+    """Return some values that a symbol may have, given those of other symbols."""
     lo, hi = sym.within(values)
     if sym.kind == "size":
         return [n for n in (1, 2, 3) if may_be(sym, n, values)]
@@ -126,8 +128,8 @@ def candidates(sym: Sym, values: Mapping[str, int]) -> list[int]:
 def tried(
     places: Iterable[Values], exprs: Sequence[Expr], facts: Facts, var: Sym | None = None
 ) -> Iterator[tuple[Values, list[Callable[..., int]]]]:
-    """Yield values at which all facts are 1, and functions that give the Exprs there: of `var`,
-    where there is one."""
+    """Yield values of symbols at which all facts are 1, with functions that evaluate the Exprs
+    there, as functions of `var` if it is not None."""
     used = set[Sym]().union(*(e.symbols() for e in (*exprs, *facts))) - {var}
     names = sorted(s.name for s in used)
     holds = [function(f, names) for f in facts]

@@ -37,7 +37,7 @@ def block(k: int, extent: int, blocks: int) -> tuple[int, int]:
 
 
 def table(k: int, *values: int) -> int:
-    """Return the value at place k of constants; 0 beyond their ends."""
+    """Return the constant at position k of `values`; 0 beyond their ends."""
     return values[k] if 0 <= k < len(values) else 0
 
 
@@ -98,8 +98,9 @@ def evaluate(
     rows: Sequence[Row], symbols: Mapping[str, Any], domain: Domain = integers,
     order: Iterable[int] | None = None, gone: Mapping[int, Sequence[int]] | None = None,
 ) -> dict[int, Any]:
-    """Return values of rows, by number. symbols: values by name; KeyError for others. order: of the
-    rows that are wanted, else all; gone: of a row, those that nothing needs after it."""
+    """Return the values of rows, by number. symbols: values by name; raise KeyError for any other
+    name. order: the rows that are computed, None for all; gone: by row, the rows whose values are
+    dropped after it."""
     values: dict[int, Any] = {}
     for k in range(len(rows)) if order is None else order:
         op, args = rows[k]
@@ -119,7 +120,7 @@ def value(rows: Sequence[Row], symbols: Mapping[str, Any], domain: Domain = inte
 
 
 def names_in(*formulas: Any) -> set[str]:
-    """Return symbols of checked formulas in prefix form; None is none."""
+    """Return the symbols in formulas of prefix form; a formula of None has none."""
     names, left, seen = set[str](), list(formulas), set[int]()
     while left:
         e = left.pop()

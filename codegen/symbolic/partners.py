@@ -23,12 +23,14 @@ def own_inverse(to: Expr, var: Sym) -> bool:
 
 
 def exists(to: Expr, size: Expr) -> Expr:
-    """Return a formula that is 1 where a member has a partner: to(var) is one of so many."""
+    """Return a formula that is 1 where a member has a partner: where to(var) lies in 0 … size -
+    1."""
     return expr.lt(to, size) * (1 if _not_negative(_bits(to)) else expr.ge0(to))
 
 
 def _bits(e: Expr) -> Expr:
-    """Return e with x % 2 for comparisons of x % 2, and m - 1 - x % m for (-1 - x) % m."""
+    """Return e with x % 2 in place of comparisons of x % 2, and m - 1 - x % m in place of (-1 - x)
+    % m."""
     for call in expr.calls(e):
         if call.op in TRUTH:
             atoms = call.args[0].atoms()
@@ -46,8 +48,8 @@ def _bits(e: Expr) -> Expr:
 
 
 def _not_negative(e: Expr) -> bool:
-    """Return whether e >= 0, also where 2 * (x % m) is subtracted: that is at most x + m - 1, for x
-    >= 0."""
+    """Return whether e >= 0 is proved; for e with 2 * (x % m) subtracted by the bound 2 * (x % m)
+    <= x + m - 1 for x >= 0."""
     for call in expr.calls(e):
         slope, rest = expr.linear_in(e, call)
         x, m = call.args if call.op == "mod" else (const(-1), const(0))

@@ -23,8 +23,8 @@ _BRANCHES = 128  # cases of one `to`
 
 @dataclass(frozen=True)
 class CounterExample:
-    """Members that send to one target, or a member that sends to a target that does not exist.
-    values: of the symbols that matter, sizes first; members: their number."""
+    """Two members that send to one target, or a member whose target does not exist. values: those
+    of the symbols that matter, sizes first; members: the number of members."""
 
     values: Mapping[str, int]
     members: int
@@ -43,9 +43,9 @@ class CounterExample:
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of a proof about a map `to`. always: it is right for every size. condition: it is
-    right where `condition` is 1. refuted: see `counter_example`. checked: it is right up to
-    `checked` members; the launch tries its own size."""
+    """The result of a proof about a map `to` of members. always: it is a permutation for every
+    size. condition: it is one where `condition` is 1. refuted: `counter_example` shows that it is
+    not. checked: it is one for up to `checked` members; the launch tries its own size."""
 
     verdict: Literal["always", "condition", "refuted", "checked"]
     condition: Expr | None = None
@@ -54,7 +54,8 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Right for every size that meets `condition`, as far as is known."""
+        """Return whether the map is right, as far as is known, for every size that meets
+        `condition`."""
         return self.verdict != "refuted"
 
 
@@ -63,9 +64,9 @@ class Proof:
 
 @dataclass(frozen=True)
 class Case:
-    """A case of the map var -> to, which holds where `guard` is 1 (it implies lo <= var <= hi);
-    `to` has no truth value of var. pin: the only var of the case (then `to` has no var at all), or
-    None."""
+    """A case of the map var -> to, which applies where `guard` is 1 (which implies lo <= var <=
+    hi); `to` has no truth value of var. pin: the only value of var in this case, so that `to` is
+    free of var; or None."""
 
     guard: Expr
     to: Expr
@@ -79,8 +80,8 @@ class _TooManyCases(Exception):
 
 
 def cases(to: Expr, sends: Expr, var: Sym, size: Expr) -> list[Case] | None:
-    """Return the map var -> to, cut at the truth values that mention var; None for too many
-    cases."""
+    """Return the map var -> to as cases, split at the truth values that mention var; None if there
+    are too many."""
     out: list[Case] = []
     try:
         _cut(to, sends, var, size, const(1), const(0), size - 1, out)
@@ -131,7 +132,7 @@ def _cut(
 
 
 def _within(e: Expr, var: Sym, lo: Expr, hi: Expr) -> Expr:
-    """Return e simplified for lo <= var <= hi, in var itself."""
+    """Return e, a formula of var, simplified for lo <= var <= hi."""
     narrow = Sym(var.name, "var", lo, hi)
     return e.subst({var: symbol(narrow)}).subst({narrow: symbol(var)})
 
@@ -146,8 +147,9 @@ def _pin(
 
 
 def _next_truth(to: Expr, sends: Expr, var: Sym) -> Call | None:
-    """Return an innermost truth value that mentions var; equations first, they pin it. Where `to`
-    has none, only those that bound var: who of an injective map's members sends does not matter."""
+    """Return an innermost truth value that mentions var, an equation if there is one, since it
+    fixes var; None if there is none. If `to` has none, only truth values that bound var are taken:
+    an injective map stays so for any subset of senders."""
     truths = [a for e in (to, sends) for a in expr.calls(e) if a.op in TRUTH]
     truths = [a for a in truths if var in a.args[0].symbols()]
     inner = [a for a in truths if not any(c.op in TRUTH for c in expr.calls(a.args[0]))]
@@ -164,12 +166,11 @@ def _next_truth(to: Expr, sends: Expr, var: Sym) -> Call | None:
 
 
 def inverse(to: Expr, sends: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr] | None:
-    """Return (source, receives) for an injective map: who sends to member var, and whether anybody
-    does.
+    """Return (source, receives) for an injective map: the member that sends to member var, and
+    whether there is one.
 
-    source lies in [0, size-1] always; receives is 1 exactly where some member sends to var.
-    None where it cannot be solved.
-    """
+    source always lies in [0, size - 1]; receives is 1 exactly where some member sends to var.
+    Return None where the map cannot be solved."""
     position = Sym(var.name, "var", const(0), size - 1)
     here = {var: symbol(position)}
     back_again = {position: symbol(var)}
@@ -252,7 +253,8 @@ def _join(solved: list[tuple[Expr, Expr]], var: Sym, size: Expr) -> tuple[Expr, 
 
 
 def _common_turn(merged: Mapping[Expr, Expr], var: Sym, size: Expr) -> Expr | None:
-    """Return one (±var + b) % size that agrees with every case where that case receives."""
+    """Return one formula (±var + b) % size that equals every case's source where that case
+    receives; None if there is none."""
     for source in merged:
         slope, _ = expr.linear_in(source, var)
         if slope is None or not slope.is_const or slope.value not in (1, -1):
@@ -274,10 +276,9 @@ def _agree(a: Expr, b: Expr, guard: Expr, var: Sym) -> bool:
 def injective(
     to: Expr, sends: Expr, var: Sym, size: Expr, facts: Facts = ()
 ) -> Proof:
-    """Return whether no two members send to one target and every target exists.
+    """Return the proof whether all members send to distinct, existing targets.
 
-    facts: conditions on sizes that the program states; only sizes that meet them count.
-    """
+    facts: conditions on sizes that the program states; only sizes that meet them count."""
     condition = _prove_injective(to, sends, var, size)
     if condition is not None and condition == 1:
         return Proof("always")
@@ -292,14 +293,14 @@ def injective(
 
 
 def _all_tried(size: Expr, symbols: set[Sym]) -> bool:
-    """Return whether no more than LIMIT members are possible, and nothing else matters."""
+    """Return whether at most LIMIT members are possible and no other symbol matters, so that trying
+    all sizes is a proof."""
     largest = size.subst({s: s.hi for s in size.symbols() if s.hi is not None})
     return largest.is_const and largest.value <= LIMIT and symbols <= size.symbols()
 
 
 def proved(to: Expr, sends: Expr, var: Sym, size: Expr) -> bool:
-    """Return whether the map is right for all sizes, or for those that meet a condition on
-    sizes."""
+    """Return whether the map is proved right for all sizes, or for those that meet a condition."""
     return _prove_injective(to, sends, var, size) is not None
 
 
@@ -384,8 +385,8 @@ def primes(a: int) -> list[int]:
 
 
 def _holds_at_large(condition: Expr, facts: Facts) -> bool:
-    """Return whether sizes without bound meet a condition: one that only a few meet is a
-    mistake."""
+    """Return whether arbitrarily large sizes meet a condition; one that only a few sizes meet
+    indicates a mistake in the program."""
     symbols = _all_symbols((condition, *facts))
     if any(s.kind != "size" for s in symbols):
         return True

@@ -47,7 +47,8 @@ def column(sym: Sym) -> Column:
 
 
 def sampled(op: str, columns: Sequence[Any]) -> Column:
-    """Compute an operation in the domain of columns: None where an argument is."""
+    """Compute an operation on columns of sample values; a value is None where an argument is
+    None."""
     if op == "number":
         return (columns[0],) * POINTS
     points = zip(*columns, strict=True)

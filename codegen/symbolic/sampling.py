@@ -58,8 +58,8 @@ def _first(kind: str, e: Expr, facts: Facts, unless: Facts) -> Failure | None:
 
 @lru_cache(maxsize=1024)
 def route_fault(route: Route, var: Sym, size: Expr, facts: Facts) -> str | None:
-    """Return the first member, on meshes of up to 16, that looks for its sender in the wrong
-    place."""
+    """Return a text about the first member, on meshes of up to 16, whose `source` is not the member
+    that sends to it; None if there is none."""
     used = size.symbols().union(*(e.symbols() for e in route)) - {var}
     facts = related(used, facts)
     used = used.union(*(f.symbols() for f in facts))

@@ -35,8 +35,8 @@ Name = Callable[[Sym], str]
 
 
 class Binds(IntEnum):
-    """The precedence of a text. C compilers warn of & | ^ and ! beside other operators without
-    parentheses: here they bind less tightly than C has it."""
+    """The precedence of an operator. The operators & | ^ and ! bind less tightly here than in C,
+    since C compilers warn where they stand beside others without parentheses."""
 
     CHOICE = 0
     OR = 1
@@ -54,7 +54,7 @@ Text = tuple[str, Binds]
 
 
 def within(text: Text, least: Binds) -> str:
-    """Return a text where something binds this tightly: in parentheses if need be."""
+    """Return a text, in parentheses if it binds less tightly than `least`."""
     return text[0] if text[1] >= least else f"({text[0]})"
 
 
@@ -152,7 +152,10 @@ class _Writer:
     def order(
         self, call: Call, by: int, sign: tuple[str, str], other: tuple[str, str], negate: bool
     ) -> tuple[str, int]:
-        """Return a sign, and what is added on the right; `other` is for a right side one less."""
+        """Return the comparison sign for a truth value ge0(e), or its negation, and the number to
+        add to its right side. Bounds of e give the simplest form, such as `i == 0`. sign: the signs
+        of the comparison and its negation; other: those to use when 1 is subtracted from the right
+        side."""
         e = call.args[0]
         if nonneg(e + 1):  # lowest is -1: `i > 0`, `i == 0`; `i < n`, `i == n`
             if sign[0] == ">=":
@@ -238,7 +241,7 @@ def _is_truth(e: Expr, depth: int = 8) -> bool:
 
 
 def _when(e: Expr, call: Call, holds: bool) -> Expr:
-    """Return e, simplified for a truth value that is 1 (`holds`) or 0."""
+    """Return e, simplified where a truth value is 1 (`holds`) or 0."""
     if holds:
         slope, rest = linear_in(e * _literal(call), call)
         assert slope is not None
@@ -264,17 +267,17 @@ def _choice(e: Expr) -> tuple[Call, Expr, Expr] | None:
 
 
 def _prefers_else(call: Call, yes: Expr, no: Expr) -> bool:
-    """Return whether a choice is written the other way round, as `a if i < n - 1 else b`: the
-    longer value stands first."""
+    """Return whether a choice is written with the negated condition, as `a if i < n - 1 else b`, so
+    that the longer value comes first."""
     return call.op == "ge0" and len(no.terms) > len(yes.terms)
 
 
 def _unfolded(e: Expr) -> tuple[list[tuple[Monomial, int]], set[Monomial]]:
-    """Return terms in the order of writing, and which of them, one truth value c each, are written
-    as its negation: -c + 1.
+    """Return the terms of e in the order of writing, and the truth values c among them for which -c
+    + 1 is written as a negation.
 
-    Positive ones come first; among them loop variables after what stays, comparisons last.
-    """
+    Positive terms come first; within each sign, those that change slowest come first, and
+    comparisons last."""
     truths = _outer_truths(e)
     left = sum(c for m, c in e.terms if not m)
     terms: list[tuple[Monomial, int]] = []
@@ -297,7 +300,8 @@ def _moves(monomial: Monomial) -> bool:
 
 
 def _kind(e: Expr) -> int:
-    """Return how little an Expr moves: the place of its symbols that move most."""
+    """Return the position in KINDS of the fastest changing kind of symbol in e; len(KINDS) if it
+    has none."""
     return min((KINDS.index(s.kind) for s in e.symbols()), default=len(KINDS))
 
 
@@ -319,8 +323,7 @@ def c_text(e: Expr, name: Name) -> str:
 
 
 def c_operand(e: Expr, name: Name) -> Text:
-    """Return the C source of e, and how tightly it binds, for a caller that decides about
-    parentheses."""
+    """Return the C source of e and its precedence, for a caller that adds parentheses itself."""
     return _Writer(_C, name).expr(e)
 
 
@@ -331,7 +334,7 @@ def c_operand(e: Expr, name: Name) -> Text:
 def function(e: Expr, names: Iterable[str]) -> Callable[..., int]:
     """Return a Python function of the named symbols' values, in that order; fast, for enumeration.
 
-    Every call is evaluated once, whatever it stands in."""
+    Every call in e is evaluated once, however often it occurs."""
     spelled = {n: f"v{k}" for k, n in enumerate(names)}
     lines = [f"def compiled({', '.join(spelled.values())}):"]
 
@@ -353,7 +356,7 @@ def to_json(e: Expr) -> Any:
     """Return the prefix form of e: an integer, a symbol's name, or [op, ...] with ops + * and those
     of calls.
 
-    Not to be changed: who asks again gets the same."""
+    The result is cached: callers must not modify it."""
     terms = [_term_json(m, c) for m, c in written(e).terms or (((), 0),)]
     return terms[0] if len(terms) == 1 else ["+", *terms]
 

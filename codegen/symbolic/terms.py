@@ -78,12 +78,12 @@ class Sym:
 
     @cached_property
     def least(self) -> int | None:
-        """Its lower bound, where that is a number."""
+        """Return the lower bound if it is a constant, else None."""
         return self.lo.value if self.lo is not None and self.lo.is_const else None
 
     @cached_property
     def most(self) -> int | None:
-        """Its upper bound, where that is a number."""
+        """Return the upper bound if it is a constant, else None."""
         return self.hi.value if self.hi is not None and self.hi.is_const else None
 
     @cached_property
@@ -93,11 +93,13 @@ class Sym:
 
     @property
     def lays_out(self) -> bool:
-        """Return whether extents of memory depend on it, so that another value moves memory."""
+        """Return whether the layout of memory depends on the symbol: whether it is a size or a
+        scalar."""
         return self.kind in ("size", "scalar")
 
     def within(self, values: Mapping[str, int]) -> tuple[int | None, int | None]:
-        """Return its bounds, where other symbols have these values."""
+        """Return the bounds as integers, given the values of other symbols; None for one that is
+        unbounded."""
         lo, hi = (None if b is None else b.evaluate(values) for b in (self.lo, self.hi))
         return lo, hi
 
@@ -142,7 +144,7 @@ class Call:
         return sampled(self.op, [a.samples for a in self.args])
 
     def bound(self, sign: int) -> int:
-        """Return a bound of all values of a table: from above for sign 1, from below for -1."""
+        """Return a bound of all values of a table: an upper one for sign 1, a lower one for -1."""
         values = [0, *(a.value for a in self.args[1:])]
         return max(values) if sign > 0 else min(values)
 
@@ -185,7 +187,7 @@ class Expr:
 
     @cached_property
     def order(self) -> str:
-        """The key by which terms are sorted: as `key`, without the bounds of symbols."""
+        """Return the key by which terms are sorted: like `key`, without the bounds of symbols."""
         return "+".join(f"{c}*{'*'.join(a.order for a in m)}" for m, c in self.terms)
 
     @cached_property
@@ -194,7 +196,7 @@ class Expr:
 
     @property
     def value(self) -> int:
-        """The integer, for a constant Expr only."""
+        """Return the integer of a constant Expr."""
         assert self.is_const, f"{self} is not constant"
         return self.terms[0][1] if self.terms else 0
 
@@ -203,7 +205,7 @@ class Expr:
 
     @cached_property
     def deep(self) -> frozenset[Atom]:
-        """Every atom anywhere in the expression (bounds of symbols not included)."""
+        """Return every atom anywhere in the expression (bounds of symbols not included)."""
         out: set[Atom] = set()
         for m, _ in self.terms:
             for a in m:
@@ -239,7 +241,8 @@ class Expr:
 
     @cached_property
     def samples(self) -> Column:
-        """Values at POINTS assignments within the bounds; None where a symbol has none there."""
+        """Return the values at the sample points within the bounds; None where a symbol has none
+        there."""
         return sampled("+", [_monomial_samples(m, c) for m, c in self.terms or (((), 0),)])
 
     def subst(self, mapping: Mapping[Sym, IntLike]) -> Expr:
@@ -437,8 +440,8 @@ def _collected(terms: dict[Monomial, int]) -> Expr:
 
 
 def times(a: Monomial, b: Monomial) -> Monomial | None:
-    """Return the product of two monomials; None where it is 0: two truth values exclude each
-    other."""
+    """Return the product of two monomials; None where it is always 0, because two of its truth
+    values exclude each other."""
     if not a or not b:
         return a or b
     out = sorted(a + b, key=_atom_order)
@@ -458,10 +461,10 @@ def _atom_order(a: Atom) -> str:
 
 
 def _meet(truths: list[Call]) -> list[Call] | None:
-    """Return truth values that hold together, without those that others imply; None: they never do.
+    """Return truth values that may hold together, without those that others imply; None if they
+    never hold together.
 
-    Only values of arguments that differ by a constant are compared.
-    """
+    Only those whose arguments differ by a constant are compared."""
     kept: list[Call] = []
     for new in truths:
         needed = True

@@ -21,9 +21,8 @@ PEERS = ("sends", "dest", "receives", "source", "root")
 class ExchangeTable:
     """A table of the exchanges of one program.
 
-    axes: of its mesh. coordinates: the symbol of a rank's position along each. capacity: elements
-    of every buffer. scalars: names of what is bound at launch.
-    """
+    axes: those of its mesh. coordinates: for each axis, the symbol of a rank's position along it.
+    capacity: elements of every buffer. scalars: names of the numbers that are bound at launch."""
 
     def __init__(
         self, axes: Sequence[str], coordinates: Sequence[str], scalars: Collection[str],
@@ -38,11 +37,13 @@ class ExchangeTable:
 
 
 class Row:
-    """A row describes one exchange. loops: those around it that its formulas mention. used: names
-    that they use. unknown: those that stand for what the program computes."""
+    """A row of the table, which describes one exchange. loops: the loops around it whose counters
+    its formulas name. used: the names in its formulas. unknown: names of values that the program
+    computes."""
 
     def __init__(self, said: dict[str, Any], table: ExchangeTable) -> None:
-        """Raises ValueError, KeyError or TypeError for what no Plan says."""
+        """Read a row. Raise ValueError, KeyError or TypeError where it is not of the form that a
+        Plan writes."""
         self.said, self.table = said, table
         self.site, self.kind, self.place = int(said["site"]), str(said["kind"]), str(said["place"])
         self.member = str(said["member"])
@@ -75,7 +76,7 @@ class Row:
 
 
 class Mismatch(Exception):
-    """Two members of an exchange do not fit. title: which exchange, on which mesh."""
+    """Two members of an exchange disagree. title: the exchange and the mesh."""
 
     def __init__(self, row: Row, title: str, expected: str, found: str) -> None:
         super().__init__(title)

@@ -20,11 +20,11 @@ MOST = 1 << 16  # elements of a box that are compared one by one
 
 
 class Landing:
-    """A collection of the boxes of one exchange that are not empty, as far as they were added."""
+    """The non-empty boxes of one exchange that were added so far."""
 
     def __init__(self, pairs: Pairs, read: int) -> None:
-        """Prepare the boxes of one exchange. read: the term that says whether the taker takes what
-        the giver has."""
+        """Prepare the boxes of one exchange. read: the term that is 1 where a taker reads from a
+        giver."""
         t, boxes, self.pairs = pairs.terms, pairs.between, pairs
         self.boxes: list[BoxTerms] = []
         if pairs.row.said.get("fn") == "" and "into" in boxes:
@@ -39,7 +39,8 @@ class Landing:
         self.landed: list[tuple[int, Places, list[Array]]] = []  # sent or not, where, box
 
     def add(self, places: Places, values: list[Array]) -> None:
-        """Add the boxes at these places that are not empty; `values` are those of the terms."""
+        """Add the non-empty boxes at these places; `values` holds, for each term of a box, its
+        values there."""
         left = iter(values)
         for sent, box in enumerate(self.boxes):
             some, *parts = itertools.islice(left, 2 + 2 * len(box.dims))
@@ -65,7 +66,8 @@ class Landing:
             self._whole(owner, begin, extent, clear, places)
 
     def _owner(self, sent: Array, places: Places) -> Array:
-        """Return a number of the member in whose memory a box lies, and of the turn and mesh."""
+        """Return, for each box, a number that identifies the member in whose memory it lies, with
+        the iteration and the mesh."""
         pairs, out = self.pairs, np.zeros(len(sent), dtype=np.int64)
         own = [(pairs.taker[a], pairs.giver[a]) for a in pairs.row.axes]
         both = {s for pair in own for s in pair}
@@ -80,8 +82,8 @@ class Landing:
 
     def _apart(self, owner: Array, sent: Array, begin: Array, extent: Array, clear: Array,
                values: list[Array], places: Places) -> None:
-        """Raise Mismatch if two boxes that one member takes share an element, or one does with a
-        box that it sends."""
+        """Raise Mismatch if two boxes that one member receives overlap, or if such a box overlaps
+        one that the member sends."""
         most = max(np.unique(owner, return_counts=True)[1].tolist())
         for by in range(1, most):
             meet = (owner[by:] == owner[:-by]) & (sent[:-by] == 0)
@@ -107,8 +109,8 @@ class Landing:
 
     def _whole(self, owner: Array, begin: Array, extent: Array, clear: Array,
                places: Places) -> None:
-        """Raise Mismatch unless what a member takes fills a whole region: nobody forgot a part of
-        it."""
+        """Raise Mismatch unless the boxes that a member receives fill a whole region without a
+        hole."""
         first = np.flatnonzero(np.diff(owner, prepend=owner[0] - 1))
         many = np.ones(len(owner), dtype=np.int64)
         whole = np.ones(len(first), dtype=np.int64)
@@ -124,9 +126,9 @@ class Landing:
 
 
 def _digits(values: list[Array]) -> tuple[list[Array], list[Array], Array]:
-    """Return where each dim of boxes begins, and its extent, from their offset, extents and
-    strides; and whether that is clear: dims nest as those of an array do, but for those of one
-    element that have no stride."""
+    """Return the begin of boxes along each dim, their extents, and whether this is exact. Begins
+    follow from offset and strides if the strides nest as those of an array do; dims of one element
+    with stride 0 are ignored."""
     left, clear, begin = values[0], np.ones(len(values[0]), dtype=bool), []
     outer = np.full(len(left), np.iinfo(np.int64).max)
     for extent, stride in zip(values[1::2], values[2::2], strict=True):
@@ -146,8 +148,8 @@ def _box(values: list[Array], k: int) -> Found:
 
 
 def _share(a: Found, b: Found) -> bool:
-    """Return whether two boxes have an element in common; large ones are taken for what they
-    say."""
+    """Return whether two boxes have an element in common; False, unchecked, for boxes of more than
+    MOST elements."""
     if max(math.prod(box[1]) for box in (a, b)) > MOST:
         return False
     elements = [set(), set()]  # type: list[set[int]]

@@ -27,8 +27,8 @@ SEEN = 1 << 8  # the same, for a rank at an edge, of pairs that see one wrap of 
 
 
 def check(table: ExchangeTable, values: Mapping[str, Any]) -> Agreed:
-    """Check that every exchange matches on this mesh. values: what all ranks may name. Raises
-    Mismatch."""
+    """Check that every exchange matches on this mesh. values: the values of names that are the same
+    on all ranks. Raise Mismatch."""
 
     def check_row(row: Row) -> Agreed:
         agreed = Agreed()
@@ -47,7 +47,8 @@ def check(table: ExchangeTable, values: Mapping[str, Any]) -> Agreed:
 
 
 class Everybody(Everyone):
-    """A check of one exchange in one turn of the loops around it, and one wrap, for all ranks."""
+    """A check of one exchange for all ranks of a large mesh, in one iteration of the loops around
+    it and for one wrap."""
 
     def __init__(self, pairs: Pairs) -> None:
         super().__init__(pairs)
@@ -69,13 +70,14 @@ class Everybody(Everyone):
         return self._rooted(flow) if flow in ("from_root", "to_root") else self._all(flow)
 
     def _groups(self) -> int:
-        """Return how many groups come."""
+        """Return the number of groups that execute the exchange."""
         coming, symbols = self.pairs.taken(self.pairs.first), self.pairs.symbols()
         return sum(int(self.pairs.evaluated(places, coming)[0].sum())
                    for places in self.pairs.each(symbols))
 
     def _rooted(self, flow: str) -> int:
-        """Return the root exchanges with each."""
+        """Check that the root's boxes match those of every member; return the number of
+        transfers."""
         t, pairs = self.terms, self.pairs
         root = pairs.read("root", pairs.first)
         assert root is not None
@@ -92,7 +94,8 @@ class Everybody(Everyone):
         return math.prod(self.mesh[a] for a in self.row.axes)
 
     def _all(self, flow: str) -> int:
-        """Check everybody with everybody, or with those up to itself."""
+        """Check every pair of members, or only those whose giver is not after the taker; return the
+        number of transfers. A sample is checked where the search takes too long."""
         pairs, n = self.pairs, self._members
         _, wrong = pairs.compared()
         of = {"up_to": n * (n + 1) // 2, "before": n * (n - 1) // 2}.get(flow, n * n)
@@ -107,8 +110,8 @@ class Everybody(Everyone):
     # ---- neighbours --------------------------------------------------------------------------
 
     def _near(self) -> int:
-        """Check that both lists name the same pairs, that these match, and that between others
-        nothing moves."""
+        """Check that both sides' lists of neighbours contain the same pairs, that these match, and
+        that no other pair transfers anything; return the number of transfers."""
         t, pairs = self.terms, self.pairs
         read, readers = pairs.near(pairs.taker, 0), pairs.near(pairs.giver, 2)
         boxes = pairs.boxes(pairs.giver, pairs.taker)
@@ -136,8 +139,9 @@ class Everybody(Everyone):
 
     def _hardly_moves(self, read: dict[str, tuple[int, int]], boxes: dict[str, BoxTerms],
                       symbols: list[int]) -> bool:
-        """Return whether something moves between few pairs only, and these match: few ranks see the
-        wrap of a dim beyond its end. False: between more than were looked at."""
+        """Return whether the search ended within its budget, having shown that all pairs which
+        transfer something match: only few ranks see the wrap of a periodic dim. Raise Mismatch for
+        a pair that does not."""
         t, pairs = self.terms, self.pairs
         listed = pairs.lists(read, pairs.giver)
         wrong = t.any(pairs.mismatch(boxes), t.negated(listed))
@@ -150,8 +154,8 @@ class Everybody(Everyone):
         return True
 
     def _ends(self, near: dict[str, tuple[int, int]], mine: Axes) -> Iterator[Any]:
-        """Yield the ranks that come and list somebody, with begin and end of the list along each
-        axis."""
+        """Yield the ranks that execute the exchange and list a neighbour, with the begin and the
+        end of the list along each axis."""
         here = self.there if mine is self.pairs.taker else self.here
         ends = [t for begin, end in near.values() for t in (begin, end)]
         for places in self.pairs.each(self.pairs.symbols(mine)):
@@ -169,7 +173,7 @@ class Everybody(Everyone):
                            [e[some] for pair in part for e in pair])
 
     def _number(self, near: dict[str, tuple[int, int]], mine: Axes) -> int:
-        """Return how many pairs all ranks list."""
+        """Return how many pairs all ranks' lists contain."""
         return sum(int(math.prod(e - b for b, e in zip(ends[::2], ends[1::2], strict=True)).sum())
                    for _, ends in self._ends(near, mine))
 
@@ -183,10 +187,9 @@ class Everybody(Everyone):
             yield _rows(symbols, low, len(ends[0])), _rows(symbols, high, len(ends[0]))
 
     def _outside(self, near: tuple[int, int], other: int, symbols: list[int]) -> Iterator[Ranges]:
-        """Yield all pairs whose giver is outside the range along one axis.
+        """Yield ranges that cover all pairs whose giver is outside the listed range along one axis.
 
-        Of the taker only what the range depends on is taken one by one.
-        """
+        Of the taker's symbols, only those on which the range depends are enumerated."""
         size = self.terms.within[other][1] + 1 if self.terms.value(other) is None else 1
         on = sorted(self.terms.symbols(*near))
         for places in self.pairs.each(on):
@@ -206,14 +209,14 @@ class Everybody(Everyone):
 
 
 def _parts(begin: Array, end: Array, size: int) -> Iterator[tuple[Array, Array]]:
-    """Split ranges that may go on beyond the last of so many members: yield the parts up to it,
-    then the rest."""
+    """Split ranges that may wrap around `size` members: yield the parts before the wrap, then the
+    rest."""
     yield begin, np.minimum(end, size)
     if (end > size).any():
         yield 0 * begin, np.maximum(end - size, 0)
 
 
 def _rows(symbols: list[int], places: Places, count: int) -> Array:
-    """Return values of the symbols, a row each."""
+    """Return the values of the symbols at these places, a row for each symbol."""
     rows = [places[s] for s in symbols]
     return np.array(rows, dtype=np.int64).reshape(len(symbols), count)

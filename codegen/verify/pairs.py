@@ -32,14 +32,15 @@ MOST_WRAPS = 1 << 12  # how often a dim that goes around may be seen again
 
 
 class Pairs:
-    """The pairs of members of one exchange on one mesh or several. turn: of each of the loops
-    around it, and wrap; None: each of them."""
+    """The pairs of members of one exchange, on one mesh or several. turn: for each loop around it,
+    the number of the iteration; wrap: the number of the periodic image; None: all of them."""
 
     def __init__(
         self, row: Row, meshes: Sequence[Mapping[str, Any]],
         turn: tuple[int, ...] | None = None, wrap: int | None = None,
     ) -> None:
-        """Prepare the terms of one exchange. meshes: what all ranks of one may name."""
+        """Prepare the terms of one exchange. meshes: for each mesh, the values of names that are
+        the same on all ranks."""
         self.row, self.terms = row, Terms()
         t, table = self.terms, row.table
         self.loose = False  # whether a mismatch is only a suspicion
@@ -75,7 +76,8 @@ class Pairs:
         self.turns.append(t.less(self.wrap, self.often))
 
     def _common(self, name: str, values: list[int]) -> int:
-        """Return the term of what all ranks of a mesh have alike."""
+        """Return the term of a name that has the same value on all ranks of a mesh; `values` holds
+        the value for each mesh."""
         least, most = min(values), max(values)
         term = self.terms.symbol(name, least, most)
         if least != most:
@@ -83,14 +85,16 @@ class Pairs:
         return term
 
     def _counted(self, name: str, last: Array) -> int:
-        """Return the term of what counts from 0 to `last`, which each mesh has its own of."""
+        """Return the term of a new symbol that ranges from 0 to `last`, an upper end for each
+        mesh."""
         term = self.terms.symbol(name, 0, int(last.max()))
         if self.terms.value(term) is None:
             self.last[term] = last
         return term
 
     def _wraps(self) -> int:
-        """Return how often members see each other where dims go on beyond their ends, at most."""
+        """Return the largest number of boxes that a pair of members exchanges in periodic dims.
+        Raise Mismatch where it exceeds MOST_WRAPS."""
         most = 1
         for places in self.each(self.symbols()):
             turn, truth = self.evaluated(places, self.terms.all(*self.turns), self.often)
@@ -101,15 +105,15 @@ class Pairs:
         return most
 
     def ranges(self, symbols: Sequence[int]) -> Ranges:
-        """Return the least and the greatest values of these symbols: a row each, a column for each
-        mesh."""
+        """Return the least and the greatest values of these symbols: two arrays with a row for each
+        symbol, a column for each mesh."""
         none = np.zeros((1, self.count), dtype=np.int64)
         low = [self.differing[s] if s in self.differing else none[0] for s in symbols]
         high = [self.differing[s] if s in self.differing else self.last[s] for s in symbols]
         return np.array([*none, *low])[1:], np.array([*none, *high])[1:]
 
     def each(self, symbols: list[int], within: Ranges | None = None) -> Iterator[Places]:
-        """Yield all places, some at a time, mesh by mesh, the last symbol fastest."""
+        """Yield all places, in portions, mesh by mesh; the last symbol varies fastest."""
         low, high = within or self.ranges(symbols)
         sizes = high - low + 1
         number = np.prod(sizes, axis=0, dtype=np.int64)
@@ -146,14 +150,15 @@ class Pairs:
         return int(np.prod(high - low + 1, axis=0, dtype=np.int64).sum())
 
     def symbols(self, *places: Axes) -> list[int]:
-        """Return the symbols of meshes, loops, wraps and the group, then of these places."""
+        """Return the symbols of meshes, loops, wraps and the group, and then those of these
+        places."""
         terms = [*self.counts, self.wrap, *(t for a in (self.across, *places) for t in a.values())]
         return [*self.differing, *(s for s in terms if self.terms.value(s) is None)]
 
     # ---- names -------------------------------------------------------------------------------
 
     def names(self, me: Axes) -> Names:
-        """Return the terms that formulas of a rank may name."""
+        """Return, by name, the terms that formulas of a rank at place `me` may use."""
         here = {self.coordinate[a]: term for a, term in (self.across | me).items()}
         return {**self.values, **here, **self.counters}
 
@@ -170,12 +175,13 @@ class Pairs:
         return {**self.names(me), self.row.member: self.position(member), "wrap": self.wrap}
 
     def read(self, name: str, me: Axes) -> int | None:
-        """Return a peer's position, or whether there is one."""
+        """Return the term of field `name` of the exchange for a rank at place `me`; None if it has
+        no such formula."""
         e = self.row.said[name]
         return None if e is None else self.terms.read(e, self.names(me))
 
     def place(self, position: int) -> Axes:
-        """Return the place along every axis of the member at a position."""
+        """Return the place along every axis of the member at a position along all of them."""
         out, left = {}, position
         for k, a in reversed(list(enumerate(self.row.axes))):
             out[a] = self.terms.make("mod", left, self.size[a]) if k else left
@@ -185,10 +191,8 @@ class Pairs:
     # ---- loops and branches ------------------------------------------------------------------
 
     def _count(self, loop: Any, k: int) -> int:
-        """Sets a counter to its value in turn k of those looked at, the last after the first ones.
-
-        Comes out: whether there is such a turn.
-        """
+        """Set a loop's counter to its value in iteration k of those that are checked: the first
+        ones, then the last. Return the term that is 1 if there is such an iteration."""
         t, (name, begin, end, by) = self.terms, loop
         names = self.names(self.first)
         start, step = t.read(begin, names), t.read(by, names)
@@ -206,7 +210,8 @@ class Pairs:
         return exists
 
     def taken(self, me: Axes) -> int:
-        """Return whether a rank comes to the exchange in this turn, for this wrap."""
+        """Return the term that is 1 if a rank executes the exchange, by the loops and branches
+        around it, in this iteration."""
         t, names = self.terms, self.names(me)
         terms = list(self.turns)
         for on, arm, arms in self.row.said["guards"]:
@@ -219,8 +224,8 @@ class Pairs:
     # ---- what must hold ----------------------------------------------------------------------
 
     def root(self) -> tuple[int, int]:
-        """Return the root that a giver names; and whether it is none, or another than the first
-        names."""
+        """Return the root that a giver names; and the term that is 1 if this is no member, or not
+        the root that the first member names."""
         t, said, root = self.terms, self.read("root", self.giver), self.read("root", self.first)
         assert said is not None and root is not None
         return said, t.any(t.differ(said, root), t.less(root, t.number(0)),
@@ -234,11 +239,12 @@ class Pairs:
 
     @cached_property
     def between(self) -> dict[str, BoxTerms]:
-        """The boxes of any giver and any taker."""
+        """Return the boxes between a giver and a taker, as terms."""
         return self.boxes(self.giver, self.taker)
 
     def mismatch(self, boxes: dict[str, BoxTerms]) -> int:
-        """Return the term that is 1 where two boxes differ, or one is not inside its buffer."""
+        """Return the term that is 1 where the two sides' boxes differ, or one is not inside its
+        buffer."""
         faults = [box.outside() for box in boxes.values()]
         if "send" in boxes and "from" in boxes:
             faults.append(boxes["send"].unlike(boxes["from"]))
@@ -249,12 +255,13 @@ class Pairs:
         return self.terms.any(*faults)
 
     def moves(self, boxes: dict[str, BoxTerms]) -> int:
-        """Return the term that is 1 where something is taken or sent."""
+        """Return the term that is 1 where one of the boxes has elements."""
         return self.terms.any(*(boxes[k].nonempty for k in ("into", "send") if k in boxes))
 
     def near(self, me: Axes, first: int) -> dict[str, tuple[int, int]]:
-        """Begin and end of the members along each axis: read (0), or reading (2). Where ranges go
-        around, the begin is a member, and the end may lie beyond the last."""
+        """Return, for each axis, the begin and the end of a member's neighbours: those that it
+        reads (first = 0), or those that read it (2). Where ranges wrap around, the begin is a
+        member, and the end may lie beyond the last member."""
         key = (*me.values(), first)
         if key in self._near:
             return self._near[key]
@@ -270,7 +277,7 @@ class Pairs:
         return out
 
     def beyond(self, near: dict[str, tuple[int, int]]) -> int:
-        """Return the term that is 1 where ranges do not lie within the members of a group."""
+        """Return the term that is 1 where ranges of neighbours do not lie within the group."""
         t = self.terms
         return t.any(*(t.all(t.less(begin, end), t.any(
             t.less(begin, t.number(0)), t.less(self.size[a], end)))
@@ -286,7 +293,8 @@ class Pairs:
         return t.all(*listed)
 
     def reads(self) -> int:
-        """Return whether a taker reads what a giver has, where ranges do not say it."""
+        """Return the term that is 1 where a taker reads from a giver, for any flow other than
+        ranges of neighbours."""
         t, flow = self.terms, self.row.said["flow"]
         giver, taker = self.member(self.giver), self.member(self.taker)
         if flow in ("from_root", "to_root"):
@@ -297,7 +305,8 @@ class Pairs:
         return t.less(giver, taker) if flow == "before" else t.number(1)
 
     def compared(self) -> tuple[int, int]:
-        """Return whether a taker reads what a giver has; and whether that does not fit."""
+        """Return two terms: whether a taker reads from a giver, and whether the two sides
+        disagree."""
         t, boxes = self.terms, self.between
         if self.row.said["flow"] != "near":
             read = self.reads()
@@ -315,8 +324,8 @@ class Pairs:
         return self.terms.exact(terms, point)
 
     def rank(self, point: Point, place: Axes | int) -> str:
-        """Return the text for a rank, by its index. place: along the axes of the exchange, or a
-        position."""
+        """Return how messages call a rank, by its index. place: that along the axes of the
+        exchange, or a position."""
         index = 0
         place_of = place if isinstance(place, dict) else self.place(self.terms.number(place))
         for a in self.row.table.axes:
@@ -331,8 +340,8 @@ class Pairs:
                         f"the mesh ({','.join(sizes)})", expected, found)
 
     def judge_all(self, point: Point) -> None:
-        """Raises Mismatch unless a taker reads what it should of a giver, and both match; or does
-        not, and nothing moves."""
+        """Raise Mismatch unless a taker reads from a giver as the flow says and both boxes match,
+        or does not read and no box has elements."""
         if self.row.said["flow"] == "near":
             return self.judge_near(point)
         if self.exact(point, self.reads())[0]:
@@ -340,7 +349,7 @@ class Pairs:
         self.judge_idle(point)
 
     def judge_near(self, point: Point) -> None:
-        """Raise Mismatch unless both neighbours list each other, or neither does."""
+        """Raise Mismatch unless both members list each other as neighbours, or neither does."""
         read, readers = self.near(self.taker, 0), self.near(self.giver, 2)
         p, q = self.rank(point, self.giver), self.rank(point, self.taker)
         both = self.lists(read, self.giver), self.lists(readers, self.taker)
@@ -356,7 +365,7 @@ class Pairs:
         self.judge_idle(point)
 
     def judge_idle(self, point: Point) -> None:
-        """Raises Mismatch where something moves between those who do not exchange."""
+        """Raise Mismatch where boxes between members that do not exchange have elements."""
         p, q = self.rank(point, self.giver), self.rank(point, self.taker)
         for name, box in self.between.items():
             if name in ("into", "send") and self.exact(point, box.nonempty)[0]:
@@ -370,7 +379,7 @@ class Pairs:
         return " and ".join(f"{begin} to {end - 1} along {a}" for a, (begin, end) in ends)
 
     def judge(self, point: Point, giver: Axes, taker: Axes) -> None:
-        """Raises Mismatch unless both sides name equal boxes, inside their buffers."""
+        """Raise Mismatch unless both sides name equal boxes, inside their buffers."""
         pair = f"{self.rank(point, giver)} to {self.rank(point, taker)}"
         boxes = self.boxes(giver, taker)
         said = {name: box.region(point) for name, box in boxes.items()}
@@ -401,8 +410,8 @@ def _elements(box: Found) -> int:
 
 
 def _same(a: Found, b: Found) -> bool:
-    """Return whether boxes have the same elements in the same order; of an empty box nothing else
-    counts."""
+    """Return whether boxes have the same elements in the same order; all empty boxes are the
+    same."""
     if not _elements(a) or not _elements(b):
         return _elements(a) == _elements(b)
     walks = [[(e, s) for e, s in zip(*box[1:], strict=True) if e > 1] for box in (a, b)]
@@ -410,7 +419,7 @@ def _same(a: Found, b: Found) -> bool:
 
 
 class BoxTerms:
-    """A box of a buffer as terms."""
+    """A box of a buffer, whose offset, extents and strides are terms."""
 
     def __init__(self, pairs: Pairs, box: Any, names: Names) -> None:
         self.pairs, self.terms = pairs, pairs.terms
@@ -441,8 +450,8 @@ class BoxTerms:
         return t.all(self.nonempty, t.any(t.less(low, zero), t.at_least(high, self.capacity)))
 
     def unlike(self, other: BoxTerms) -> int:
-        """Return the term that is 1 where boxes have not the same elements in the same order; of an
-        empty box nothing else counts."""
+        """Return the term that is 1 where boxes do not have the same elements in the same order;
+        all empty boxes are the same."""
         t, two = self.terms, self.terms.number(2)
         single = (t.number(1), t.number(0))
         self.pairs.loose |= len(self.dims) != len(other.dims)

@@ -21,7 +21,7 @@ Rows = Iterator[dict[str, Any]]
 
 
 def table_of(plan: Plan) -> ExchangeTable:
-    """Return its exchanges, in the order of the program."""
+    """Return the table of a Plan's exchanges, in program order."""
     said = _Said(plan.lets)
     return ExchangeTable(
         plan.mesh.names, [axis.coord_sym.name for axis in plan.mesh.axes],
@@ -31,9 +31,9 @@ def table_of(plan: Plan) -> ExchangeTable:
 
 
 class _Said:
-    """Formulas in prefix form, without the symbols for what the program computes where that follows
-    from a formula. This one stands in their place as it is: where it is that of a table with many
-    elements, to simplify what comes out takes minutes."""
+    """Formulas in prefix form, in which a symbol that a `let` op defines is replaced by its
+    formula. The formula is inserted without simplifying the result, which takes minutes where it is
+    a table with many elements."""
 
     def __init__(self, lets: Mapping[Sym, Expr]) -> None:
         self.lets = {sym.name: e for sym, e in lets.items()}
@@ -59,7 +59,7 @@ def conditions_of(plan: Plan) -> list[dict[str, Any]]:
 
 
 def routes_of(plan: Plan) -> list[dict[str, Any]]:
-    """Return permutations that a launch tries."""
+    """Return the permutations that a launch tries at its own size."""
     return [{"member": r.member.name, "to": to_json(r.to), "sends": to_json(r.sends),
              "size": to_json(r.size), "text": r.text, "place": line_of(r.place)}
             for r in plan.routes]

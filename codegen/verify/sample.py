@@ -29,7 +29,8 @@ PAIRS = 1 << 16  # of members of one exchange on all these meshes; of more, a sa
 
 
 def check_exchanges(plan: Plan) -> ExchangeTable:
-    """Raises InternalError for the first exchange whose members do not fit."""
+    """Return the table of a Plan's exchanges. Raise InternalError for the first one whose members
+    disagree on a mesh of the sample."""
     table = table_of(plan)
     meshes = list(sample(plan, table))
     try:
@@ -43,8 +44,8 @@ def check_exchanges(plan: Plan) -> ExchangeTable:
 
 
 def sample(plan: Plan, table: ExchangeTable) -> Iterator[Values]:
-    """Yield, for each mesh of a sample, the values that all its ranks may name: sizes, scalars, and
-    what the program computes."""
+    """Yield, for each mesh of a sample, the values that are the same on all its ranks: sizes,
+    scalars, and values that the program computes."""
     conditions, routes = conditions_of(plan), routes_of(plan)
     used = names_in(*(c["holds"] for c in conditions),
                     *(r[part] for r in routes for part in ("to", "sends", "size")))
@@ -71,7 +72,7 @@ def sample(plan: Plan, table: ExchangeTable) -> Iterator[Values]:
 
 
 def _meshes(plan: Plan) -> Iterator[Values]:
-    """Yield sizes of all axes, the smallest first."""
+    """Yield the sizes of all axes, for the smallest meshes first."""
     free = {a.size_sym for a in plan.mesh.axes if a.fixed is None}
     for sizes in environments(free, None, LARGEST):
         yield {**sizes, **{a.size_name: a.size.evaluate(sizes) for a in plan.mesh.axes}}

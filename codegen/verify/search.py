@@ -19,7 +19,7 @@ FEW = 32  # so many points are evaluated one by one
 
 
 class Exhausted(Exception):
-    """More is to be looked at than was allowed."""
+    """The search has used up its budget of ranges."""
 
 
 class Search:

@@ -26,8 +26,8 @@ NOBODY = -(1 << 62)
 
 
 def formulas(row: Row) -> str:
-    """Return what is checked of an exchange, as a text: exchanges that differ only in their places,
-    and in buffers of one capacity, have the same text."""
+    """Return a text of all that is checked of an exchange. Exchanges have the same text if they
+    differ only in their places in the source, and in buffers of one capacity."""
     said = {k: v for k, v in row.said.items() if k not in ("site", "place", "kind")}
     for name in BOXES:
         if said[name]:
@@ -44,12 +44,12 @@ class Agreed:
 def check(
     table: ExchangeTable, meshes: Meshes, most: int | None = None, at_build: bool = False
 ) -> Agreed:
-    """Check that every exchange that is known matches on these meshes. most: pairs, else a sample
-    of them. at_build: the others too, as what the program computes is among the samples; and what a
-    member takes lands apart, and without holes.
+    """Check that every exchange without unknown values matches on these meshes. most: the number of
+    pairs beyond which a sample is checked. at_build: check also the exchanges with values that the
+    program computes, which the samples include, and that the boxes a member receives are disjoint
+    and leave no holes.
 
-    Raises Mismatch, of the first mesh on which one does not.
-    """
+    Raise Mismatch, for the first mesh on which an exchange does not match."""
 
     def check_row(row: Row) -> Agreed:
         everyone = Everyone(Pairs(row, meshes), at_build)
@@ -66,8 +66,8 @@ def check(
 def each_once(
     table: ExchangeTable, check: Callable[[Row], Agreed], every: bool = False
 ) -> Agreed:
-    """Check all known exchanges, or every one, and return the sum of the results; those with equal
-    formulas are checked once."""
+    """Check all exchanges without unknown values, or with `every` all of them, and return the sum
+    of the results. Of exchanges with equal formulas one is checked."""
     agreed = Agreed()
     alike: dict[str, Agreed] = {}
     for row in table.rows:
@@ -83,11 +83,11 @@ def each_once(
 
 
 class Everyone:
-    """A check of one exchange that looks at all members, and pairs of members."""
+    """A check of one exchange that looks at every member and every pair of members."""
 
     def __init__(self, pairs: Pairs, lands: bool = False) -> None:
-        """Prepare the check of one exchange. lands: whether it is checked where what members take
-        lands."""
+        """Prepare the check of one exchange. lands: check also where the boxes that members receive
+        lie."""
         self.pairs, self.terms, self.row = pairs, pairs.terms, pairs.row
         self.here = pairs.taken(pairs.giver)  # at a rank that stands as giver
         self.there = pairs.taken(pairs.taker)
@@ -97,7 +97,8 @@ class Everyone:
         return Agreed(transfers, {self.row.site: self.sampled} if self.sampled else {})
 
     def check(self, most: int | None = None) -> int:
-        """Return how many transfers match. most: pairs, else a sample of them. Raises Mismatch."""
+        """Check the exchange and return how many transfers match. most: the number of pairs beyond
+        which a sample is checked. Raise Mismatch."""
         self._together()
         if self.terms.value(self.here) == 0 or not self.row.buffers:
             return 0
@@ -112,7 +113,7 @@ class Everyone:
     # ---- places ------------------------------------------------------------------------------
 
     def where(self, truth: int, symbols: list[int]) -> Iterator[Places]:
-        """Yield the places where a truth holds."""
+        """Yield the places where the term `truth` is 1."""
         if self.terms.value(truth) == 0:
             return
         for places in self.pairs.each(symbols):
@@ -121,7 +122,8 @@ class Everyone:
                 yield {s: a[some] for s, a in places.items()}
 
     def judge(self, candidates: Iterator[Places], pair: tuple[Axes, Axes] | None = None) -> None:
-        """Raises Mismatch for the first of these pairs that is wrong: any two, or these."""
+        """Raise Mismatch for the first candidate that is wrong; `pair` fixes giver and taker, None
+        leaves both to the candidate."""
         for places in candidates:
             for point in points(places):
                 if pair is None:
@@ -132,8 +134,8 @@ class Everyone:
     # ---- what members say alone --------------------------------------------------------------
 
     def _together(self) -> None:
-        """Check that all members of a group come, or none; and that they see each other equally
-        often."""
+        """Check that all members of a group execute the exchange or none does, and that they name
+        the same number of wraps."""
         pairs, taken = self.pairs, self.pairs.taken(self.pairs.first)
         often = pairs.read("wraps", pairs.giver)
         assert often is not None
@@ -151,7 +153,7 @@ class Everyone:
                               f"{me} {does}, {other} does not")
 
     def _one_root(self) -> None:
-        """Check that all members name one root."""
+        """Check that all members name the same root."""
         pairs = self.pairs
         root, wrong = pairs.root()
         both = self.terms.all(self.here, wrong)
@@ -163,7 +165,7 @@ class Everyone:
             raise pairs.fault(point, f"one root below {members}", f"roots {sorted(set(named))}")
 
     def _inside(self) -> None:
-        """Check that ranges lie within the members of a group."""
+        """Check that ranges of neighbours lie within the group."""
         pairs = self.pairs
         for me, here, first in ((pairs.taker, self.there, 0), (pairs.giver, self.here, 2)):
             near = pairs.near(me, first)
@@ -180,7 +182,7 @@ class Everyone:
     # ---- pairs -------------------------------------------------------------------------------
 
     def compared(self, most: int | None) -> int:
-        """Compare all pairs, or a sample of them; return how many exchange."""
+        """Compare all pairs, or a sample of them; return how many transfers there are."""
         pairs = self.pairs
         symbols = pairs.symbols(pairs.giver, pairs.taker)
         if most is None or pairs.number_of(symbols) <= most:
@@ -189,7 +191,8 @@ class Everyone:
         return self.compare_some("the pairs")
 
     def compare_some(self, of: str) -> int:
-        """Compare every taker with itself, those beside it, the first and the last member."""
+        """Compare every taker with itself, its neighbours, the first and the last member; return
+        how many transfers there are."""
         looked = self.compare(self.beside())
         ranks = self.pairs.number_of(self.pairs.symbols(self.pairs.giver))
         self.sampled = (f"{looked} of {of} transfers on {ranks} ranks: every rank's with itself, "
@@ -197,7 +200,7 @@ class Everyone:
         return looked
 
     def compare(self, portions: Iterator[Places]) -> int:
-        """Return how many of these pairs exchange. Raises Mismatch."""
+        """Compare these pairs and return how many of them exchange. Raise Mismatch."""
         t, pairs, count = self.terms, self.pairs, 0
         read, wrong = pairs.compared()
         read, wrong = t.all(self.here, read), t.all(self.here, wrong)
@@ -230,7 +233,8 @@ class Everyone:
                 yield {s: neighbour[s][new] for s in symbols}
 
     def _permute(self) -> int:
-        """Check who sends to whom: one receiver each, and each knows who sends to it."""
+        """Check a permute: each sender has a receiver of its own, and each receiver names its
+        sender."""
         t, pairs = self.terms, self.pairs
         sends, dest = pairs.read("sends", pairs.giver), pairs.read("dest", pairs.giver)
         assert sends is not None and dest is not None
@@ -258,7 +262,8 @@ class Everyone:
         return count
 
     def _receiver(self, places: Places, wrong: Array, giver_of: Array, target: Any = None) -> None:
-        """Raises Mismatch where a sender has no receiver of its own."""
+        """Raise Mismatch if any place in `wrong` is a sender whose receiver does not exist or has
+        another sender."""
         if not wrong.size:
             return
         pairs, point = self.pairs, next(points({s: a[wrong] for s, a in places.items()}))
@@ -272,7 +277,7 @@ class Everyone:
                           f"{me} sends to member {to} of {n}{other}")
 
     def _known(self, giver_of: Array) -> None:
-        """Check that every receiver names its sender, where the program knows it."""
+        """Check that every receiver names its sender, where the program solves for it."""
         pairs = self.pairs
         receives, source = (pairs.read(k, pairs.giver) for k in ("receives", "source"))
         if receives is None or source is None:
@@ -301,8 +306,9 @@ def points(places: Places) -> Iterator[dict[int, int]]:
 
 
 def received(row: Row, values: Mapping[str, Any]) -> int:
-    """Return elements that a rank of one mesh gets from the others in the first turn of the loops
-    around, at most. Of an exchange of many with many, ranks at the ends and in the middle tell."""
+    """Return the most elements that a rank receives from others in the first iteration of the loops
+    around. For exchanges between many members it is taken over a sample: ranks at the ends and in
+    the middle."""
     pairs = Pairs(row, [values], turn=(0,) * len(row.loops))
     t, dest = pairs.terms, pairs.read("dest", pairs.giver)
     taker = pairs.taker if dest is None else pairs.place(dest)

@@ -30,7 +30,8 @@ MOST_PARTS, MOST_TERMS = 1 << 12, 1 << 20
 
 
 class Terms:
-    """Rows that `make` has simplified. args of a symbol: its name, its least and its most value."""
+    """A table of simplified formulas: row number k is the term k, and `make` adds a row. The args
+    of a symbol are its name, its least and its greatest value."""
 
     def __init__(self) -> None:
         self.table: list[Row] = []
@@ -68,16 +69,18 @@ class Terms:
         return term
 
     def value(self, term: int) -> int | None:
-        """Return the value of a term that is a number, else None."""
+        """Return the number that a term always has; None if it is not a constant."""
         op, args = self.table[term]
         return args[0] if op == "number" else None
 
     def read(self, e: Any, names: Mapping[str, int | Digits]) -> int:
-        """Return the term of a formula. names: what its symbols stand for. KeyError for others."""
+        """Return the term of a formula. names: the terms of its symbols. Raise KeyError for other
+        symbols."""
         return self._one(value(rows_of(e), names, self._domain))
 
     def _domain(self, op: str, parts: Sequence[int | Digits]) -> int | Digits:
-        """Compute an operation in the domain of terms, and of positions along several axes."""
+        """Compute an operation on terms, and on positions that are given by a digit for each
+        axis."""
         if op == "number":
             return self.number(*parts)  # type: ignore[arg-type]
         if tuple in map(type, parts):
@@ -92,7 +95,8 @@ class Terms:
         return domain if isinstance(domain, int) else self.joined(domain)
 
     def _split(self, digits: Digits, divisor: Any) -> tuple[Any, Any] | None:
-        """Return quotient and rest of a position, where both are positions along fewer axes."""
+        """Return quotient and remainder of a position, if each is a position along some of the
+        axes: if the divisor is the product of the last axes' sizes. Else return None."""
         size = self.number(1)
         for k in range(len(digits), 0, -1):
             size = self.make("*", size, digits[k - 1][1])
@@ -102,7 +106,7 @@ class Terms:
         return None
 
     def joined(self, digits: Digits) -> int:
-        """Return a position along several axes as one term."""
+        """Return the term of a position that is given by a digit for each axis."""
         total = self.number(0)
         for term, size in digits:
             total = self.make("+", self.make("*", total, size), term)
@@ -138,8 +142,8 @@ class Terms:
         return flat
 
     def _sum(self, parts: Sequence[int]) -> int:
-        """Return the sum of terms; equal ones are added up, so that what is taken away again is
-        gone."""
+        """Return the sum of terms. Equal terms are collected, so that a term minus itself
+        vanishes."""
         times: dict[int, int] = {}
         for part in self._flat("+", parts):
             rest, factor = self._factor(part)
@@ -150,14 +154,15 @@ class Terms:
         return terms[0] if len(terms) == 1 else self.row("+", *sorted(terms))
 
     def _unsigned(self, term: int) -> int:
-        """Return the term or its negative, the same one for both."""
+        """Return one of the term and its negative: the same one for both."""
         op, args = self.table[term]
         factors = [self._factor(a) for a in (args if op == "+" else (term,))]
         _, first = min(factors)
         return self._product((self.number(-1), term)) if first < 0 else term
 
     def _factor(self, term: int) -> tuple[int, int]:
-        """Return the term that is multiplied (-1: none) and the number that it is multiplied by."""
+        """Return (term, number) of a term that is a product with a number; the first is -1 if it is
+        a number itself."""
         op, args = self.table[term]
         if op == "number":
             return -1, args[0]
@@ -167,7 +172,7 @@ class Terms:
         return args[1] if len(args) == 2 else self.row("*", *args[1:]), factor
 
     def _product(self, parts: Sequence[int]) -> int:
-        """Return the product of terms, in which a number stands first."""
+        """Return the product of terms; a number is its first factor."""
         flat, fixed, rest = self._flat("*", parts), 1, []
         for part in flat:
             value = self.value(part)
@@ -226,8 +231,8 @@ class Terms:
         return () if op in LEAVES else args
 
     def parts(self, terms: tuple[int, ...]) -> dict[int, list[int]]:
-        """Return all that these terms are made of, in order; of each, what nothing needs after
-        it."""
+        """Return, in order of computing, each term on which these depend, with the terms that no
+        later one needs."""
         known = self._parts.get(terms)
         if known is None:
             needed, left = set[int](), list(terms)
@@ -247,8 +252,8 @@ class Terms:
         return {t for t in self.parts(terms) if self.table[t][0] == "symbol"}
 
     def dtype(self, *terms: int) -> Any:
-        """Return the dtype in which values are computed: 64 bits, or Python's integers where that
-        is too few."""
+        """Return the dtype in which terms are evaluated: int64, or object where values may exceed
+        64 bits."""
         if all(self.size[part] < MOST for part in self.parts(terms)):
             return np.int64
         exact = {}
@@ -265,22 +270,21 @@ class Terms:
         return np.int64
 
     def exact(self, terms: tuple[int, ...], point: Mapping[int, int]) -> list[int]:
-        """Return values of these terms at one point."""
+        """Return the values of these terms at one point, as Python's integers."""
         values = evaluate(self.table, self._named(point), integers, self.parts(terms))
         return [values[t] for t in terms]
 
     def points(self, terms: tuple[int, ...], symbols: Mapping[int, Array]) -> dict[int, Array]:
-        """Return values of these terms. What others need only leaves the cache to the next."""
+        """Return the values of these terms at many points. An intermediate value is dropped after
+        its last use, so that the values in use stay in the cache."""
         parts = self.parts(terms)
         return evaluate(self.table, self._named(symbols), vectors, parts, parts)
 
     def ranges(
         self, terms: tuple[int, ...], symbols: Mapping[int, Range]
     ) -> dict[int, Range]:
-        """Bounds of these terms and their parts where every symbol takes each value of its range.
-
-        They hold, and are exact where no symbol stands twice.
-        """
+        """Return bounds of these terms and of the terms in them, where every symbol takes each
+        value of its range. They are exact if no symbol occurs twice."""
         return evaluate(self.table, self._named(symbols), ranges, self.parts(terms))
 
     def _named(self, symbols: Mapping[int, Any]) -> dict[str, Any]:
@@ -291,7 +295,8 @@ class Terms:
 
 
 def most(op: str, args: Sequence[Any]) -> int:
-    """Compute an operation in the domain of numbers that no value, and no step to it, exceeds."""
+    """Compute an operation on upper bounds of magnitude: the result bounds the operation's value
+    and every intermediate result."""
     if op in LEAVES:
         return max(abs(int(a)) for a in args if not isinstance(a, str))
     if op in ("ge0", "eq0"):
@@ -303,7 +308,7 @@ def most(op: str, args: Sequence[Any]) -> int:
 
 
 def _number(value: int) -> Array:
-    """Return a number as NumPy takes it: beyond 64 bits an array."""
+    """Return an integer as NumPy takes it; one beyond 64 bits as an array of objects."""
     return value if abs(value) < MOST else np.array([value], dtype=object)
 
 
@@ -375,8 +380,8 @@ def _times(a: Range, b: Range) -> Range:
 
 
 def _quotient(op: str, low: Array, high: Array, least: Array, most: Array) -> Range:
-    """Return bounds of floordiv or mod: narrow for positive divisors, which blocks have; else what
-    always holds."""
+    """Return bounds of floordiv or mod: narrow ones for positive divisors, as in formulas of
+    blocks, else bounds that always hold."""
     if least is most and isinstance(least, int) and least > 0:
         first, last = low // least, high // least
         if op == "floordiv":

@@ -306,8 +306,8 @@ class NestWriter(CFunction):
     def waiting_line(
         self, constant: str, work: Store, waiting: Buffer, number: str, begins: Expr
     ) -> None:
-        """Declare where a row is buffered: at an address that does not alias the row's target in
-        the cache."""
+        """Declare the buffer of a row, at an address whose low 12 bits differ from those of the
+        row's target (csrc/spmd_support.h: spmd_apart)."""
         rows, target = self.buffer(waiting, written=True), self.buffer(work.buffer, True)
         if work.rows > 1:
             rows += f" + {number} % {work.rows} * {self.integer(work.room, Binds.PRODUCT)}"

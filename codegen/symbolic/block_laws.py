@@ -107,8 +107,8 @@ def written(e: Expr, moving: Set[Sym] | None = None) -> Expr:
 
 
 def by_parts(call: Call) -> Call:
-    """Return `begin` in terms of the quotient and remainder of its extent, which a loop over blocks
-    need not compute again."""
+    """Return a `begin` as a call whose arguments are the quotient and remainder of extent //
+    blocks, which code outside a loop over blocks computes in advance."""
     if call.op != "begin":
         return call
     k, extent, blocks = call.args

@@ -168,8 +168,9 @@ def _elimination_order(a: Atom) -> tuple[int, int, str]:
 
 
 def _choice(e: Expr, away: frozenset[Sym]) -> Call | None:
-    """Return a call with a truth value (0 or 1) over eliminated symbols that selects between two
-    values; None if there is none."""
+    """Return a truth value (0 or 1) over eliminated symbols for which both values must be tried:
+    the sign of its coefficient is not known, or the coefficient depends on eliminated symbols. None
+    if there is none."""
     for call in expr.calls(e):
         if call.op not in TRUTH or not (call.args[0].symbols() & away):
             continue

@@ -48,8 +48,8 @@ def _bits(e: Expr) -> Expr:
 
 
 def _not_negative(e: Expr) -> bool:
-    """Return whether e >= 0 is proved; for e with 2 * (x % m) subtracted by the bound 2 * (x % m)
-    <= x + m - 1 for x >= 0."""
+    """Return whether e >= 0 is proved, where a subtracted 2 * (x % m) may be replaced by x + m - 1,
+    which is no less for x >= 0."""
     for call in expr.calls(e):
         slope, rest = expr.linear_in(e, call)
         x, m = call.args if call.op == "mod" else (const(-1), const(0))

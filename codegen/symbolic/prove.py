@@ -43,9 +43,10 @@ class CounterExample:
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of a proof about a map `to` of members. always: it is a permutation for every
-    size. condition: it is one where `condition` is 1. refuted: `counter_example` shows that it is
-    not. checked: it is one for up to `checked` members; the launch tries its own size."""
+    """The result of a proof that members send to distinct, existing targets by a map `to`. always:
+    they do for every size. condition: they do where `condition` is 1. refuted: `counter_example`
+    shows that they do not. checked: they do for up to `checked` members; the launch tries its own
+    size."""
 
     verdict: Literal["always", "condition", "refuted", "checked"]
     condition: Expr | None = None

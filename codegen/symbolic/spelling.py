@@ -276,8 +276,8 @@ def _unfolded(e: Expr) -> tuple[list[tuple[Monomial, int]], set[Monomial]]:
     """Return the terms of e in the order of writing, and the truth values c among them for which -c
     + 1 is written as a negation.
 
-    Positive terms come first; within each sign, those that change slowest come first, and
-    comparisons last."""
+    Positive terms come first; within each sign, terms with loop variables follow those without, and
+    comparisons come last."""
     truths = _outer_truths(e)
     left = sum(c for m, c in e.terms if not m)
     terms: list[tuple[Monomial, int]] = []
